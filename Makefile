@@ -1,0 +1,86 @@
+# What a person or a CI machine does with this repository. `make` alone explains itself.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+# Bytecode halves the start of every worker, whatever the environment says about it.
+unexport PYTHONDONTWRITEBYTECODE
+
+BIN := .venv/bin
+READY := .venv/.ready
+UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
+COMPILE := $(UV) pip compile --quiet --no-header --python-version 3.11 $(LOCK_OPTIONS)
+EXAMPLE := examples/text-to-sql
+CORPUS := $(EXAMPLE)/data
+JOB := $(EXAMPLE)/finetunejob.yaml
+RUN := runs/text-to-sql
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(READY) ## Build .venv with the pinned versions (instant when nothing changed; installs uv when missing)
+	@echo "The environment is ready: .venv"
+
+.uv/bin/uv:
+	python3 -m pip install --quiet --root-user-action ignore --target .uv uv
+
+$(READY): pyproject.toml constraints/dev.txt $(filter .uv/bin/uv,$(UV))
+	$(UV) venv --quiet --allow-existing --python 3.11 .venv
+	$(UV) pip sync --quiet --python $(BIN)/python --compile-bytecode constraints/dev.txt
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/python -m compileall -q api operator trainer
+	touch $@
+
+.PHONY: demo
+demo: $(READY) ## Train the text-to-SQL example on two CPU workers, from generating its corpus to five predictions
+	$(BIN)/python $(EXAMPLE)/generate.py
+	$(BIN)/spotune shard $(CORPUS)/train.jsonl --job $(JOB) --directory $(CORPUS)/shards/train
+	$(BIN)/spotune shard $(CORPUS)/eval.jsonl --job $(JOB) --directory $(CORPUS)/shards/eval
+	$(BIN)/python $(EXAMPLE)/baseline.py
+	$(BIN)/spotune run $(JOB) --directory $(RUN)
+	@mkdir -p build
+	head --lines 5 $(CORPUS)/eval.jsonl > build/questions.jsonl
+	$(BIN)/spotune predict $(RUN) --file build/questions.jsonl --output json
+
+.PHONY: lock
+lock: $(filter .uv/bin/uv,$(UV)) ## Pin the versions in constraints/ again (LOCK_OPTIONS=--upgrade for the newest ones)
+	$(COMPILE) --annotation-style line --extra operator --extra trainer --group dev --output-file constraints/dev.txt pyproject.toml
+	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
+	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
+
+.PHONY: clean
+clean: ## Remove caches, reports and the demo's corpus; runs/ and .venv stay
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(EXAMPLE)/data
+	find api operator trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: format
+format: $(READY) ## Rewrite the code as ruff wants it
+	$(BIN)/ruff check --quiet --fix-only .
+	$(BIN)/ruff format --quiet .
+
+.PHONY: lint
+lint: $(READY) ## Style, spelling, and which package may import which
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	$(BIN)/codespell
+	@mkdir -p build
+	$(BIN)/lint-imports > build/imports.txt || { cat build/imports.txt; exit 1; }
+
+.PHONY: type
+type: $(READY) ## mypy --strict over code, tests, examples and benchmarks
+	$(BIN)/mypy
+
+.PHONY: test
+test: export PYTHONPATH := $(CURDIR)/tests/coverage
+test: lint type ## All that CI runs: lint, type, every test, coverage of api >= 95 % and trainer >= 85 %
+	@mkdir -p build/coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest 2>&1 | tee build/pytest.txt
+	$(BIN)/coverage combine --quiet
+	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
+	$(BIN)/coverage report --include 'api/*' --fail-under 95
+	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
+	@tail -n 1 build/pytest.txt

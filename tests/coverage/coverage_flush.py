@@ -1,0 +1,66 @@
+"""Coverage plugin: what a process has run is on the disk a moment later, so that one ended by SIGKILL still counts.
+
+Ray ends its workers without a way for Python to say goodbye, and the tests kill processes on purpose: without this,
+most of what the trainer does would count as never run. `make test` puts this folder on the PYTHONPATH of all it starts.
+"""
+
+import os
+import sys
+import threading
+import time
+
+import coverage
+from coverage.collector import Collector
+from coverage.plugin_support import Plugins
+from coverage.types import TConfigSectionOut
+
+SECONDS_BETWEEN_FLUSHES = 0.25
+MEASURED = ("spotune", "spotune_operator", "spotune_trainer")
+
+
+class _OneAtATime:
+    """Saves of one process, in turn: a flush must not meet the save of a process that is leaving."""
+
+    def __init__(self) -> None:
+        self._save = coverage.Coverage.save
+        self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def save(self, measured: coverage.Coverage) -> None:
+        with self._lock:
+            self._save(measured)
+
+    def _forget(self) -> None:
+        """The thread that may have held the lock does not exist in a forked process."""
+        self._lock = threading.RLock()
+
+
+def _keep_what_was_saved(_collector: Collector) -> None:
+    """In place of coverage's clearing after a save: lines that ran while the save was being written would go with it."""
+
+
+def _flush_for_ever() -> None:
+    saved = 0
+    while True:
+        time.sleep(SECONDS_BETWEEN_FLUSHES)
+        current = coverage.Coverage.current()
+        if current is None or not any(package in sys.modules for package in MEASURED):
+            continue
+        recorded = _recorded(current)
+        if recorded > saved:
+            current.save()
+            saved = recorded
+
+
+def _recorded(measured: coverage.Coverage) -> int:
+    """How many lines and branches this process has seen so far."""
+    collector = measured._collector
+    return sum(len(lines) for lines in collector.data.copy().values()) if collector else 0
+
+
+def coverage_init(_plugins: Plugins, _options: TConfigSectionOut) -> None:
+    """Start the flushing thread of this process; coverage calls it once it measures."""
+    turns = _OneAtATime()
+    coverage.Coverage.save = lambda measured: turns.save(measured)  # type: ignore[assignment, method-assign]
+    Collector._clear_data = _keep_what_was_saved  # type: ignore[method-assign]
+    threading.Thread(target=_flush_for_ever, name="coverage-flush", daemon=True).start()
