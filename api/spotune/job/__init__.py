@@ -1,0 +1,53 @@
+"""The FinetuneJob: Pydantic models of the file that a user writes and of the resource that the operator reads."""
+
+from spotune.job.base import SecretKeyRef, Section, Source
+from spotune.job.cluster import ClusterSpec, HeadSpec, ResourcesSpec, StorageSpec, WorkersSpec
+from spotune.job.dataset import CredentialsSpec, DatasetSpec, EvalSpec, PrepareSpec, ShardsSpec
+from spotune.job.execution import CheckpointSpec, ExecutionSpec
+from spotune.job.finetunejob import API_VERSION, KIND, FinetuneJob, FinetuneJobSpec
+from spotune.job.metadata import Metadata
+from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
+from spotune.job.operations import BackoffSpec, CleanupSpec, RetrySpec
+from spotune.job.outcome import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
+from spotune.job.status import Condition, FinetuneJobStatus
+from spotune.job.training import EvaluationSpec, Metric, SqlSpec, TrainingSpec
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "AdapterSpec",
+    "BackoffSpec",
+    "CheckpointSpec",
+    "CleanupSpec",
+    "ClusterSpec",
+    "Condition",
+    "CredentialsSpec",
+    "DatasetSpec",
+    "EvalSpec",
+    "EvaluationSpec",
+    "ExecutionSpec",
+    "FinetuneJob",
+    "FinetuneJobSpec",
+    "FinetuneJobStatus",
+    "HeadSpec",
+    "HubSpec",
+    "LoraSpec",
+    "Metadata",
+    "Metric",
+    "MlflowSpec",
+    "ModelSpec",
+    "OutputSpec",
+    "PrepareSpec",
+    "ResourcesSpec",
+    "RetrySpec",
+    "SecretKeyRef",
+    "Section",
+    "ShardsSpec",
+    "Source",
+    "SqlSpec",
+    "StorageSpec",
+    "TrackingSpec",
+    "TrainingSpec",
+    "WandbSpec",
+    "WorkersSpec",
+]

@@ -1,0 +1,103 @@
+"""The FinetuneJob itself, and what spans its parts."""
+
+from typing import Final, Literal, Self
+
+from pydantic import model_validator
+
+from spotune.job.base import Section, invalid
+from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
+from spotune.job.dataset import DatasetSpec
+from spotune.job.execution import CheckpointSpec, ExecutionSpec
+from spotune.job.metadata import Metadata
+from spotune.job.model import AdapterSpec, ModelSpec
+from spotune.job.operations import CleanupSpec, RetrySpec
+from spotune.job.outcome import OutputSpec, TrackingSpec
+from spotune.job.status import FinetuneJobStatus
+from spotune.job.training import EvaluationSpec, TrainingSpec
+
+API_VERSION: Final = "spotune.dev/v1alpha1"
+KIND: Final = "FinetuneJob"
+
+
+class FinetuneJobSpec(Section):
+    """What to train (model, adapter, dataset, training) and how (everything else)."""
+
+    model: ModelSpec
+    """The model."""
+    adapter: AdapterSpec | None = None
+    """Parameter-efficient finetuning; absent: all parameters are trained."""
+    dataset: DatasetSpec
+    """The data."""
+    training: TrainingSpec
+    """The optimization and its evaluation."""
+    execution: ExecutionSpec = ExecutionSpec()
+    """How the work is laid out on the devices."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """How often the state is committed."""
+    tracking: TrackingSpec = TrackingSpec()
+    """Where metrics are logged."""
+    output: OutputSpec = OutputSpec()
+    """What happens to the trained model."""
+    workers: WorkersSpec = WorkersSpec()
+    """The workers."""
+    head: HeadSpec = HeadSpec()
+    """The head pod."""
+    storage: StorageSpec = StorageSpec()
+    """The shared volume."""
+    cluster: ClusterSpec = ClusterSpec()
+    """What the Ray cluster is made from."""
+    retry: RetrySpec = RetrySpec()
+    """What happens after failures."""
+    suspend: bool = False
+    """Commit, stop and give the nodes back; false again: go on."""
+    cleanup: CleanupSpec = CleanupSpec()
+    """What happens after the end."""
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        dataset = self.dataset
+        if self.model.task == "seq2seq":
+            if dataset.packing:
+                invalid("dataset.packing", "packs documents of causal models only; this job's model.task is seq2seq")
+            if dataset.row_format in ("text", "messages"):
+                invalid(f"dataset.{dataset.row_format}", "a seq2seq model needs prompt and completion")
+        elif dataset.max_completion_length:
+            reason = "is for seq2seq models; maxLength bounds prompt and completion together"
+            invalid("dataset.maxCompletionLength", reason)
+        return self
+
+    @model_validator(mode="after")
+    def _check_evaluation(self) -> Self:
+        evaluation, dataset = self.training.evaluation, self.dataset
+        if dataset.eval is None and evaluation != EvaluationSpec():
+            invalid("training.evaluation", "has nothing to evaluate on: give dataset.eval a source or a fraction")
+        if evaluation.generate and dataset.row_format == "text":
+            invalid("training.evaluation.generate", "needs prompts to answer; dataset.text is learned as a whole")
+        sql = evaluation.sql
+        if sql is not None and dataset.prepare is not None and sql.column not in dataset.keep:
+            reason = f"must carry the column {sql.column!r} into the shards, for training.evaluation.sql"
+            invalid("dataset.keep", reason)
+        return self
+
+    @model_validator(mode="after")
+    def _check_micro_batch(self) -> Self:
+        micro_batch_size = self.execution.micro_batch_size
+        if micro_batch_size != "auto" and micro_batch_size > self.training.global_batch_size:
+            reason = f"{micro_batch_size} is more than training.globalBatchSize, {self.training.global_batch_size}"
+            invalid("execution.microBatchSize", reason)
+        return self
+
+
+class FinetuneJob(Section):
+    """A language model, finetuned on spot GPUs until it is trained."""
+
+    api_version: Literal["spotune.dev/v1alpha1"] = API_VERSION
+    """Version of this language."""
+    kind: Literal["FinetuneJob"] = KIND
+    """Kind of the object."""
+    metadata: Metadata
+    """Name, namespace and labels."""
+    spec: FinetuneJobSpec
+    """What to train and how."""
+    status: FinetuneJobStatus | None = None
+    """Progress and health, written by the operator."""

@@ -1,0 +1,50 @@
+"""What is trained: the model and, for parameter-efficient finetuning, its adapter."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from spotune.job.base import OptionalSource, Positive, SecretKeyRef, Section, Source, expecting
+
+
+class ModelSpec(Section):
+    """The model: where it comes from, what it does, and in which precision it is trained."""
+
+    source: Source
+    """Folder of a transformers model: hf://org/name, s3://, gs://, az:// or a path."""
+    revision: str = "main"
+    """Branch, tag or commit of a model on the Hugging Face Hub; resolved to a commit at the first start."""
+    task: Literal["causal", "seq2seq"] = "causal"
+    """causal: a decoder that continues a text; seq2seq: an encoder-decoder such as T5 that answers one."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Precision of weights and activations in forward and backward; the optimizer keeps float32 master weights."""
+    initialise: Literal["pretrained", "random"] = "pretrained"
+    """pretrained: start from the source's weights; random: only its configuration is used."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model; only for sources that you have read."""
+    token_secret_ref: SecretKeyRef | None = None
+    """Secret with the token for a private or gated model."""
+    tokenizer: OptionalSource = ""
+    """Source of the tokenizer; empty: the model's own."""
+
+
+class LoraSpec(Section):
+    """Low-rank adaptation (Hu et al. 2021, https://arxiv.org/abs/2106.09685)."""
+
+    r: Positive = 16
+    """Rank of the update matrices."""
+    alpha: Annotated[float, Field(gt=0)] = 32
+    """Scale of the update; it is multiplied by alpha / r."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout probability on the adapter's input."""
+    target_modules: Annotated[Literal["all-linear"] | list[str], expecting("all-linear or a list of module names")] = (
+        "all-linear"
+    )
+    """Which modules get an adapter: all-linear, or a list of module names."""
+
+
+class AdapterSpec(Section):
+    """How few parameters are trained; without it all are."""
+
+    lora: LoraSpec
+    """Low-rank adaptation."""

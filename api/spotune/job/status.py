@@ -1,0 +1,112 @@
+"""What the operator reports about a job; a user reads it and never writes it."""
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from spotune.job.base import Section
+
+
+class _Report(Section):
+    """A part of the status; fields of a newer version are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class RestartsStatus(_Report):
+    """Number of restarts by cause."""
+
+    worker_lost: int = 0
+    """Worker pods or their nodes that were lost."""
+    head_lost: int = 0
+    """Heads or drivers that were lost."""
+    preempted: int = 0
+    """Spot notices."""
+    hang: int = 0
+    """Worker groups that gave no sign of life."""
+    app_error: int = 0
+    """Errors of the model, the data or the code."""
+    out_of_memory: int = 0
+    """Worker groups that ran out of GPU memory."""
+
+
+class LastCheckpointStatus(_Report):
+    """The newest checkpoint."""
+
+    step: int
+    """Step that it holds the state after."""
+    time: str
+    """When it was committed (RFC 3339)."""
+
+
+class GpuSecondsStatus(_Report):
+    """GPU seconds used by all attempts."""
+
+    spot: float = 0
+    """On spot nodes."""
+    on_demand: float = 0
+    """On on-demand nodes."""
+
+
+class Condition(_Report):
+    """A metav1.Condition of Kubernetes."""
+
+    type: str
+    """Name, such as Ready."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    observed_generation: int = 0
+    """metadata.generation that it was found for."""
+    last_transition_time: str
+    """When status changed last (RFC 3339)."""
+    reason: str
+    """One word for programs."""
+    message: str = ""
+    """A sentence for people."""
+
+
+class FinetuneJobStatus(_Report):
+    """Progress and health of a job."""
+
+    observed_generation: int = 0
+    """metadata.generation that this status belongs to."""
+    phase: str = ""
+    """Where the job is, for people."""
+    generation: int = 0
+    """Generation of the running worker group."""
+    restarts: RestartsStatus = RestartsStatus()
+    """Restarts by cause."""
+    step: int = 0
+    """Optimizer steps done."""
+    total_steps: int | None = None
+    """Optimizer steps in all."""
+    epoch: float | None = None
+    """Passes over the data done."""
+    loss: float | None = None
+    """Training loss of the last step."""
+    eval_loss: float | None = None
+    """Loss of the last evaluation."""
+    tokens_per_second: float | None = None
+    """Tokens trained per second over all workers."""
+    mfu: float | None = None
+    """Model FLOPs utilization, 0 to 1."""
+    eta: str = ""
+    """When training is expected to end (RFC 3339)."""
+    workers: str = ""
+    """Workers running and wanted, such as 3/4."""
+    last_checkpoint: LastCheckpointStatus | None = None
+    """The newest checkpoint."""
+    resumed_from_step: int | None = None
+    """Step that the running worker group started from."""
+    steps_lost: int = 0
+    """Steps that were done and had to be done again."""
+    goodput: float | None = None
+    """Part of the time that went into steps that count, 0 to 1."""
+    gpu_seconds: GpuSecondsStatus = GpuSecondsStatus()
+    """GPU seconds used."""
+    ray_cluster: str = ""
+    """Name of the RayCluster."""
+    output: str = ""
+    """Where the trained model is."""
+    conditions: list[Condition] = Field(default=[])
+    """Conditions: Ready, Reconciling, Stalled, Complete, Failed, Suspended and the domain's own."""

@@ -1,0 +1,306 @@
+"""Chooses ZeRO stage, micro-batch size and gradient checkpointing for a device and a number of workers.
+
+The lowest ZeRO stage that fits wins, because every stage communicates at least as much as the one below it (ZeRO
+paper, section 7). Within a stage, gradient checkpointing is used only where the micro-batch would be too small to keep
+a device busy without it, since it costs another forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from spotune.errors import JobError
+from spotune.plan.activations import Workload
+from spotune.plan.architecture import Architecture
+from spotune.plan.memory import (
+    FLOAT32,
+    GB,
+    GPU_RUNTIME_BYTES,
+    MemoryEstimate,
+    Offload,
+    Precision,
+    ZeroStage,
+    estimate_memory,
+)
+
+GPU_USABLE_FRACTION = 0.92
+"""Part of a GPU's memory that is planned for; the rest is for fragmentation and what no formula knows."""
+CPU_USABLE_FRACTION = 0.7
+"""Part of a machine's memory that CPU workers plan for: Ray's object store, the page cache and people need the rest."""
+BUSY_TOKENS = 2048
+"""Tokens per forward pass from which a device is taken to be busy."""
+BALANCE_TOLERANCE = 1.1
+"""Fewer passes may give the busiest worker this much more samples per step than the best balance would."""
+MOST_WORKERS_TRIED = 1024
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained, as far as memory is concerned.
+
+    Attributes:
+        architecture: the model.
+        precision: bytes per parameter of weights, gradients and optimizer states.
+        global_batch_size: samples per optimizer step over all workers.
+        sequence_length: longest sample in tokens; of the encoder, for encoder-decoder models.
+        target_length: longest decoder sequence of encoder-decoder models in tokens, else 0.
+        pretrained: weights are loaded (see `count_parameters`).
+        offload: what is kept in host memory.
+        fused_attention: attention scores are never written to memory.
+        runtime_bytes: what a worker's process holds beside its tensors.
+        usable_fraction: part of the device's memory that is planned for.
+    """
+
+    architecture: Architecture
+    precision: Precision
+    global_batch_size: int
+    sequence_length: int
+    target_length: int = 0
+    pretrained: bool = True
+    offload: Offload = "none"
+    fused_attention: bool = True
+    runtime_bytes: int = GPU_RUNTIME_BYTES
+    usable_fraction: float = GPU_USABLE_FRACTION
+
+    def budget_bytes(self, device_bytes: int) -> int:
+        """What may be planned for on a device of `device_bytes`."""
+        return int(device_bytes * self.usable_fraction)
+
+    def memory(self, world_size: int, layout: Layout) -> MemoryEstimate:
+        """Memory of one of `world_size` workers under `layout`."""
+        workload = Workload(
+            micro_batch_size=layout.micro_batch_size,
+            sequence_length=self.sequence_length,
+            target_length=self.target_length,
+            bytes_per_element=self.precision.weight_bytes,
+            gradient_checkpointing=layout.gradient_checkpointing,
+            fused_attention=self.fused_attention,
+        )
+        return estimate_memory(
+            self.architecture,
+            workload,
+            self.precision,
+            layout.zero_stage,
+            world_size,
+            offload=self.offload,
+            pretrained=self.pretrained,
+            runtime_bytes=self.runtime_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the work is laid out on the workers."""
+
+    zero_stage: ZeroStage
+    micro_batch_size: int
+    gradient_checkpointing: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for in `execution`; `auto` is left to the plan."""
+
+    zero_stage: Literal["auto"] | ZeroStage = "auto"
+    micro_batch_size: Literal["auto"] | int = "auto"
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to choose."""
+        return "auto" not in (self.zero_stage, self.micro_batch_size, self.gradient_checkpointing)
+
+    def layout(self) -> Layout:
+        """The layout that a complete request spells out."""
+        assert self.zero_stage != "auto", "asked for completeness first"
+        assert self.micro_batch_size != "auto", "asked for completeness first"
+        return Layout(self.zero_stage, self.micro_batch_size, self.gradient_checkpointing is True)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout, the memory it takes on each worker, and the reason for people.
+
+    `fits` can be false only where the user asked for all of it: estimates do not overrule an explicit layout.
+    """
+
+    layout: Layout
+    memory: MemoryEstimate
+    reason: str
+    fits: bool = True
+
+
+def choose_layout(setup: Setup, world_size: int, device_bytes: int, request: Request = Request()) -> Choice:
+    """The lowest ZeRO stage that fits `device_bytes` on each of `world_size` workers, with a micro-batch for it.
+
+    Raises:
+        JobError: nothing fits, with what is missing and what would help; or `request` contradicts the offload.
+    """
+    budget = setup.budget_bytes(device_bytes)
+    stages = _stages(setup, request)
+    if request.complete:
+        return _as_asked(setup, world_size, device_bytes, request)
+    for stage in stages:
+        layout = _layout_at(setup, world_size, budget, stage, request)
+        if layout is not None:
+            memory = setup.memory(world_size, layout)
+            return Choice(layout, memory, _reason(layout, memory, device_bytes, request))
+    raise JobError(_refusal(setup, world_size, device_bytes, request))
+
+
+def balanced_micro_batch_size(global_batch_size: int, world_size: int, largest: int) -> int:
+    """The micro-batch size up to `largest` that takes the fewest passes and divides the work well over the workers.
+
+    Micro-batch g of a step goes to worker g mod `world_size`, and a step takes as long as its busiest worker. Of the
+    sizes within `BALANCE_TOLERANCE` of the best balance those with the fewest passes are taken, of these the best
+    balanced, and then the smallest, which needs the least memory.
+    """
+    sizes = range(1, min(largest, math.ceil(global_batch_size / world_size)) + 1)
+    busiest = {size: _busiest_worker_samples(global_batch_size, world_size, size) for size in sizes}
+    limit = BALANCE_TOLERANCE * min(busiest.values())
+    balanced = [size for size in sizes if busiest[size] <= limit]
+    return min(balanced, key=lambda size: (passes_per_step(global_batch_size, world_size, size), busiest[size], size))
+
+
+def passes_per_step(global_batch_size: int, world_size: int, micro_batch_size: int) -> int:
+    """Micro-batches of a step that the busiest worker runs."""
+    return math.ceil(math.ceil(global_batch_size / micro_batch_size) / world_size)
+
+
+def _busiest_worker_samples(global_batch_size: int, world_size: int, micro_batch_size: int) -> int:
+    micro_batches = math.ceil(global_batch_size / micro_batch_size)
+    passes = passes_per_step(global_batch_size, world_size, micro_batch_size)
+    missing = micro_batches * micro_batch_size - global_batch_size
+    last_is_alone = (micro_batches - 1) % world_size == 0
+    return passes * micro_batch_size - (missing if last_is_alone else 0)
+
+
+def _stages(setup: Setup, request: Request) -> tuple[ZeroStage, ...]:
+    """ZeRO stages to try, lowest first.
+
+    Stage 0 is for float32 without offload only: DeepSpeed's mixed precision without ZeRO would not restore exactly, so
+    the trainer runs it as stage 1.
+    """
+    lowest = {"none": 0 if setup.precision == FLOAT32 else 1, "optimizer": 1, "parameters": 3}[setup.offload]
+    every: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+    if request.zero_stage == "auto":
+        return every[lowest:]
+    if setup.offload != "none" and request.zero_stage < lowest:
+        raise JobError(
+            f"execution.zeroStage {request.zero_stage} cannot go with execution.offload {setup.offload}, which needs "
+            f"{'stage 3' if lowest == 3 else 'stage 1 or more'}; set zeroStage to auto or {lowest}, or offload to none."
+        )
+    return (request.zero_stage,)
+
+
+def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, request: Request) -> Layout | None:
+    """The layout of one stage, or None where it does not fit."""
+    share = math.ceil(setup.global_batch_size / world_size)
+    enough = min(share, math.ceil(BUSY_TOKENS / (setup.sequence_length + setup.target_length)))
+    checkpointing = (False, True) if request.gradient_checkpointing == "auto" else (request.gradient_checkpointing,)
+    best: Layout | None = None
+    for recompute in checkpointing:
+        if request.micro_batch_size == "auto":
+            size = _largest_micro_batch(setup, world_size, budget, stage, recompute, share)
+        else:
+            size = request.micro_batch_size
+        layout = Layout(stage, size, recompute)
+        if size < 1 or setup.memory(world_size, layout).total_bytes > budget:
+            continue
+        if best is None or size > best.micro_batch_size:
+            best = layout
+        if size >= enough or request.micro_batch_size != "auto":
+            break
+    if best is None or request.micro_batch_size != "auto":
+        return best
+    size = balanced_micro_batch_size(setup.global_batch_size, world_size, best.micro_batch_size)
+    return Layout(stage, size, best.gradient_checkpointing)
+
+
+def _largest_micro_batch(
+    setup: Setup, world_size: int, budget: int, stage: ZeroStage, recompute: bool, share: int
+) -> int:
+    """The largest micro-batch size that fits, by bisection; 0 where not even one sample does."""
+    fitting, too_large = 0, share + 1
+    while too_large - fitting > 1:
+        middle = (fitting + too_large) // 2
+        if setup.memory(world_size, Layout(stage, middle, recompute)).total_bytes <= budget:
+            fitting = middle
+        else:
+            too_large = middle
+    return fitting
+
+
+def _as_asked(setup: Setup, world_size: int, device_bytes: int, request: Request) -> Choice:
+    layout = request.layout()
+    memory = setup.memory(world_size, layout)
+    fits = memory.total_bytes <= device_bytes
+    reason = "as set in execution"
+    if not fits:
+        reason += f"; it may run out of memory: {_gb(memory.total_bytes)} estimated, the device has {_gb(device_bytes)}"
+    return Choice(layout, memory, reason, fits)
+
+
+def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: Request) -> str:
+    stage = "as set" if request.zero_stage != "auto" else "the lowest that fits"
+    checkpointing = "with" if layout.gradient_checkpointing else "without"
+    return (
+        f"ZeRO stage {layout.zero_stage} ({stage}), micro-batch {layout.micro_batch_size} {checkpointing} gradient "
+        f"checkpointing: {_gb(memory.total_bytes)} of {_gb(device_bytes)} per worker"
+    )
+
+
+def _refusal(setup: Setup, world_size: int, device_bytes: int, request: Request) -> str:
+    """What is missing at the most frugal layout that was allowed, and what would help."""
+    size = 1 if request.micro_batch_size == "auto" else request.micro_batch_size
+    layout = Layout(_stages(setup, request)[-1], size, request.gradient_checkpointing is not False)
+    memory = setup.memory(world_size, layout)
+    states, budget = memory.states, setup.budget_bytes(device_bytes)
+    return (
+        f"This {setup.architecture.model_type} model does not fit on {_workers(world_size)} with "
+        f"{_gb(device_bytes)} each: it needs {_gb(memory.total_bytes)} per worker even at ZeRO stage "
+        f"{layout.zero_stage}, micro-batch {size} {'with' if layout.gradient_checkpointing else 'without'} gradient "
+        f"checkpointing (weights {_gb(states.weights_bytes)}, gradients {_gb(states.gradients_bytes)}, optimizer "
+        f"{_gb(states.optimizer_bytes)}, activations {_gb(memory.activations.total_bytes)}, other "
+        f"{_gb(memory.buffers_bytes + memory.runtime_bytes)}), and {_gb(budget)} can be planned for. "
+        f"What would help: {', '.join(_remedies(setup, world_size, budget, layout))}."
+    )
+
+
+def _remedies(setup: Setup, world_size: int, budget: int, layout: Layout) -> list[str]:
+    remedies = []
+    enough = _fitting_world_size(setup, world_size, budget, layout)
+    if enough is not None:
+        remedies.append(f"{enough} workers of this size")
+    if layout.zero_stage < 3:
+        remedies.append("execution.zeroStage auto")
+    if not layout.gradient_checkpointing:
+        remedies.append("execution.gradientCheckpointing auto")
+    if setup.precision == FLOAT32:
+        remedies.append("model.dtype bfloat16 (half the weights and activations)")
+    if layout.micro_batch_size > 1:
+        remedies.append("execution.microBatchSize auto")
+    memory = setup.memory(world_size, layout)
+    if memory.activations.total_bytes > memory.total_bytes / 4:
+        remedies.append("a shorter dataset.maxLength")
+    return [*remedies, "a device with more memory, or a smaller model"]
+
+
+def _fitting_world_size(setup: Setup, world_size: int, budget: int, layout: Layout) -> int | None:
+    """The next number of workers, by doubling, at which `layout` fits."""
+    workers = 2 * world_size
+    while workers <= MOST_WORKERS_TRIED:
+        if setup.memory(workers, layout).total_bytes <= budget:
+            return workers
+        workers *= 2
+    return None
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / GB:.1f} GB"
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"

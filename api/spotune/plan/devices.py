@@ -1,0 +1,64 @@
+"""How much memory a device has: by its name, as it was given on the command line, or this machine's own."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+from spotune.errors import UsageError
+
+GIB = 1024**3
+
+DEVICE_MEMORY_BYTES = {
+    "t4": int(14.56 * GIB),
+    "v100-16gb": int(15.77 * GIB),
+    "v100-32gb": int(31.73 * GIB),
+    "a10g": int(22.06 * GIB),
+    "l4": int(22.03 * GIB),
+    "rtx4090": int(23.52 * GIB),
+    "a100-40gb": int(39.39 * GIB),
+    "l40s": int(44.40 * GIB),
+    "a100-80gb": int(79.15 * GIB),
+    "h100-80gb": int(79.10 * GIB),
+    "h200": int(139.72 * GIB),
+    "b200": int(178.35 * GIB),
+}
+"""Memory in bytes as `torch.cuda.get_device_properties` reports it, which is a little less than the name says."""
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def device_memory_bytes(name: str) -> int:
+    """Memory of the device called `name`. Raises UsageError with the known names if it is none of them."""
+    memory = DEVICE_MEMORY_BYTES.get(name.lower())
+    if memory is None:
+        close = difflib.get_close_matches(name.lower(), DEVICE_MEMORY_BYTES, n=1)
+        raise UsageError(
+            f"--device {name}: not known{f', did you mean {close[0]}?' if close else ''}. Known are "
+            f"{', '.join(DEVICE_MEMORY_BYTES)}; for any other give its memory, such as --device-memory 80GB."
+        )
+    return memory
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Bytes of a size such as `80GB`, `79.1GiB`, `16Gi` or a bare number of bytes.
+
+    Raises:
+        UsageError: it is none; the message names `option`.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
+    if size < 1:
+        raise UsageError(f"{option} {text}: expected a size such as 80GB (10^9 bytes) or 79GiB (2^30 bytes).")
+    return size
+
+
+def machine_memory_bytes(limit_files: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
+    """Memory that processes on this machine may use: the physical memory, or the container's limit if that is lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [int(text) for file in limit_files if file.is_file() and (text := file.read_text().strip()).isdigit()]
+    return min([physical, *limits])

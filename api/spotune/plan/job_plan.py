@@ -1,0 +1,231 @@
+"""The whole plan of a job, one entry per number of workers, and its JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spotune.durations import Duration
+from spotune.errors import JobError
+from spotune.job import FinetuneJob
+from spotune.plan.architecture import Architecture
+from spotune.plan.choose import Choice, Setup, choose_layout, passes_per_step
+from spotune.plan.execution import request_of, setup_of
+from spotune.plan.interval import (
+    checkpoint_bytes,
+    checkpoint_interval_seconds,
+    expected_steps_lost,
+    lost_fraction,
+    mean_seconds_between_failures,
+)
+from spotune.plan.parameters import ParameterCount, count_parameters
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one worker runs on: a description for people and its memory in bytes."""
+
+    description: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What the plan cannot know.
+
+    Attributes:
+        mean_seconds_to_preemption: mean time until the node of one worker is taken away.
+        storage_bytes_per_second: writing speed of the shared volume, over all workers.
+        step_seconds: time of an optimizer step, if it was measured.
+    """
+
+    mean_seconds_to_preemption: float
+    storage_bytes_per_second: int
+    step_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """How often checkpoints are written and what failures then cost.
+
+    Attributes:
+        size_bytes: one checkpoint, over all workers.
+        save_seconds: time to write it, if training waits for it.
+        interval_seconds: work between two checkpoints; None where the job counts in steps and no step was timed.
+        interval_steps: the same in steps; None where no step was timed.
+        seconds_lost: work that one failure throws away on average.
+        steps_lost: the same in steps.
+        lost_fraction: share of all time that goes into saving and repeating, from 0 to 1.
+    """
+
+    size_bytes: int
+    save_seconds: float
+    interval_seconds: float | None
+    interval_steps: int | None
+    seconds_lost: float | None
+    steps_lost: float | None
+    lost_fraction: float | None
+
+
+@dataclass(frozen=True)
+class WorkersPlan:
+    """The plan for one number of workers; `choice` is None where nothing fits, `problem` then says why."""
+
+    world_size: int
+    device: Device
+    choice: Choice | None
+    accumulation: int
+    checkpoint: CheckpointPlan
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """The plan of a job for every number of workers that was asked for."""
+
+    name: str
+    model: str
+    architecture: Architecture
+    parameters: ParameterCount
+    setup: Setup
+    assumptions: Assumptions
+    workers: tuple[WorkersPlan, ...]
+
+    @property
+    def possible(self) -> bool:
+        """Whether the job can run with any of the numbers of workers."""
+        return any(plan.choice is not None for plan in self.workers)
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan with camelCase keys; sizes in bytes, times in seconds, unknown values null."""
+        counts = self.parameters
+        return {
+            "job": self.name,
+            "model": {
+                "source": self.model,
+                "modelType": self.architecture.model_type,
+                "parameters": counts.total,
+                "embeddingParameters": counts.embedding,
+                "encoderParameters": counts.encoder,
+                "decoderParameters": counts.decoder,
+                "outputParameters": counts.output,
+            },
+            "globalBatchSize": self.setup.global_batch_size,
+            "sequenceLength": self.setup.sequence_length,
+            "targetLength": self.setup.target_length,
+            "assumed": {
+                "meanSecondsToPreemption": self.assumptions.mean_seconds_to_preemption,
+                "storageBytesPerSecond": self.assumptions.storage_bytes_per_second,
+                "stepSeconds": self.assumptions.step_seconds,
+            },
+            "workers": [_workers_json(plan) for plan in self.workers],
+        }
+
+
+def plan_job(
+    job: FinetuneJob, architecture: Architecture, devices: Mapping[int, Device], assumptions: Assumptions
+) -> JobPlan:
+    """Plans `job` for each number of workers in `devices`, on the device given for it."""
+    setup = setup_of(architecture, job)
+    parameters = count_parameters(architecture, pretrained=setup.pretrained)
+    plans = [
+        _plan_workers(job, setup, parameters.total, count, device, assumptions) for count, device in devices.items()
+    ]
+    return JobPlan(
+        name=job.metadata.name,
+        model=job.spec.model.source,
+        architecture=architecture,
+        parameters=parameters,
+        setup=setup,
+        assumptions=assumptions,
+        workers=tuple(plans),
+    )
+
+
+def _plan_workers(
+    job: FinetuneJob, setup: Setup, parameters: int, world_size: int, device: Device, assumptions: Assumptions
+) -> WorkersPlan:
+    checkpoint = _plan_checkpoints(job, parameters, world_size, assumptions)
+    try:
+        choice = choose_layout(setup, world_size, device.memory_bytes, request_of(job))
+    except JobError as error:
+        return WorkersPlan(world_size, device, None, 0, checkpoint, str(error))
+    accumulation = passes_per_step(setup.global_batch_size, world_size, choice.layout.micro_batch_size)
+    return WorkersPlan(world_size, device, choice, accumulation, checkpoint)
+
+
+def _plan_checkpoints(job: FinetuneJob, parameters: int, world_size: int, assumptions: Assumptions) -> CheckpointPlan:
+    size = checkpoint_bytes(parameters)
+    save_seconds = size / assumptions.storage_bytes_per_second
+    failures_apart = mean_seconds_between_failures(assumptions.mean_seconds_to_preemption, world_size)
+    step_seconds = assumptions.step_seconds
+    every = job.spec.checkpoint.every
+    seconds: float | None
+    if every == "auto":
+        seconds = checkpoint_interval_seconds(save_seconds, failures_apart)
+    elif isinstance(every, Duration):
+        seconds = every.seconds
+    else:
+        seconds = every * step_seconds if step_seconds else None
+    return CheckpointPlan(
+        size_bytes=size,
+        save_seconds=save_seconds,
+        interval_seconds=seconds,
+        interval_steps=_interval_steps(every, seconds, step_seconds),
+        seconds_lost=seconds / 2 if seconds else None,
+        steps_lost=expected_steps_lost(seconds, step_seconds) if seconds and step_seconds else None,
+        lost_fraction=lost_fraction(seconds, save_seconds, failures_apart) if seconds else None,
+    )
+
+
+def _interval_steps(every: str | int, seconds: float | None, step_seconds: float | None) -> int | None:
+    if isinstance(every, int):
+        return every
+    return max(1, round(seconds / step_seconds)) if seconds and step_seconds else None
+
+
+def _workers_json(plan: WorkersPlan) -> dict[str, Any]:
+    checkpoint = plan.checkpoint
+    return {
+        "workers": plan.world_size,
+        "device": {"description": plan.device.description, "memoryBytes": plan.device.memory_bytes},
+        "fits": plan.choice is not None and plan.choice.fits,
+        "reason": plan.choice.reason if plan.choice else plan.problem,
+        "layout": _layout_json(plan.choice, plan.accumulation) if plan.choice else None,
+        "memoryPerWorker": _memory_json(plan.choice) if plan.choice else None,
+        "checkpoint": {
+            "bytes": checkpoint.size_bytes,
+            "saveSeconds": checkpoint.save_seconds,
+            "intervalSeconds": checkpoint.interval_seconds,
+            "intervalSteps": checkpoint.interval_steps,
+            "expectedSecondsLostPerFailure": checkpoint.seconds_lost,
+            "expectedStepsLostPerFailure": checkpoint.steps_lost,
+            "lostFraction": checkpoint.lost_fraction,
+        },
+    }
+
+
+def _layout_json(choice: Choice, accumulation: int) -> dict[str, Any]:
+    return {
+        "zeroStage": choice.layout.zero_stage,
+        "microBatchSize": choice.layout.micro_batch_size,
+        "accumulation": accumulation,
+        "gradientCheckpointing": choice.layout.gradient_checkpointing,
+    }
+
+
+def _memory_json(choice: Choice) -> dict[str, int]:
+    memory = choice.memory
+    return {
+        "weightsBytes": memory.states.weights_bytes,
+        "gradientsBytes": memory.states.gradients_bytes,
+        "optimizerBytes": memory.states.optimizer_bytes,
+        "activationsBytes": memory.activations.layers_bytes,
+        "logitsOrRecomputationBytes": memory.activations.working_bytes,
+        "optimizerStepBytes": memory.step_bytes,
+        "buffersBytes": memory.buffers_bytes,
+        "runtimeBytes": memory.runtime_bytes,
+        "totalBytes": memory.total_bytes,
+        "hostBytes": memory.states.host_bytes,
+    }

@@ -1,0 +1,162 @@
+"""Bytes of device and host memory that training takes on each worker.
+
+Model states: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020),
+section 3.1 (`2 + 2 + K` bytes per parameter, `K = 12` for mixed-precision Adam) and figure 1 (what each stage divides
+by the number of workers). Offload: Ren et al., "ZeRO-Offload" (2021), section 4, and "ZeRO-Infinity" (2021). Buffers:
+DeepSpeed's configuration defaults (`reduce_bucket_size`, `stage3_max_live_parameters`, `stage3_prefetch_bucket_size`).
+A GB is 10^9 bytes, as in those papers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from spotune.plan.activations import Activations, Workload, activation_bytes
+from spotune.plan.architecture import Architecture
+from spotune.plan.parameters import count_parameters
+
+Offload = Literal["none", "optimizer", "parameters"]
+ZeroStage = Literal[0, 1, 2, 3]
+
+GB = 10**9
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+LIVE_PARAMETERS = 1_000_000_000
+PREFETCH_ELEMENTS = 50_000_000
+GPU_RUNTIME_BYTES = int(1.5 * GB)
+"""CUDA context and kernels, NCCL's channels, cuBLAS workspaces: what a process holds beside its tensors."""
+CPU_RUNTIME_BYTES = int(1.2 * GB)
+"""Resident size of a Python process that has imported torch, deepspeed, transformers and ray."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes per parameter of each kind of model state.
+
+    `optimizer_bytes` are Adam's two moments and, in mixed precision, the float32 master weights (ZeRO paper: K = 12).
+    In float32 the weights are their own master, until DeepSpeed shards the optimizer: it then works on a copy of the
+    worker's part (`sharded_master_bytes`).
+    """
+
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    sharded_master_bytes: int = 0
+
+
+FLOAT32 = Precision(weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, sharded_master_bytes=4)
+MIXED = Precision(weight_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+
+
+def precision_of(dtype: str) -> Precision:
+    """The precision of a job's `model.dtype`: float32, or 16 bit with float32 master weights."""
+    return FLOAT32 if dtype == "float32" else MIXED
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """Weights, gradients and optimizer states of one worker, in bytes, on the device and in host memory."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    host_bytes: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """What lies on the device."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Memory of one worker at its fullest moment, in bytes.
+
+    `buffers_bytes`: communication buckets and, at stage 3, gathered weights. `step_bytes`: the float32 gradients of the
+    worker's part while the optimizer steps; activations are gone by then, so only the larger of both counts.
+    `runtime_bytes`: what the process holds beside its tensors.
+    """
+
+    states: ModelStates
+    activations: Activations
+    buffers_bytes: int
+    step_bytes: int
+    runtime_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Device memory that is needed."""
+        moment = max(self.activations.total_bytes, self.step_bytes)
+        return self.states.device_bytes + self.buffers_bytes + moment + self.runtime_bytes
+
+
+def model_states(
+    parameters: int, precision: Precision, zero_stage: ZeroStage, world_size: int, offload: Offload = "none"
+) -> ModelStates:
+    """Weights, gradients and optimizer states per worker (ZeRO paper, figure 1; ZeRO-Offload for the host's part).
+
+    Args:
+        parameters: trainable parameters of the model.
+        precision: bytes per parameter.
+        zero_stage: 0 divides nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights.
+        world_size: number of workers.
+        offload: `optimizer` moves the optimizer states, and from stage 2 the reduced gradients in float32, to the host;
+            `parameters` (stage 3) also the weights.
+
+    Raises:
+        ValueError: this stage cannot offload that.
+    """
+    if offload != "none" and zero_stage == 0:
+        raise ValueError("offload needs ZeRO stage 1 or more")
+    if offload == "parameters" and zero_stage != 3:
+        raise ValueError("offload of parameters needs ZeRO stage 3")
+    weights = _share(parameters * precision.weight_bytes, world_size if zero_stage >= 3 else 1)
+    gradients = _share(parameters * precision.gradient_bytes, world_size if zero_stage >= 2 else 1)
+    sharded_master = precision.sharded_master_bytes if zero_stage >= 1 else 0
+    optimizer = parameters * (precision.optimizer_bytes + sharded_master)
+    optimizer = _share(optimizer, world_size if zero_stage >= 1 else 1)
+    if offload == "none":
+        return ModelStates(weights, gradients, optimizer)
+    host = optimizer + _share(parameters * 4, world_size)
+    return ModelStates(
+        weights_bytes=0 if offload == "parameters" else weights,
+        gradients_bytes=gradients if zero_stage < 2 else 0,
+        optimizer_bytes=0,
+        host_bytes=host + (weights if offload == "parameters" else 0),
+    )
+
+
+def estimate_memory(
+    architecture: Architecture,
+    workload: Workload,
+    precision: Precision,
+    zero_stage: ZeroStage,
+    world_size: int,
+    *,
+    offload: Offload = "none",
+    pretrained: bool = True,
+    runtime_bytes: int = GPU_RUNTIME_BYTES,
+) -> MemoryEstimate:
+    """Memory of one worker that trains all parameters with Adam. Raises ValueError as `model_states` does."""
+    parameters = count_parameters(architecture, pretrained=pretrained).total
+    return MemoryEstimate(
+        states=model_states(parameters, precision, zero_stage, world_size, offload),
+        activations=activation_bytes(architecture, workload),
+        buffers_bytes=_buffer_bytes(parameters, precision, zero_stage),
+        step_bytes=0 if zero_stage == 0 or offload != "none" else _share(parameters * 4, world_size),
+        runtime_bytes=runtime_bytes,
+    )
+
+
+def _buffer_bytes(parameters: int, precision: Precision, zero_stage: ZeroStage) -> int:
+    """DeepSpeed's gradient bucket, and at stage 3 the weights that it gathers and prefetches."""
+    if zero_stage == 0:
+        return 0
+    bucket = min(parameters, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes
+    if zero_stage < 3:
+        return 2 * bucket  # one fills while the other is on its way
+    return bucket + min(parameters, LIVE_PARAMETERS + PREFETCH_ELEMENTS) * precision.weight_bytes
+
+
+def _share(total_bytes: int, parts: int) -> int:
+    return -(-total_bytes // parts)

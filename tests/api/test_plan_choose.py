@@ -1,0 +1,229 @@
+"""The choice of ZeRO stage, micro-batch and gradient checkpointing, and the refusal where nothing fits."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotune.errors import JobError
+from spotune.plan.choose import (
+    BALANCE_TOLERANCE,
+    Choice,
+    Layout,
+    Request,
+    Setup,
+    balanced_micro_batch_size,
+    choose_layout,
+)
+from spotune.plan.config_reader import read_architecture
+from spotune.plan.memory import FLOAT32, GB, MIXED
+from spotune.plan.published import PUBLISHED
+
+
+def setup_for(name: str, **changes: Any) -> Setup:
+    t5 = "t5" in name
+    values: dict[str, Any] = {
+        "architecture": read_architecture(PUBLISHED[name]),
+        "precision": MIXED,
+        "global_batch_size": 96,
+        "sequence_length": 512,
+        "target_length": 128 if t5 else 0,
+    }
+    return Setup(**values | changes)
+
+
+T5_SMALL = setup_for("google-t5/t5-small")
+T5_11B = setup_for("google-t5/t5-11b", precision=FLOAT32)
+LLAMA_8B = setup_for("meta-llama/llama-3.1-8b", sequence_length=4096)
+
+
+def stage_for(setup: Setup, world_size: int, gigabytes: float) -> int:
+    return choose_layout(setup, world_size, int(gigabytes * GB)).layout.zero_stage
+
+
+def test_stage_rises_as_devices_get_smaller() -> None:
+    chosen = {gigabytes: stage_for(LLAMA_8B, 8, gigabytes) for gigabytes in (80, 60, 48, 34)}
+
+    assert chosen == {80: 1, 60: 2, 48: 2, 34: 3}
+
+
+def test_float32_that_fits_whole_is_not_sharded() -> None:
+    assert stage_for(setup_for("google-t5/t5-small", precision=FLOAT32), 4, 80) == 0
+
+
+def test_mixed_precision_starts_at_stage_1() -> None:
+    assert stage_for(T5_SMALL, 4, 80) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("gigabytes", [24, 40, 80, 141])
+def test_no_lower_stage_fits_and_the_chosen_one_does(world_size: int, gigabytes: int) -> None:
+    setup = setup_for("google-t5/t5-3b")
+    try:
+        choice = choose_layout(setup, world_size, gigabytes * GB)
+    except JobError:
+        chosen = 4
+    else:
+        chosen = choice.layout.zero_stage
+        assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
+    for lower in range(1, chosen):
+        most_frugal = Layout(lower, 1, gradient_checkpointing=True)  # type: ignore[arg-type]
+        assert setup.memory(world_size, most_frugal).total_bytes > setup.budget_bytes(gigabytes * GB)
+
+
+def test_checkpointing_is_left_out_where_the_micro_batch_keeps_the_device_busy() -> None:
+    roomy = choose_layout(LLAMA_8B, 4, 141 * GB)
+    tight = choose_layout(LLAMA_8B, 4, 80 * GB)
+
+    assert not roomy.layout.gradient_checkpointing
+    assert tight.layout.gradient_checkpointing
+
+
+def test_checkpointing_is_used_where_it_makes_a_tiny_micro_batch_large() -> None:
+    setup = setup_for("meta-llama/llama-3.2-1b", sequence_length=128)
+    without = choose_layout(setup, 4, 15 * GB, Request(gradient_checkpointing=False)).layout
+    free = choose_layout(setup, 4, 15 * GB).layout
+
+    assert without.micro_batch_size * 128 < 2048
+    assert free.gradient_checkpointing
+    assert free.micro_batch_size > without.micro_batch_size
+
+
+def test_micro_batch_is_at_most_a_workers_share() -> None:
+    assert choose_layout(T5_SMALL, 4, 80 * GB).layout.micro_batch_size == 24
+    assert choose_layout(replace(T5_SMALL, global_batch_size=2), 5, 80 * GB).layout.micro_batch_size == 1
+
+
+def test_explicit_values_are_kept_and_the_rest_is_chosen_around_them() -> None:
+    stage_3 = choose_layout(T5_SMALL, 2, 80 * GB, Request(zero_stage=3))
+    of_7 = choose_layout(T5_SMALL, 2, 80 * GB, Request(micro_batch_size=7))
+    recomputed = choose_layout(T5_SMALL, 2, 80 * GB, Request(gradient_checkpointing=True))
+
+    assert stage_3.layout == Layout(3, 48, gradient_checkpointing=False)
+    assert "ZeRO stage 3 (as set)" in stage_3.reason
+    assert of_7.layout == Layout(1, 7, gradient_checkpointing=False)
+    assert recomputed.layout == Layout(1, 48, gradient_checkpointing=True)
+
+
+def test_explicit_micro_batch_that_needs_it_gets_checkpointing() -> None:
+    assert choose_layout(LLAMA_8B, 8, 80 * GB, Request(micro_batch_size=2)).layout == Layout(1, 2, True)
+
+
+def test_reason_names_stage_micro_batch_and_memory() -> None:
+    choice = choose_layout(T5_SMALL, 4, 80 * GB)
+
+    assert choice.reason.startswith(
+        "ZeRO stage 1 (the lowest that fits), micro-batch 24 without gradient checkpointing: "
+    )
+    assert choice.reason.endswith(" of 80.0 GB per worker")
+
+
+def all_asked(micro_batch_size: int, gigabytes: int) -> Choice:
+    request = Request(zero_stage=2, micro_batch_size=micro_batch_size, gradient_checkpointing=False)
+    return choose_layout(T5_SMALL, 2, gigabytes * GB, request)
+
+
+def test_what_is_set_completely_is_never_overruled() -> None:
+    assert all_asked(16, 80).fits
+    assert all_asked(16, 80).reason == "as set in execution"
+
+    too_large = all_asked(48, 8)
+    assert too_large.layout == Layout(2, 48, gradient_checkpointing=False)
+    assert not too_large.fits
+    assert "may run out of memory" in too_large.reason
+
+
+@pytest.mark.parametrize("gigabytes", [40, 80])
+def test_t5_11b_in_float32_on_one_gpu_is_refused_with_what_is_missing_and_what_helps(gigabytes: int) -> None:
+    with pytest.raises(JobError) as raised:
+        choose_layout(T5_11B, 1, gigabytes * GB)
+
+    text = str(raised.value)
+    assert f"does not fit on 1 worker with {gigabytes}.0 GB each" in text
+    assert "weights 45.2 GB, gradients 45.2 GB, optimizer 135.7 GB" in text
+    assert "model.dtype bfloat16" in text
+
+
+@pytest.mark.parametrize("gigabytes", [40, 80])
+def test_refusal_names_a_number_of_workers_that_is_enough(gigabytes: int) -> None:
+    with pytest.raises(JobError) as raised:
+        choose_layout(T5_11B, 1, gigabytes * GB)
+    named = re.search(r"(\d+) workers of this size", str(raised.value))
+    assert named
+
+    assert choose_layout(T5_11B, int(named[1]), gigabytes * GB).layout.zero_stage == 3
+    with pytest.raises(JobError):
+        choose_layout(T5_11B, int(named[1]) // 2, gigabytes * GB)
+
+
+def test_refusal_names_every_setting_that_stands_in_the_way() -> None:
+    request = Request(zero_stage=1, micro_batch_size=64, gradient_checkpointing="auto")
+    with pytest.raises(JobError) as raised:
+        choose_layout(replace(LLAMA_8B, sequence_length=16_384), 2, 80 * GB, request)
+
+    text = str(raised.value)
+    assert (
+        "What would help: execution.zeroStage auto, execution.microBatchSize auto, a shorter dataset.maxLength" in text
+    )
+    assert "workers of this size" not in text
+    assert "model.dtype" not in text
+
+
+def test_refusal_without_checkpointing_proposes_it() -> None:
+    request = Request(gradient_checkpointing=False)
+    with pytest.raises(JobError, match=r"without gradient checkpointing.*execution\.gradientCheckpointing auto"):
+        choose_layout(LLAMA_8B, 2, 40 * GB, request)
+
+
+def test_refusal_speaks_of_several_workers() -> None:
+    with pytest.raises(JobError, match="does not fit on 2 workers"):
+        choose_layout(T5_11B, 2, 40 * GB)
+
+
+def test_offload_of_parameters_goes_to_stage_3() -> None:
+    offloaded = replace(LLAMA_8B, offload="parameters")
+
+    assert choose_layout(offloaded, 1, 40 * GB).layout.zero_stage == 3
+    assert choose_layout(replace(LLAMA_8B, offload="optimizer"), 1, 80 * GB).layout.zero_stage == 1
+
+
+@pytest.mark.parametrize(
+    ("offload", "stage", "needed"), [("parameters", 2, "stage 3"), ("optimizer", 0, "stage 1 or more")]
+)
+def test_offload_against_an_explicit_stage_is_refused(offload: Any, stage: Any, needed: str) -> None:
+    with pytest.raises(JobError, match=rf"execution\.zeroStage {stage} cannot go with .*offload {offload}.*{needed}"):
+        choose_layout(replace(LLAMA_8B, offload=offload), 1, 80 * GB, Request(zero_stage=stage))
+
+
+@pytest.mark.parametrize(
+    ("batch", "workers", "largest", "chosen"),
+    [
+        (96, 4, 100, 24),  # one pass each
+        (96, 4, 23, 12),  # two even passes rather than 23 + 1
+        (32, 3, 8, 6),  # 6 micro-batches on 3 workers, the last one smaller
+        (96, 5, 16, 10),  # 10 micro-batches, 2 each
+        (96, 1, 64, 48),  # one worker: two passes either way, of less memory
+        (1, 8, 1, 1),
+    ],
+)
+def test_micro_batch_divides_the_batch_over_the_workers(batch: int, workers: int, largest: int, chosen: int) -> None:
+    assert balanced_micro_batch_size(batch, workers, largest) == chosen
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 64))
+def test_busiest_worker_has_little_more_than_with_the_best_size(batch: int, workers: int, largest: int) -> None:
+    def busiest(size: int) -> int:
+        starts = range(0, batch, size)
+        loads = [0] * workers
+        for number, start in enumerate(starts):
+            loads[number % workers] += min(size, batch - start)
+        return max(loads)
+
+    chosen = balanced_micro_batch_size(batch, workers, largest)
+
+    assert 1 <= chosen <= largest
+    best = min(busiest(size) for size in range(1, min(largest, -(-batch // workers)) + 1))
+    assert busiest(chosen) <= BALANCE_TOLERANCE * best

@@ -1,0 +1,51 @@
+"""Device memory by name, by size, and this machine's own."""
+
+from pathlib import Path
+
+import pytest
+
+from spotune.errors import UsageError
+from spotune.plan.devices import GIB, device_memory_bytes, machine_memory_bytes, parse_bytes
+
+
+def test_device_has_a_little_less_than_its_name_says() -> None:
+    assert 79 * GIB < device_memory_bytes("A100-80GB") < 80 * GIB
+
+
+def test_unknown_device_names_the_nearest_and_the_other_way() -> None:
+    with pytest.raises(UsageError, match=r"did you mean a100-80gb\?.*--device-memory 80GB"):
+        device_memory_bytes("a100-80")
+    with pytest.raises(UsageError, match=r"--device tpu: not known\. Known are t4, "):
+        device_memory_bytes("tpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80GB", 80 * 10**9),
+        ("79.5 GiB", int(79.5 * GIB)),
+        ("16Gi", 16 * GIB),
+        ("500mb", 500 * 10**6),
+        ("2T", 2 * 10**12),
+        ("1024", 1024),
+    ],
+)
+def test_sizes_are_read_in_decimal_and_binary_units(text: str, size: int) -> None:
+    assert parse_bytes(text, "--device-memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "80 apples", "-1GB", "0", "GB", "0.1"])
+def test_text_that_is_no_size_is_refused_with_the_options_name(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--device-memory .*expected a size such as 80GB"):
+        parse_bytes(text, "--device-memory")
+
+
+def test_container_limit_counts_where_it_is_lower_than_the_machine(tmp_path: Path) -> None:
+    limited, unlimited, absurd = (tmp_path / name for name in ("limited", "unlimited", "absurd"))
+    limited.write_text("104857600\n")
+    unlimited.write_text("max\n")
+    absurd.write_text(f"{2**63}\n")
+    missing = tmp_path / "missing"
+
+    assert machine_memory_bytes((limited, unlimited)) == 104_857_600
+    assert machine_memory_bytes((unlimited, absurd, missing)) == machine_memory_bytes(()) > 104_857_600

@@ -1,0 +1,182 @@
+"""Memory of model states and activations against published figures and the papers' formulas."""
+
+from typing import Any
+
+import pytest
+
+from spotune.plan.activations import Workload, activation_bytes, logits_bytes
+from spotune.plan.config_reader import read_architecture
+from spotune.plan.memory import FLOAT32, GB, MIXED, ZeroStage, estimate_memory, model_states, precision_of
+from spotune.plan.parameters import count_parameters
+from spotune.plan.published import PUBLISHED
+
+GPT: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 1000,
+    "n_embd": 256,
+    "n_layer": 4,
+    "n_head": 8,
+    "activation_function": "gelu",
+    "resid_pdrop": 0.1,
+}
+
+
+def layers_bytes(config: dict[str, Any], **changes: Any) -> int:
+    workload = Workload(micro_batch_size=3, sequence_length=128, **changes)
+    return activation_bytes(read_architecture(config), workload).layers_bytes
+
+
+def test_t5_11b_in_float32_takes_44_gb_of_weights_44_of_gradients_and_88_of_adam() -> None:
+    states = model_states(11_000_000_000, FLOAT32, zero_stage=0, world_size=1)
+
+    assert (states.weights_bytes, states.gradients_bytes, states.optimizer_bytes) == (44 * GB, 44 * GB, 88 * GB)
+    exact = count_parameters(read_architecture(PUBLISHED["google-t5/t5-11b"])).total
+    assert model_states(exact, FLOAT32, 0, 1).device_bytes == pytest.approx((44 + 44 + 88) * GB, rel=0.03)
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_7_5_billion_parameters_on_64_gpus_take_what_the_zero_paper_says(stage: ZeroStage, gigabytes: float) -> None:
+    # Rajbhandari et al. 2020, figure 1: K = 12, 7.5 billion parameters, 64 workers.
+    states = model_states(7_500_000_000, MIXED, stage, world_size=64)
+
+    assert round(states.device_bytes / GB, 1) == gigabytes
+
+
+def test_1_billion_parameters_in_float32_with_activations_take_about_22_gb() -> None:
+    llama_1b = {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 17,
+        "num_attention_heads": 32,
+    }
+    architecture = read_architecture(llama_1b)
+    assert count_parameters(architecture).total == pytest.approx(1e9, rel=0.01)
+
+    one_sequence = Workload(micro_batch_size=1, sequence_length=1024, bytes_per_element=4)
+    memory = estimate_memory(architecture, one_sequence, FLOAT32, zero_stage=0, world_size=1)
+
+    assert memory.states.device_bytes == pytest.approx(16 * GB, rel=0.01)
+    assert memory.total_bytes == pytest.approx(22 * GB, rel=0.05)
+
+
+def test_float32_with_a_sharded_optimizer_holds_a_second_copy_of_the_workers_part() -> None:
+    whole = model_states(1000, FLOAT32, zero_stage=0, world_size=2)
+    sharded = model_states(1000, FLOAT32, zero_stage=1, world_size=2)
+
+    assert whole.optimizer_bytes == 8000
+    assert sharded.optimizer_bytes == 12_000 / 2
+
+
+def test_parts_that_do_not_divide_evenly_are_rounded_up() -> None:
+    assert model_states(7, MIXED, 3, world_size=4).weights_bytes == 4
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_offloaded_optimizer_states_lie_in_host_memory(stage: ZeroStage) -> None:
+    # ZeRO-Offload: 16 bytes per parameter on the host: master, two moments and the gradient in float32.
+    states = model_states(1000, MIXED, stage, world_size=2, offload="optimizer")
+
+    assert states.optimizer_bytes == 0
+    assert states.host_bytes == 16 * 1000 / 2
+    assert states.weights_bytes == (1000 if stage == 3 else 2000)
+    assert states.gradients_bytes == (2000 if stage == 1 else 0)
+
+
+def test_offloaded_parameters_leave_no_states_on_the_device() -> None:
+    states = model_states(1000, MIXED, 3, world_size=2, offload="parameters")
+
+    assert states.device_bytes == 0
+    assert states.host_bytes == 18 * 1000 / 2
+
+
+def test_offload_that_a_stage_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="stage 1 or more"):
+        model_states(1000, MIXED, 0, 1, "optimizer")
+    with pytest.raises(ValueError, match="stage 3"):
+        model_states(1000, MIXED, 2, 1, "parameters")
+
+
+def test_precision_follows_the_dtype() -> None:
+    assert precision_of("float32") is FLOAT32
+    assert precision_of("bfloat16") is precision_of("float16") is MIXED
+
+
+def test_gpt_layer_keeps_the_papers_34_bytes_and_the_second_copy_of_the_attention_output() -> None:
+    # Korthikanti et al. 2022: 34 s b h without scores; PyTorch's kernel leaves its output in another layout: + 2 s b h.
+    growth = layers_bytes(GPT | {"n_layer": 5}) - layers_bytes(GPT)
+
+    assert growth == (34 + 2) * 128 * 3 * 256
+
+
+def test_kept_attention_scores_grow_with_the_square_of_the_length() -> None:
+    # Equation 1: 5 a s^2 b with a softmax in 16 bit; transformers computes it in float32 and keeps a copy: 9 a s^2 b.
+    scores = layers_bytes(GPT, fused_attention=False) - layers_bytes(GPT)
+
+    assert scores == 4 * 9 * 8 * 128**2 * 3
+
+
+def test_bloom_keeps_its_attention_scores_whatever_is_asked_for() -> None:
+    bloom = dict(PUBLISHED["bigscience/bloom-560m"])
+
+    assert layers_bytes(bloom, fused_attention=True) == layers_bytes(bloom, fused_attention=False)
+
+
+def test_capped_attention_scores_are_kept_with_their_cap() -> None:
+    gemma_2: dict[str, Any] = {**PUBLISHED["google/gemma-2-2b"], "final_logit_softcapping": None}
+    uncapped = layers_bytes(gemma_2 | {"attn_logit_softcapping": None})
+
+    assert layers_bytes(gemma_2) - uncapped == 26 * (4 + 2 + 2) * 8 * 128**2 * 3
+
+
+def test_checkpointing_keeps_the_input_of_each_layer() -> None:
+    four = layers_bytes(GPT, gradient_checkpointing=True)
+    five = layers_bytes(GPT | {"n_layer": 5}, gradient_checkpointing=True)
+
+    assert five - four == 2 * 128 * 3 * 256
+
+
+def test_checkpointing_holds_one_layer_or_the_logits_whichever_is_larger() -> None:
+    workload = Workload(micro_batch_size=3, sequence_length=128, gradient_checkpointing=True)
+    small_vocabulary = read_architecture(GPT | {"vocab_size": 10})
+    large_vocabulary = read_architecture(GPT | {"vocab_size": 100_000})
+
+    assert activation_bytes(small_vocabulary, workload).working_bytes == 36 * 128 * 3 * 256
+    assert activation_bytes(large_vocabulary, workload).working_bytes == logits_bytes(large_vocabulary, workload)
+
+
+def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
+    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+    long_source = activation_bytes(t5, Workload(4, sequence_length=512, target_length=64))
+    long_target = activation_bytes(t5, Workload(4, sequence_length=64, target_length=512))
+
+    assert long_target.working_bytes == 8 * long_source.working_bytes
+    assert long_target.layers_bytes > long_source.layers_bytes
+
+
+def test_capped_logits_are_kept_beside_the_loss() -> None:
+    workload = Workload(micro_batch_size=1, sequence_length=100)
+    capped = read_architecture(PUBLISHED["google/gemma-2-2b"])
+    uncapped = read_architecture({**PUBLISHED["google/gemma-2-2b"], "final_logit_softcapping": None})
+
+    assert logits_bytes(capped, workload) - logits_bytes(uncapped, workload) == 2 * 100 * 256_000
+
+
+def test_optimizer_step_and_activations_are_not_held_at_the_same_time() -> None:
+    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+    tiny, large = (
+        estimate_memory(t5, Workload(size, 128, 32), MIXED, 1, world_size=1, runtime_bytes=0) for size in (1, 64)
+    )
+
+    assert tiny.activations.total_bytes < tiny.step_bytes < large.activations.total_bytes
+    assert tiny.total_bytes == tiny.states.device_bytes + tiny.buffers_bytes + tiny.step_bytes
+    assert large.total_bytes == large.states.device_bytes + large.buffers_bytes + large.activations.total_bytes
+
+
+def test_buffers_are_deepspeeds_buckets_and_gathered_weights() -> None:
+    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+    stages: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+    buffers = [estimate_memory(llama, Workload(1, 128), MIXED, stage, world_size=8).buffers_bytes for stage in stages]
+
+    assert buffers == [0, 2 * GB, 2 * GB, 1 * GB + 21 * GB // 10]
