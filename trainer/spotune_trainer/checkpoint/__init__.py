@@ -1,0 +1,1 @@
+"""Checkpoints: per-parameter fragments that any world size and any ZeRO stage can read."""

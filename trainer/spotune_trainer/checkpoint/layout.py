@@ -1,0 +1,176 @@
+"""A checkpoint on the volume: its folder's name, its manifest, and which ones are whole.
+
+`checkpoints/step-00000120.gen-7/` holds one file of fragments and one `.ok` for each rank of generation 7; the
+manifest is written last (fsync, rename), so a folder without one was never finished. Which of the whole ones may be
+resumed from is a question of generations: see `spotune_trainer.generations`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic.alias_generators import to_camel, to_snake
+
+from spotune_trainer import files
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_NAME = re.compile(r"step-(\d{8})\.gen-(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointName:
+    """Step (number of optimizer steps done) and generation of a checkpoint; orders by step first."""
+
+    step: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step:08d}.gen-{self.generation}"
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointName:
+        """The name in `text`, such as `step-00000120.gen-7`.
+
+        Raises:
+            ValueError: it is not the name of a checkpoint.
+        """
+        match = _NAME.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not the name of a checkpoint (step-00000120.gen-7)")
+        return cls(step=int(match[1]), generation=int(match[2]))
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One rank's file: name, size in bytes, and XXH3-64 of its content in hex."""
+
+    name: str
+    size: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds; its presence is the commit.
+
+    Attributes:
+        step: optimizer steps done.
+        generation: the worker group that wrote it.
+        optimizer_step: Adam's step count (for bias correction); differs from `step` when steps were skipped.
+        fingerprint: hash of the job's meaning.
+        plan_version: version of `plan.json` it was trained under.
+        world_size: ranks that wrote it.
+        zero_stage: ZeRO stage it was written at; any stage can read it.
+        time: seconds since the epoch when it was committed.
+        files: one for each rank.
+        parameters: shape of every trainable parameter by name.
+    """
+
+    step: int
+    generation: int
+    optimizer_step: int
+    fingerprint: str
+    plan_version: int
+    world_size: int
+    zero_stage: int
+    time: float
+    files: tuple[FileEntry, ...]
+    parameters: dict[str, tuple[int, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, with the format's version."""
+        return {"format": FORMAT, **{to_camel(name): value for name, value in asdict(self).items()}}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Manifest:
+        """From what `to_json` gave.
+
+        Raises:
+            ValueError: another format, or not a manifest.
+        """
+        fields = {to_snake(name): entry for name, entry in value.items()}
+        found = fields.pop("format", None)
+        if found != FORMAT:
+            raise ValueError(f"manifest of format {found}, this version reads format {FORMAT}")
+        try:
+            fields["files"] = tuple(FileEntry(**entry) for entry in fields["files"])
+            fields["parameters"] = {name: tuple(shape) for name, shape in fields["parameters"].items()}
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a manifest: {error}") from error
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint: its folder and manifest."""
+
+    path: Path
+    name: CheckpointName
+    manifest: Manifest
+
+    @property
+    def bytes(self) -> int:
+        """Size of all its files."""
+        return sum(entry.size for entry in self.manifest.files)
+
+
+@dataclass(frozen=True)
+class Torn:
+    """A folder that has a checkpoint's name but cannot be one.
+
+    Attributes:
+        reason: why, for people.
+        committed: whether it was finished once; a folder without a manifest is what a killed worker group left.
+    """
+
+    path: Path
+    name: CheckpointName
+    reason: str
+    committed: bool = True
+
+
+def rank_file(rank: int) -> str:
+    """Name of the fragments file of `rank`."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def rank_ok(rank: int) -> str:
+    """Name of the file by which `rank` says that its fragments are on the disk."""
+    return f"rank-{rank:05d}.ok"
+
+
+def open_checkpoint(path: Path) -> Checkpoint | Torn:
+    """Read one checkpoint's manifest and compare the sizes of its files; contents are verified when they are read."""
+    name = CheckpointName.parse(path.name)
+    try:
+        value = files.read_json(path / MANIFEST)
+        if value is None:
+            return Torn(path, name, "it was never finished (no manifest)", committed=False)
+        manifest = Manifest.from_json(value)
+    except ValueError as error:
+        return Torn(path, name, str(error))
+    for entry in manifest.files:
+        try:
+            size = (path / entry.name).stat().st_size
+        except FileNotFoundError:
+            return Torn(path, name, f"{entry.name} is missing")
+        if size != entry.size:
+            return Torn(path, name, f"{entry.name} has {size} bytes, its manifest says {entry.size}")
+    return Checkpoint(path, name, manifest)
+
+
+def list_folders(checkpoints: Path) -> list[Path]:
+    """The folders in `checkpoints` that have a checkpoint's name, oldest step first."""
+    if not checkpoints.is_dir():
+        return []
+    found = [path for path in checkpoints.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: CheckpointName.parse(path.name))
+
+
+def list_checkpoints(checkpoints: Path) -> list[Checkpoint | Torn]:
+    """All checkpoints in the folder `checkpoints`, whole or torn, oldest step first."""
+    return [open_checkpoint(path) for path in list_folders(checkpoints)]
