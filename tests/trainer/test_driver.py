@@ -1,0 +1,334 @@
+"""The driver: one worker group after another until the model is trained or nothing more can be done, on fake time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
+from spotune.retry import FailureCause
+from spotune_trainer import driver as driver_module
+from spotune_trainer import files
+from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
+from spotune_trainer.driver import Driver, StoppedError, Surroundings, run_attempt
+from spotune_trainer.generations import claim
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.notice import write_notice
+from spotune_trainer.task import WorkerTask
+from spotune_trainer.worker_group import CorruptCheckpoint, Failed, GroupEnd, Stopped, Superseded, Trained
+from tests.trainer.checkpoints import put_checkpoint
+from tests.trainer.runs import Runs
+
+FIGURES = {"steps": 10, "samples": 150, "trainLoss": 1.5, "evalLoss": 1.25, "exportSha256": "ab"}
+TRAINED = Trained(FIGURES)
+LOST = Failed(FailureCause.WORKER_LOST, "lost rank 1 (ActorDiedError)")
+BROKEN = Failed(FailureCause.APP_ERROR, "rank 0: ValueError: row 7 has no labels")
+OUT_OF_MEMORY = Failed(FailureCause.OUT_OF_MEMORY, "rank 0: OutOfMemoryError: CUDA out of memory")
+
+
+@dataclass
+class Group:
+    """How one worker group goes: trains up to a step, commits some, and ends."""
+
+    end: GroupEnd
+    last: int = 0
+    commits: Sequence[int] = ()
+    before_end: Callable[[], object] | None = None
+
+
+@dataclass
+class World:
+    """A cluster in which worker groups go as written down, and time passes only while the driver sleeps."""
+
+    groups: list[Group]
+    slots: int = 2
+    tasks: list[WorkerTask] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    started: list[float] = field(default_factory=list)
+    now: float = 0.0
+    while_sleeping: Callable[[], object] | None = None
+
+    def surroundings(self) -> Surroundings:
+        return Surroundings(nodes=self.nodes, run_group=self.run_group, clock=lambda: self.now, sleep=self.sleep)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": float(self.slots)}}]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.while_sleeping is not None:
+            self.while_sleeping()
+
+    def run_group(self, task: WorkerTask, world_size: int, gpus: int, directory: JobDirectory) -> GroupEnd:
+        group = self.groups[len(self.tasks)]
+        self.tasks.append(task)
+        self.sizes.append(world_size)
+        self.started.append(self.now)
+        logs = directory.generation_logs(task.generation)
+        logs.root.mkdir(parents=True)
+        first = CheckpointName.parse(task.restore).step if task.restore else 0
+        for step in range(first + 1, group.last + 1):
+            record = {"generation": task.generation, "step": step, "seconds": 0.1, "tokens": 10, "loss": 1.0}
+            files.append_json(logs.steps, record)
+        for step in group.commits:
+            put_checkpoint(directory, step, task.generation)
+        if group.before_end is not None:
+            group.before_end()
+        return group.end
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> JobDirectory:
+    directory = JobDirectory(tmp_path / "job")
+    directory.logs.mkdir(parents=True)
+    return directory
+
+
+def make_driver(
+    runs: Runs, directory: JobDirectory, world: World, count: int = 2, minimum: int = 1, **retry: Any
+) -> Driver:
+    job = runs.job(
+        workers={"count": count, "min": minimum, "gpus": 0},
+        execution={"microBatchSize": 4, "zeroStage": 1},
+        retry=retry,
+    )
+    return Driver(directory, job, 1, world.surroundings())
+
+
+def events(driver: Driver, *names: str) -> list[dict[str, Any]]:
+    return driver.ledger.records(*names)
+
+
+def status(directory: JobDirectory) -> dict[str, Any]:
+    value = files.read_json(directory.status)
+    assert isinstance(value, dict)
+    return value
+
+
+def test_a_trained_model_leaves_its_figures(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(TRAINED, last=10, commits=[10])])
+    driver = make_driver(runs, directory, world)
+    driver.run()
+    assert world.sizes == [2]
+    result = files.read_json(directory.result)
+    assert result is not None
+    assert result.items() >= FIGURES.items()
+    assert (result["exactMatch"], result["executionAccuracy"], result["restarts"]) == (None, None, 0)
+    assert result["export"] == str(directory.export)
+    assert result["wallSeconds"] >= 0
+    names = [record["event"] for record in events(driver)]
+    assert names == ["generation-started", "generation-ended", "finished"]
+    started = events(driver, "generation-started")[0]
+    assert (started["generation"], started["restoredFrom"], started["step"], started["stepsLost"]) == (1, None, 0, 0)
+    assert (started["worldSize"], started["zeroStage"], started["microBatchSize"]) == (2, 1, 4)
+    assert status(directory)["phase"] == "Done"
+
+
+def test_a_lost_worker_group_is_followed_by_one_from_the_last_commit(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(LOST, last=8, commits=[5]), Group(TRAINED, last=10, commits=[10])])
+    driver = make_driver(runs, directory, world)
+    driver.run()
+    assert [task.restore for task in world.tasks] == [None, "step-00000005.gen-1"]
+    assert [task.generation for task in world.tasks] == [1, 2]
+    assert world.now == 0, "the first failure after new steps is retried at once"
+    started = events(driver, "generation-started")[1]
+    assert (started["restoredFrom"], started["step"], started["stepsLost"]) == ("step-00000005.gen-1", 5, 3)
+    (failure,) = events(driver, "failure")
+    assert (failure["cause"], failure["step"], failure["message"]) == ("workerLost", 8, LOST.message)
+    found = status(directory)
+    assert found["restarts"]["workerLost"] == 1
+    assert (found["resumedFromStep"], found["stepsLost"]) == (5, 3)
+
+
+def test_failures_without_a_new_step_are_retried_more_and_more_rarely(runs: Runs, directory: JobDirectory) -> None:
+    world = World([*[Group(LOST)] * 5, Group(TRAINED, last=10)])
+    make_driver(runs, directory, world, backoff={"initial": "10s", "max": "30s"}).run()
+    pauses = [later - earlier for earlier, later in zip(world.started, world.started[1:], strict=False)]
+    assert pauses == pytest.approx([0, 10, 20, 30, 30], abs=1)
+
+
+def test_a_job_that_always_fails_ends_after_its_limit_with_its_text(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(BROKEN, last=4, commits=[])] * 5)
+    driver = make_driver(runs, directory, world, appFailureLimit=3)
+    with pytest.raises(JobError, match=r"failed 3 times without a new step \(step 4\): rank 0: ValueError: row 7"):
+        driver.run()
+    assert len(world.tasks) == 3
+    found = status(directory)
+    assert found["phase"] == "Failed"
+    assert "row 7 has no labels" in found["message"]
+    assert found["restarts"]["appError"] == 3
+
+
+def test_failures_between_new_steps_are_never_too_many(runs: Runs, directory: JobDirectory) -> None:
+    groups = [Group(BROKEN, last=step + 1, commits=[step]) for step in range(1, 9)]
+    world = World([*groups, Group(TRAINED, last=10)])
+    make_driver(runs, directory, world, appFailureLimit=2).run()
+    assert len(world.tasks) == 9
+
+
+def test_attempts_before_count_with_those_of_this_driver(runs: Runs, directory: JobDirectory) -> None:
+    make_driver(runs, directory, World([])).ledger.append("failure", cause="appError", step=0, message="earlier")
+    driver = make_driver(runs, directory, World([Group(BROKEN)] * 3), appFailureLimit=2)
+    with pytest.raises(JobError, match="failed 2 times"):
+        driver.run()
+
+
+def test_out_of_memory_halves_the_micro_batch_and_records_it(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(OUT_OF_MEMORY, last=3), Group(OUT_OF_MEMORY), Group(TRAINED, last=10)])
+    make_driver(runs, directory, world).run()
+    assert [task.plan["microBatchSize"] for task in world.tasks] == [4, 2, 1]
+    plan = files.read_json(directory.plan)
+    assert plan is not None
+    assert (plan["version"], plan["microBatchSize"]) == (3, 1)
+    assert [change["microBatchSize"] for change in plan["changes"]] == [[4, 2], [2, 1]]
+    assert plan["changes"][0]["step"] == 3
+    assert plan["requested"]["microBatchSize"] == 4
+
+
+def test_out_of_memory_with_one_sample_is_the_users_to_solve(runs: Runs, directory: JobDirectory) -> None:
+    driver = make_driver(runs, directory, World([Group(OUT_OF_MEMORY)] * 3))
+    with pytest.raises(JobError, match="out of memory at step 0 with a micro-batch of one sample"):
+        driver.run()
+
+
+def test_a_corrupt_checkpoint_is_passed_over_and_said_once(runs: Runs, directory: JobDirectory) -> None:
+    corrupt = CorruptCheckpoint("step-00000006.gen-1", "checkpoint step-00000006.gen-1 is corrupt: rank-00000")
+    world = World([Group(LOST, last=8, commits=[3, 6]), Group(corrupt), Group(LOST, last=4), Group(TRAINED, last=10)])
+    driver = make_driver(runs, directory, world)
+    driver.run()
+    three, six = "step-00000003.gen-1", "step-00000006.gen-1"
+    assert [task.restore for task in world.tasks] == [None, six, three, three]
+    (skipped,) = events(driver, "checkpoint-skipped")
+    assert (skipped["checkpoint"], skipped["reason"]) == (six, corrupt.message)
+    assert [record["cause"] for record in events(driver, "failure")] == ["workerLost"] * 2
+    assert events(driver, "generation-started")[2]["stepsLost"] == 3
+
+
+def test_a_torn_checkpoint_is_passed_over_and_said_once(runs: Runs, directory: JobDirectory) -> None:
+    claim(directory, None)
+    put_checkpoint(directory, 3, 1)
+    torn = directory.checkpoints / str(put_checkpoint(directory, 6, 1))
+    (torn / MANIFEST).write_text("{")
+    world = World([Group(LOST, last=4), Group(TRAINED, last=10)])
+    driver = make_driver(runs, directory, world)
+    driver.run()
+    assert [task.restore for task in world.tasks] == ["step-00000003.gen-1"] * 2
+    (skipped,) = events(driver, "checkpoint-skipped")
+    assert skipped["checkpoint"] == torn.name
+
+
+def test_a_group_that_a_notice_stopped_ends_the_attempt(runs: Runs, directory: JobDirectory) -> None:
+    driver = make_driver(runs, directory, World([Group(Stopped(), last=7, commits=[7])]))
+    with pytest.raises(StoppedError, match="the same command goes on from it"):
+        driver.run()
+    assert StoppedError.exit_code == 10
+    assert events(driver, "notice")[0]["step"] == 7
+    assert status(directory)["phase"] != "Failed"
+
+
+def test_a_superseded_group_ends_the_attempt(runs: Runs, directory: JobDirectory) -> None:
+    driver = make_driver(runs, directory, World([Group(Superseded("a later one runs"), last=7)]))
+    with pytest.raises(SupersededError, match="a later one runs"):
+        driver.run()
+    assert len(events(driver, "superseded")) == 1
+
+
+def test_a_driver_that_another_one_superseded_starts_nothing_more(runs: Runs, directory: JobDirectory) -> None:
+    """A lost head's driver may live on; its workers fail, but the generation after them is not for it to start."""
+    world = World([Group(LOST, last=7, before_end=lambda: claim(directory, None)), Group(TRAINED)])
+    driver = make_driver(runs, directory, world)
+    with pytest.raises(SupersededError, match="another driver of this job has started a generation after 1"):
+        driver.run()
+    assert len(world.tasks) == 1
+
+
+def test_missing_workers_are_waited_for_then_fewer_are_enough(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(TRAINED, last=10)], slots=2)
+    make_driver(runs, directory, world, count=4, minimum=2).run()
+    assert world.sizes == [2]
+    assert world.started == pytest.approx([30], abs=1)
+
+
+def test_too_few_workers_are_waited_for_and_said(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(TRAINED, last=10)], slots=1)
+    seen: list[dict[str, Any]] = []
+
+    def look() -> None:
+        seen.append(status(directory))
+        if world.now > 100:
+            world.slots = 4
+
+    world.while_sleeping = look
+    make_driver(runs, directory, world, count=4, minimum=2).run()
+    assert world.sizes == [4]
+    assert (seen[0]["phase"], seen[0]["workers"]) == ("WaitingForWorkers", {"running": 0, "wanted": 4})
+    assert seen[0]["message"] == "1 of 4 workers are there (2 are needed)"
+    beats = [each["heartbeat"] for each in seen]
+    assert beats == sorted(set(beats)), "a driver that waits is alive"
+
+
+def test_a_stop_while_waiting_ends_the_attempt(runs: Runs, directory: JobDirectory) -> None:
+    world = World([], slots=0)
+    world.while_sleeping = lambda: write_notice(directory.notice, seconds=5, stop=True, reason="ctrl-c")
+    driver = make_driver(runs, directory, world)
+    with pytest.raises(StoppedError, match="stopped as asked while waiting"):
+        driver.run()
+
+
+def test_a_stop_during_backoff_ends_the_attempt(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(LOST)] * 5)
+    world.while_sleeping = lambda: write_notice(directory.notice, seconds=5, stop=True, reason="ctrl-c")
+    with pytest.raises(StoppedError):
+        make_driver(runs, directory, world, backoff={"initial": "10s", "max": "30s"}).run()
+    assert len(world.tasks) == 2
+
+
+def test_workers_that_cannot_talk_are_given_up_as_infrastructure(runs: Runs, directory: JobDirectory) -> None:
+    silent = Failed(FailureCause.COMMUNICATION, "rank 0: RuntimeError: gloo: Connection closed by peer")
+    driver = make_driver(runs, directory, World([Group(silent)] * 20), backoff={"initial": "1s", "max": "1s"})
+    with pytest.raises(InfrastructureError, match="could not reach one another 10 times"):
+        driver.run()
+
+
+def test_other_meaning_after_the_first_commit_is_refused(runs: Runs, directory: JobDirectory) -> None:
+    with pytest.raises(StoppedError):
+        make_driver(runs, directory, World([Group(Stopped(), last=5, commits=[5])])).run()
+    world = World([Group(TRAINED)])
+    job = runs.job(workers={"gpus": 0, "count": 2}, training={"learningRate": 0.5})
+    with pytest.raises(JobError, match="holds checkpoints of another model, data set or training"):
+        Driver(directory, job, 2, world.surroundings()).run()
+    assert world.tasks == []
+
+
+def test_before_the_first_commit_everything_may_change(runs: Runs, directory: JobDirectory) -> None:
+    with pytest.raises(StoppedError):
+        make_driver(runs, directory, World([Group(Stopped(), last=3)])).run()
+    world = World([Group(TRAINED, last=10)])
+    job = runs.job(workers={"gpus": 0, "count": 2}, training={"learningRate": 0.5}, execution={"microBatchSize": 2})
+    Driver(directory, job, 2, world.surroundings()).run()
+    assert world.tasks[0].plan["microBatchSize"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(JobError("bad"), 20), (InfrastructureError("gone"), 10), (SupersededError("later"), 30)]
+)
+def test_an_attempt_ends_with_the_exit_code_of_its_error(
+    runs: Runs, directory: JobDirectory, error: SpotuneError, code: int
+) -> None:
+    files.write_json(directory.job, runs.job().model_dump(mode="json"))
+
+    def connect() -> None:
+        raise error
+
+    assert run_attempt(directory, 1, connect) == code
+
+
+def test_the_command_needs_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        driver_module.main(["--attempt", "1"])
+    assert exit_info.value.code == 2
+    assert "--directory" in capsys.readouterr().err

@@ -1,0 +1,197 @@
+"""Real processes killed at seeded moments: the model that comes out is the one of an undisturbed run, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streaming.base.format.mds import MDSWriter
+
+from spotune.job import FinetuneJob
+from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints, rank_file
+from spotune_trainer.data.batches import combine_hashes, row_hash
+from spotune_trainer.data.schedule import SampleSchedule
+from spotune_trainer.data.shards import ShardedDataset
+from spotune_trainer.generations import surviving_steps
+from spotune_trainer.layout import JobDirectory
+from tests.trainer.live import LiveRun, kill
+from tests.trainer.runs import STEPS_PER_EPOCH, Runs
+from tests.trainer.tiny import VOCABULARY
+
+EPOCHS = 14
+STEPS = EPOCHS * STEPS_PER_EPOCH
+KILLS_SEED = 20260
+
+
+def long_job(runs: Runs, hang_timeout: str = "10m") -> FinetuneJob:
+    """Two CPU workers at ZeRO-2, enough steps to be killed between, a commit every fourth."""
+    return runs.job(
+        training={"epochs": EPOCHS},
+        checkpoint={"every": 4},
+        execution={"zeroStage": 2, "microBatchSize": 3},
+        workers={"count": 2, "gpus": 0},
+        retry={"hangTimeout": hang_timeout, "backoff": {"initial": "500ms", "max": "1s"}},
+    )
+
+
+@dataclass
+class LiveRuns:
+    """Makes runs, and ends what is left of them."""
+
+    runs: Runs
+    made: list[LiveRun]
+
+    def new(self, name: str, job: FinetuneJob) -> LiveRun:
+        run = LiveRun(self.runs.empty(name), job)
+        self.made.append(run)
+        return run
+
+
+@pytest.fixture(scope="module")
+def live(runs: Runs) -> Iterator[LiveRuns]:
+    """Live runs of this module."""
+    made = LiveRuns(runs, [])
+    yield made
+    for run in made.made:
+        run.end()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(live: LiveRuns) -> LiveRun:
+    """A run that nobody disturbs."""
+    run = live.new("undisturbed", long_job(live.runs))
+    run.start()
+    code, output = run.wait()
+    assert code == 0, output
+    return run
+
+
+def samples(run: LiveRun) -> list[str]:
+    """Hash of the rows of every step of the surviving history."""
+    return [record["samples"] for record in surviving_steps(run.directory)]
+
+
+def flip_a_bit(directory: JobDirectory) -> str:
+    """Damage the newest checkpoint in its middle; its name."""
+    newest = [found for found in list_checkpoints(directory.checkpoints) if isinstance(found, Checkpoint)][-1]
+    path = newest.path / rank_file(1)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return str(newest.name)
+
+
+def broken_shards(runs: Runs, step: int) -> Path:
+    """The corpus with a token that the model does not know in a row of the given step (counted from 1)."""
+    folder = runs.root / "broken-shards"
+    job = runs.job()
+    with ShardedDataset(str(runs.shards("seq2seq")), runs.root / "cache") as dataset:
+        schedule = SampleSchedule(dataset.shard_sizes, job.spec.training.global_batch_size, job.spec.training.seed)
+        bad = int(schedule.sample_ids(step - 1)[0])
+        columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+        with MDSWriter(out=str(folder), columns=columns) as writer:
+            for sample in range(dataset.num_samples):
+                row = dataset[sample]
+                unknown = np.full_like(row["input_ids"], VOCABULARY)
+                writer.write({**row, "input_ids": unknown} if sample == bad else row)
+    return folder
+
+
+@pytest.mark.timeout(900)
+def test_whatever_is_killed_the_model_is_the_same_bit_for_bit(live: LiveRuns, undisturbed: LiveRun) -> None:
+    moments = random.Random(KILLS_SEED)
+    run = live.new("killed", long_job(live.runs))
+    run.start()
+    run.wait_for_step(moments.randint(5, 9))
+    kill(moments.choice(run.workers()))
+    run.wait_for_step(moments.randint(15, 20))
+    for worker in run.workers():
+        kill(worker)
+    run.wait_for_step(moments.randint(26, 32))
+    kill(run.driver())
+    run.wait_for_step(moments.randint(38, 42))
+    run.kill_supervisor()
+    run.start()
+    run.wait_for_step(moments.randint(50, 54))
+    run.kill_everything()
+    damaged = flip_a_bit(run.directory)
+    run.start()
+    code, output = run.wait()
+
+    assert code == 0, output
+    assert damaged in output
+    assert [event["checkpoint"] for event in run.events("checkpoint-skipped")] == [damaged]
+    causes = Counter(event["cause"] for event in run.events("failure"))
+    assert causes["workerLost"] >= 2
+    assert run.result()["steps"] == undisturbed.result()["steps"] == STEPS
+    assert samples(run) == samples(undisturbed)
+    assert run.result()["exportSha256"] == undisturbed.result()["exportSha256"]
+    assert not run.directory.supervisor.exists()
+
+
+def test_history_holds_each_sample_once_per_epoch(undisturbed: LiveRun) -> None:
+    training = undisturbed.job.spec.training
+    train = undisturbed.job.spec.dataset.train
+    assert train is not None
+    with ShardedDataset(train.source, undisturbed.directory.root / "cache") as dataset:
+        schedule = SampleSchedule(dataset.shard_sizes, training.global_batch_size, training.seed)
+        for epoch in range(EPOCHS):
+            steps = range(epoch * STEPS_PER_EPOCH, (epoch + 1) * STEPS_PER_EPOCH)
+            ids = [int(sample) for step in steps for sample in schedule.sample_ids(step)]
+            assert sorted(ids) == list(range(dataset.num_samples))
+        expected = [
+            combine_hashes([row_hash(int(sample), dataset[int(sample)]) for sample in schedule.sample_ids(step)])
+            for step in range(STEPS)
+        ]
+    assert samples(undisturbed) == [f"{value:016x}" for value in expected]
+
+
+@pytest.mark.timeout(600)
+def test_a_hang_and_a_shard_that_is_away_for_a_while_are_survived(live: LiveRuns, undisturbed: LiveRun) -> None:
+    run = live.new("hung", long_job(live.runs, hang_timeout="25s"))
+    shards = live.runs.shards("seq2seq")
+    run.start()
+    run.wait_for_step(6)
+    os.kill(run.workers()[0].pid, signal.SIGSTOP)
+    run.wait_until(lambda: bool(run.events("failure")), "the end of the hang")
+    away = shards.with_name("away")
+    shutil.move(shards / "shard.00001.mds", away)
+    try:
+        run.wait_until(lambda: len(run.events("failure")) > 1, "the missing shard")
+    finally:
+        shutil.move(away, shards / "shard.00001.mds")
+    code, output = run.wait()
+
+    assert code == 0, output
+    causes = [event["cause"] for event in run.events("failure")]
+    assert causes[0] == "hang"
+    assert "appError" in causes
+    assert "shard.00001.mds" in run.events("failure")[1]["message"]
+    assert samples(run) == samples(undisturbed)
+    assert run.result()["exportSha256"] == undisturbed.result()["exportSha256"]
+
+
+@pytest.mark.timeout(600)
+def test_data_that_always_fails_at_one_step_ends_with_its_text(live: LiveRuns) -> None:
+    job = live.runs.job(
+        dataset={"train": {"source": str(broken_shards(live.runs, step=5))}},
+        execution={"zeroStage": 0, "microBatchSize": 3},
+        workers={"count": 1, "gpus": 0},
+        retry={"appFailureLimit": 2, "backoff": {"initial": "500ms", "max": "1s"}},
+    )
+    run = live.new("broken", job)
+    run.start()
+    code, output = run.wait()
+
+    assert code == 20, output
+    assert "index out of range" in output
+    assert [event["cause"] for event in run.events("failure")] == ["appError", "appError"]
+    assert not run.directory.result.exists()

@@ -1,0 +1,91 @@
+"""Files that survive a kill at any moment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spotune_trainer import files
+from spotune_trainer.files import LineReader
+
+KEEP_WRITING = """
+import sys
+from pathlib import Path
+from spotune_trainer import files
+path, number = Path(sys.argv[1]), 0
+while True:
+    files.write_json(path, {"number": number, "filling": "x" * 100_000}, durable=False)
+    number += 1
+"""
+APPEND = """
+import sys
+from pathlib import Path
+from spotune_trainer import files
+for number in range(300):
+    files.append_json(Path(sys.argv[1]), {"writer": int(sys.argv[2]), "number": number, "filling": "x" * 500})
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    writer = subprocess.Popen([sys.executable, "-c", KEEP_WRITING, str(path)])
+    try:
+        while not path.exists():
+            assert writer.poll() is None
+            time.sleep(0.01)
+        found = [files.read_json(path) for _ in range(200)]
+    finally:
+        writer.kill()
+        writer.wait()
+    found.append(files.read_json(path))
+    assert {len(value["filling"]) for value in found if value} == {100_000}
+    assert None not in found
+
+
+def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    writers = [subprocess.Popen([sys.executable, "-c", APPEND, str(path), str(number)]) for number in range(3)]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
+    records = list(files.read_lines(path))
+    for writer in range(3):
+        assert [record["number"] for record in records if record["writer"] == writer] == list(range(300))
+
+
+def test_a_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    reader = LineReader(path)
+    assert reader.read() == []
+    with path.open("w") as stream:
+        stream.write('{"step":1}\n{"st')
+        stream.flush()
+        assert reader.read() == [{"step": 1}]
+        assert reader.read() == []
+        stream.write('ep":2}\n')
+    assert reader.read() == [{"step": 2}]
+    assert list(files.read_lines(path)) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_value_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    files.write_json(path, {"version": 1})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        files.write_json(path, {"version": object()})
+    assert files.read_json(path) == {"version": 1}
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_missing_file_is_nothing(tmp_path: Path) -> None:
+    assert files.read_json(tmp_path / "notice.json") is None
+    assert list(files.read_lines(tmp_path / "steps.jsonl")) == []
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"version": 1})[:-3])
+    with pytest.raises(ValueError, match=r"plan\.json is not valid JSON .* damaged or edited by hand"):
+        files.read_json(path)

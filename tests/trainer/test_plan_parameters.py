@@ -1,0 +1,93 @@
+"""The plan's number of parameters is that of the model that transformers makes from the same configuration."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
+from spotune.plan.parameters import count_parameters
+
+LLAMA_SIZE = {
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+}
+T5_SIZE = {"vocab_size": 300, "d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 3, "num_heads": 6}
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("t5", T5_SIZE),
+    ("t5", T5_SIZE | {"num_decoder_layers": 1, "relative_attention_num_buckets": 16}),
+    ("t5", T5_SIZE | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("t5", T5_SIZE | {"feed_forward_proj": "gated-silu"}),
+    ("mt5", T5_SIZE),
+    (
+        "bart",
+        {
+            "vocab_size": 300,
+            "d_model": 48,
+            "encoder_layers": 3,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 6,
+            "encoder_ffn_dim": 64,
+            "decoder_ffn_dim": 80,
+            "max_position_embeddings": 40,
+            "decoder_start_token_id": 2,
+        },
+    ),
+    ("gpt2", {"vocab_size": 300, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 40}),
+    (
+        "gpt2",
+        {"vocab_size": 300, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_inner": 100, "tie_word_embeddings": False},
+    ),
+    ("llama", LLAMA_SIZE),
+    ("llama", LLAMA_SIZE | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    ("llama", LLAMA_SIZE | {"attention_bias": True, "mlp_bias": True, "head_dim": 20}),
+    ("mistral", LLAMA_SIZE | {"num_key_value_heads": 3}),
+    ("mistral", LLAMA_SIZE | {"num_attention_heads": 8}),
+    ("qwen2", LLAMA_SIZE | {"num_key_value_heads": 2}),
+    ("qwen2", LLAMA_SIZE | {"num_key_value_heads": None}),
+    ("qwen2", LLAMA_SIZE),
+    ("qwen2", LLAMA_SIZE | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    ("qwen3", LLAMA_SIZE),
+    ("qwen3", LLAMA_SIZE | {"num_key_value_heads": 2}),
+    ("qwen3", LLAMA_SIZE | {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True}),
+    ("gemma", LLAMA_SIZE),
+    ("gemma", LLAMA_SIZE | {"num_key_value_heads": 1}),
+    ("gemma", LLAMA_SIZE | {"num_key_value_heads": 6, "head_dim": 16, "tie_word_embeddings": False}),
+    ("gemma2", LLAMA_SIZE | {"num_attention_heads": 8, "head_dim": 16}),
+    ("gemma3_text", LLAMA_SIZE | {"num_key_value_heads": 2, "head_dim": 16}),
+    ("phi3", LLAMA_SIZE | {"num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}),
+    ("bloom", {"vocab_size": 300, "hidden_size": 48, "n_layer": 3, "n_head": 6}),
+    ("gpt_neox", LLAMA_SIZE),
+    ("gpt_neox", LLAMA_SIZE | {"attention_bias": False, "use_parallel_residual": False, "tie_word_embeddings": True}),
+]
+
+
+def parameters_in_transformers(config: Any) -> int:
+    auto_model: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto_model.from_config(config)
+    model.tie_weights()
+    count: int = model.num_parameters()
+    return count
+
+
+@pytest.mark.parametrize(("model_type", "values"), VARIANTS)
+def test_count_is_exact(model_type: str, values: dict[str, Any]) -> None:
+    config = CONFIG_MAPPING[model_type](**values)
+    expected = parameters_in_transformers(config)
+
+    as_published = {"model_type": model_type, **values}
+    as_transformers_reads_it = config.to_dict()
+
+    for written in (as_published, as_transformers_reads_it):
+        assert count_parameters(read_architecture(written), pretrained=False).total == expected
+
+
+def test_every_supported_architecture_is_compared() -> None:
+    assert {model_type for model_type, _ in VARIANTS} == set(SUPPORTED_MODEL_TYPES)

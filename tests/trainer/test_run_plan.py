@@ -1,0 +1,81 @@
+"""`plan.json`: later starts follow the first, and what changes is recorded with its step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spotune.errors import JobError
+from spotune.job import ExecutionSpec
+from spotune_trainer.run_plan import LIBRARIES, RunPlan, library_versions, requested
+
+PLAN = RunPlan(
+    version=1,
+    fingerprint="0123",
+    zero_stage=2,
+    micro_batch_size=8,
+    gradient_checkpointing=False,
+    reason="fits",
+    data={"train": "a" * 64, "eval": "b" * 64},
+    requested=requested(ExecutionSpec()),
+)
+
+
+def execution(**values: object) -> ExecutionSpec:
+    return ExecutionSpec.model_validate(values)
+
+
+def test_a_plan_survives_json() -> None:
+    plan = PLAN.change(12, micro_batch_size=4)
+    assert RunPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_a_change_is_recorded_with_its_step() -> None:
+    plan = PLAN.change(12, micro_batch_size=4)
+    assert (plan.version, plan.micro_batch_size) == (2, 4)
+    assert plan.changes == ({"step": 12, "microBatchSize": [8, 4]},)
+    again = plan.change(20, micro_batch_size=2, zero_stage=3)
+    assert again.version == 3
+    assert again.changes[-1] == {"step": 20, "microBatchSize": [4, 2], "zeroStage": [2, 3]}
+
+
+def test_a_change_to_what_is_there_is_none() -> None:
+    assert PLAN.change(12, micro_batch_size=8) is PLAN
+
+
+def test_an_edit_of_execution_is_taken_over_once() -> None:
+    plan = PLAN.follow(execution(zeroStage=3), step=40)
+    assert (plan.zero_stage, plan.micro_batch_size) == (3, 8)
+    assert plan.changes == ({"step": 40, "zeroStage": [2, 3]},)
+    assert plan.follow(execution(zeroStage=3), step=50) == plan
+
+
+def test_an_adaptation_is_not_undone_by_the_same_request() -> None:
+    """The user asked for 8, which ran out of memory: 4 stays, until the user asks for something else."""
+    asked = PLAN.follow(execution(microBatchSize=8), step=0)
+    halved = asked.change(30, micro_batch_size=4)
+    assert halved.follow(execution(microBatchSize=8), step=30).micro_batch_size == 4
+    assert halved.follow(execution(microBatchSize=2), step=30).micro_batch_size == 2
+
+
+def test_going_back_to_auto_keeps_what_runs() -> None:
+    plan = PLAN.follow(execution(zeroStage=3), step=40).follow(execution(), step=50)
+    assert plan.zero_stage == 3
+    assert plan.requested["zeroStage"] == "auto"
+
+
+def test_other_data_under_the_same_name_is_refused() -> None:
+    PLAN.check_data(PLAN.data)
+    with pytest.raises(JobError, match=r"dataset\.eval: its index\.json changed .* \(bbbbbbbbbbbb then, cccc.* now\)"):
+        PLAN.check_data({**PLAN.data, "eval": "c" * 64})
+    with pytest.raises(JobError, match=r"dataset\.eval: .* missing now"):
+        PLAN.check_data({"train": "a" * 64})
+    replace(PLAN, data={}).check_data({"train": "c" * 64})
+
+
+def test_the_versions_that_numbers_depend_on_are_kept() -> None:
+    versions = library_versions()
+    assert versions.keys() == {"python", *LIBRARIES}
+    assert all(versions.values())

@@ -1,0 +1,157 @@
+"""The supervisor over a Ray of the test's own making, which fails where a real one can hardly be made to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from spotune.durations import Duration
+from spotune.errors import InfrastructureError, JobError, SupersededError
+from spotune.job import RetrySpec
+from spotune.job.operations import BackoffSpec
+from spotune_trainer.jobs import JobsClient, JobsUnavailableError, RayJob
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.ledger import Ledger
+from spotune_trainer.supervise import Supervisor
+from spotune_trainer.view import PlainView
+from spotune_trainer.watched_attempt import Timing
+
+Act: TypeAlias = "int | Callable[[ScriptedRay], int | None]"
+POLICY = RetrySpec(backoff=BackoffSpec(initial=Duration("0.01s"), max=Duration("0.01s")))
+
+
+class ScriptedRay:
+    """A head whose submissions play one act each: an exit code, or something that happens."""
+
+    def __init__(self, *acts: Act) -> None:
+        self.acts = list(acts)
+        self.jobs: dict[str, RayJob] = {}
+        self.alive = False
+        self.starts = 0
+
+    def find(self, record: Mapping[str, Any] | None) -> bool:
+        return False
+
+    def start(self) -> None:
+        self.starts += 1
+        self.alive = True
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def client(self) -> JobsClient:
+        return ScriptedJobs(self)
+
+    def record(self) -> dict[str, Any] | None:
+        return None
+
+    def end(self) -> None:
+        self.alive = False
+        self.jobs = {}
+
+
+class ScriptedJobs(JobsClient):
+    """The Jobs API of a scripted head."""
+
+    def __init__(self, ray: ScriptedRay) -> None:
+        super().__init__("http://nowhere", "secret")
+        self.ray = ray
+
+    def list_jobs(self) -> list[RayJob]:
+        return list(self.ray.jobs.values())
+
+    def find(self, submission_id: str) -> RayJob | None:
+        return self.ray.jobs.get(submission_id)
+
+    def logs(self, submission_id: str) -> str:
+        return "Traceback\nValueError: what the driver said last"
+
+    def submit(self, entrypoint: str, submission_id: str, metadata: Mapping[str, str]) -> None:
+        act = self.ray.acts.pop(0)
+        code = act if isinstance(act, int) else act(self.ray)
+        status = "SUCCEEDED" if code == 0 else "FAILED" if code is not None else "RUNNING"
+        self.ray.jobs[submission_id] = RayJob(submission_id, status, code, "", metadata)
+
+
+def dies(ray: ScriptedRay) -> int | None:
+    """Ray dies before it has taken the submission."""
+    ray.alive = False
+    raise JobsUnavailableError("connection refused")
+
+
+def dies_later(ray: ScriptedRay) -> int | None:
+    """Ray dies when the driver runs."""
+    ray.alive = False
+    return None
+
+
+class Run:
+    def __init__(self, root: Path, *acts: Act) -> None:
+        self.directory = JobDirectory(root)
+        self.ray = ScriptedRay(*acts)
+        self.lines: list[str] = []
+
+    def __call__(self) -> None:
+        view = PlainView(self.lines.append)
+        Supervisor(self.directory, POLICY, self.ray, view, timing=Timing(poll=0.0)).run()
+
+    def attempts(self) -> list[tuple[int, int | None]]:
+        return [(record["attempt"], record["exitCode"]) for record in Ledger(self.directory).records("attempt-ended")]
+
+
+@pytest.mark.parametrize("death", [dies, dies_later])
+def test_ray_that_dies_is_started_again(tmp_path: Path, death: Callable[[ScriptedRay], int | None]) -> None:
+    run = Run(tmp_path, death, 0)
+    run()
+    assert run.ray.starts == 2
+    assert run.attempts() == [(1, None), (2, 0)]
+    assert [record["cause"] for record in Ledger(run.directory).records("failure")] == ["headLost"]
+
+
+def test_infrastructure_is_tried_again_until_it_holds(tmp_path: Path) -> None:
+    run = Run(tmp_path, 10, 10, 10, 10, 10, 10, 0)
+    run()
+    assert run.ray.starts == 1
+    assert run.attempts()[-1] == (7, 0)
+
+
+def test_attempts_are_numbered_over_the_life_of_the_directory(tmp_path: Path) -> None:
+    Run(tmp_path, 10, 0)()
+    again = Run(tmp_path, 0)
+    again()
+    assert again.attempts()[-1] == (3, 0)
+
+
+def test_attempt_that_ended_unseen_is_recorded_as_ended(tmp_path: Path) -> None:
+    run = Run(tmp_path, 0)
+    Ledger(run.directory).append("attempt-started", attempt=4)
+    run()
+    assert run.attempts() == [(4, None), (5, 0)]
+
+
+@pytest.mark.parametrize(("code", "error"), [(20, JobError), (30, SupersededError)])
+def test_final_failure_is_told_in_the_drivers_words(
+    tmp_path: Path, code: int, error: type[JobError] | type[SupersededError]
+) -> None:
+    run = Run(tmp_path, code)
+    with pytest.raises(error, match="what the driver said last"):
+        run()
+    assert not run.ray.alive
+
+
+def test_driver_that_always_crashes_is_given_up_with_its_traceback(tmp_path: Path) -> None:
+    run = Run(tmp_path, 1, 1, 1)
+    with pytest.raises(InfrastructureError, match="what the driver said last"):
+        run()
+    assert run.ray.acts == []
+
+
+def test_notice_of_an_earlier_stop_does_not_stop_the_next_attempt(tmp_path: Path) -> None:
+    run = Run(tmp_path, 0)
+    run.directory.notice.write_text('{"stop": true}')
+    run()
+    assert not run.directory.notice.exists()
+    assert not run.directory.supervisor.exists()

@@ -1,0 +1,103 @@
+"""Greedy answers to tokenised prompts: one way for evaluation, `spotune predict` and the export's configuration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Pulse(StoppingCriteria):
+    """Beats once a token and stops nothing; what the callback raises ends the generation."""
+
+    def __init__(self, heartbeat: Callable[[], None]) -> None:
+        self._heartbeat = heartbeat
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        """Beat; no sequence of `input_ids` [batch, sequence] is finished by it."""
+        self._heartbeat()
+        return torch.zeros(input_ids.size(0), dtype=torch.bool, device=input_ids.device)
+
+
+def aligned_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pretrained: bool) -> GenerationConfig:
+    """The model's generation configuration with the special tokens of the tokenizer it was trained with.
+
+    A pretrained model keeps its own ends of text beside the tokenizer's (chat models have several). Those of a model
+    from scratch are only defaults of its configuration class and may be ordinary tokens here.
+    """
+    config = copy.deepcopy(model.generation_config)
+    ends = {int(token) for token in [tokenizer.eos_token_id] if token is not None}
+    if pretrained or not ends:
+        own = config.eos_token_id
+        ends |= set(own if isinstance(own, list) else [] if own is None else [own])
+    config.eos_token_id = sorted(ends)[0] if len(ends) == 1 else sorted(ends)
+    config.pad_token_id = tokenizer.pad_token_id
+    if model.config.is_encoder_decoder:
+        config.decoder_start_token_id = model.config.decoder_start_token_id
+    return config
+
+
+def greedy_config(base: GenerationConfig, max_new_tokens: int) -> GenerationConfig:
+    """`base` without sampling and beams, ending after `max_new_tokens` tokens."""
+    config = copy.deepcopy(base)
+    config.update(
+        do_sample=False,
+        num_beams=1,
+        temperature=None,
+        top_k=None,
+        top_p=None,
+        max_length=None,
+        max_new_tokens=max_new_tokens,
+    )
+    config.use_cache = True
+    return config
+
+
+def generate_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    heartbeat: Callable[[], None] = lambda: None,
+    synced_gpus: bool = False,
+) -> list[str]:
+    """Answers to tokenised prompts, without special tokens, in one batch.
+
+    Args:
+        model: on the device to generate on.
+        tokenizer: of the model; has a padding token.
+        prompts: token ids, of any lengths; padded on the left for causal models, on the right for seq2seq.
+        config: as made by `greedy_config`.
+        heartbeat: called once a token; an exception from it ends the generation.
+        synced_gpus: go on until every rank is done, as ZeRO-3 needs it.
+    """
+    causal = not model.config.is_encoder_decoder
+    width = max(len(prompt) for prompt in prompts)
+    input_ids = torch.full((len(prompts), width), int(tokenizer.pad_token_id), dtype=torch.long)
+    mask = torch.zeros_like(input_ids)
+    for row, prompt in enumerate(prompts):
+        place = slice(width - len(prompt), width) if causal else slice(0, len(prompt))
+        input_ids[row, place] = torch.as_tensor(prompt, dtype=torch.long)
+        mask[row, place] = 1
+    generate: Any = model.generate
+    tokens: Tensor = generate(
+        input_ids=input_ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        generation_config=config,
+        stopping_criteria=StoppingCriteriaList([Pulse(heartbeat)]),
+        synced_gpus=synced_gpus,
+    )
+    answers = tokens[:, width:] if causal else tokens
+    return [
+        str(tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        for answer in answers.tolist()
+    ]

@@ -1,0 +1,336 @@
+"""The driver of one attempt: plan, worker group, why it ended, next worker group.
+
+Usage:
+    python -m spotune_trainer.driver --directory DIR --attempt 3
+
+Runs on the head as a Ray job, submitted by the supervisor. What it knows lies on the volume, so that a new driver
+goes on where a lost one was. Exit codes: 0 trained, 10 infrastructure (or told to stop), 20 the user's model, data or
+configuration, 30 superseded by a later generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
+from spotune.job import FinetuneJob
+from spotune.retry import FailureCause, GiveUp, decide
+from spotune_trainer import files
+from spotune_trainer.capacity import choose_world_size, live_slots
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
+from spotune_trainer.generations import choose_checkpoint, claim, is_superseded, list_generations
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.ledger import Ledger
+from spotune_trainer.monitor import Monitor
+from spotune_trainer.planning import plan_run, save_plan
+from spotune_trainer.progress import Phase
+from spotune_trainer.run_plan import RunPlan
+from spotune_trainer.task import WorkerTask
+from spotune_trainer.tracking import TensorBoardTracker
+from spotune_trainer.worker_group import (
+    CorruptCheckpoint,
+    Failed,
+    GroupEnd,
+    Stopped,
+    Superseded,
+    Trained,
+    run_worker_group,
+)
+
+if TYPE_CHECKING:
+    from spotune_trainer.data.prepare import PrepareProgress
+
+logger = logging.getLogger("spotune.driver")
+
+_POLL_SECONDS = 0.5
+_PATIENCE_SECONDS = 30.0
+"""Wait so long for all workers that are wanted before starting with fewer."""
+
+
+class StoppedError(InfrastructureError):
+    """The run was told to stop; its state is committed."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a driver needs of Ray and of time.
+
+    Attributes:
+        nodes: the cluster's nodes, as `ray.nodes()` gives them.
+        run_group: runs one worker group to its end.
+        clock: seconds, monotonic.
+        sleep: waits for some seconds.
+    """
+
+    nodes: Callable[[], Sequence[Mapping[str, Any]]] = ray.nodes
+    run_group: Callable[[WorkerTask, int, int, JobDirectory], GroupEnd] = run_worker_group
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Driver:
+    """Runs worker groups of one job until the model is trained or nothing more can be done."""
+
+    def __init__(
+        self, directory: JobDirectory, job: FinetuneJob, attempt: int, surroundings: Surroundings | None = None
+    ) -> None:
+        self.directory = directory
+        self.job = job
+        self.surroundings = surroundings or Surroundings()
+        self.ledger = Ledger(directory)
+        trackers = [TensorBoardTracker(directory.tensorboard)] if job.spec.tracking.tensorboard else []
+        self.monitor = Monitor(directory, self.ledger, attempt, trackers)
+        self._refused: set[CheckpointName] = set()
+        self._claimed: int | None = None
+
+    def run(self) -> None:
+        """Train to the end.
+
+        Raises:
+            JobError: the user has to change something.
+            InfrastructureError: it may work another time; a stop that was asked for is one.
+            SupersededError: a later generation of the job runs.
+        """
+        with self.monitor:
+            try:
+                self._prepare()
+                while not self._run_generation():
+                    pass
+            except SpotuneError as error:
+                self.monitor.update(Phase.FAILED if isinstance(error, JobError) else None, message=str(error))
+                raise
+
+    def _prepare(self) -> None:
+        """Make shards of raw data, once; a killed preparation goes on where it was."""
+        dataset = self.job.spec.dataset
+        if dataset.prepare is None or dataset.train is not None:
+            return
+        from spotune_trainer.data.prepare import PrepareOptions, prepare
+        from spotune_trainer.models import load_tokenizer
+
+        def report(done: PrepareProgress) -> None:
+            self.monitor.update(
+                message=f"prepared {done.documents:,} rows, {done.parts_done} of {done.parts_total} parts"
+            )
+
+        self.monitor.update(Phase.PREPARING, message=f"preparing {dataset.prepare.source}")
+        options = PrepareOptions.of_job(self.job)
+        prepare([dataset.prepare.source], self.directory.data / "train", options, load_tokenizer(self.job), report)
+
+    def _run_generation(self) -> bool:
+        """One worker group from plan to end; True when the model is trained."""
+        started = time.monotonic()
+        choice = choose_checkpoint(self.directory, self._refused)
+        for torn in choice.skipped:
+            self._skip(torn.name, torn.reason)
+        plan = plan_run(self.job, self.directory, choice.checkpoint)
+        self.monitor.startup("plan", time.monotonic() - started)
+        world_size = self._wait_for_workers()
+        task = self._claim(choice.checkpoint, plan, world_size)
+        started = time.monotonic()
+        end = self.surroundings.run_group(task, world_size, self.job.spec.workers.gpus, self.directory)
+        self.monitor.end()
+        seconds = round(time.monotonic() - started, 3)
+        self.ledger.append("generation-ended", generation=task.generation, worldSize=world_size, seconds=seconds)
+        return self._judge(end, plan, task)
+
+    def _wait_for_workers(self) -> int:
+        workers = self.job.spec.workers
+        per_pod = max(workers.gpus, 1)
+        fewest, wanted = workers.min * per_pod, workers.count * per_pod
+        resource = "GPU" if workers.gpus else "CPU"
+        clock = self.surroundings.clock
+        started = clock()
+        while True:
+            slots = live_slots(self.surroundings.nodes(), resource)
+            size = choose_world_size(slots, fewest, wanted, clock() - started, _PATIENCE_SECONDS)
+            if size is not None:
+                return size
+            self.monitor.update(
+                Phase.WAITING_FOR_WORKERS,
+                workers={"running": 0, "wanted": wanted},
+                message=f"{slots} of {wanted} workers are there ({fewest} are needed)",
+            )
+            self._refuse_stop()
+            self.surroundings.sleep(_POLL_SECONDS)
+
+    def _claim(self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int) -> WorkerTask:
+        """Start the next generation from `checkpoint`, and say so.
+
+        Raises:
+            SupersededError: another driver has claimed one since this one did; it is the later of the two.
+        """
+        if self._claimed is not None and is_superseded(self.directory, self._claimed):
+            self.ledger.append("superseded", generation=self._claimed)
+            raise SupersededError(f"another driver of this job has started a generation after {self._claimed}")
+        name = checkpoint.name if checkpoint else None
+        lost = self._steps_past(name)
+        generation = claim(self.directory, name)
+        self._claimed = generation.number
+        self.ledger.append(
+            "generation-started",
+            generation=generation.number,
+            restoredFrom=str(name) if name else None,
+            step=generation.first_step,
+            stepsLost=lost,
+            worldSize=world_size,
+            zeroStage=plan.zero_stage,
+            microBatchSize=plan.micro_batch_size,
+        )
+        self.monitor.begin(generation.number, generation.first_step, world_size)
+        start = f"from {name}" if name else "from the beginning"
+        logger.info("generation %d starts %s with %d workers", generation.number, start, world_size)
+        return WorkerTask(
+            directory=str(self.directory.root),
+            generation=generation.number,
+            restore=str(name) if name else None,
+            job=self.job.model_dump(mode="json"),
+            plan=plan.to_json(),
+        )
+
+    def _steps_past(self, restored: CheckpointName | None) -> int:
+        """Steps that the newest generation trained after what the next one starts from."""
+        generations = list_generations(self.directory)
+        if not generations:
+            return 0
+        lines = files.read_lines(self.directory.generation_logs(generations[-1].number).steps)
+        last: int = max((line["step"] for line in lines), default=generations[-1].first_step)
+        return max(0, last - (restored.step if restored else 0))
+
+    def _judge(self, end: GroupEnd, plan: RunPlan, task: WorkerTask) -> bool:
+        """Act on the end of a worker group; True when the model is trained."""
+        match end:
+            case Trained(figures):
+                self._finish(figures)
+                return True
+            case Stopped():
+                self.ledger.append("notice", generation=task.generation, step=self._last_step(task))
+                raise StoppedError("stopped as asked; the state is committed, and the same command goes on from it")
+            case Superseded(message):
+                self.ledger.append("superseded", generation=task.generation)
+                raise SupersededError(message)
+            case CorruptCheckpoint(checkpoint, message):
+                self._skip(CheckpointName.parse(checkpoint), message)
+            case Failed(cause, message):
+                self._retry(cause, message, plan, task)
+        return False
+
+    def _retry(self, cause: FailureCause, message: str, plan: RunPlan, task: WorkerTask) -> None:
+        """Record the failure, and wait as long as the retry policy says.
+
+        Raises:
+            JobError, InfrastructureError: the policy gives up.
+        """
+        step = self._last_step(task)
+        self.ledger.append("failure", generation=task.generation, cause=str(cause), message=message, step=step)
+        logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, cause, message)
+        self.monitor.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=message)
+        gpu_hours = self.ledger.worker_seconds() / 3600 if self.job.spec.workers.gpus else 0.0
+        decision = decide(
+            self.ledger.failures(),
+            self.job.spec.retry,
+            now=time.time(),
+            micro_batch_size=plan.micro_batch_size,
+            gpu_hours=gpu_hours,
+        )
+        if isinstance(decision, GiveUp):
+            kind = JobError if decision.exit_code == JobError.exit_code else InfrastructureError
+            raise kind(decision.reason)
+        if decision.halve_micro_batch:
+            save_plan(self.directory, plan.change(step, micro_batch_size=plan.micro_batch_size // 2))
+        until = self.surroundings.clock() + decision.after_seconds
+        while self.surroundings.clock() < until:
+            self._refuse_stop()
+            self.monitor.update()
+            self.surroundings.sleep(_POLL_SECONDS)
+
+    def _finish(self, figures: dict[str, Any]) -> None:
+        first = self.ledger.records("generation-started")[0]["time"]
+        wall_seconds = round(time.time() - first, 1)
+        result = {
+            **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy")),
+            **figures,
+            "wallSeconds": wall_seconds,
+            "restarts": sum(self.ledger.restarts().values()),
+            "export": str(self.directory.export),
+        }
+        files.write_json(self.directory.result, result)
+        self.ledger.append("finished", step=figures["steps"], wallSeconds=wall_seconds)
+        logger.info("trained: %s", result)
+        self.monitor.update(Phase.DONE, message=None, etaSeconds=0.0)
+
+    def _skip(self, name: CheckpointName, reason: str) -> None:
+        """Pass over a checkpoint that cannot be used, and say so, once."""
+        if name in self._refused:
+            return
+        self._refused.add(name)
+        self.ledger.append("checkpoint-skipped", checkpoint=str(name), reason=reason)
+        message = f"checkpoint {name} cannot be used ({reason}); going on from the one before"
+        logger.warning(message)
+        self.monitor.update(message=message)
+
+    def _last_step(self, task: WorkerTask) -> int:
+        """The last step that this generation logged, or the one it started from."""
+        logs = self.directory.generation_logs(task.generation)
+        first = CheckpointName.parse(task.restore).step if task.restore else 0
+        return max((line["step"] for line in files.read_lines(logs.steps)), default=first)
+
+    def _refuse_stop(self) -> None:
+        """End the waiting when the run is told to stop: there is nothing to commit."""
+        notice = files.read_json(self.directory.notice)
+        if notice is not None and notice["stop"]:
+            raise StoppedError(
+                "stopped as asked while waiting for workers; the same command goes on from the last commit"
+            )
+
+
+def run_attempt(directory: JobDirectory, attempt: int, connect: Callable[[], object]) -> int:
+    """One attempt, from connecting to Ray to its exit code."""
+    job = FinetuneJob.model_validate(files.read_json(directory.job))
+    try:
+        started = time.monotonic()
+        connect()
+        driver = Driver(directory, job, attempt)
+        driver.monitor.startup("connect", time.monotonic() - started)
+        driver.run()
+    except SpotuneError as error:
+        logger.error("%s", error)
+        return error.exit_code
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the Ray job."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--directory", type=Path, required=True, help="the job's folder on the volume")
+    parser.add_argument("--attempt", type=int, required=True, help="number of this attempt")
+    options = parser.parse_args(arguments)
+    directory = JobDirectory(options.directory.absolute())
+    directory.logs.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        handlers=[
+            logging.StreamHandler(sys.stdout),
+            logging.FileHandler(directory.logs / f"driver-{options.attempt}.log"),
+        ],
+    )
+    return run_attempt(directory, options.attempt, lambda: ray.init(address="auto", log_to_driver=False))
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Everything is on the volume; an orderly end of Ray's client would take seconds that nobody needs.
+    os._exit(code)

@@ -1,0 +1,133 @@
+"""A transformers model under DeepSpeed: ZeRO 0-3, AdamW, clipping, and the learning rate as a function of the step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import deepspeed
+import torch
+from transformers import PreTrainedModel, get_scheduler
+
+from spotune.job import TrainingSpec
+from spotune_trainer.checkpoint.fragments import check_version
+
+_LARGEST_BUCKET_ELEMENTS = 500_000_000
+
+LearningRate = Callable[[int], float]
+"""Learning rate of the 0-based optimizer step."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How a model is trained on this group of workers.
+
+    Attributes:
+        zero_stage: 0 to 3, as planned; bf16 at stage 0 runs as stage 1 (see `effective_stage`).
+        micro_batch_size: samples that go through the model at once on one rank.
+        accumulation: micro-batches of one optimizer step on one rank.
+        dtype: parameters and activations; masters and moments are fp32.
+        gradient_checkpointing: recompute activations in the backward pass.
+    """
+
+    zero_stage: int
+    micro_batch_size: int
+    accumulation: int
+    dtype: torch.dtype
+    gradient_checkpointing: bool
+
+
+def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:
+    """Stage 0 in low precision is run as stage 1: DeepSpeed's unsharded wrapper steps once on zero gradients."""
+    return 1 if zero_stage == 0 and dtype != torch.float32 else zero_stage
+
+
+def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineConfig) -> Any:
+    """Wrap `model` (its parameters in fp32 or `config.dtype`) for training; the process group must be initialised.
+
+    Returns:
+        deepspeed.DeepSpeedEngine: its `module` is the model.
+    """
+    check_version()
+    # The CPU shared-memory all-reduce is compiled for most of a minute at first use; gloo serves as well.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=_backend(), auto_mpi_discovery=False, verbose=False)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.config.use_cache = False
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=_adamw(model, training),
+        config=_deepspeed_config(training, config, sum(parameter.numel() for parameter in model.parameters())),
+        dist_init_required=False,
+    )
+    return engine
+
+
+def learning_rate(training: TrainingSpec, total_steps: int) -> LearningRate:
+    """The schedule `training.scheduler` of transformers, as a pure function of the 0-based step."""
+    warmup = training.warmup_steps or round(training.warmup_ratio * total_steps)
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([parameter], lr=training.learning_rate)
+    scheduler: Any = get_scheduler(training.scheduler, optimizer, warmup, total_steps)
+    factor = scheduler.lr_lambdas[0] if hasattr(scheduler, "lr_lambdas") else lambda _step: 1.0
+    return lambda step: training.learning_rate * float(factor(step))
+
+
+def set_learning_rate(engine: Any, value: float) -> None:
+    """Set the rate of the next optimizer step."""
+    for group in engine.basic_optimizer.param_groups:
+        group["lr"] = value
+
+
+def unsharded_gradient_norm(engine: Any) -> torch.Tensor | None:
+    """Norm of the reduced gradient at stage 0, just before the optimizer steps; stages 1-3 compute it themselves."""
+    if engine.zero_optimization_stage() > 0:
+        return None
+    gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def _backend() -> str:
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _adamw(model: PreTrainedModel, training: TrainingSpec) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices only: neither biases (T5's relative ones included) nor norms."""
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    decayed = [p for name, p in trainable if p.ndim >= 2 and "bias" not in name]
+    others = [p for name, p in trainable if p.ndim < 2 or "bias" in name]
+    groups = [
+        {"params": decayed, "weight_decay": training.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=training.learning_rate,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+        fused=True,
+    )
+
+
+def _deepspeed_config(training: TrainingSpec, config: EngineConfig, parameters: int) -> dict[str, Any]:
+    world_size = int(os.environ["WORLD_SIZE"])
+    return {
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_accumulation_steps": config.accumulation,
+        "train_batch_size": config.micro_batch_size * config.accumulation * world_size,
+        "gradient_clipping": training.max_grad_norm,
+        "bf16": {"enabled": config.dtype == torch.bfloat16},
+        "zero_optimization": {
+            "stage": effective_stage(config.zero_stage, config.dtype),
+            "overlap_comm": torch.cuda.is_available(),
+            "contiguous_gradients": True,
+            # DeepSpeed allocates the whole bucket, however small the model is.
+            "reduce_bucket_size": min(parameters, _LARGEST_BUCKET_ELEMENTS),
+        },
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1_000_000_000,
+        "wall_clock_breakdown": False,
+    }

@@ -1,0 +1,105 @@
+"""Model FLOPs utilisation (MFU): the arithmetic a step needs by its formula, over what the devices could do.
+
+The count is llm-foundry's (https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking#mfu), after
+PaLM (Chowdhery et al. 2022, appendix B): 6 N floating-point operations per token for forward and backward through N
+parameters, and 12 L d T for attention over T tokens in L layers of width d. Recomputed activations do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from transformers import PreTrainedModel
+
+# Peak dense FLOP/s (without sparsity) by dtype, from NVIDIA's data sheets; float32 without TF32, as is torch's default.
+# The name is what torch.cuda.get_device_name() says; the first pattern that is found in it counts.
+_PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    # NVIDIA Blackwell Architecture data sheet (HGX B200: 36 PFLOP/s of 8 with sparsity)
+    (r"\bB200\b", {"bfloat16": 2250e12, "float16": 2250e12}),
+    # NVIDIA H100 and H200 data sheets (with sparsity there: 1,513, 1,671 and 1,979 TFLOP/s)
+    (r"\bH100 PCIe", {"bfloat16": 756e12, "float16": 756e12, "float32": 51e12}),
+    (r"\bH[12]00 NVL", {"bfloat16": 835.5e12, "float16": 835.5e12, "float32": 60e12}),
+    (r"\bG?H[12]00\b", {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12}),
+    # NVIDIA A100 data sheet
+    (r"\bA100\b", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12}),
+    # NVIDIA L40S data sheet
+    (r"\bL40S\b", {"bfloat16": 362.05e12, "float16": 362.05e12, "float32": 91.6e12}),
+    # NVIDIA L4 data sheet (with sparsity there: 242 TFLOP/s)
+    (r"\bL4\b", {"bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12}),
+    # NVIDIA T4 data sheet
+    (r"\bT4\b", {"float16": 65e12, "float32": 8.1e12}),
+    # NVIDIA V100 data sheet
+    (r"\bV100-PCIE", {"float16": 112e12, "float32": 14e12}),
+    (r"\bV100\b", {"float16": 125e12, "float32": 15.7e12}),
+)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the formula needs to know of a model.
+
+    Attributes:
+        parameters: of the decoder, its embeddings included; of the whole model where it has no encoder.
+        layers: of the decoder.
+        hidden_size: width of a layer.
+        encoder_parameters: of the encoder, 0 for causal models.
+        encoder_layers: of the encoder.
+    """
+
+    parameters: int
+    layers: int
+    hidden_size: int
+    encoder_parameters: int = 0
+    encoder_layers: int = 0
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> ModelShape:
+        """The shape of a whole model, before its parameters are partitioned; embeddings that are shared count once."""
+        config: Any = model.config.get_text_config()
+        total, layers = _count(model), int(config.num_hidden_layers)
+        if not model.config.is_encoder_decoder:
+            return cls(total, layers, int(config.hidden_size))
+        encoder = _count(model.get_encoder()) - _count(model.get_input_embeddings())
+        decoder_layers = getattr(config, "num_decoder_layers", getattr(config, "decoder_layers", layers))
+        return cls(total - encoder, int(decoder_layers), int(config.hidden_size), encoder, layers)
+
+    def flops(self, rows: int, sequence: float, target: float = 0.0) -> float:
+        """Floating-point operations of forward and backward for some rows.
+
+        Args:
+            rows: how many.
+            sequence: their length in tokens, of the input for encoder-decoders.
+            target: tokens of an encoder-decoder's target; they attend to themselves and to the input.
+        """
+        if not self.encoder_layers:
+            return rows * _stack_flops(self.parameters, self.layers, self.hidden_size, sequence, sequence)
+        encoder = _stack_flops(self.encoder_parameters, self.encoder_layers, self.hidden_size, sequence, sequence)
+        decoder = _stack_flops(self.parameters, self.layers, self.hidden_size, target, target + sequence)
+        return rows * (encoder + decoder)
+
+
+def peak_flops(device_name: str, dtype: str) -> float | None:
+    """Dense floating-point operations a second of a device, None where it is not known, as for any CPU.
+
+    Args:
+        device_name: as `torch.cuda.get_device_name()` gives it.
+        dtype: `model.dtype` of the job.
+    """
+    return next((peaks.get(dtype) for pattern, peaks in _PEAKS if re.search(pattern, device_name)), None)
+
+
+def mfu(flops: float, seconds: float, devices: int, peak: float | None) -> float | None:
+    """Share of the devices' peak that was used, from 0 to 1; None where the peak is not known or no time has passed."""
+    return flops / (seconds * devices * peak) if peak and seconds > 0 else None
+
+
+def _stack_flops(parameters: int, layers: int, hidden_size: int, tokens: float, attended: float) -> float:
+    return tokens * (6 * parameters + 12 * layers * hidden_size * attended)
+
+
+def _count(module: Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,141 @@
+"""From a job file to a job directory to train in: what can be refused is refused before anything is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from spotune.errors import JobError, Problem, UsageError
+from spotune.fingerprint import changed_fields
+from spotune.job import FinetuneJob
+from spotune.load import SOURCE_FIELDS, parse_job, read_job_file, replace_fields, resolve_paths
+from spotune.unbuilt import refuse_unbuilt
+from spotune_trainer import files
+from spotune_trainer.layout import JobDirectory
+
+_GPU_DEVICES = "nvidia[0-9]*"
+
+
+def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
+    """The job of a file with the options of the command line in it, and absolute paths.
+
+    Args:
+        file: the YAML file; relative sources start at its folder.
+        changes: new values by camelCase path.
+
+    Raises:
+        UsageError: there is no such file.
+        JobError: it cannot be run: invalid, not built yet, or something that it names is not there.
+    """
+    document = read_job_file(file)
+    job = parse_job(document)
+    count = changes.get("spec.workers.count")
+    if count is not None and job.spec.workers.min > count:
+        changes = {**changes, "spec.workers.min": count}
+    job = resolve_paths(replace_fields(job, changes), file.absolute().parent)
+    refuse_unbuilt(job, document)
+    missing = [
+        Problem(f"{source} does not exist", path, str(file), document.line(tuple(path.split("."))))
+        for path, source in _local_sources(job)
+        if not Path(source).exists() and not _is_pattern_of_files(source)
+    ]
+    if missing:
+        raise JobError(problems=missing)
+    _refuse_missing_gpus(job, len(list(Path("/dev").glob(_GPU_DEVICES))))
+    return job
+
+
+def check_directory(directory: JobDirectory, job: FinetuneJob) -> None:
+    """Refuse a directory that this job cannot be trained in; makes nothing.
+
+    Raises:
+        UsageError: it cannot be written to, or is not a job directory.
+        JobError: it holds the checkpoints of a job that trains something else.
+    """
+    _refuse_unusable(directory)
+    earlier = _earlier_job(directory)
+    if earlier is not None and _has_commits(directory):
+        _refuse_other_meaning(directory, earlier, job)
+
+
+def put_job(directory: JobDirectory, job: FinetuneJob) -> None:
+    """Put a job in a directory that `check_directory` let pass, and whose lock is held.
+
+    A job that only runs longer than the one before goes on after that one's last step, so its result no longer counts.
+    """
+    earlier = _earlier_job(directory)
+    directory.logs.mkdir(parents=True, exist_ok=True)
+    if earlier is not None and _length(earlier) != _length(job):
+        directory.result.unlink(missing_ok=True)
+    files.write_json(directory.job, job.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def _local_sources(job: FinetuneJob) -> list[tuple[str, str]]:
+    """CamelCase path and value of every source that is a path."""
+    content = job.model_dump(mode="json", by_alias=True)
+    found = [(path, _value_at(content, path)) for path in SOURCE_FIELDS]
+    return [(path, source) for path, source in found if source and "://" not in source]
+
+
+def _is_pattern_of_files(source: str) -> bool:
+    path = Path(source)
+    return any(path.parent.glob(path.name)) if path.name else False
+
+
+def _value_at(content: Any, path: str) -> Any:
+    for name in path.split("."):
+        content = content.get(name) if isinstance(content, dict) else None
+    return content
+
+
+def _refuse_missing_gpus(job: FinetuneJob, there: int) -> None:
+    workers = job.spec.workers
+    if workers.gpus > 0 and there < workers.min_world_size:
+        has = f"has {there}" if there else "has none"
+        what = f"{workers.min_world_size} GPUs are needed (min x gpus), this machine {has}"
+        remedy = "set workers.gpus to 0 to train on CPUs" if there == 0 else "lower workers.min or workers.gpus"
+        raise JobError(problems=[Problem(f"{what}: {remedy}", "spec.workers")])
+
+
+def _refuse_unusable(directory: JobDirectory) -> None:
+    root = directory.root
+    nearest = next(path for path in (root, *root.parents) if path.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{nearest} is a file: give another --directory")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"{nearest} cannot be written to: give another --directory, or change its permissions")
+    if nearest == root and any(root.iterdir()) and not directory.job.exists():
+        raise UsageError(f"{root} holds other files and no job: give an empty or a new --directory")
+
+
+def _earlier_job(directory: JobDirectory) -> FinetuneJob | None:
+    content = files.read_json(directory.job)
+    if content is None:
+        return None
+    try:
+        return FinetuneJob.model_validate(content)
+    except ValidationError as error:
+        raise JobError(
+            f"{directory.job} was written by another version of spotune, or edited: give another --directory"
+        ) from error
+
+
+def _has_commits(directory: JobDirectory) -> bool:
+    return any(directory.checkpoints.glob("*/manifest.json"))
+
+
+def _refuse_other_meaning(directory: JobDirectory, earlier: FinetuneJob, job: FinetuneJob) -> None:
+    if changed := changed_fields(earlier, job):
+        raise JobError(
+            f"{directory.root} holds checkpoints of a job that trains something else: {', '.join(changed)} changed. "
+            "Change it back to go on from them, or give another --directory to start anew"
+        )
+
+
+def _length(job: FinetuneJob) -> tuple[float | None, int | None]:
+    training = job.spec.training
+    return training.epochs, training.max_steps

@@ -1,0 +1,122 @@
+"""Names of everything in a job's folder: the one place that knows where a file lies.
+
+```
+job.json plan.json status.json result.json ledger.jsonl notice.json supervisor.json
+generations/0000007/restored.json
+checkpoints/step-00000120.gen-7/{manifest.json, rank-00000.safetensors, rank-00000.ok}
+logs/gen-7/{steps.jsonl, events.jsonl, progress.json, stacks-rank-00000.txt}, logs/driver-3.log, logs/tensorboard/
+export/
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class JobDirectory:
+    """Paths within the folder `root` of one job."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        """The job as it was last started, with resolved paths."""
+        return self.root / "job.json"
+
+    @property
+    def plan(self) -> Path:
+        """What every `auto` and every moving name was resolved to."""
+        return self.root / "plan.json"
+
+    @property
+    def status(self) -> Path:
+        """Where the run stands now; written by the driver."""
+        return self.root / "status.json"
+
+    @property
+    def ledger(self) -> Path:
+        """What happened, a JSON line an event; appended by the driver and the supervisor."""
+        return self.root / "ledger.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The figures of a finished run."""
+        return self.root / "result.json"
+
+    @property
+    def notice(self) -> Path:
+        """A spot notice or a request to stop, written by the supervisor."""
+        return self.root / "notice.json"
+
+    @property
+    def supervisor(self) -> Path:
+        """Process, port and Ray of the living supervisor."""
+        return self.root / "supervisor.json"
+
+    @property
+    def generations(self) -> Path:
+        """One folder for each start of a worker group."""
+        return self.root / "generations"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder for each commit."""
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of drivers, generations and trackers."""
+        return self.root / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files, of all generations."""
+        return self.logs / "tensorboard"
+
+    @property
+    def export(self) -> Path:
+        """The finished model."""
+        return self.root / "export"
+
+    @property
+    def data(self) -> Path:
+        """Shards made from raw data by `dataset.prepare`."""
+        return self.root / "data"
+
+    @property
+    def ray_train(self) -> Path:
+        """Ray Train's own files; nothing of ours is in them."""
+        return self.root / ".ray-train"
+
+    def generation_logs(self, generation: int) -> GenerationLogs:
+        """Paths of what the workers of `generation` write."""
+        return GenerationLogs(self.logs / f"gen-{generation}")
+
+
+@dataclass(frozen=True)
+class GenerationLogs:
+    """What the workers of one generation write; nobody else does."""
+
+    root: Path
+
+    @property
+    def steps(self) -> Path:
+        """A JSON line for each step."""
+        return self.root / "steps.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """A JSON line for each restore, commit, evaluation and export."""
+        return self.root / "events.jsonl"
+
+    @property
+    def progress(self) -> Path:
+        """Heartbeat, phase and last step."""
+        return self.root / "progress.json"
+
+    def stacks(self, rank: int) -> Path:
+        """Stacks of all threads of `rank` when it hung; empty while it has not."""
+        return self.root / f"stacks-rank-{rank:05d}.txt"

@@ -1,0 +1,59 @@
+"""The ledger: what happened to a job, a JSON line an event; appended on the head by the driver and the supervisor."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from spotune.retry import Failure, FailureCause
+from spotune_trainer import files
+from spotune_trainer.layout import JobDirectory
+
+COUNTED_CAUSES = ("workerLost", "headLost", "preempted", "hang", "appError", "outOfMemory")
+"""Causes with a counter of their own in `status.restarts`."""
+
+_COUNTED_AS = {
+    FailureCause.DATA: FailureCause.APP_ERROR,
+    FailureCause.COMMUNICATION: FailureCause.WORKER_LOST,
+    FailureCause.INFRASTRUCTURE: FailureCause.WORKER_LOST,
+}
+
+
+class Ledger:
+    """Append to and read the ledger of one job."""
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self._path = directory.ledger
+
+    def append(self, event: str, **values: Any) -> None:
+        """Append an event with the present time."""
+        self.append_record({"time": time.time(), "event": event, **values})
+
+    def append_record(self, record: dict[str, Any]) -> None:
+        """Append an event that was recorded elsewhere, with its own time."""
+        files.append_json(self._path, record)
+
+    def records(self, *events: str) -> list[dict[str, Any]]:
+        """All events of these names, or all, in order."""
+        return [record for record in files.read_lines(self._path) if not events or record["event"] in events]
+
+    def failures(self) -> list[Failure]:
+        """All failures so far, oldest first, for the retry policy."""
+        return [
+            Failure(FailureCause(record["cause"]), record["step"], record["time"], record["message"])
+            for record in self.records("failure")
+        ]
+
+    def restarts(self) -> dict[str, int]:
+        """Number of failures by the causes of `status.restarts`."""
+        counted = Counter(str(_COUNTED_AS.get(failure.cause, failure.cause)) for failure in self.failures())
+        return {cause: counted[cause] for cause in COUNTED_CAUSES}
+
+    def steps_lost(self) -> int:
+        """Steps that were trained and then lost with a worker group, over all generations."""
+        return sum(record["stepsLost"] for record in self.records("generation-started"))
+
+    def worker_seconds(self) -> float:
+        """Seconds that workers were held, summed over workers and generations that have ended."""
+        return float(sum(record["seconds"] * record["worldSize"] for record in self.records("generation-ended")))

@@ -1,0 +1,260 @@
+"""From a job's `model` section to the transformers configuration, model and tokenizer it names.
+
+The only place that turns a source (`hf://owner/name` or a folder) into a transformers object, so that the worker, the
+export and `spotune predict` agree on what a source means and on what is said when it cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+from transformers.utils import logging
+
+from spotune.errors import InfrastructureError, JobError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from spotune.job import FinetuneJob
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Their feed-forward activations pass 65,504, the largest float16, and turn into inf
+# (https://github.com/huggingface/transformers/pull/4586).
+_OVERFLOWS_IN_FLOAT16 = frozenset({"t5", "mt5", "umt5", "longt5", "byt5", "switch_transformers"})
+
+# Worth another attempt: the volume or the Hub is at fault, not the job.
+_STORAGE_FAULTS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT})
+_TRANSIENT_STATUSES = frozenset(status for status in http.HTTPStatus if status >= 500 or status == 429)
+
+_FEWEST_TOKENS = 2
+_TOKENIZER_HINT = " Name a source that has one in model.tokenizer."
+
+_AUTO_MODELS: Mapping[str, Any] = {"seq2seq": AutoModelForSeq2SeqLM, "causal": AutoModelForCausalLM}
+_MAPPINGS = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal": MODEL_FOR_CAUSAL_LM_MAPPING}
+
+
+def load_config(job: FinetuneJob) -> PretrainedConfig:
+    """The transformers configuration of `model.source`, checked against the job's task and dtype.
+
+    Raises:
+        JobError: the source does not exist, is no model, or does not fit `model.task` or `model.dtype`.
+        InfrastructureError: the Hub could not be reached.
+    """
+    model = job.spec.model
+    with _explained("model.source", model.source):
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            locate(model.source, "model.source"), revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    _check_task(config, job)
+    if model.dtype == "float16" and config.model_type in _OVERFLOWS_IN_FLOAT16:
+        raise JobError(
+            f"model.dtype: float16 does not work for {config.model_type} models: their activations exceed 65504, the "
+            "largest float16, and the loss becomes NaN. Use bfloat16, or float32."
+        )
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id  # as every pretrained T5 has it
+    if job.spec.execution.attention != "auto":
+        config._attn_implementation = job.spec.execution.attention
+    return config
+
+
+def build_model(job: FinetuneJob) -> PreTrainedModel:
+    """The model to start training from, on the CPU (or under the caller's `deepspeed.zero.Init`), in `model.dtype`.
+
+    `initialise: random` draws the weights from `training.seed` alone: every rank and attempt builds the same one.
+
+    Raises:
+        JobError: the source does not exist, is no model, has no weights, or does not fit the job.
+        InfrastructureError: the Hub could not be reached.
+    """
+    model, config = job.spec.model, load_config(job)
+    auto_model = _AUTO_MODELS[model.task]
+    dtype = DTYPES[model.dtype]
+    if model.initialise == "random":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job.spec.training.seed)
+            built: PreTrainedModel = auto_model.from_config(
+                config, dtype=dtype, trust_remote_code=model.trust_remote_code
+            )
+        return built
+    with _explained("model.source", model.source):
+        built, report = auto_model.from_pretrained(
+            locate(model.source, "model.source"),
+            config=config,
+            revision=model.revision,
+            dtype=dtype,
+            trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise JobError(
+            f"model.source {model.source!r} has no weights for {missing[0]!r} of {type(built).__name__} "
+            f"({len(missing)} missing in all): it was probably saved for another task. Name a {model.task} model, or "
+            "set model.initialise: random to train from scratch."
+        )
+    built.train()
+    return built
+
+
+def build_skeleton(job: FinetuneJob) -> PreTrainedModel:
+    """The model of `model.source` without storage (on the `meta` device): its names, shapes and configurations."""
+    model, config = job.spec.model, load_config(job)
+    with torch.device("meta"):
+        skeleton: PreTrainedModel = _AUTO_MODELS[model.task].from_config(
+            config, dtype=DTYPES[model.dtype], trust_remote_code=model.trust_remote_code
+        )
+    if model.initialise == "pretrained":
+        # Where the source has none, the model's own default stays, as in `from_pretrained`.
+        with contextlib.suppress(OSError):
+            source = locate(model.source, "model.source")
+            skeleton.generation_config = GenerationConfig.from_pretrained(source, revision=model.revision)
+    return skeleton
+
+
+def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model.tokenizer`, or of `model.source`; a missing padding token becomes the end-of-text token.
+
+    Raises:
+        JobError: the source does not exist, holds no tokenizer, or the tokenizer has no end-of-text token.
+        InfrastructureError: the Hub could not be reached.
+    """
+    model = job.spec.model
+    field, source = ("model.tokenizer", model.tokenizer) if model.tokenizer else ("model.source", model.source)
+    revision = "main" if model.tokenizer else model.revision
+    with _explained(field, source, what="tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            locate(source, field), revision=revision, trust_remote_code=model.trust_remote_code
+        )
+    # Without files transformers makes an empty tokenizer for some models, which knows its special tokens alone.
+    if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < _FEWEST_TOKENS:
+        raise JobError(
+            f"{field}: no tokenizer can be loaded from {source!r}: there is no vocabulary in it.{_TOKENIZER_HINT}"
+        )
+    if tokenizer.eos_token_id is None:
+        raise JobError(
+            f"{field}: the tokenizer of {source!r} has no end-of-text token (eos_token), so no answer would end."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise JobError when the tokenizer has tokens for which the model has no embedding."""
+    rows = config.get_text_config().vocab_size
+    if len(tokenizer) > rows:
+        raise JobError(
+            f"model.tokenizer has {len(tokenizer)} tokens but the model's vocabulary has {rows} (vocab_size in its "
+            "config.json): they do not belong together. Name the tokenizer of this model, or raise vocab_size when "
+            "training from scratch."
+        )
+
+
+def load_exported(directory: Path, task: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model (CPU, dtype as saved, eval mode) and tokenizer of an export directory.
+
+    Raises:
+        JobError: the directory holds no model that transformers can load for this task.
+    """
+    with _explained("export", str(directory)):
+        model: PreTrainedModel = _AUTO_MODELS[task].from_pretrained(str(directory), dtype="auto")
+    with _explained("export", str(directory), what="tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(directory))
+    model.train(False)
+    return model, tokenizer
+
+
+def locate(source: str, field: str) -> str:
+    """What transformers calls a source: the repository id of `hf://owner/name`, or the path of an existing folder."""
+    if source.startswith("hf://"):
+        return source.removeprefix("hf://").strip("/")
+    if re.match(r"[a-z0-9]+://", source):
+        raise JobError(f"{field}: {source!r} cannot be loaded. A model is named as hf://owner/name or as a folder.")
+    if not Path(source).is_dir():
+        raise JobError(
+            f"{field}: there is no folder {source!r}. A model is named as a folder (relative to the job file) or as "
+            "hf://owner/name for one on the Hugging Face Hub."
+        )
+    return source
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep the bars of transformers out of logs and of our own live view."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
+    task = job.spec.model.task
+    if type(config) in _MAPPINGS[task] or (job.spec.model.trust_remote_code and hasattr(config, "auto_map")):
+        return
+    other = next((name for name in _MAPPINGS if name != task and type(config) in _MAPPINGS[name]), None)
+    hint = f"Set model.task: {other}." if other else "Name a text generation model."
+    raise JobError(
+        f"model.source {job.spec.model.source!r} is a {config.model_type} model, which is not {task}. {hint}"
+    )
+
+
+@contextmanager
+def _explained(field: str, source: str, what: str = "model") -> Iterator[None]:
+    """Turn what transformers raises for an unloadable source into one sentence with the field's name."""
+    try:
+        with no_progress_bars():
+            yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, HfHubHTTPError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = _one_line(error)
+        if isinstance(error, OSError) and error.errno in _STORAGE_FAULTS:
+            raise InfrastructureError(f"{field}: reading {source!r} failed: {reason}") from error
+        if source.startswith("hf://") and _is_outage(error):
+            raise InfrastructureError(
+                f"{field}: the Hugging Face Hub could not be reached for {source!r}: {reason}"
+            ) from error
+        hint = _hint(error, what)
+        raise JobError(f"{field}: no {what} can be loaded from {source!r}: {reason}{hint}") from error
+
+
+def _is_outage(error: BaseException | None) -> bool:
+    """Whether the network, not the name, is at fault: looked for along the chain of causes."""
+    while error is not None:
+        if isinstance(error, GatedRepoError):
+            return False
+        if isinstance(error, (OfflineModeIsEnabled, LocalEntryNotFoundError, ConnectionError, TimeoutError)):
+            return True
+        if isinstance(error, HfHubHTTPError):
+            return error.response.status_code in _TRANSIENT_STATUSES
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _hint(error: BaseException, what: str) -> str:
+    if what == "tokenizer":
+        return _TOKENIZER_HINT
+    if "no file named" in str(error) and "safetensors" in str(error):
+        return " To train from scratch set model.initialise: random."
+    return ""
+
+
+def _one_line(error: BaseException) -> str:
+    return textwrap.shorten(str(error) or type(error).__name__, width=300, placeholder=" ...")

@@ -1,0 +1,343 @@
+"""The supervisor of one job: submits the driver, watches it, and submits it again until the model is trained.
+
+The same class runs under `spotune run` with a private Ray, and beside the head in a cluster. It holds no state that
+matters: the ledger numbers the attempts, Ray knows what runs, and a new supervisor goes on with the attempt of one that
+was killed. What it decides is in `attempts.py`; this is the part with hands.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
+from spotune.job import RetrySpec
+from spotune.retry import Failure
+from spotune_trainer import files
+from spotune_trainer.attempts import Ending, HeartbeatWatch, Leave, SubmitAgain, cause_of, ending_of, next_move
+from spotune_trainer.files import LineReader
+from spotune_trainer.jobs import JobsUnavailableError
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.ledger import Ledger
+from spotune_trainer.notice import write_notice
+from spotune_trainer.sentences import sentence, startup
+from spotune_trainer.serve import ProgressServer
+from spotune_trainer.view import View
+from spotune_trainer.watched_attempt import Attempt, RayHead, Timing, WatchedAttempt
+
+_LAST_LINES = 3
+_Answer = TypeVar("_Answer")
+
+
+class Supervisor:
+    """Runs one job to its end. The caller holds the directory's lock.
+
+    Args:
+        directory: of the job; `job.json` is in it.
+        policy: the job's `retry` section.
+        head: the Ray to use.
+        view: what to show the run on.
+        command: the driver's command line for the number of an attempt; None for our driver.
+        port: of the progress server, 0 for any free one.
+        timing: how long things may take.
+        verbose: also say where the time of the start-up went.
+    """
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        policy: RetrySpec,
+        head: RayHead,
+        view: View,
+        *,
+        command: Callable[[int], list[str]] | None = None,
+        port: int = 0,
+        timing: Timing | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self._directory = directory
+        self._policy = policy
+        self._head = head
+        self._view = view
+        self._command = command or self._driver_command
+        self._port = port
+        self._timing = timing or Timing()
+        self._verbose = verbose
+        self._ledger = Ledger(directory)
+        self._events = LineReader(directory.ledger)
+        self._heartbeat = HeartbeatWatch(policy.hang_timeout.seconds + self._timing.hang_margin, time.monotonic())
+        self._failures: list[Failure] = []
+        self._status: dict[str, Any] = {}
+        self._highest_step = 0
+        self._startup: dict[str, float] = {}
+        self._said_startup = not verbose
+        self._stop_asked = False
+        self._stop_until: float | None = None
+
+    def run(self) -> None:
+        """Train until the model is trained.
+
+        Raises:
+            JobError: the user's model, data or configuration is at fault.
+            InfrastructureError: it was told to stop, or Ray cannot be started.
+            SupersededError: another run of the job has taken over.
+        """
+        with self._signals():
+            self._events.read()
+            server = ProgressServer(self._directory, self._sickness, port=self._port)
+            try:
+                with server, self._view:
+                    attempt = self._bring_up(server.url)
+                    self._run_attempts(attempt, server.url)
+            except _LeaveNow:
+                raise InfrastructureError("left at once; the same command goes on from the last commit") from None
+            finally:
+                _ignore_signals()
+                self._head.end()
+                self._directory.supervisor.unlink(missing_ok=True)
+
+    def _run_attempts(self, attempt: Attempt | None, url: str) -> None:
+        while True:
+            if attempt is None:
+                self._leave_if_asked()
+                attempt = self._submit(url)
+            ending, exit_code = self._watch(attempt)
+            self._look()
+            move = self._conclude(attempt, ending, exit_code)
+            if isinstance(move, Leave):
+                self._raise_for(move.exit_code, attempt)
+                return
+            self._wait(move)
+            attempt = None
+
+    # Ray
+
+    def _bring_up(self, url: str) -> Attempt | None:
+        """Have a Ray, an earlier one or a new one; the attempt that runs in it already, if there is one."""
+        earlier = files.read_json(self._directory.supervisor) or {}
+        if not self._head.find(earlier.get("ray")):
+            self._start_head()
+        self._record(url)
+        running = self._running_attempt()
+        self._close_attempts(running)
+        if running is not None:
+            self._view.say(f"going on with attempt {running.number}, which still runs")
+        return running
+
+    def _start_head(self) -> None:
+        started = time.monotonic()
+        self._view.say("starting Ray")
+        self._head.start()
+        self._startup["ray"] = time.monotonic() - started
+
+    def _record(self, url: str) -> None:
+        record = {"pid": os.getpid(), "time": time.time(), "url": url, "ray": self._head.record()}
+        files.write_json(self._directory.supervisor, record)
+
+    def _running_attempt(self) -> Attempt | None:
+        """The newest attempt of this job that Ray still runs."""
+        ours = [
+            Attempt(int(job.metadata["spotune-attempt"]), job.submission_id)
+            for job in self._patiently(self._head.client().list_jobs)
+            if not job.has_ended and job.metadata.get("spotune-directory") == str(self._directory.root)
+        ]
+        return max(ours, key=lambda attempt: attempt.number, default=None)
+
+    def _close_attempts(self, running: Attempt | None) -> None:
+        """Record the end of attempts that ended while no supervisor was there to see it."""
+        ended = {record["attempt"] for record in self._ledger.records("attempt-ended")}
+        for record in self._ledger.records("attempt-started"):
+            number = record["attempt"]
+            if number not in ended and (running is None or number != running.number):
+                self._ledger.append("attempt-ended", attempt=number, exitCode=None)
+
+    # One attempt
+
+    def _submit(self, url: str) -> Attempt:
+        """Start the next attempt."""
+        if not self._head.is_alive():
+            self._head.end()
+            self._start_head()
+            self._record(url)
+        started = time.monotonic()
+        number = 1 + max((record["attempt"] for record in self._ledger.records("attempt-started")), default=0)
+        attempt = Attempt(number, f"spotune-{number}-{time.time_ns():x}")
+        self._directory.notice.unlink(missing_ok=True)
+        self._ledger.append("attempt-started", attempt=number)
+        metadata = {"spotune-directory": str(self._directory.root), "spotune-attempt": str(number)}
+        entrypoint = f"exec {shlex.join(self._command(number))}"
+        client = self._head.client()
+        try:
+            self._patiently(lambda: client.submit(entrypoint, attempt.submission_id, metadata))
+        except JobsUnavailableError as error:  # an attempt that Ray does not know has vanished: `_watch` will see
+            self._view.say(f"Ray did not take attempt {number}: {error}")
+        self._startup["submit"] = time.monotonic() - started
+        return attempt
+
+    def _driver_command(self, number: int) -> list[str]:
+        module = [sys.executable, "-m", "spotune_trainer.driver"]
+        return [*module, "--directory", str(self._directory.root), "--attempt", str(number)]
+
+    def _watch(self, attempt: Attempt) -> tuple[Ending, int | None]:
+        """Follow an attempt to its end, and end it where it hangs or does not heed a stop; also its exit code."""
+        self._heartbeat.restart(time.monotonic())
+        watched = WatchedAttempt(self._head, attempt, self._timing)
+        hung = False
+        while True:
+            self._look()
+            self._heed_stop()
+            if not hung and self._heartbeat.is_stale(time.monotonic()):
+                hung = True
+                age = self._heartbeat.age_seconds(time.monotonic())
+                self._view.say(f"no sign of life for {age:.0f} s: ending the driver")
+                watched.end()
+            if self._stop_until is not None and time.time() > self._stop_until:
+                watched.end()
+            job = watched.look()
+            ending = ending_of(job, hung=hung)
+            if ending is not None:
+                return ending, job.exit_code if job else None
+            time.sleep(self._timing.poll)
+
+    def _conclude(self, attempt: Attempt, ending: Ending, exit_code: int | None) -> SubmitAgain | Leave:
+        """Record the end of an attempt, and decide what follows."""
+        self._ledger.append("attempt-ended", attempt=attempt.number, exitCode=exit_code)
+        stopping = self._stop_asked
+        if ending not in (Ending.DONE, Ending.FAILED, Ending.SUPERSEDED) and not stopping:
+            failure = Failure(cause_of(ending), self._highest_step, time.time(), self._reason(attempt, ending))
+            self._failures.append(failure)
+            if ending is not Ending.INFRASTRUCTURE:  # the driver has recorded that itself
+                cause, generation = str(failure.cause), self._status.get("generation", 0)
+                self._ledger.append(
+                    "failure", generation=generation, cause=cause, message=failure.message, step=failure.step
+                )
+        return next_move(ending, self._failures, self._policy, now=time.time(), stopping=stopping)
+
+    def _reason(self, attempt: Attempt, ending: Ending) -> str:
+        match ending:
+            case Ending.HUNG:
+                return f"no sign of life for {self._heartbeat.timeout_seconds:.0f} s"
+            case Ending.CRASHED:
+                return f"the driver crashed: {self._last_words(attempt)}"
+            case Ending.VANISHED:
+                return "the driver was killed, or its Ray died"
+        return str(self._status.get("message") or "infrastructure")
+
+    def _wait(self, move: SubmitAgain) -> None:
+        """Wait before the next attempt."""
+        if move.after_seconds > 0:
+            self._view.say(f"trying again in {move.after_seconds:.0f} s")
+        until = time.monotonic() + move.after_seconds
+        while time.monotonic() < until:
+            self._leave_if_asked()
+            time.sleep(min(self._timing.poll, max(0.0, until - time.monotonic())))
+
+    def _raise_for(self, exit_code: int, attempt: Attempt) -> None:
+        """The error of an exit code; none for a trained model."""
+        if exit_code == 0:
+            return
+        kinds: dict[int, type[SpotuneError]] = {
+            kind.exit_code: kind for kind in (JobError, InfrastructureError, SupersededError)
+        }
+        if self._stop_asked and exit_code == InfrastructureError.exit_code:
+            raise InfrastructureError(_STOPPED)
+        raise kinds[exit_code](self._last_words(attempt))
+
+    def _last_words(self, attempt: Attempt) -> str:
+        """Why an attempt ended: what it said in its status, or else the end of its log."""
+        if self._status.get("attempt") == attempt.number and self._status.get("message"):
+            return str(self._status["message"])
+        try:
+            log = self._head.client().logs(attempt.submission_id) if self._head.is_alive() else ""
+        except JobsUnavailableError:
+            log = ""
+        lines = [line for line in log.splitlines() if line.strip()][-_LAST_LINES:]
+        return "\n".join(lines) or f"attempt {attempt.number} said nothing; see {self._directory.logs}"
+
+    # What happens meanwhile
+
+    def _look(self) -> None:
+        """Take note of the driver's status and of new events, and show them."""
+        for event in self._events.read():
+            if text := sentence(event):
+                self._view.say(text)
+        status = files.read_json(self._directory.status)
+        if status is None:
+            return
+        self._status = status
+        self._heartbeat.observe(status["heartbeat"], time.monotonic())
+        self._highest_step = max(self._highest_step, status.get("step") or 0)
+        self._view.show(status)
+        if not self._said_startup and status["phase"] == "Training" and self._has_stepped():
+            self._said_startup = True
+            self._view.say(startup({**self._startup, **status.get("startup", {})}))
+
+    def _has_stepped(self) -> bool:
+        return (self._status.get("step") or 0) > (self._status.get("resumedFromStep") or 0)
+
+    def _sickness(self) -> str | None:
+        """Why `/healthz` says no."""
+        now = time.monotonic()
+        return f"no heartbeat for {self._heartbeat.age_seconds(now):.0f} s" if self._heartbeat.is_stale(now) else None
+
+    def _patiently(self, call: Callable[[], _Answer]) -> _Answer:
+        """Call again while a cold Ray does not answer yet."""
+        until = time.monotonic() + self._timing.silence
+        while True:
+            try:
+                return call()
+            except JobsUnavailableError:
+                if time.monotonic() > until or not self._head.is_alive():
+                    raise
+                time.sleep(self._timing.poll)
+
+    # Stopping
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask to stop; a second one leaves at once."""
+        before = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._stop_asked:
+            _ignore_signals()
+            raise _LeaveNow
+        self._stop_asked = True
+
+    def _heed_stop(self) -> None:
+        """Pass a stop on to the workers, once."""
+        if not self._stop_asked or self._stop_until is not None:
+            return
+        self._stop_until = time.time() + self._timing.notice
+        reason = "the supervisor was told to stop"
+        write_notice(self._directory.notice, seconds=self._timing.notice, stop=True, reason=reason)
+        self._view.say("stopping: the workers commit and leave; once more to leave at once")
+
+    def _leave_if_asked(self) -> None:
+        if self._stop_asked:
+            raise InfrastructureError(_STOPPED)
+
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOPPED = "stopped as asked; the same command goes on from the last commit"
+
+
+class _LeaveNow(BaseException):
+    """A second signal: leave without waiting for anything."""
+
+
+def _ignore_signals() -> None:
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

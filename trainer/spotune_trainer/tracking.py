@@ -1,0 +1,76 @@
+"""Trackers: where curves go. The driver feeds them from `steps.jsonl`, so training never waits for one.
+
+One run has one curve over all its generations: when a generation starts from step s, what was logged after s is taken
+back, and nothing appears twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+_STEP_CURVES = {
+    "train/loss": "loss",
+    "train/gradNorm": "gradNorm",
+    "train/learningRate": "learningRate",
+    "train/epoch": "epoch",
+}
+_EVALUATION_CURVES = {
+    "eval/loss": "loss",
+    "eval/exactMatch": "exactMatch",
+    "eval/executionAccuracy": "executionAccuracy",
+}
+
+
+class Tracker(Protocol):
+    """Takes points of curves."""
+
+    def rewind(self, step: int) -> None:
+        """A generation starts after `step`: forget what came after it."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """A line of `steps.jsonl`."""
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        """An `evaluated` event."""
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+
+
+class TensorBoardTracker:
+    """Event files for TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def rewind(self, step: int) -> None:
+        """Open a new event file whose points replace those after `step`."""
+        # Imported on use: TensorBoard's writer takes seconds that a restart need not wait for.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.close()
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Add the step's curves, with its throughput."""
+        self._add(_STEP_CURVES, record)
+        if record["seconds"] > 0:
+            self._writer.add_scalar("train/tokensPerSecond", record["tokens"] / record["seconds"], record["step"])
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        """Add the evaluation's curves."""
+        self._add(_EVALUATION_CURVES, record)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _add(self, curves: Mapping[str, str], record: Mapping[str, Any]) -> None:
+        for curve, name in curves.items():
+            if record.get(name) is not None:
+                self._writer.add_scalar(curve, record[name], record["step"])

@@ -1,0 +1,252 @@
+"""The train function of one GPU (or CPU slot): set up, restore, loop, evaluate, export."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from spotune.errors import SupersededError
+from spotune.job import FinetuneJob
+from spotune_trainer.checkpoint import fragments
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
+from spotune_trainer.checkpoint.policy import CommitPolicy
+from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
+from spotune_trainer.checkpoint.writer import commit, prune, write_fragments
+from spotune_trainer.data.loader import MicroBatches, MicroBatchLoader
+from spotune_trainer.datasets import Datasets, open_datasets
+from spotune_trainer.engine import EngineConfig, build_engine, learning_rate
+from spotune_trainer.failures import record_failure
+from spotune_trainer.finish import evaluate_now, finish
+from spotune_trainer.flops import ModelShape, peak_flops
+from spotune_trainer.generations import is_superseded
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.loop import Speed, TrainingLoop
+from spotune_trainer.models import DTYPES, build_model, check_vocabulary, load_tokenizer
+from spotune_trainer.notice import Flags, NoticeWatch
+from spotune_trainer.progress import Journal, Phase
+from spotune_trainer.run_plan import RunPlan
+from spotune_trainer.task import WorkerTask
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended: `stopped` when a notice asked it to leave, else with the figures of the run (rank 0)."""
+
+    stopped: bool
+    figures: dict[str, Any]
+
+
+class Worker:
+    """One rank of one generation."""
+
+    def __init__(self, task: WorkerTask, rank: int, world_size: int, journal: Journal) -> None:
+        self.task = task
+        self.job = FinetuneJob.model_validate(task.job)
+        self.plan = RunPlan.from_json(task.plan)
+        self.directory = JobDirectory(Path(task.directory))
+        self.rank = rank
+        self.world_size = world_size
+        self.journal = journal
+        self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size)
+        self.notices = NoticeWatch(self.directory.notice)
+        self.last_commit = CheckpointName.parse(task.restore) if task.restore else None
+
+    def train(self) -> WorkerEnd:
+        """Train to the end, or until told to stop."""
+        self.set_up()
+        first_step = self.restore()
+        stopped = self.run_steps(first_step)
+        return WorkerEnd(stopped=True, figures={}) if stopped else WorkerEnd(False, finish(self))
+
+    def set_up(self) -> None:
+        """Process group, data, model and engine."""
+        training = self.job.spec.training
+        # Collectives on small host tensors, whatever the model's own backend is.
+        self.control: Any = distributed.new_group(backend="gloo")
+        self.datasets: Datasets = open_datasets(self.job, self.directory)
+        self.journal.started("data")
+        self.tokenizer = load_tokenizer(self.job)
+        model = build_model(self.job)
+        check_vocabulary(model.config, self.tokenizer)
+        speed = Speed(ModelShape.of(model), _peak_flops(self.job.spec.model.dtype))
+        self.journal.started("model")
+        self.total_steps = self.datasets.schedule.total_steps(training.epochs, training.max_steps)
+        micro_batches = -(-training.global_batch_size // self.plan.micro_batch_size)
+        config = EngineConfig(
+            zero_stage=self.plan.zero_stage,
+            micro_batch_size=self.plan.micro_batch_size,
+            accumulation=-(-micro_batches // self.world_size),
+            dtype=DTYPES[self.job.spec.model.dtype],
+            gradient_checkpointing=self.plan.gradient_checkpointing,
+        )
+        self.engine = build_engine(model, training, config)
+        self.engine.train()
+        self.loop = TrainingLoop(
+            engine=self.engine,
+            task=self.job.spec.model.task,
+            training=training,
+            schedule=self.datasets.schedule,
+            learning_rate=learning_rate(training, self.total_steps),
+            total_steps=self.total_steps,
+            accumulation=config.accumulation,
+            generation=self.task.generation,
+            journal=self.journal,
+            speed=speed,
+            control=self.control,
+        )
+        self.journal.started("engine")
+
+    def restore(self) -> int:
+        """Load the checkpoint that this generation starts from; returns the optimizer steps done."""
+        if self.task.restore is None:
+            return 0
+        checkpoint = open_checkpoint(self.directory.checkpoints / self.task.restore)
+        problem = self._load(checkpoint) if isinstance(checkpoint, Checkpoint) else checkpoint.reason
+        self._agree_on(problem)
+        assert isinstance(checkpoint, Checkpoint)
+        fragments.set_optimizer_step(self.engine, checkpoint.manifest.optimizer_step)
+        fragments.publish(self.engine)
+        self.journal.event("restored", step=checkpoint.name.step, checkpoint=str(checkpoint.name))
+        self.journal.started("restore")
+        return checkpoint.name.step
+
+    def final_checkpoint(self) -> CheckpointName:
+        """The checkpoint of the last step: this generation's, or the one it was started from."""
+        assert self.last_commit is not None
+        return self.last_commit
+
+    def refuse_if_superseded(self) -> None:
+        """Write nothing that others read once a later worker group has started.
+
+        Raises:
+            SupersededError: one has.
+        """
+        if is_superseded(self.directory, self.task.generation):
+            raise SupersededError(
+                f"generation {self.task.generation} was superseded by a later one of this job; nothing was saved"
+            )
+
+    def release(self) -> None:
+        """Give the engine's memory back; nothing but the export follows."""
+        del self.engine, self.loop
+
+    def run_steps(self, first_step: int) -> bool:
+        """Train from `first_step`; True where a notice stopped it."""
+        self.journal.enter(Phase.TRAINING)
+        with closing(self._batches(first_step)) as batches:
+            for step in self.loop.run(batches, first_step, self._ask):
+                if step.number == first_step + 1:
+                    self.journal.started("firstStep")
+                if step.flags.commit:
+                    self.commit(step.number)
+                if step.flags.stop and step.number < self.total_steps:
+                    self.loop.settle()
+                    return True
+                self._evaluate_if_due(step.number)
+        if self.last_commit is None or self.last_commit.step < self.total_steps:
+            self.commit(self.total_steps)
+        return False
+
+    def commit(self, step: int) -> None:
+        """Save the state after `step` optimizer steps; synchronous."""
+        started = time.monotonic()
+        self.loop.settle()
+        self.journal.sync()
+        if self.rank == 0:
+            self.refuse_if_superseded()
+        name = CheckpointName(step, self.task.generation)
+        write_fragments(self.directory.checkpoints / str(name), self.rank, fragments.owned_fragments(self.engine))
+        if self.rank == 0:
+            manifest = commit(self.directory, name, self.world_size, lambda entries: self._manifest(step, entries))
+            self._report_commit(name, manifest, time.monotonic() - started)
+        self.last_commit = name
+        self.journal.beat()
+
+    def _batches(self, first_step: int) -> Generator[MicroBatches]:
+        yield from MicroBatchLoader(
+            self.datasets.train,
+            self.datasets.schedule,
+            self.job.spec.model.task,
+            self.tokenizer.pad_token_id,
+            self.plan.micro_batch_size,
+            self.rank,
+            self.world_size,
+            first_step,
+            self.total_steps,
+        )
+
+    def _ask(self, step: int) -> Flags:
+        """What rank 0 wants once `step` steps are done; the others follow."""
+        if self.rank != 0:
+            return Flags()
+        return Flags(commit=self.policy.due(step)) | self.notices.flags()
+
+    def _evaluate_if_due(self, step: int) -> None:
+        every = self.job.spec.training.evaluation.every_steps
+        if every and step % every == 0 and step < self.total_steps:
+            self.loop.settle()
+            evaluate_now(self, step)
+            self.journal.enter(Phase.TRAINING)
+
+    def _manifest(self, step: int, entries: tuple[FileEntry, ...]) -> Manifest:
+        return Manifest(
+            step=step,
+            generation=self.task.generation,
+            optimizer_step=fragments.optimizer_step(self.engine),
+            fingerprint=self.plan.fingerprint,
+            plan_version=self.plan.version,
+            world_size=self.world_size,
+            zero_stage=self.plan.zero_stage,
+            time=time.time(),
+            files=entries,
+            parameters=fragments.parameter_shapes(self.engine),
+        )
+
+    def _report_commit(self, name: CheckpointName, manifest: Manifest, seconds: float) -> None:
+        self.policy.committed(seconds)
+        size = sum(entry.size for entry in manifest.files)
+        self.journal.set(lastCheckpoint={"step": name.step, "time": manifest.time})
+        self.journal.event("committed", step=name.step, checkpoint=str(name), seconds=round(seconds, 3), bytes=size)
+        keep = self.job.spec.checkpoint
+        prune(self.directory, self.task.generation, keep.keep, keep.keep_every_steps)
+
+    def _load(self, checkpoint: Checkpoint) -> str | None:
+        """Verify this rank's share of the files and read its fragments; what is wrong, or None."""
+        try:
+            verify(checkpoint, checkpoint.manifest.files[self.rank :: self.world_size])
+            CheckpointReader(checkpoint).restore(fragments.needed_fragments(self.engine))
+        except CorruptCheckpointError as error:
+            return error.reason
+        return None
+
+    def _agree_on(self, problem: str | None) -> None:
+        """All ranks refuse the checkpoint if one of them found a problem in it."""
+        found: list[str | None] = [None] * self.world_size
+        distributed.all_gather_object(found, problem, group=self.control)
+        reasons = [reason for reason in found if reason]
+        if reasons:
+            assert self.task.restore is not None
+            raise CorruptCheckpointError(self.task.restore, reasons[0])
+
+
+def _peak_flops(dtype: str) -> float | None:
+    return peak_flops(torch.cuda.get_device_name(), dtype) if torch.cuda.is_available() else None
+
+
+def run_worker(task: WorkerTask, rank: int, world_size: int) -> WorkerEnd:
+    """Train as `rank` of an initialised process group; whatever goes wrong is written down before it is raised."""
+    logs = JobDirectory(Path(task.directory)).generation_logs(task.generation)
+    job = FinetuneJob.model_validate(task.job)
+    with Journal(logs, rank, job.spec.retry.hang_timeout.seconds) as journal:
+        try:
+            return Worker(task, rank, world_size, journal).train()
+        except BaseException as error:
+            record_failure(logs, rank, error)
+            raise
