@@ -1,0 +1,99 @@
+"""How long a killed worker costs, beside the cold start of the same worker group, in one run on one machine.
+
+Starts `spotune run` on a small T5 with two CPU workers, which commits after every step. The cold start is the time from
+the driver's claim of the first generation to its first step; a recovery is the time from `kill -9` of a worker to the
+next step that was never reached before. Both hold the start of a worker group; the ratio is what counts, since these
+machines are shared and slow.
+
+    python benchmarks/recovery_local.py --output benchmarks/results/recovery_local.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from spotune_trainer import files
+from spotune_trainer.generations import latest_generation
+from tests.trainer.live import LiveRun, kill
+from tests.trainer.runs import STEPS_PER_EPOCH, Runs
+
+STEPS_BETWEEN_KILLS = 5
+
+
+def measure(root: Path, kills: int) -> dict[str, Any]:
+    """Cold start and recoveries of one run, in seconds."""
+    runs = Runs(root)
+    epochs = 40 + kills * STEPS_BETWEEN_KILLS // STEPS_PER_EPOCH
+    job = runs.job(
+        training={"epochs": epochs},
+        checkpoint={"every": 1},
+        execution={"zeroStage": 2, "microBatchSize": 3},
+        workers={"count": 2, "gpus": 0},
+    )
+    run = LiveRun(runs.empty("recovery"), job)
+    started = time.time()
+    run.start()
+    try:
+        run.wait_for_step(1)
+        first_step = time.time()
+        claimed = run.events("generation-started")[0]["time"]
+        startup = (files.read_json(run.directory.status) or {})["startup"]
+        recoveries = [recover(run) for _ in range(kills)]
+    finally:
+        run.end()
+    cold = first_step - claimed
+    return {
+        "fromCommandToFirstStepSeconds": round(first_step - started, 2),
+        "startup": startup,
+        "coldStartSeconds": round(cold, 2),
+        "recoverySeconds": [round(seconds, 2) for seconds in recoveries],
+        "medianRecoverySeconds": round(statistics.median(recoveries), 2),
+        "ratio": round(statistics.median(recoveries) / cold, 3),
+    }
+
+
+def recover(run: LiveRun) -> float:
+    """Kill a worker, and wait for a step that is new."""
+    begun = run.last_step()
+    run.wait_for_step(begun + STEPS_BETWEEN_KILLS)
+    generation = latest_generation(run.directory)
+    kill(run.workers()[0])
+    killed = time.time()
+    run.wait_until(lambda: latest_generation(run.directory) > generation, "the next generation")
+    old = files.read_lines(run.directory.generation_logs(generation).steps)
+    reached = max(line["step"] for line in old)
+    run.wait_for_step(reached + 1)
+    return time.time() - killed
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=5, help="how many workers are killed, one after the other")
+    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure(Path(folder), options.kills)
+    machine = {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("ray", "torch", "deepspeed", "transformers")},
+    }
+    result = json.dumps({"machine": machine, **measured}, indent=2)
+    print(result)
+    if options.output:
+        options.output.write_text(result + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
