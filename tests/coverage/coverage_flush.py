@@ -62,5 +62,5 @@ def coverage_init(_plugins: Plugins, _options: TConfigSectionOut) -> None:
     """Start the flushing thread of this process; coverage calls it once it measures."""
     turns = _OneAtATime()
     coverage.Coverage.save = lambda measured: turns.save(measured)  # type: ignore[assignment, method-assign]
-    Collector._clear_data = _keep_what_was_saved  # type: ignore[method-assign]
+    Collector._clear_data = _keep_what_was_saved  # type: ignore[assignment, method-assign]
     threading.Thread(target=_flush_for_ever, name="coverage-flush", daemon=True).start()
