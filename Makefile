@@ -27,10 +27,10 @@ setup: $(READY) ## Build .venv with the pinned versions (instant when nothing ch
 .uv/bin/uv:
 	python3 -m pip install --quiet --root-user-action ignore --target .uv uv
 
-$(READY): pyproject.toml constraints/dev.txt $(filter .uv/bin/uv,$(UV))
+$(READY): pyproject.toml tests/cluster/pyproject.toml constraints/dev.txt $(filter .uv/bin/uv,$(UV))
 	$(UV) venv --quiet --allow-existing --python 3.11 .venv
 	$(UV) pip sync --quiet --python $(BIN)/python --compile-bytecode constraints/dev.txt
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable . --editable tests/cluster
 	$(BIN)/python -m compileall -q api operator trainer
 	touch $@
 
@@ -50,6 +50,19 @@ lock: $(filter .uv/bin/uv,$(UV)) ## Pin the versions in constraints/ again (LOCK
 	$(COMPILE) --annotation-style line --extra operator --extra trainer --group dev --output-file constraints/dev.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
+
+.PHONY: cluster-packages
+cluster-packages: $(READY) ## Install the Debian packages that the test cluster needs (as root)
+	apt-get update --quiet --quiet
+	apt-get install --quiet --quiet --yes --no-install-recommends $$($(BIN)/spotune-testcluster packages) > /dev/null
+
+.PHONY: cluster-build
+cluster-build: $(READY) ## Build Kubernetes, KubeRay and the images for the test cluster (12 minutes once, kept in ~/.cache)
+	$(BIN)/spotune-testcluster build
+
+.PHONY: test-cluster
+test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/cluster/README.md)
+	$(BIN)/pytest -m cluster tests
 
 .PHONY: clean
 clean: ## Remove caches, reports and the demo's corpus; runs/ and .venv stay
@@ -76,6 +89,7 @@ type: $(READY) ## mypy --strict over code, tests, examples and benchmarks
 .PHONY: test
 test: export PYTHONPATH := $(CURDIR)/tests/coverage
 test: lint type ## All that CI runs: lint, type, every test, coverage of api >= 95 % and trainer >= 85 %
+	@if $(BIN)/spotune-testcluster check; then $(MAKE) --no-print-directory cluster-build; fi
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest 2>&1 | tee build/pytest.txt

@@ -1,0 +1,104 @@
+"""Pods for tests: made in one line, waited for, run in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spotune_testcluster.kubectl import Kubectl, KubectlError
+from spotune_testcluster.waiting import wait_for
+
+SECONDS_TO_RUN = 60.0
+TOLERATES_ALL = [{"operator": "Exists"}]
+
+
+def pod(
+    name: str,
+    image: str,
+    command: Sequence[str] = ("sleep", "infinity"),
+    *,
+    node: str = "",
+    claims: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    limits: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """A pod of one container that runs once.
+
+    Args:
+        name: Its name.
+        image: Its container's image, which must be on the node.
+        command: What runs.
+        node: The node it must go to, "" for any.
+        claims: PersistentVolumeClaims by where they are mounted.
+        labels: The pod's labels.
+        limits: Resource limits, which are its requests too.
+    """
+    mounts = list((claims or {}).items())
+    container = {
+        "name": "main",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": list(command),
+        "resources": {"limits": dict(limits or {})},
+        "volumeMounts": [{"name": f"claim-{index}", "mountPath": path} for index, (path, _) in enumerate(mounts)],
+    }
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "tolerations": TOLERATES_ALL,
+        "containers": [container],
+        "volumes": [
+            {"name": f"claim-{index}", "persistentVolumeClaim": {"claimName": claim}}
+            for index, (_, claim) in enumerate(mounts)
+        ],
+    }
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": dict(labels or {})}, "spec": spec}
+
+
+def claim(name: str, size: str, storage_class: str) -> dict[str, Any]:
+    """A PersistentVolumeClaim for a ReadWriteMany volume."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": storage_class,
+            "resources": {"requests": {"storage": size}},
+        },
+    }
+
+
+def wait_until_running(kubectl: Kubectl, *names: str, seconds: float = SECONDS_TO_RUN) -> None:
+    """Wait until pods are Ready; the error says where each one stands."""
+    try:
+        kubectl("wait", "--for=condition=Ready", f"--timeout={seconds:.0f}s", *(f"pod/{name}" for name in names))
+    except KubectlError as error:
+        raise KubectlError(f"{error}\n{kubectl('get', 'pods,events', '--output=wide')}") from error
+
+
+def wait_until_done(kubectl: Kubectl, name: str, seconds: float = SECONDS_TO_RUN) -> str:
+    """Wait until a pod has ended; its phase (Succeeded or Failed)."""
+
+    def ended() -> str | None:
+        phase: str = kubectl.get("pod", name)["status"].get("phase", "")
+        return phase if phase in {"Succeeded", "Failed"} else None
+
+    return wait_for(f"end of pod {name}", seconds, ended, every=0.3)
+
+
+def run_in(kubectl: Kubectl, name: str, *command: str) -> str:
+    """What a command prints in a running pod; raises KubectlError, with its standard error, when it fails."""
+    return kubectl("exec", name, "--", *command)
+
+
+def events(kubectl: Kubectl, name: str) -> list[str]:
+    """What Kubernetes said of an object, as `Reason: message`."""
+    found = kubectl.get("events", f"--field-selector=involvedObject.name={name}")
+    return [f"{event['reason']}: {event['message']}" for event in found]
+
+
+def as_json(*objects: Mapping[str, Any]) -> str:
+    """Manifests for `kubectl apply --filename=-`."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})

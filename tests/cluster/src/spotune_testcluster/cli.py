@@ -1,0 +1,324 @@
+"""The command `spotune-testcluster`: a real Kubernetes with KubeRay on this machine, and every fault a cloud has."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spotune_testcluster import binaries, faults, requirements, volumes
+from spotune_testcluster.cluster import Cluster, list_clusters, seconds_since
+from spotune_testcluster.errors import ClusterError
+from spotune_testcluster.home import REPOSITORY, Home
+from spotune_testcluster.images import build_images, load_image
+from spotune_testcluster.providers import Capacity, Provider
+from spotune_testcluster.settings import NodeSettings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="A real Kubernetes 1.34 with KubeRay on this machine, without Docker, and every fault to try on it.\n\n"
+    "Example: `spotune-testcluster up --nodes 3 && export KUBECONFIG=$(spotune-testcluster kubeconfig)`",
+)
+node_app = typer.Typer(no_args_is_help=True, help="Add, crash, stop, start and label nodes.")
+api_app = typer.Typer(no_args_is_help=True, help="Restart, pause and continue the API server.")
+component_app = typer.Typer(no_args_is_help=True, help="Stop and start any component of the control plane.")
+network_app = typer.Typer(no_args_is_help=True, help="Cut nodes and Services off, and let them back.")
+gpu_app = typer.Typer(no_args_is_help=True, help="Break and mend the fake GPUs of a node.")
+volume_app = typer.Typer(no_args_is_help=True, help="Make a ReadWriteMany volume read-only, slow, or normal again.")
+for group, title in (
+    (node_app, "node"), (api_app, "apiserver"), (component_app, "component"), (network_app, "network"),
+    (gpu_app, "gpu"), (volume_app, "volume"),
+):  # fmt: skip
+    app.add_typer(group, name=title)
+
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+
+Name = Annotated[
+    str, typer.Option("--name", help="Which cluster; several can live here.", envvar="SPOTUNE_TESTCLUSTER")
+]
+NodeName = Annotated[str, typer.Argument(help="The node, as `kubectl get nodes` shows it.")]
+
+
+def _report(line: str) -> None:
+    err.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {line}")
+
+
+@app.command()
+def check() -> None:
+    """Say whether cluster tests can run on this machine; exit code 1 and the reason when they cannot."""
+    requirements.check()
+    if not binaries.are_built(Home.default().root):
+        requirements.check_go()
+
+
+@app.command()
+def packages() -> None:
+    """Print the Debian packages that a cluster needs, for `apt-get install`."""
+    sys.stdout.write(" ".join(requirements.packages()) + "\n")
+
+
+@app.command()
+def build() -> None:
+    """Build all programs and images that a cluster needs: about 12 minutes on 2 cores, once.
+
+    Kept below ~/.cache/spotune-testcluster (or $SPOTUNE_TESTCLUSTER_HOME), under a key of go.sum.
+    """
+    start = time.monotonic()
+    requirements.check()
+    home = Home.default().root
+    programs = binaries.build(home, _report)
+    build_images(home, REPOSITORY, programs / "gpuplugin", _report)
+    _report(f"everything is built: {seconds_since(start)}")
+
+
+@app.command()
+def up(
+    name: Name = "default",
+    nodes: Annotated[int, typer.Option(min=0, max=32, help="How many nodes: n1, n2, ...")] = 3,
+    provider: Annotated[
+        Provider, typer.Option(help="Whose labels, taints and provider ids they carry.")
+    ] = Provider.NONE,
+    spot: Annotated[int, typer.Option(min=0, help="How many of them, from the last one back, are spot.")] = 0,
+    gpus: Annotated[int, typer.Option(min=0, help="Fake GPUs a node (resource nvidia.com/gpu).")] = 0,
+) -> None:
+    """Bring a cluster up, from any state; one that runs gets the nodes it lacks.
+
+    Examples: `spotune-testcluster up --nodes 3`; `spotune-testcluster up --provider aks --spot 2 --gpus 1`
+    """
+    start = time.monotonic()
+    wanted = [
+        NodeSettings(
+            number=number, provider=provider, gpus=gpus,
+            capacity=Capacity.SPOT if number > nodes - spot else Capacity.ON_DEMAND,
+        )
+        for number in range(1, nodes + 1)
+    ]  # fmt: skip
+    cluster = Cluster(name)
+    cluster.up(wanted, _report)
+    _report(f"up in {seconds_since(start)}; export KUBECONFIG={cluster.files.kubeconfig}")
+
+
+@app.command()
+def down(
+    name: Name = "default",
+    everything: Annotated[bool, typer.Option("--all", help="Every cluster of this machine.")] = False,
+) -> None:
+    """End a cluster and remove what it kept; what is built stays."""
+    for cluster in list_clusters(Home.default()) if everything else [Cluster(name)]:
+        start = time.monotonic()
+        cluster.down()
+        _report(f"cluster {cluster.name} is down: {seconds_since(start)}")
+
+
+@app.command()
+def status(
+    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+) -> None:
+    """Every cluster with its nodes and the components of its control plane."""
+    found: list[dict[str, Any]] = []
+    for cluster in list_clusters(Home.default()):
+        running = cluster.is_running()
+        found.append(
+            {
+                "name": cluster.name,
+                "running": running,
+                "kubeconfig": str(cluster.files.kubeconfig),
+                "nodes": cluster.nodes() if running else {},
+                "components": cluster.components() if running else {},
+            }
+        )
+    if output == "json":
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return
+    table = Table("Cluster", "State", "Nodes", "Not running", "Kubeconfig", box=None)
+    for row in found:
+        nodes = " ".join(node if alive else f"[red]{node}[/red]" for node, alive in row["nodes"].items())
+        down_now = " ".join(part for part, state in row["components"].items() if not state["running"])
+        table.add_row(
+            row["name"], "running" if row["running"] else "[red]dead[/red]", nodes, down_now, row["kubeconfig"]
+        )
+    out.print(table if found else "no cluster; start one with: spotune-testcluster up")
+
+
+@app.command()
+def kubeconfig(name: Name = "default") -> None:
+    """Print the path of the administrator's kubeconfig."""
+    cluster = Cluster(name)
+    cluster.settings()
+    sys.stdout.write(f"{cluster.files.kubeconfig}\n")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def kubectl(context: typer.Context, name: Name = "default") -> NoReturn:
+    """Run the cluster's own kubectl: `spotune-testcluster kubectl get nodes`."""
+    program = Cluster(name).kubectl
+    os.execv(program.program, ["kubectl", f"--kubeconfig={program.kubeconfig}", *context.args])
+
+
+@app.command("load-image")
+def load(
+    archive: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="An OCI or Docker archive (.tar).")],
+    name: Name = "default",
+) -> None:
+    """Import an image into every running node."""
+    cluster = Cluster(name)
+    for node, running in cluster.nodes().items():
+        if running:
+            load_image(cluster.way_in(node), archive)
+            _report(f"{archive} is on {node}")
+
+
+@node_app.command("add")
+def node_add(
+    name: Name = "default",
+    provider: Annotated[
+        Provider, typer.Option(help="Whose labels, taints and provider id it carries.")
+    ] = Provider.NONE,
+    spot: Annotated[bool, typer.Option("--spot", help="A spot node.")] = False,
+    gpus: Annotated[int, typer.Option(min=0, help="Fake GPUs.")] = 0,
+    zone: Annotated[str, typer.Option(help="Its zone label.")] = "",
+) -> None:
+    """Add a node and wait until it is Ready; prints its name."""
+    cluster = Cluster(name)
+    number = max((int(node.removeprefix("n")) for node in cluster.nodes()), default=0) + 1
+    capacity = Capacity.SPOT if spot else Capacity.ON_DEMAND
+    cluster.add_node(NodeSettings(number=number, provider=provider, capacity=capacity, gpus=gpus, zone=zone))
+    sys.stdout.write(f"n{number}\n")
+
+
+@node_app.command("crash")
+def node_crash(node: NodeName, name: Name = "default") -> None:
+    """Pull the plug: everything on the node is gone at once, without a word."""
+    Cluster(name).crash_node(node)
+
+
+@node_app.command("stop")
+def node_stop(
+    node: NodeName,
+    name: Name = "default",
+    seconds: Annotated[float, typer.Option(min=0, help="Notice between SIGTERM to all containers and the end.")] = 30,
+) -> None:
+    """Turn the node off as a spot reclaim does: SIGTERM, some seconds, the end."""
+    Cluster(name).stop_node(node, seconds)
+
+
+@node_app.command("start")
+def node_start(node: NodeName, name: Name = "default") -> None:
+    """Start a crashed or stopped node again, with its disks, and wait until it is Ready."""
+    Cluster(name).start_node(node)
+
+
+@node_app.command("remove")
+def node_remove(node: NodeName, name: Name = "default") -> None:
+    """Take a node out for good: its machine, its disks, its object."""
+    Cluster(name).remove_node(node)
+
+
+@node_app.command("label")
+def node_label(
+    node: NodeName,
+    labels: Annotated[list[str], typer.Argument(help="key=value to set, key- to remove.")],
+    name: Name = "default",
+) -> None:
+    """Set or remove labels of a node: `spotune-testcluster node label n2 pool=spot old-`."""
+    Cluster(name).kubectl("label", "node", node, "--overwrite", *labels)
+
+
+@api_app.command("restart")
+def api_restart(name: Name = "default") -> None:
+    """Restart the API server and wait until it answers."""
+    Cluster(name).component("restart", "kube-apiserver")
+
+
+@api_app.command("pause")
+def api_pause(
+    name: Name = "default",
+    seconds: Annotated[float, typer.Option(min=0, help="Let it go on after this time; 0: not by itself.")] = 0,
+) -> None:
+    """Freeze the API server: connections hang, as in an overloaded control plane."""
+    cluster = Cluster(name)
+    cluster.component("pause", "kube-apiserver")
+    if seconds:
+        time.sleep(seconds)
+        cluster.component("continue", "kube-apiserver")
+
+
+@api_app.command("continue")
+def api_continue(name: Name = "default") -> None:
+    """Let a paused API server go on."""
+    Cluster(name).component("continue", "kube-apiserver")
+
+
+@component_app.command("stop")
+def component_stop(component: str, name: Name = "default") -> None:
+    """Stop a component, for example kuberay-operator, until it is started again."""
+    Cluster(name).component("stop", component)
+
+
+@component_app.command("start")
+def component_start(component: str, name: Name = "default") -> None:
+    """Start a stopped component."""
+    Cluster(name).component("start", component)
+
+
+@component_app.command("restart")
+def component_restart(component: str, name: Name = "default") -> None:
+    """Restart a component."""
+    Cluster(name).component("restart", component)
+
+
+Target = Annotated[str, typer.Argument(help="A node (n2), or a Service's pods (namespace/name).")]
+
+
+@network_app.command("cut")
+def network_cut(target: Target, name: Name = "default") -> None:
+    """Cut a node or the pods of a Service off the network."""
+    faults.cut(Cluster(name), target)
+
+
+@network_app.command("restore")
+def network_restore(target: Target, name: Name = "default") -> None:
+    """Undo a cut."""
+    faults.restore(Cluster(name), target)
+
+
+@gpu_app.command("set")
+def gpu_set(
+    node: NodeName,
+    gpu: Annotated[str, typer.Argument(help="The GPU: GPU-0, GPU-1, ...")],
+    state: Annotated[str, typer.Argument(help="healthy, failed (until the plugin restarts) or lost.")],
+    name: Name = "default",
+) -> None:
+    """Break or mend a GPU: `spotune-testcluster gpu set n2 GPU-0 lost`."""
+    Cluster(name).set_gpu(node, gpu, state)
+
+
+@volume_app.command("set")
+def volume_set(
+    volume: Annotated[str, typer.Argument(help="The PersistentVolume.")],
+    state: Annotated[volumes.VolumeState, typer.Argument(help="normal, read-only or slow.")],
+    name: Name = "default",
+) -> None:
+    """Make a volume read-only (EROFS), slow (1 MiB/s) or normal again."""
+    volumes.set_state(Cluster(name), volume, state)
+
+
+def main() -> None:
+    """Run the command; what goes wrong on purpose is one sentence and exit code 1."""
+    try:
+        app()
+    except ClusterError as error:
+        err.print(f"[red]Error:[/red] {error}", highlight=False)
+        sys.exit(1)
+    except subprocess.CalledProcessError as error:
+        err.print(f"[red]Error:[/red] {' '.join(error.cmd)}: {error.stderr or error}", highlight=False)
+        sys.exit(1)

@@ -1,0 +1,339 @@
+"""One cluster, seen from the host: brought up from any state, changed while it runs, taken down without a trace."""
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from spotune_testcluster import binaries, cgroups, network, requirements, volumes
+from spotune_testcluster.control_plane import USERS
+from spotune_testcluster.errors import ClusterError, DidNotStartError, NotRunningError
+from spotune_testcluster.home import REPOSITORY, ClusterFiles, Home
+from spotune_testcluster.images import build_images
+from spotune_testcluster.init import ask, process_id
+from spotune_testcluster.kubectl import Kubectl, KubectlError
+from spotune_testcluster.pki import Authority
+from spotune_testcluster.settings import ClusterSettings, NodeSettings
+from spotune_testcluster.waiting import wait_for
+
+MANIFESTS = Path(__file__).parent / "manifests"
+CONTEXT = "spotune-testcluster"
+KUBERAY = "kuberay-operator"
+API_SERVER_NAMES = (
+    "localhost",
+    "127.0.0.1",
+    network.CONTROL_PLANE,
+    network.FIRST_SERVICE,
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    f"kubernetes.default.svc.{network.DOMAIN}",
+)
+SECONDS_TO_START = 60.0
+
+Report = Callable[[str], None]
+
+
+class Cluster:
+    """A test cluster by its name; it need not exist yet."""
+
+    def __init__(self, name: str = "default", home: Home | None = None) -> None:
+        self.home = home or Home.default()
+        self.files: ClusterFiles = self.home.cluster(name)
+        self.name = name
+
+    # -- up and down ------------------------------------------------------------------------------------------------
+
+    def up(self, nodes: Sequence[NodeSettings], report: Report) -> None:
+        """Bring the cluster up with at least `nodes`, from whatever state it is in.
+
+        A cluster that runs keeps what is in it and gets the nodes that it lacks. What a crash left is removed first.
+
+        Args:
+            nodes: The nodes to have. One of the same name that exists keeps its own settings.
+            report: Called with a line per stage.
+
+        Raises:
+            CannotRunHereError: The machine lacks something; the text says how to get it.
+            DidNotStartError: A component did not become ready; the text names its log.
+        """
+        requirements.check()
+        with self._locked():
+            if not self.is_running():
+                self._remove_what_is_left()
+                self._start_control_plane(report)
+            elif not self._answers():
+                self._start_forwarder(self.settings())
+            self._wait_for_api()
+            report("API server ready")
+            running = set(ask(self.files.socket, "nodes"))
+            missing = [node for node in nodes if node.name not in running]
+            for node in missing:
+                self._start_node(node)
+            self._apply_manifests()
+            report("KubeRay, storage classes and device plugin applied")
+            for node in missing:
+                self._wait_for_node(node)
+                report(f"node {node.name} ready")
+            self._wait_for_kuberay()
+
+    def down(self) -> None:
+        """End the cluster with all that runs in it, and remove what it kept; nothing happens when there is none."""
+        if not self.home.root.exists():
+            return
+        with self._locked():
+            self._remove_what_is_left()
+
+    def is_running(self) -> bool:
+        """Whether its init answers."""
+        return process_id(self.files.socket) is not None
+
+    def settings(self) -> ClusterSettings:
+        """What it was started with."""
+        if not self.files.settings.exists():
+            raise NotRunningError(f"there is no cluster {self.name!r}; start one with: spotune-testcluster up")
+        return ClusterSettings.model_validate_json(self.files.settings.read_text())
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """Kubectl as the administrator."""
+        return Kubectl(str(self.settings().binaries / "kubectl"), self.files.kubeconfig)
+
+    # -- nodes ------------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> dict[str, bool]:
+        """Every node that was ever started, and whether it runs."""
+        self.settings()
+        running = set(ask(self.files.socket, "nodes")) if self.is_running() else set()
+        known = {path.name for path in self.files.nodes.iterdir()} if self.files.nodes.exists() else set()
+        return {name: name in running for name in sorted(known | running)}
+
+    def add_node(self, settings: NodeSettings) -> None:
+        """Start a new node, or again one that crashed or was stopped, and wait until it is Ready."""
+        if not self.is_running():
+            raise NotRunningError(f"cluster {self.name!r} is not running; start it with: spotune-testcluster up")
+        self._start_node(settings)
+        self._wait_for_node(settings)
+
+    def start_node(self, name: str) -> None:
+        """Start a node that crashed or was stopped, with the disks it had; wait until it is Ready."""
+        self.add_node(self.node_settings(name))
+
+    def crash_node(self, name: str) -> None:
+        """As pulling the plug: SIGKILL to all that runs on it, at once. Its disks stay."""
+        ask(self.files.socket, "crash-node", node=name)
+
+    def stop_node(self, name: str, seconds: float = 30) -> None:
+        """As a spot reclaim: SIGTERM to its containers, the end of the machine after `seconds` at the latest."""
+        node = self.files.node(name)
+        pid = process_id(node.socket)
+        if pid is None:
+            raise NotRunningError(f"node {name} is not running")
+        pidfd = os.pidfd_open(pid)
+        try:
+            self._ask_node(name, "shut-down", seconds=seconds)
+        except NotRunningError:  # it ends instead of answering
+            pass
+        finally:
+            os.close(pidfd)
+        wait_for(f"end of node {name}", seconds + 10, lambda: name not in ask(self.files.socket, "nodes"))
+
+    def remove_node(self, name: str) -> None:
+        """Take a node out for good: its machine, its disks and its object."""
+        if self.nodes().get(name):
+            self.crash_node(name)
+        shutil.rmtree(self.files.node(name).root, ignore_errors=True)
+        self.kubectl("delete", "node", name, "--ignore-not-found", "--wait=false")
+
+    def node_settings(self, name: str) -> NodeSettings:
+        """What a node was started with."""
+        path = self.files.node(name).settings
+        if not path.exists():
+            raise NotRunningError(f"there is no node {name!r}, only {', '.join(self.nodes()) or 'none'}")
+        return NodeSettings.model_validate_json(path.read_text())
+
+    def set_gpu(self, node: str, gpu: str, state: str) -> None:
+        """Make a GPU of a node healthy, failed (an XID error, until the plugin restarts) or lost (off the bus)."""
+        if state not in {"healthy", "failed", "lost"}:
+            raise ClusterError(f"a GPU is healthy, failed or lost, not {state!r}")
+        known = self._ask_node(node, "gpus")
+        if gpu not in known:
+            raise ClusterError(f"node {node} has no {gpu}, only {', '.join(known) or 'no GPU at all'}")
+        self._ask_node(node, "gpu", gpu=gpu, state=state)
+
+    # -- control plane ----------------------------------------------------------------------------------------------
+
+    def component(self, do: str, component: str) -> None:
+        """Stop, start, restart, pause (SIGSTOP) or continue a component of the control plane, and wait for the API."""
+        ask(self.files.socket, do, component=component)
+        if component == "kube-apiserver" and do in {"start", "restart", "continue"}:
+            self._wait_for_api()
+
+    def component_of_node(self, node: str, do: str, component: str) -> None:
+        """The same for containerd, kubelet, kube-proxy and network-policy of a node."""
+        self._ask_node(node, do, component=component)
+
+    def components(self) -> dict[str, dict[str, Any]]:
+        """The control plane's components: whether each runs, is wanted, and how often it was started."""
+        found: dict[str, dict[str, Any]] = ask(self.files.socket, "status")
+        return found
+
+    def enter(self, *command: str, node: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command inside the namespaces of the control plane or of a node."""
+        return subprocess.run([*self.way_in(node), *command], capture_output=True, text=True, check=check)
+
+    def way_in(self, node: str = "") -> list[str]:
+        """The start of a command line that runs the rest inside the control plane's or a node's namespaces."""
+        path = self.files.node(node).socket if node else self.files.socket
+        pid = process_id(path)
+        if pid is None:
+            raise NotRunningError(f"{'node ' + node if node else 'cluster ' + repr(self.name)} is not running")
+        return ["nsenter", "--target", str(pid), "--mount", "--net", "--pid", "--uts", "--ipc"]
+
+    # -- how it is done ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One `up` or `down` of a cluster at a time; the kernel lets go of the lock when this process dies."""
+        self.home.clusters.mkdir(parents=True, exist_ok=True)
+        with (self.home.clusters / f".{self.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _start_control_plane(self, report: Report) -> None:
+        programs = binaries.build(self.home.root, report)
+        images = build_images(self.home.root, REPOSITORY, programs / "gpuplugin", report)
+        for folder in (self.files.logs, self.files.volumes, self.files.nodes):
+            folder.mkdir(parents=True, exist_ok=True)
+        settings = ClusterSettings(
+            binaries=programs, port=_free_port(), template=images.template, layers=dict(images.layers)
+        )
+        self._write_certificates(settings)
+        settings.save(self.files.settings)
+        command = [sys.executable, "-m", "spotune_testcluster.launch", "cluster", str(self.files.root)]
+        launched = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
+        if launched.returncode != 0:
+            raise DidNotStartError(f"the cluster's namespaces: {launched.stderr.strip()}")
+        wait_for(f"the cluster's init (see {self.files.root / 'init.log'})", SECONDS_TO_START, self.is_running)
+        self._start_forwarder(settings)
+
+    def _write_certificates(self, settings: ClusterSettings) -> None:
+        authority = Authority(self.files.pki)
+        authority.service_account_keys()
+        authority.issue("apiserver", "kube-apiserver", addresses=API_SERVER_NAMES)
+        authority.issue("kubelet-client", "kube-apiserver-kubelet-client", "system:masters")
+        for file, (user, group) in USERS.items():
+            authority.kubeconfig(self.files.pki / f"{file}.kubeconfig", CONTEXT, network.API_SERVER, user, group)
+        here = f"https://127.0.0.1:{settings.port}"
+        authority.kubeconfig(self.files.kubeconfig, CONTEXT, here, "administrator", "system:masters")
+
+    def _start_forwarder(self, settings: ClusterSettings) -> None:
+        command = [sys.executable, "-m", "spotune_testcluster.forward", str(self.files.root), str(settings.port)]
+        with (self.files.logs / "forward.log").open("ab") as log:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, env=_environment()
+            )
+        if done.returncode != 0:
+            raise DidNotStartError(f"the way to the API server: see {log.name}")
+
+    def _wait_for_api(self) -> None:
+        def ready() -> bool:
+            return self._answers() and bool(self.kubectl("get", "serviceaccount", "default", "--ignore-not-found"))
+
+        wait_for(f"the API server (see {self.files.logs / 'kube-apiserver.log'})", SECONDS_TO_START, ready)
+
+    def _answers(self) -> bool:
+        try:
+            return self.kubectl("get", "--raw=/readyz", timeout=5).strip() == "ok"
+        except (KubectlError, subprocess.TimeoutExpired):
+            return False
+
+    def _apply_manifests(self) -> None:
+        crds = (self.settings().binaries / "kuberay-crds").resolve()
+        self.kubectl("apply", "--server-side", f"--filename={crds}")
+        self.kubectl("apply", "--server-side", f"--filename={MANIFESTS}")
+
+    def _wait_for_kuberay(self) -> None:
+        def ready() -> bool:
+            return self.enter("curl", "-sf", "http://127.0.0.1:18082/readyz", check=False).returncode == 0
+
+        wait_for(f"KubeRay (see {self.files.logs / 'kuberay-operator.log'})", SECONDS_TO_START, ready)
+
+    def _start_node(self, settings: NodeSettings) -> None:
+        node = self.files.node(settings.name)
+        node.root.mkdir(parents=True, exist_ok=True)
+        settings.save(node.settings)
+        kubeconfig = self.files.pki / f"kubelet-{node.name}.kubeconfig"
+        user = f"system:node:{node.name}"
+        Authority(self.files.pki).kubeconfig(kubeconfig, CONTEXT, network.API_SERVER, user, "system:nodes")
+        ask(self.files.socket, "start-node", node=settings.name)
+
+    def _wait_for_node(self, settings: NodeSettings) -> None:
+        """Ready by a heartbeat of this start: right after a crash the object still says what was true before."""
+        since = datetime.now(UTC).replace(microsecond=0)
+
+        def ready() -> bool:
+            if settings.name not in ask(self.files.socket, "nodes"):
+                raise DidNotStartError(
+                    f"node {settings.name} ended: see {self.files.node(settings.name).root / 'init.log'}"
+                )
+            found = self.kubectl.get("nodes", f"--field-selector=metadata.name={settings.name}")
+            conditions = {
+                condition["type"]: condition for node in found for condition in node["status"].get("conditions", [])
+            }
+            state = conditions.get("Ready", {})
+            return state.get("status") == "True" and datetime.fromisoformat(state["lastHeartbeatTime"]) >= since
+
+        log = self.files.logs / f"kubelet-{settings.name}.log"
+        wait_for(f"node {settings.name} (see {log})", SECONDS_TO_START, ready, every=0.2)
+
+    def _ask_node(self, name: str, do: str, **details: Any) -> Any:
+        return ask(self.files.node(name).socket, do, **details)
+
+    def _remove_what_is_left(self) -> None:
+        """All processes by their control group, which needs no record of ours to be right; then what they leave."""
+        cgroups.kill(self.files.group)
+        cgroups.remove(self.files.group)
+        volumes.forget(self.files.volumes)
+        if self.files.root.exists():
+            doomed = self.files.root.with_name(f".{self.name}.{secrets.token_hex(4)}")
+            self.files.root.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        for abandoned in self.home.clusters.glob(f".{self.name}.*[0-9a-f]"):
+            if abandoned.is_dir():
+                shutil.rmtree(abandoned, ignore_errors=True)
+
+
+def list_clusters(home: Home) -> list[Cluster]:
+    """All clusters that have files, running or not."""
+    if not home.clusters.exists():
+        return []
+    names = [path.name for path in sorted(home.clusters.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    return [Cluster(name, home) for name in names]
+
+
+def _environment() -> dict[str, str]:
+    """Of what goes on after this command: nothing that measures or steers the command itself (coverage, proxies)."""
+    kept = ("PATH", "LANG", "TZ", "VIRTUAL_ENV")
+    return {name: os.environ[name] for name in kept if name in os.environ}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def seconds_since(start: float) -> str:
+    """`3.2 s` since a time.monotonic()."""
+    return f"{time.monotonic() - start:.1f} s"

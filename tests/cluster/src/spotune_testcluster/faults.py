@@ -1,0 +1,53 @@
+"""Network faults: a node off the network, or the pods of a Service out of everybody's reach."""
+
+from spotune_testcluster import network
+from spotune_testcluster.cluster import Cluster
+from spotune_testcluster.errors import ClusterError
+
+
+def cut(cluster: Cluster, target: str) -> None:
+    """Cut a node (`n1`), or the pods of a Service (`namespace/name`), off the network.
+
+    A node loses its cable: the API server hears no more of it, its pods go on. A Service's pods are reached by nobody
+    but the kubelet of their node, whose probes go on, and reach nobody.
+    """
+    if "/" not in target:
+        _node_link(cluster, target, "down")
+        return
+    addresses = _addresses(cluster, target)
+    restore_services(cluster)
+    for node, running in cluster.nodes().items():
+        if running:
+            cluster.enter("nft", network.block(addresses), node=node)
+    cluster.enter("nft", network.block_here(addresses))
+
+
+def restore(cluster: Cluster, target: str) -> None:
+    """Undo `cut`; a node's own cut and that of all Services are lifted apart."""
+    if "/" in target:
+        restore_services(cluster)
+    else:
+        _node_link(cluster, target, "up")
+
+
+def restore_services(cluster: Cluster) -> None:
+    """Let everybody reach everybody again."""
+    for node in ["", *(name for name, running in cluster.nodes().items() if running)]:
+        cluster.enter("nft", "delete", "table", "inet", network.CUT_TABLE, node=node, check=False)
+
+
+def _node_link(cluster: Cluster, node: str, state: str) -> None:
+    settings = cluster.node_settings(node)
+    cluster.enter("ip", "link", "set", network.link(node), state)
+    if state == "up":  # the route to the node's pods has gone with the link
+        way = (network.pod_network(settings.number), "via", network.node_address(settings.number))
+        cluster.enter("ip", "route", "replace", *way)
+
+
+def _addresses(cluster: Cluster, target: str) -> list[str]:
+    namespace, _, name = target.partition("/")
+    slices = cluster.kubectl.within(namespace).get("endpointslices", f"--selector=kubernetes.io/service-name={name}")
+    found = [address for piece in slices for point in piece.get("endpoints", []) for address in point["addresses"]]
+    if not found:
+        raise ClusterError(f"Service {target} has no pods to cut off")
+    return sorted(set(found))

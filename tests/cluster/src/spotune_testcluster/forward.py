@@ -1,0 +1,71 @@
+"""`python -m spotune_testcluster.forward FOLDER PORT`: a cluster's API server, on 127.0.0.1:PORT of the host.
+
+A socket stays in the network namespace it was made in: the listening one is made on the host, then the process moves
+into the cluster's namespace and dials from there. No link, route or rule of the host is needed. The command returns
+once it listens; what it leaves behind ends with the cluster.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+
+from spotune_testcluster import cgroups, linux, network
+from spotune_testcluster.home import ClusterFiles
+from spotune_testcluster.init import process_id
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+    except OSError:  # the other side has gone; its own pump ends too
+        writer.close()
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        far_reader, far_writer = await asyncio.open_connection(network.CONTROL_PLANE, network.API_PORT)
+    except OSError:  # the API server is down: so is this connection
+        writer.close()
+        return
+    await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+    far_writer.close()
+    writer.close()
+
+
+async def _forward(listener: socket.socket, pidfd: int) -> None:
+    loop = asyncio.get_running_loop()
+    cluster_ended = loop.create_future()
+
+    def end() -> None:
+        loop.remove_reader(pidfd)
+        cluster_ended.set_result(None)
+
+    loop.add_reader(pidfd, end)
+    await asyncio.start_server(_serve, sock=listener)
+    await cluster_ended
+
+
+def main() -> None:
+    """Listen, go on in the background, and forward until the cluster ends."""
+    files, port = ClusterFiles(Path(sys.argv[1])), int(sys.argv[2])
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    pid = process_id(files.socket)
+    if pid is None:
+        sys.exit(f"cluster {files.name} is not running")
+    pidfd = os.pidfd_open(pid)
+    if os.fork():
+        return
+    os.setsid()
+    cgroups.join(files.group)
+    linux.enter(pid, linux.Namespace.NET)
+    asyncio.run(_forward(listener, pidfd))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The images that pods of a test cluster run: which there are, what is in them, and how they come to be, once."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from spotune_testcluster import base_image, containerd, layers, oci
+from spotune_testcluster.containerd import load_image
+from spotune_testcluster.layers import Environment
+from spotune_testcluster.store import SECONDS_KEPT, Store, key_of
+from spotune_testcluster.template import MARKER, Images
+
+__all__ = ["BASE", "GPU_DEVICE_PLUGIN", "PAUSE", "TRAINER", "Images", "build_images", "load_image", "prune_images"]
+
+PAUSE = "testcluster.local/pause:1"
+BASE = "testcluster.local/base:1"
+TRAINER = "testcluster.local/trainer:1"
+GPU_DEVICE_PLUGIN = "testcluster.local/gpu-device-plugin:1"
+
+# Another number when the images change in a way that no input shows.
+REVISION = 1
+
+
+def build_images(home: Path, repository: Path, gpu_plugin: Path, report: Callable[[str], None]) -> Images:
+    """All images, as nodes need them; what is there already is not made again.
+
+    Args:
+        home: Everything made is kept below, in `images/`.
+        repository: The root of the checkout whose `.venv` and source the trainer image shows, at their own paths.
+        gpu_plugin: The static program of the GPU device plugin.
+        report: Called with a line for everything that has to be made.
+
+    Raises:
+        CannotRunHereError: The machine lacks something; the text says how to get it.
+        ClusterError: Something could not be made; the text is what the program that makes it said.
+    """
+    store = Store(home / "images")
+    environment = Environment.of(repository)
+    base_key = key_of(REVISION, base_image.base_content())
+    template_key = key_of(
+        REVISION, base_key, str(environment.venv), base_image.PAUSE_SOURCE.read_text(), _digest(gpu_plugin)
+    )
+
+    def make_base(entry: Path) -> None:
+        report("installing a Debian for the base image")
+        base_image.make_base_layer(entry)
+
+    def make_template(entry: Path) -> None:
+        base = store.get("base", base_key, make_base) / "layer.tar"
+        report("importing the images into the nodes' template")
+        _make_template(entry, base, gpu_plugin, environment)
+
+    template = store.get("template", template_key, make_template) / "root"
+    return Images(template, layers.get_layers(store, repository, report))
+
+
+def prune_images(home: Path, in_use: Iterable[Images], unused_seconds: float = SECONDS_KEPT) -> list[Path]:
+    """Remove templates and layers that no cluster needs any more; returns the removed folders.
+
+    Args:
+        home: As given to `build_images`.
+        in_use: What the clusters that exist were started with, running or not.
+        unused_seconds: Keep what was built or asked for more recently than this.
+    """
+    store = Store(home / "images")
+    keep = [path for images in in_use for path in (images.template, *images.layers.values())]
+    kinds = ("base", "template", *layers.KINDS)
+    return [removed for kind in kinds for removed in store.prune(kind, keep, unused_seconds)]
+
+
+def _make_template(entry: Path, base: Path, gpu_plugin: Path, environment: Environment) -> None:
+    pause = entry / "pause"
+    base_image.compile_pause(pause)
+    files = {"pause": (pause.read_bytes(), 0o755)}
+    contents = {"pause": files, "gpuplugin": {"gpuplugin": (gpu_plugin.read_bytes(), 0o755)}}
+    contents |= {kind: {MARKER: (kind.encode(), 0o644)} for kind in layers.KINDS}
+    tars = {name: entry / f"{name}.tar" for name in contents}
+    for name, tar in tars.items():
+        oci.write_layer(tar, contents[name])
+    archive = entry / "images.tar"
+    trainer = [base, *(tars[kind] for kind in layers.KINDS)]
+    path = {"PATH": f"{environment.venv / 'bin'}:{oci.PATH}", "VIRTUAL_ENV": str(environment.venv), "LANG": "C.UTF-8"}
+    oci.write_archive(
+        [
+            oci.Image(PAUSE, [tars["pause"]], entrypoint=["/pause"], user="65535:65535"),
+            oci.Image(BASE, [base]),
+            oci.Image(TRAINER, trainer, environment=path),
+            oci.Image(GPU_DEVICE_PLUGIN, [tars["gpuplugin"]], entrypoint=["/gpuplugin"]),
+        ],
+        archive,
+    )
+    root = entry / "root"
+    root.mkdir()
+    containerd.make_root(root, archive)
+    for made in (pause, archive, *tars.values()):
+        made.unlink()
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,83 @@
+"""The addresses of a cluster. Every cluster has the same ones: each lives in network namespaces of its own.
+
+host 127.0.0.1:PORT --forward--> 10.99.0.1:6443 API server, DNS (cluster's namespace, bridge br0)
+                                     |  veth
+                                 10.99.0.11 node n1, pods 10.101.1.0/24 (bridge cni0)
+                                 10.99.0.12 node n2, pods 10.101.2.0/24 ...
+"""
+
+import subprocess
+
+CONTROL_PLANE = "10.99.0.1"
+API_PORT = 6443
+API_SERVER = f"https://{CONTROL_PLANE}:{API_PORT}"
+PREFIX = 16
+BRIDGE = "br0"
+SERVICES = "10.96.0.0/16"
+FIRST_SERVICE = "10.96.0.1"
+PODS = "10.101.0.0/16"
+DOMAIN = "cluster.local"
+CUT_TABLE = "testcluster-cut"
+
+
+def node_address(number: int) -> str:
+    """The address of node `number`."""
+    return f"10.99.0.{10 + number}"
+
+
+def pod_network(number: int) -> str:
+    """The network of the pods on node `number`."""
+    return f"10.101.{number}.0/24"
+
+
+def link(node: str) -> str:
+    """The cluster's end of a node's cable."""
+    return f"v{node}"
+
+
+def ip(*arguments: str, check: bool = True) -> None:
+    """Run iproute2 in this process's network namespace."""
+    subprocess.run(["ip", *arguments], check=check, capture_output=not check)
+
+
+def make_bridge() -> None:
+    """In the cluster's namespace: the switch that all nodes hang on, with the control plane's address."""
+    ip("link", "set", "lo", "up")
+    ip("link", "add", BRIDGE, "type", "bridge")
+    ip("address", "add", f"{CONTROL_PLANE}/{PREFIX}", "dev", BRIDGE)
+    ip("link", "set", BRIDGE, "up")
+
+
+def plug_in(node: str, number: int, pid: int) -> None:
+    """In the cluster's namespace: a cable to the namespace of process `pid`, and the way to the node's pods."""
+    ip("link", "delete", link(node), check=False)  # the kernel frees a dead node's namespace a little later
+    ip("link", "add", link(node), "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    ip("link", "set", link(node), "master", BRIDGE, "up")
+    ip("route", "replace", pod_network(number), "via", node_address(number))
+
+
+def configure_node(number: int) -> None:
+    """In the node's namespace, once the cable is there: its address and the way out."""
+    ip("link", "set", "lo", "up")
+    ip("address", "add", f"{node_address(number)}/{PREFIX}", "dev", "eth0")
+    ip("link", "set", "eth0", "up")
+    ip("route", "add", "default", "via", CONTROL_PLANE)
+
+
+def block(addresses: list[str]) -> str:
+    """The nft(8) script that drops what is forwarded from and to `addresses`; their kubelet's probes are not."""
+    found = ", ".join(addresses)
+    rules = f"ip daddr {{ {found} }} drop; ip saddr {{ {found} }} drop;"
+    return f"""table inet {CUT_TABLE} {{
+      chain forward {{ type filter hook forward priority -250; {rules} }}
+    }}"""
+
+
+def block_here(addresses: list[str]) -> str:
+    """As `block`, and also what this namespace itself sends: for the control plane's, where operators run."""
+    found = ", ".join(addresses)
+    rules = f"ip daddr {{ {found} }} drop; ip saddr {{ {found} }} drop;"
+    return f"""table inet {CUT_TABLE} {{
+      chain forward {{ type filter hook forward priority -250; {rules} }}
+      chain output {{ type filter hook output priority -250; {rules} }}
+    }}"""

@@ -1,0 +1,33 @@
+"""The first acts of every init: mounts of its own, so that nothing mounted, written or set inside reaches the host."""
+
+import os
+import socket
+from pathlib import Path
+
+from spotune_testcluster import cgroups, linux
+
+# The kubelet wants these for the whole machine; it is shown that they are set, and the machine keeps its own.
+GLOBAL_SETTINGS = {"kernel/panic": "10", "kernel/panic_on_oops": "1", "vm/overcommit_memory": "1"}
+
+
+def settle(hostname: str) -> None:
+    """Make a fresh set of namespaces a machine of its own: private mounts, /proc, /sys, /run, control groups, name."""
+    linux.propagate("/", linux.MountFlag.SLAVE)
+    linux.mount("proc", "/proc", "proc")
+    linux.mount("sysfs", "/sys", "sysfs")
+    cgroups.mount_own()
+    linux.mount("run", "/run", "tmpfs", options="mode=755")
+    for name, value in GLOBAL_SETTINGS.items():
+        shown = Path("/run") / name.replace("/", "-")
+        shown.write_text(f"{value}\n")
+        linux.bind(shown, f"/proc/sys/{name}")
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
+    socket.sethostname(hostname)
+    os.environ.update({"HOSTNAME": hostname, "HOME": "/root"})
+
+
+def resolve_by(text: str) -> None:
+    """Show `text` as /etc/resolv.conf."""
+    shown = Path("/run/resolv.conf")
+    shown.write_text(text)
+    linux.bind(shown, "/etc/resolv.conf")

@@ -1,0 +1,120 @@
+"""A test cluster comes up from any state, lives beside others, and goes without a trace on the machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotune_testcluster.cluster import Cluster
+from spotune_testcluster.waiting import wait_for
+from tests.cluster.host_state import difference, snapshot
+from tests.cluster.pods import claim, pod, wait_until_running
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+CYCLES = 10
+TOOL = (sys.executable, "-m", "spotune_testcluster")
+IMAGE = "testcluster.local/base:1"
+
+
+@pytest.fixture(autouse=True)
+def machine() -> None:
+    if os.environ.get("SPOTUNE_TEST_KUBECONFIG"):
+        pytest.skip("starts clusters on this machine, and another's was given")
+
+
+@pytest.fixture
+def other() -> Iterator[Cluster]:
+    """A cluster of the test's own, which does not outlive it."""
+    found = Cluster("other")
+    found.down()
+    yield found
+    found.down()
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TOOL, *arguments], capture_output=True, text=True, check=True)
+
+
+def _use(cluster: Cluster) -> None:
+    """A pod with a volume: mounts, loop devices, containers and addresses that must all go."""
+    kubectl = cluster.kubectl.within("default")
+    kubectl.apply(claim("data", "300Mi", "shared"), pod("user", IMAGE, claims={"/data": "data"}))
+    wait_until_running(kubectl, "user")
+
+
+@pytest.mark.timeout(1800)
+def test_ten_times_up_and_down_leave_the_machine_as_it_was(other: Cluster, took: dict[str, float]) -> None:
+    """Every third time the tool is killed in the middle of `up`, and the next `up` finds what it left."""
+    before = snapshot()
+    seconds = []
+    for cycle in range(CYCLES):
+        if cycle % 3 == 1:
+            _kill_in_the_middle(0.7 * cycle)
+        start = time.monotonic()
+        _run("up", "--name", "other", "--nodes", "1")
+        seconds.append(time.monotonic() - start)
+        if cycle % 3 == 0:
+            _use(other)
+        _run("down", "--name", "other")
+        wait_for("the kernel's tidying up", 15, lambda: not difference(before, snapshot()) or None, every=0.5)
+    assert difference(before, snapshot()) == {}
+    took[f"up with 1 node, median of {CYCLES}"] = sorted(seconds)[CYCLES // 2]
+
+
+def _kill_in_the_middle(after: float) -> None:
+    started = subprocess.Popen(
+        [*TOOL, "up", "--name", "other", "--nodes", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    time.sleep(after)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+
+
+def test_up_twice_keeps_what_runs_and_adds_what_lacks(other: Cluster) -> None:
+    _run("up", "--name", "other", "--nodes", "1")
+    other.kubectl("create", "namespace", "kept")
+    _run("up", "--name", "other", "--nodes", "2")
+    assert other.nodes() == {"n1": True, "n2": True}
+    other.kubectl("get", "namespace", "kept")
+
+
+def test_up_after_a_crash_of_everything(other: Cluster) -> None:
+    _run("up", "--name", "other", "--nodes", "0")
+    for process in _processes_of(other):
+        os.kill(process, signal.SIGKILL)
+    wait_for("the end of it", 10, lambda: not other.is_running())
+    _run("up", "--name", "other", "--nodes", "0")
+    assert other.kubectl("get", "--raw=/readyz") == "ok"
+
+
+def test_two_clusters_do_not_know_of_each_other(other: Cluster) -> None:
+    second = Cluster("second")
+    try:
+        _run("up", "--name", "other", "--nodes", "0")
+        _run("up", "--name", "second", "--nodes", "0")
+        other.kubectl("create", "namespace", "mine")
+        assert "mine" not in second.kubectl("get", "namespaces")
+        told = json.loads(_run("status", "--output", "json").stdout)
+        assert {"other", "second"} <= {cluster["name"] for cluster in told if cluster["running"]}
+        second.down()
+        assert other.kubectl("get", "--raw=/readyz") == "ok"
+    finally:
+        second.down()
+
+
+def test_command_on_a_cluster_that_is_not_there_says_what_to_do() -> None:
+    done = subprocess.run([*TOOL, "kubeconfig", "--name", "nowhere"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "spotune-testcluster up" in done.stderr
+
+
+def _processes_of(cluster: Cluster) -> set[int]:
+    procs = Path("/sys/fs/cgroup").rglob(f"{cluster.files.group}/cgroup.procs")
+    return {int(line) for path in procs for line in path.read_text().split()}
