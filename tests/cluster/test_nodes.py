@@ -47,7 +47,7 @@ def test_crashed_node_is_noticed_and_comes_back_with_its_pods(
 
 def test_stopped_node_gives_its_containers_notice(cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault) -> None:
     """The container has its seconds between SIGTERM and the end, as on a spot reclaim."""
-    script = "trap 'echo told > /data/said; sync; exit 0' TERM; echo up > /data/said; sleep 600 & wait"
+    script = "trap 'echo told > /data/said; sync; exit 0' TERM; echo up > /data/said; while true; do sleep 1; done"
     claim = {
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
         "spec": {

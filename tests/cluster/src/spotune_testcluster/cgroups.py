@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from spotune_testcluster import linux
@@ -12,10 +12,15 @@ ROOT = Path("/sys/fs/cgroup")
 CPUSET = ("cpuset.cpus", "cpuset.mems")
 
 
-def hierarchies() -> list[Path]:
-    """Where this machine's control group hierarchies are mounted: one on v2, one per controller on v1."""
+# Left out, all containers stay in the root group of v1's blkio: one limit there slows a volume for everyone at once.
+NOT_OURS = "blkio"
+
+
+def hierarchies() -> dict[Path, tuple[str, str]]:
+    """Where control groups are mounted (once on v2, once per controller on v1), with the mount's type and options."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return sorted({Path(fields[1]) for fields in mounts if fields[2] in {"cgroup", "cgroup2"}})
+    found = {Path(where): (kind, options) for _, where, kind, options, *_ in mounts if kind in {"cgroup", "cgroup2"}}
+    return {where: found[where] for where in sorted(found) if where.name != NOT_OURS}
 
 
 def join(group: str) -> None:
@@ -30,13 +35,11 @@ def join(group: str) -> None:
         (directory / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def mount_own() -> None:
-    """In a fresh control group namespace: show its group as the root of every hierarchy, at the usual places."""
-    fields = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    found = {Path(line[1]): (line[2], line[3]) for line in fields if line[2] in {"cgroup", "cgroup2"}}
+def mount_own(found: Mapping[Path, tuple[str, str]]) -> None:
+    """In a fresh control group namespace, over an empty /sys: show its group as the root of these hierarchies."""
     if ROOT not in found:
         linux.mount("cgroup", ROOT, "tmpfs", options="mode=755")
-    for directory, (kind, options) in sorted(found.items()):
+    for directory, (kind, options) in found.items():
         directory.mkdir(parents=True, exist_ok=True)
         controllers = "" if kind == "cgroup2" else _controllers(options)
         linux.mount(kind, directory, kind, options=controllers)

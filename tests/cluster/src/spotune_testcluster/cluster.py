@@ -71,7 +71,7 @@ class Cluster:
             if not self.is_running():
                 self._remove_what_is_left()
                 self._start_control_plane(report)
-            elif not self._answers():
+            else:
                 self._start_forwarder(self.settings())
             self._wait_for_api()
             report("API server ready")
@@ -237,12 +237,15 @@ class Cluster:
         authority.kubeconfig(self.files.kubeconfig, CONTEXT, here, "administrator", "system:masters")
 
     def _start_forwarder(self, settings: ClusterSettings) -> None:
+        """Unless one listens, which may be that of an `up` that was killed."""
+        if _listens(settings.port):
+            return
         command = [sys.executable, "-m", "spotune_testcluster.forward", str(self.files.root), str(settings.port)]
         with (self.files.logs / "forward.log").open("ab") as log:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, env=_environment()
             )
-        if done.returncode != 0:
+        if done.returncode != 0 and not _listens(settings.port):
             raise DidNotStartError(f"the way to the API server: see {log.name}")
 
     def _wait_for_api(self) -> None:
@@ -325,6 +328,11 @@ def _environment() -> dict[str, str]:
     """Of what goes on after this command: nothing that measures or steers the command itself (coverage, proxies)."""
     kept = ("PATH", "LANG", "TZ", "VIRTUAL_ENV")
     return {name: os.environ[name] for name in kept if name in os.environ}
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _free_port() -> int:

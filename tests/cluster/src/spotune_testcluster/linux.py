@@ -5,6 +5,7 @@ import os
 from enum import IntFlag
 from pathlib import Path
 
+MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -60,6 +61,11 @@ def mount(
         options.encode() or None,
     )
     _check(result, f"mount {kind} {source} on {target}")
+
+
+def detach(target: Path | str) -> None:
+    """Take away what is mounted at `target` and below, in this namespace."""
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
 
 
 def bind(source: Path | str, target: Path | str, *, read_only: bool = False) -> None:

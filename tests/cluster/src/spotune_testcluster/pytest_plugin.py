@@ -156,7 +156,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Cluster tests go last, so that others have the machine for themselves; or are skipped."""
-    items.sort(key=lambda item: item.get_closest_marker("cluster") is not None)
+    items.sort(key=_turn)
     reason = config.stash[_reason_not_to_run]
     chosen = [item for item in items if item.get_closest_marker("cluster")]
     if not reason or not chosen:
@@ -165,6 +165,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"cluster tests are required ({REQUIRED} is set) and cannot run here: {reason}")
     for item in chosen:
         item.add_marker(pytest.mark.skip(reason=f"{NO_CLUSTER}: {reason}"))
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool]:
+    """First tests that need no cluster, then those that start their own, then those that share one."""
+    return item.get_closest_marker("cluster") is not None, "cluster" in getattr(item, "fixturenames", ())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -14,8 +14,10 @@ def settle(hostname: str) -> None:
     """Make a fresh set of namespaces a machine of its own: private mounts, /proc, /sys, /run, control groups, name."""
     linux.propagate("/", linux.MountFlag.SLAVE)
     linux.mount("proc", "/proc", "proc")
+    hierarchies = cgroups.hierarchies()
+    linux.detach("/sys")
     linux.mount("sysfs", "/sys", "sysfs")
-    cgroups.mount_own()
+    cgroups.mount_own(hierarchies)
     linux.mount("run", "/run", "tmpfs", options="mode=755")
     for name, value in GLOBAL_SETTINGS.items():
         shown = Path("/run") / name.replace("/", "-")
