@@ -36,7 +36,7 @@ class _OneAtATime:
 
 
 def _keep_what_was_saved(_collector: Collector) -> None:
-    """In place of coverage's clearing after a save: lines that ran while the save was being written would go with it."""
+    """In place of coverage's clearing after a save: what ran while the save was being written would go with it."""
 
 
 def _flush_for_ever() -> None:

@@ -18,7 +18,7 @@ from spotune_testcluster import binaries, cgroups, network, requirements, volume
 from spotune_testcluster.control_plane import USERS
 from spotune_testcluster.errors import ClusterError, DidNotStartError, NotRunningError
 from spotune_testcluster.home import REPOSITORY, ClusterFiles, Home
-from spotune_testcluster.images import build_images
+from spotune_testcluster.images import Images, build_images, prune_images
 from spotune_testcluster.init import ask, process_id
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pki import Authority
@@ -219,6 +219,7 @@ class Cluster:
         )
         self._write_certificates(settings)
         settings.save(self.files.settings)
+        prune_images(self.home.root, [_images(cluster.settings()) for cluster in list_clusters(self.home)])
         command = [sys.executable, "-m", "spotune_testcluster.launch", "cluster", str(self.files.root)]
         launched = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
         if launched.returncode != 0:
@@ -317,11 +318,15 @@ class Cluster:
 
 
 def list_clusters(home: Home) -> list[Cluster]:
-    """All clusters that have files, running or not."""
+    """All clusters that were started and not taken down, running or not."""
     if not home.clusters.exists():
         return []
-    names = [path.name for path in sorted(home.clusters.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    names = [path.parent.name for path in sorted(home.clusters.glob("[!.]*/settings.json"))]
     return [Cluster(name, home) for name in names]
+
+
+def _images(settings: ClusterSettings) -> Images:
+    return Images(settings.template, settings.layers)
 
 
 def _environment() -> dict[str, str]:

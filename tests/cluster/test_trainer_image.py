@@ -1,0 +1,58 @@
+"""The trainer's environment in pods: all of it, for any user, with valid bytecode, and without a copy on each node."""
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from spotune_testcluster.kubectl import Kubectl
+from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests.cluster.pods import pod, run_in, wait_until_done, wait_until_running
+
+pytestmark = pytest.mark.cluster
+
+IMPORTS = "import deepspeed, ray, spotune_trainer, streaming, torch, transformers; print('imported')"
+# A .pyc that does not name its source's time and size is compiled again at every import (PEP 552).
+STALE = """
+import importlib.util, pathlib, struct, torch, transformers, spotune_trainer
+stale = []
+for package in (torch, transformers, spotune_trainer):
+    for source in sorted(pathlib.Path(package.__file__).parent.glob("*.py")):
+        cached = pathlib.Path(importlib.util.cache_from_source(str(source)))
+        if cached.exists():
+            time, size = struct.unpack("<8x2I", cached.read_bytes()[:16])
+            found = source.stat()
+            if (time, size) != (int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF):
+                stale.append(source.name)
+print("stale:", stale)
+"""
+BYTES_OF_A_NODE = 500 << 20
+
+
+def _restricted(template: dict[str, Any]) -> dict[str, Any]:
+    """The pod as a namespace with restricted pod security asks for it."""
+    spec = template["spec"]
+    spec["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec["containers"][0]["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return template
+
+
+def test_restricted_pod_imports_all_the_trainer_needs(cluster: ClusterUnderTest, namespace: Kubectl) -> None:
+    namespace("label", "namespace", namespace.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    namespace.apply(_restricted(pod("imports", cluster.image, ("python", "-c", IMPORTS), node="n2")))
+    assert wait_until_done(namespace, "imports", 120) == "Succeeded", namespace("logs", "imports")
+    assert "imported" in namespace("logs", "imports")
+
+
+def test_bytecode_is_valid_in_pods(cluster: ClusterUnderTest, namespace: Kubectl) -> None:
+    namespace.apply(pod("checks", cluster.image, node="n3"))
+    wait_until_running(namespace, "checks")
+    assert "stale: []" in run_in(namespace, "checks", "python", "-c", STALE)
+
+
+def test_nodes_hold_no_copy_of_the_environment(cluster: ClusterUnderTest) -> None:
+    if cluster.machine is None:
+        pytest.skip("looks at the disks of the machine's own nodes")
+    disk = cluster.machine.files.node("n2").root
+    used = subprocess.run(["du", "--summarize", "--bytes", disk], capture_output=True, text=True, check=True).stdout
+    assert int(used.split()[0]) < BYTES_OF_A_NODE
