@@ -43,7 +43,7 @@ def run(
 
     from spotune_trainer import files
     from spotune_trainer.directory_lock import locked
-    from spotune_trainer.job_directory import check_directory, put_job, read_job
+    from spotune_trainer.job_directory import check_directory, put_job, read_job, refuse_missing_gpus
     from spotune_trainer.layout import JobDirectory
 
     changes = {
@@ -52,6 +52,7 @@ def run(
         "spec.training.maxSteps": max_steps,
     }
     wanted = read_job(job, {path: value for path, value in changes.items() if value is not None})
+    refuse_missing_gpus(wanted)
     place = JobDirectory((directory or Path("runs") / wanted.metadata.name).absolute())
     check_directory(place, wanted)
     progress = Console(stderr=True) if output == "json" else Console()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from spotune.errors import UsageError
 from spotune_trainer.layout import JobDirectory
@@ -35,3 +36,28 @@ def locked(directory: JobDirectory) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked_if_possible(directory: JobDirectory, seconds: float, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock, or go on without it: a shared file system may keep that of a supervisor whose machine is gone.
+
+    Generations fence off whatever an earlier supervisor still runs; the lock only spares it the wasted work.
+
+    Args:
+        directory: of the job.
+        seconds: to wait for the lock.
+        say: told when it is not to be had.
+    """
+    until = time.monotonic() + seconds
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(locked(directory))
+                break
+            except UsageError as error:
+                if time.monotonic() > until:
+                    say(f"going on without the lock, held for {seconds:.0f} s: {error}")
+                    break
+            time.sleep(1)
+        yield

@@ -45,8 +45,12 @@ def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
     ]
     if missing:
         raise JobError(problems=missing)
-    _refuse_missing_gpus(job, len(list(Path("/dev").glob(_GPU_DEVICES))))
     return job
+
+
+def refuse_missing_gpus(job: FinetuneJob) -> None:
+    """Refuse a job that needs more GPUs than this machine has; raises JobError."""
+    _refuse_missing_gpus(job, len(list(Path("/dev").glob(_GPU_DEVICES))))
 
 
 def check_directory(directory: JobDirectory, job: FinetuneJob) -> None:

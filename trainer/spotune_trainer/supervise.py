@@ -36,6 +36,10 @@ _LAST_LINES = 3
 _Answer = TypeVar("_Answer")
 
 
+class StoppedError(InfrastructureError):
+    """The supervisor left because it was told to."""
+
+
 class Supervisor:
     """Runs one job to its end. The caller holds the directory's lock.
 
@@ -45,6 +49,7 @@ class Supervisor:
         head: the Ray to use.
         view: what to show the run on.
         command: the driver's command line for the number of an attempt; None for our driver.
+        host: address that the progress server listens on.
         port: of the progress server, 0 for any free one.
         timing: how long things may take.
         verbose: also say where the time of the start-up went.
@@ -58,6 +63,7 @@ class Supervisor:
         view: View,
         *,
         command: Callable[[int], list[str]] | None = None,
+        host: str = "127.0.0.1",
         port: int = 0,
         timing: Timing | None = None,
         verbose: bool = False,
@@ -67,7 +73,7 @@ class Supervisor:
         self._head = head
         self._view = view
         self._command = command or self._driver_command
-        self._port = port
+        self._address = (host, port)
         self._timing = timing or Timing()
         self._verbose = verbose
         self._ledger = Ledger(directory)
@@ -86,18 +92,19 @@ class Supervisor:
 
         Raises:
             JobError: the user's model, data or configuration is at fault.
-            InfrastructureError: it was told to stop, or Ray cannot be started.
+            StoppedError: it was told to stop.
+            InfrastructureError: Ray cannot be started, or drivers crash again and again.
             SupersededError: another run of the job has taken over.
         """
         with self._signals():
             self._events.read()
-            server = ProgressServer(self._directory, self._sickness, port=self._port)
+            server = ProgressServer(self._directory, self._sickness, *self._address)
             try:
                 with server, self._view:
                     attempt = self._bring_up(server.url)
                     self._run_attempts(attempt, server.url)
             except _LeaveNow:
-                raise InfrastructureError("left at once; the same command goes on from the last commit") from None
+                raise StoppedError("left at once; the same command goes on from the last commit") from None
             finally:
                 _ignore_signals()
                 self._head.end()
@@ -247,7 +254,7 @@ class Supervisor:
             kind.exit_code: kind for kind in (JobError, InfrastructureError, SupersededError)
         }
         if self._stop_asked and exit_code == InfrastructureError.exit_code:
-            raise InfrastructureError(_STOPPED)
+            raise StoppedError(_STOPPED)
         raise kinds[exit_code](self._last_words(attempt))
 
     def _last_words(self, attempt: Attempt) -> str:
@@ -327,7 +334,7 @@ class Supervisor:
 
     def _leave_if_asked(self) -> None:
         if self._stop_asked:
-            raise InfrastructureError(_STOPPED)
+            raise StoppedError(_STOPPED)
 
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
