@@ -1,0 +1,22 @@
+"""The ports of a job's pods that have a name."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Port:
+    """A TCP port with a name."""
+
+    name: str
+    number: int
+
+    def of_container(self) -> dict[str, Any]:
+        """The ``v1.ContainerPort``."""
+        return {"name": self.name, "containerPort": self.number, "protocol": "TCP"}
+
+
+GCS = Port("gcs-server", 6379)
+DASHBOARD = Port("dashboard", 8265)
+METRICS = Port("metrics", 8080)
+PROGRESS = Port("progress", 8090)

@@ -1,0 +1,86 @@
+"""The operator's commands of `spotune`, named by the entry points in pyproject.toml. Light at import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+import yaml
+
+if TYPE_CHECKING:
+    from spotune.job import FinetuneJob
+
+
+def render(
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job.")],
+    provider: Annotated[
+        Literal["aks", "gke", "eks", "none"] | None,
+        typer.Option(help="Cloud of the nodes, in place of cluster.provider; auto is none where no cluster is asked."),
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="Image of the trainer, in place of cluster.image.")] = None,
+    storage_class: Annotated[
+        str | None, typer.Option(help="Class of the shared volume, in place of storage.storageClassName.")
+    ] = None,
+    output: Annotated[Literal["yaml", "json"], typer.Option(help="yaml documents, or one List in json.")] = "yaml",
+) -> None:
+    """Print the Kubernetes objects that the operator would apply for a job; needs no cluster.
+
+    They are those of the job's first minute (a job with dataset.prepare has no workers yet), without the owner
+    reference by which they go with the job.
+
+    Example: spotune render job.yaml --provider aks | kubectl apply --dry-run=server --filename -
+    """
+    from spotune_operator.children import build_children
+    from spotune_operator.placed_job import place
+    from spotune_operator.providers import PROVIDERS, ProviderName
+
+    changes = {
+        "spec.cluster.provider": provider,
+        "spec.cluster.image": image,
+        "spec.storage.storageClassName": storage_class,
+    }
+    wanted = _read(job, {path: value for path, value in changes.items() if value is not None})
+    named = wanted.spec.cluster.provider
+    placed = place(wanted, PROVIDERS[ProviderName.NONE if named == "auto" else ProviderName(named)])
+    workers = 0 if wanted.spec.dataset.prepare is not None else wanted.spec.workers.count
+    children = build_children(placed, workers)
+    typer.echo(as_yaml(children) if output == "yaml" else _as_json(children), nl=False)
+
+
+def _read(file: Path, changes: dict[str, Any]) -> FinetuneJob:
+    """The job of a file with the command line's options in it; refuses what the trainer in the pods would refuse."""
+    from spotune.load import parse_job, read_job_file, replace_fields
+    from spotune.unbuilt import refuse_unbuilt
+    from spotune_operator.children.config import trainer_job
+
+    document = read_job_file(file)
+    job = replace_fields(parse_job(document), changes)
+    refuse_unbuilt(trainer_job(job), document)
+    return job
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines as blocks, and no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """True: the same part twice is written twice."""
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def as_yaml(objects: Iterable[dict[str, Any]]) -> str:
+    """Manifests as YAML documents, the fields in the order in which they were built."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=120)
+
+
+def _as_json(objects: list[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2) + "\n"

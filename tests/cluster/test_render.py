@@ -1,0 +1,112 @@
+"""What `spotune render` prints is taken by a real API server and by KubeRay, in a namespace of the strictest kind."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotune.cli import main
+from spotune_testcluster.kubectl import Kubectl
+from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from spotune_testcluster.waiting import wait_for
+from tests.cluster.pods import as_json
+
+pytestmark = pytest.mark.cluster
+
+GOLDEN = Path(__file__).parent.parent / "operator" / "golden"
+NAME = "spotune-t5-wikisql"
+
+
+@pytest.fixture
+def restricted(namespace: Kubectl) -> Kubectl:
+    """A namespace that takes only pods of the restricted standard."""
+    namespace("label", "namespace", namespace.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    return namespace
+
+
+@pytest.fixture
+def applied(cluster: ClusterUnderTest, restricted: Kubectl, capsys: pytest.CaptureFixture[str]) -> Iterator[Kubectl]:
+    """The namespace, with a job's children in it, for whose pods there is no node."""
+    children = _children("local", "aks", cluster, restricted, capsys)
+    (ray,) = [child for child in children if child["kind"] == "RayCluster"]
+    for group in (ray["spec"]["headGroupSpec"], *ray["spec"]["workerGroupSpecs"]):
+        group["template"]["spec"]["nodeSelector"] = {"spotune.dev/nowhere": "true"}
+    restricted.apply(*children)
+    yield restricted
+    restricted("delete", "raycluster", NAME)
+
+
+def _children(
+    data: str, provider: str, cluster: ClusterUnderTest, namespace: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> list[dict[str, Any]]:
+    words = [str(GOLDEN / f"job-{data}.yaml"), "--provider", provider, "--image", cluster.image, "--output", "json"]
+    with pytest.raises(SystemExit) as ended:
+        main(["render", *words, "--storage-class", cluster.storage_class])
+    printed = capsys.readouterr()
+    assert ended.value.code == 0, printed.err
+    children: list[dict[str, Any]] = json.loads(printed.out)["items"]
+    for child in children:
+        child["metadata"]["namespace"] = namespace.namespace
+    return children
+
+
+@pytest.mark.parametrize("provider", ["aks", "gke", "eks", "none"])
+@pytest.mark.parametrize("data", ["local", "s3", "prepared"])
+def test_api_server_takes_every_child_without_a_warning(
+    data: str, provider: str, cluster: ClusterUnderTest, restricted: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    children = _children(data, provider, cluster, restricted, capsys)
+    options = ["--server-side", "--dry-run=server", "--field-manager=spotune", "--warnings-as-errors", "--filename=-"]
+    done = restricted("apply", *options, stdin=as_json(*children))
+    assert done.count("serverside-applied (server dry run)") == len(children)
+
+
+def test_restricted_namespace_takes_the_pods(applied: Kubectl) -> None:
+    head = wait_for("the head pod", 60, lambda: next(iter(_pods(applied, "head")), None))
+    assert [container["name"] for container in head["spec"]["containers"]] == ["ray-head", "supervisor"]
+    assert len(wait_for("the worker pods", 60, lambda: _all_workers(applied))) == 4
+
+
+def test_head_service_leads_to_progress_and_to_the_head_pod(applied: Kubectl) -> None:
+    service = wait_for("the head service", 60, lambda: next(iter(_services(applied)), None))
+    assert {"progress": 8090, "dashboard": 8265}.items() <= {
+        port["name"]: port["port"] for port in service["spec"]["ports"]
+    }.items()
+    head = wait_for("the head pod", 60, lambda: next(iter(_pods(applied, "head")), None))
+    assert service["spec"]["selector"].items() <= head["metadata"]["labels"].items()
+
+
+def test_token_of_the_supervisor_is_kuberays(applied: Kubectl) -> None:
+    secret = wait_for("the token's Secret", 60, lambda: next(iter(_secrets(applied)), None))
+    assert "auth_token" in secret["data"]
+
+
+def test_kuberays_own_additions_leave_what_is_ours(applied: Kubectl) -> None:
+    (worker, *_) = wait_for("the worker pods", 60, lambda: _all_workers(applied))
+    assert worker["metadata"]["labels"]["spotune.dev/job"] == "t5-wikisql"
+    assert worker["spec"]["terminationGracePeriodSeconds"] == 30
+    mounts = [mount["mountPath"] for mount in worker["spec"]["containers"][0]["volumeMounts"]]
+    assert mounts.count("/dev/shm") == 1
+    assert "--num-gpus=1" in " ".join(worker["spec"]["containers"][0]["args"])
+
+
+def _pods(namespace: Kubectl, kind: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = namespace.get("pods", f"--selector=ray.io/cluster={NAME},ray.io/node-type={kind}")
+    return found
+
+
+def _all_workers(namespace: Kubectl) -> list[dict[str, Any]] | None:
+    found = _pods(namespace, "worker")
+    return found if len(found) == 4 else None
+
+
+def _services(namespace: Kubectl) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = namespace.get("services", f"--selector=ray.io/cluster={NAME}")
+    return found
+
+
+def _secrets(namespace: Kubectl) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = namespace.get("secrets", f"--field-selector=metadata.name={NAME}")
+    return found
