@@ -51,6 +51,10 @@ lock: $(filter .uv/bin/uv,$(UV)) ## Pin the versions in constraints/ again (LOCK
 	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
 
+.PHONY: manifests
+manifests: $(READY) ## Write manifests/ again, after a change of the job's models
+	$(BIN)/spotune crd > manifests/crd.yaml
+
 .PHONY: cluster-packages
 cluster-packages: $(READY) ## Install the Debian packages that the test cluster needs (as root)
 	apt-get update --quiet --quiet

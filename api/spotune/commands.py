@@ -12,7 +12,7 @@ from typing import Any
 from spotune.errors import UsageError
 
 ENTRY_POINT_GROUP = "spotune.commands"
-_OWN_COMMANDS = {"plan": "spotune.plan.command:plan"}
+_OWN_COMMANDS = {"crd": "spotune.crd.command:crd", "plan": "spotune.plan.command:plan"}
 _PACKAGE_PREFIX = "spotune_"
 
 

@@ -45,4 +45,4 @@ class Quantity(CheckedText):
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """The schema of the custom resource definition, as Kubernetes itself writes it."""
         kinds = [{"type": "integer"}, {"type": "string"}]
-        return {"anyOf": kinds, "pattern": cls.PATTERN, "x-kubernetes-int-or-string": True}
+        return {"anyOf": kinds, "minimum": 0, "pattern": cls.PATTERN, "x-kubernetes-int-or-string": True}

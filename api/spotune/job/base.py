@@ -1,5 +1,6 @@
 """What all parts of a FinetuneJob share: camelCase names, strict types, and errors that name the field."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
 from pydantic import (
@@ -7,14 +8,19 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 SOURCE_SCHEMES = ("hf", "s3", "gs", "az")
+
+EXPECTED = "x-expected"
+"""Keyword of a union's JSON schema: what is allowed, in words."""
 
 
 class Section(BaseModel):
@@ -50,6 +56,16 @@ def invalid(field: str, reason: str) -> NoReturn:
     raise PydanticCustomError("invalid", "{reason}", {"field": field, "reason": reason})
 
 
+@dataclass(frozen=True)
+class _Expecting(WrapValidator):
+    """A validator whose words are in the JSON schema, too."""
+
+    expected: str = ""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(schema) | {EXPECTED: self.expected}
+
+
 def expecting(expected: str) -> WrapValidator:
     """One error instead of one per member of a union; ``expected`` says what is allowed."""
 
@@ -62,19 +78,35 @@ def expecting(expected: str) -> WrapValidator:
             raise PydanticCustomError("expected", "expected {expected}", {"expected": expected})
         return result
 
-    return WrapValidator(validate)
+    return _Expecting(validate, expected=expected)
+
+
+def checked_by_server(*rules: tuple[str, str]) -> WithJsonSchema:
+    """The schema of a text that the API server checks as the validator beside it does.
+
+    Args:
+        rules: CEL that is true for what is allowed, and what is said otherwise.
+    """
+    validations = [{"rule": rule, "message": message} for rule, message in rules]
+    return WithJsonSchema({"type": "string", "x-kubernetes-validations": validations})
+
+
+_SOURCE_EXPECTED = f"a path or one of {', '.join(f'{scheme}://' for scheme in SOURCE_SCHEMES)} with a name"
+_SOURCE_RULE = f"!self.contains('://') || self.matches('^({'|'.join(SOURCE_SCHEMES)})://+[^/]')"
 
 
 def _check_source(source: str) -> str:
     scheme, separator, rest = source.partition("://")
-    allowed = ", ".join(f"{name}://" for name in SOURCE_SCHEMES)
     if not source or (separator and (scheme not in SOURCE_SCHEMES or not rest.strip("/"))):
-        expected = f"a path or one of {allowed} with a name"
-        raise PydanticCustomError("expected", "expected {expected}", {"expected": expected})
+        raise PydanticCustomError("expected", "expected {expected}", {"expected": _SOURCE_EXPECTED})
     return source
 
 
-Source = Annotated[str, AfterValidator(_check_source)]
+Source = Annotated[
+    str,
+    AfterValidator(_check_source),
+    checked_by_server((f"self != '' && ({_SOURCE_RULE})", f"expected {_SOURCE_EXPECTED}")),
+]
 """``hf://``, ``s3://``, ``gs://``, ``az://`` or a path; a relative path is relative to the job file's folder, or to the
 root of the shared volume in a cluster."""
 
@@ -83,7 +115,9 @@ def _check_optional_source(source: str) -> str:
     return _check_source(source) if source else source
 
 
-OptionalSource = Annotated[str, AfterValidator(_check_optional_source)]
+OptionalSource = Annotated[
+    str, AfterValidator(_check_optional_source), checked_by_server((_SOURCE_RULE, f"expected {_SOURCE_EXPECTED}"))
+]
 """A ``Source``, or empty."""
 
 Positive = Annotated[int, Field(ge=1)]

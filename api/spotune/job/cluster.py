@@ -74,7 +74,7 @@ class StorageSpec(Section):
     storage_class_name: str = ""
     """Storage class with ReadWriteMany; empty: the provider's usual one."""
     size: Quantity = Quantity("200Gi")
-    """Size of the volume."""
+    """Size of the volume, such as 200Gi."""
     existing_claim: str = ""
     """Use this PersistentVolumeClaim instead of making one."""
     retain: bool = True

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from spotune.job.base import NotNegative, Positive, Section, Source, invalid
+from spotune.job.base import NotNegative, Positive, Section, Source, checked_by_server, invalid
 
 
 def _check_template(template: str) -> str:
@@ -23,8 +23,19 @@ def _check_names_a_column(template: str) -> str:
     return template
 
 
-Template = Annotated[str, AfterValidator(_check_template)]
-ColumnTemplate = Annotated[Template, AfterValidator(_check_names_a_column)]
+_NO_LONE_BRACE = (
+    r"self.matches(r'^([^{}]|\{\{|\}\}|\{[^{}]+\})*$')",
+    "has a lone brace; write it twice for a brace in the text",
+)
+_NAMES_A_COLUMN = (
+    r"self == '' || self.matches(r'^([^{}]|\{\{|\}\})*\{[^{}]+\}')",
+    "has no {column} in it, so every row would be the same; write column names in braces",
+)
+
+Template = Annotated[str, AfterValidator(_check_template), checked_by_server(_NO_LONE_BRACE)]
+ColumnTemplate = Annotated[
+    Template, AfterValidator(_check_names_a_column), checked_by_server(_NO_LONE_BRACE, _NAMES_A_COLUMN)
+]
 
 
 class ShardsSpec(Section):

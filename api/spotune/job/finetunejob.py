@@ -23,35 +23,36 @@ class FinetuneJobSpec(Section):
     """What to train (model, adapter, dataset, training) and how (everything else)."""
 
     model: ModelSpec
-    """The model."""
+    """What model is trained: its source, task and precision. Frozen after the first checkpoint."""
     adapter: AdapterSpec | None = None
-    """Parameter-efficient finetuning; absent: all parameters are trained."""
+    """Parameter-efficient finetuning; absent: all parameters are trained. Frozen after the first checkpoint."""
     dataset: DatasetSpec
-    """The data."""
+    """Training data, how a row becomes text, and what is held out for evaluation. Frozen after the first checkpoint."""
     training: TrainingSpec
-    """The optimization and its evaluation."""
+    """The optimization and its evaluation; names follow Hugging Face TrainingArguments. Frozen after the first
+    checkpoint, but epochs and maxSteps may grow."""
     execution: ExecutionSpec = ExecutionSpec()
-    """How the work is laid out on the devices."""
+    """How the work is laid out on the devices; it may change at any time and applies at the next worker group."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """How often the state is committed."""
+    """How often the training state is committed, and how many commits are kept."""
     tracking: TrackingSpec = TrackingSpec()
-    """Where metrics are logged."""
+    """Where loss, throughput and evaluation are logged."""
     output: OutputSpec = OutputSpec()
-    """What happens to the trained model."""
+    """What happens to the trained model; it is always exported into the job's folder."""
     workers: WorkersSpec = WorkersSpec()
-    """The workers."""
+    """The worker pods; one GPU is one worker process. Their number may change while the job runs."""
     head: HeadSpec = HeadSpec()
-    """The head pod."""
+    """The head pod: driver and supervisor, no training."""
     storage: StorageSpec = StorageSpec()
-    """The shared volume."""
+    """The shared volume that holds checkpoints, logs and the trained model."""
     cluster: ClusterSpec = ClusterSpec()
     """What the Ray cluster is made from."""
     retry: RetrySpec = RetrySpec()
-    """What happens after failures."""
+    """What counts as failed for good, and the waits between attempts; losses of workers and hangs are never final."""
     suspend: bool = False
     """Commit, stop and give the nodes back; false again: go on."""
     cleanup: CleanupSpec = CleanupSpec()
-    """What happens after the end."""
+    """What happens to the Ray cluster of a job that has ended."""
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -98,6 +99,6 @@ class FinetuneJob(Section):
     metadata: Metadata
     """Name, namespace and labels."""
     spec: FinetuneJobSpec
-    """What to train and how."""
+    """What to train (model, adapter, dataset, training) and how (everything else)."""
     status: FinetuneJobStatus | None = None
     """Progress and health, written by the operator."""

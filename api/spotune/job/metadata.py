@@ -10,6 +10,9 @@ from spotune.job.base import Section, invalid
 MAX_NAME_LENGTH = 40
 """Kubernetes allows 63 characters in a label; names of pods and services made from the job's name need the rest."""
 
+NAME_PATTERN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+"""A DNS label: what pods and services may be called."""
+
 _WRITTEN_BY_THE_SERVER = frozenset(
     {
         "creationTimestamp",
@@ -27,7 +30,7 @@ _WRITTEN_BY_THE_SERVER = frozenset(
 
 
 def _check_dns_label(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
+    if not re.fullmatch(NAME_PATTERN, name):
         invalid("", f"{name!r} is not a name that Kubernetes takes: a-z, 0-9 and - only, no - at either end")
     return name
 

@@ -47,4 +47,4 @@ class AdapterSpec(Section):
     """How few parameters are trained; without it all are."""
 
     lora: LoraSpec
-    """Low-rank adaptation."""
+    """Low-rank adaptation: small matrices are trained beside the weights, which stay as they are."""

@@ -14,7 +14,13 @@ def _more_than_zero(duration: Duration) -> Duration:
     return duration
 
 
-PositiveDuration = Annotated[Duration, AfterValidator(_more_than_zero)]
+_LONGER_THAN_ZERO = {"rule": "self.matches('[1-9]')", "message": "must be longer than 0s"}
+
+PositiveDuration = Annotated[
+    Duration,
+    AfterValidator(_more_than_zero),
+    Field(json_schema_extra={"x-kubernetes-validations": [_LONGER_THAN_ZERO]}),
+]
 
 
 class BackoffSpec(Section):

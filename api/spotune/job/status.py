@@ -1,10 +1,12 @@
 """What the operator reports about a job; a user reads it and never writes it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from spotune.job.base import Section
+
+Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
 class _Report(Section):
@@ -16,6 +18,8 @@ class _Report(Section):
 class RestartsStatus(_Report):
     """Number of restarts by cause."""
 
+    total: int = 0
+    """Restarts by any cause."""
     worker_lost: int = 0
     """Worker pods or their nodes that were lost."""
     head_lost: int = 0
@@ -35,7 +39,7 @@ class LastCheckpointStatus(_Report):
 
     step: int
     """Step that it holds the state after."""
-    time: str
+    time: Timestamp
     """When it was committed (RFC 3339)."""
 
 
@@ -57,7 +61,7 @@ class Condition(_Report):
     """Whether it holds."""
     observed_generation: int = 0
     """metadata.generation that it was found for."""
-    last_transition_time: str
+    last_transition_time: Timestamp
     """When status changed last (RFC 3339)."""
     reason: str
     """One word for programs."""
@@ -108,5 +112,7 @@ class FinetuneJobStatus(_Report):
     """Name of the RayCluster."""
     output: str = ""
     """Where the trained model is."""
-    conditions: list[Condition] = Field(default=[])
+    conditions: list[Condition] = Field(
+        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    )
     """Conditions: Ready, Reconciling, Stalled, Complete, Failed, Suspended and the domain's own."""

@@ -1,6 +1,6 @@
 """How it is trained: the numbers that decide which weights come out, and how they are evaluated."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,7 @@ class EvaluationSpec(Section):
     """Evaluate every so many steps; 0: only at the end."""
     generate: bool = False
     """Let the model answer the prompts, as exactMatch and executionAccuracy need it."""
-    metrics: list[Metric] = Field(default=["loss"], min_length=1)
+    metrics: list[Metric] = Field(default=["loss"], min_length=1, json_schema_extra={"maxItems": len(get_args(Metric))})
     """loss; exactMatch: the answer is the expected text; executionAccuracy: both queries return the same rows."""
     max_new_tokens: Positive = 128
     """Longest generated answer in tokens."""

@@ -1,0 +1,66 @@
+"""The CustomResourceDefinition as a whole: names, columns of ``kubectl get``, and the schema."""
+
+from typing import Any, Final
+
+from spotune.crd.rules import RULES
+from spotune.crd.structural import Schema, structural_schema, without_defaults
+from spotune.job import API_VERSION, KIND, FinetuneJob
+
+GROUP: Final = API_VERSION.partition("/")[0]
+VERSION: Final = API_VERSION.partition("/")[2]
+SINGULAR: Final = "finetunejob"
+PLURAL: Final = "finetunejobs"
+SHORT_NAME: Final = "ftj"
+
+_COLUMNS: Final = (
+    ("Phase", "string", ".status.phase"),
+    ("Step", "integer", ".status.step"),
+    ("Loss", "number", ".status.loss"),
+    ("ETA", "string", ".status.eta"),
+    ("Workers", "string", ".status.workers"),
+    ("Restarts", "integer", ".status.restarts.total"),
+    ("Checkpoint", "integer", ".status.lastCheckpoint.step"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+"""Name, type and JSON path of what ``kubectl get`` shows."""
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The definition (apiextensions.k8s.io/v1) of FinetuneJobs."""
+    schema = _schema()
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [{"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS],
+        "schema": {"openAPIV3Schema": schema},
+    }
+    names = {
+        "kind": KIND,
+        "listKind": f"{KIND}List",
+        "singular": SINGULAR,
+        "plural": PLURAL,
+        "shortNames": [SHORT_NAME],
+        "categories": ["all"],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+def _schema() -> Schema:
+    """The schema of a job; its metadata is Kubernetes' own, and its status is written by the operator alone."""
+    schema = structural_schema(FinetuneJob, RULES)
+    fields = schema["properties"]
+    of_any_object = {
+        name: {"description": fields[name]["description"], "type": "string"} for name in ("apiVersion", "kind")
+    }
+    return schema | {
+        "required": ["spec"],
+        "properties": of_any_object
+        | {"metadata": {"type": "object"}, "spec": fields["spec"], "status": without_defaults(fields["status"])},
+    }

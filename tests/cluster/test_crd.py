@@ -1,0 +1,211 @@
+"""A real API server with our definition: it fills in the models' defaults and refuses what the models refuse."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spotune.load import load_job, parse_job
+from spotune.yaml_file import Document
+from spotune_testcluster.kubectl import Kubectl, KubectlError
+from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests.api.job_files import FULL_JOB_FILE, JOB_FILE
+from tests.api.test_broken_job_values import WRONG_TOGETHER, WRONG_VALUES
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "examples" / "text-to-sql" / "finetunejob.yaml"
+FROZEN = "what is trained is frozen since the first checkpoint"
+
+NAMED_OTHERWISE = {
+    "name that is a number": "cannot unmarshal number into Go struct field ObjectMeta.metadata.name",
+    "label that is a number": "cannot unmarshal number into Go struct field ObjectMeta.metadata.labels",
+    "no value": 'unknown field "spec.training.globalBatchSize:"',
+    "not a number": "error converting YAML to JSON",
+    "template that is a mapping": 'unknown field "spec.dataset.text.body"',
+    "two forms of text": "spec.dataset: Invalid value",
+}
+"""What is said of a broken job where it is not `FIELD: ...` with the field that the models name."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _definition(cluster: ClusterUnderTest) -> None:
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
+
+
+@pytest.fixture
+def job(namespace: Kubectl) -> Kubectl:
+    """A namespace with the full job, which is called t5-wikisql."""
+    create(namespace, FULL_JOB_FILE)
+    return namespace
+
+
+@pytest.fixture
+def trained(job: Kubectl) -> Kubectl:
+    """A namespace with the full job, which has committed a checkpoint."""
+    patch(job, {"status": {"lastCheckpoint": {"step": 1200, "time": "2026-01-02T03:04:05Z"}}}, "--subresource=status")
+    return job
+
+
+def create(kubectl: Kubectl, text: str, *options: str) -> None:
+    """Create a job in kubectl's namespace, whatever namespace the file names."""
+    kubectl("create", "--filename=-", *options, stdin=text.replace("namespace: team, ", ""))
+
+
+def patch(kubectl: Kubectl, content: dict[str, Any], *options: str) -> None:
+    """Change parts of the job; None takes a field away."""
+    kubectl("patch", "ftj", "t5-wikisql", "--type=merge", "--patch", json.dumps(content), *options)
+
+
+@pytest.mark.parametrize("text", [EXAMPLE.read_text(), JOB_FILE, FULL_JOB_FILE], ids=["text-to-sql", "small", "full"])
+def test_a_valid_job_is_stored_with_every_default_of_the_models(text: str, namespace: Kubectl, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    create(namespace, text)
+    [stored] = namespace.get("finetunejobs")
+    job = parse_job(Document(stored))
+    assert job.spec == load_job(file).spec
+    assert job.spec.model_dump(exclude_unset=True) == job.spec.model_dump(exclude_none=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "broken", "line"),
+    [*WRONG_VALUES, *WRONG_TOGETHER],
+    ids=[case[0].replace(" ", "-") for case in [*WRONG_VALUES, *WRONG_TOGETHER]],
+)
+def test_a_job_that_the_models_refuse_is_refused_by_the_name_of_the_field(
+    name: str, valid: str, broken: str, line: str, cluster: ClusterUnderTest
+) -> None:
+    field = line.split(":")[2].strip()
+    with pytest.raises(KubectlError, match=re.escape(NAMED_OTHERWISE.get(name, f"{field}: "))):
+        create(cluster.kubectl, JOB_FILE.replace(valid, broken, 1), "--dry-run=server")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"workers": {"min": 5}}, "must not be more than count"),
+        ({"retry": {"hangTimeout": "30"}}, "expected a duration such as 30s, 5m, 1h30m or 500ms"),
+        ({"execution": {"microBatchSize": "big"}}, "expected auto or a whole number from 1"),
+        ({"execution": {"compile": "on"}}, 'Unsupported value: "on": supported values: "auto", "true", "false"'),
+        ({"storage": {"size": -1}}, "spec.storage.size in body should be greater than or equal to 0"),
+        (
+            {"workers": {"resources": {"limits": {"cpu": "many"}}}},
+            "spec.workers.resources.limits.cpu in body should match",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_refusal_says_what_is_allowed(spec: dict[str, Any], message: str, job: Kubectl) -> None:
+    with pytest.raises(KubectlError, match=re.escape(message)):
+        patch(job, {"spec": spec}, "--dry-run=server")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("a" * 41, "metadata.name: 40 characters at most leave room"), ("a.b", "metadata.name: use a-z, 0-9 and - only")],
+    ids=["long", "with-a-dot"],
+)
+def test_a_name_that_pods_cannot_have_is_refused(name: str, message: str, cluster: ClusterUnderTest) -> None:
+    with pytest.raises(KubectlError, match=message):
+        create(cluster.kubectl, JOB_FILE.replace("t5-wikisql", name), "--dry-run=server")
+
+
+def test_what_the_definition_cannot_say_is_left_to_the_operator(cluster: ClusterUnderTest) -> None:
+    odd = "  adapter: {lora: {targetModules: 5}}\n  retry: {backoff: {initial: 2d, max: 1h}}\n  tracking:\n"
+    create(cluster.kubectl, JOB_FILE + odd, "--dry-run=server")
+    with pytest.raises(KubectlError, match=r"limits\.cpu .* must be of type integer,string"):
+        create(cluster.kubectl, JOB_FILE.replace("min: 1", "resources: {limits: {cpu: 1.5}}"), "--dry-run=server")
+
+
+def test_an_empty_section_is_left_out_or_filled_in(namespace: Kubectl) -> None:
+    create(namespace, JOB_FILE + "  adapter:\n  execution:\n")
+    spec = namespace.get("ftj", "t5-wikisql")["spec"]
+    assert "adapter" not in spec
+    assert spec["execution"]["zeroStage"] == "auto"
+
+
+def test_server_side_apply_takes_every_form_of_a_field_with_several_types(namespace: Kubectl) -> None:
+    """The open schema of such a field must not make the API server merge what it should replace."""
+    for modules, compiled in ((["q", "v"], False), (["k"], True), ("all-linear", "auto")):
+        job = yaml.safe_load(JOB_FILE)
+        job["spec"] |= {"adapter": {"lora": {"targetModules": modules}}, "execution": {"compile": compiled}}
+        namespace.apply(job)
+        stored = namespace.get("ftj", "t5-wikisql")["spec"]
+        assert stored["adapter"]["lora"]["targetModules"] == modules
+        assert stored["execution"]["compile"] == compiled
+
+
+def test_everything_may_change_before_the_first_checkpoint(job: Kubectl) -> None:
+    training = {"epochs": 1, "learningRate": 0.1, "maxSteps": None}
+    patch(job, {"spec": {"model": {"revision": "v2"}, "adapter": None, "training": training}})
+
+
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("model", {"source": "hf://google-t5/t5-small"}),
+        ("model", {"tokenSecretRef": None}),
+        ("adapter", None),
+        ("adapter", {"lora": {"r": 8}}),
+        ("adapter", {"lora": {"targetModules": ["q", "v"]}}),
+        ("dataset", {"eval": {"source": "s3://bucket/other"}}),
+        ("dataset", {"keep": ["database", "question"]}),
+        ("training", {"learningRate": 0.1}),
+        ("training", {"evaluation": {"everySteps": 100}}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value or ["absent"]),
+)
+def test_what_is_trained_is_frozen_after_the_first_checkpoint(section: str, change: Any, trained: Kubectl) -> None:
+    field = f"spec.{section}" if section == "adapter" else f"spec.{section}.{next(iter(change))}"
+    with pytest.raises(KubectlError, match=f"{field}: Forbidden: {FROZEN}"):
+        patch(trained, {"spec": {section: change}})
+
+
+def test_a_frozen_job_does_not_thaw_without_its_status(trained: Kubectl) -> None:
+    stored = trained.get("ftj", "t5-wikisql")
+    del stored["status"]
+    stored["spec"]["training"]["seed"] = 7
+    with pytest.raises(KubectlError, match=r"spec\.training\.seed: Forbidden"):
+        trained("replace", "--filename=-", stdin=json.dumps(stored))
+
+
+def test_training_may_go_on_longer_but_not_stop_earlier(trained: Kubectl) -> None:
+    patch(trained, {"spec": {"training": {"epochs": 4, "maxSteps": 2000}}})
+    for field, less in (("epochs", 3), ("maxSteps", 1999)):
+        with pytest.raises(KubectlError, match=rf"spec\.training\.{field}: Forbidden: may only grow"):
+            patch(trained, {"spec": {"training": {field: less}}})
+    patch(trained, {"spec": {"training": {"maxSteps": None}}})
+    with pytest.raises(KubectlError, match="may only grow"):
+        patch(trained, {"spec": {"training": {"maxSteps": 10**6}}})
+
+
+def test_how_it_is_trained_may_change_at_any_time(trained: Kubectl) -> None:
+    how = {
+        "execution": {"microBatchSize": 4, "zeroStage": 3},
+        "checkpoint": {"every": 200},
+        "workers": {"count": 8, "min": 2},
+        "retry": {"appFailureLimit": 5},
+        "suspend": True,
+    }
+    patch(trained, {"spec": how})
+
+
+def test_get_shows_how_far_it_is(trained: Kubectl) -> None:
+    progress = {"phase": "Training", "step": 1240, "loss": 1.25, "eta": "2026-01-02T09:00:00Z", "workers": "3/4"}
+    patch(trained, {"status": progress | {"restarts": {"total": 2, "preempted": 2}}}, "--subresource=status")
+    header, row = (re.split(r" {2,}", line.strip()) for line in trained("get", "ftj").splitlines())
+    assert header == ["NAME", "PHASE", "STEP", "LOSS", "ETA", "WORKERS", "RESTARTS", "CHECKPOINT", "AGE"]
+    assert row[:-1] == ["t5-wikisql", "Training", "1240", "1.25", "2026-01-02T09:00:00Z", "3/4", "2", "1200"]
+
+
+def test_explain_reads_like_documentation(cluster: ClusterUnderTest) -> None:
+    shown = " ".join(cluster.kubectl("explain", "finetunejob.spec.training").split())
+    assert "names follow Hugging Face TrainingArguments" in shown
+    assert "epochs <integer> Passes over the training data; give this or maxSteps, or both." in shown
+    assert "enum: linear, cosine" in shown
