@@ -169,9 +169,10 @@ class RayCluster:
 
 
 @contextmanager
-def started(kubectl: Kubectl, name: str, image: str, workers: int) -> Iterator[RayCluster]:
-    """A RayCluster that is ready; deleted when the block ends."""
-    kubectl.apply(ray_cluster(name, image, workers))
+def started(kubectl: Kubectl, manifest: dict[str, Any]) -> Iterator[RayCluster]:
+    """A RayCluster with one worker group, ready; deleted when the block ends."""
+    kubectl.apply(manifest)
+    name, workers = manifest["metadata"]["name"], manifest["spec"]["workerGroupSpecs"][0]["replicas"]
     with api_proxy(kubectl) as proxy:
         secret = wait_for("the token's Secret", 60, lambda: _token(kubectl, name), every=0.3)
         cluster = RayCluster(kubectl, name, proxy, secret)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from spotune_testcluster.cluster import Cluster
+from spotune_testcluster.pytest_plugin import NAME
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.host_state import difference, snapshot
 from tests.cluster.pods import claim, pod, wait_until_running
@@ -22,6 +23,8 @@ CYCLES = 10
 SECONDS_TO_TIDY_UP = 15.0
 TOOL = (sys.executable, "-m", "spotune_testcluster")
 IMAGE = "testcluster.local/base:1"
+OTHER = f"{NAME}-other"
+SECOND = f"{NAME}-second"
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +36,7 @@ def machine() -> None:
 @pytest.fixture
 def other() -> Iterator[Cluster]:
     """A cluster of the test's own, which does not outlive it."""
-    found = Cluster("other")
+    found = Cluster(OTHER)
     found.down()
     yield found
     found.down()
@@ -61,11 +64,11 @@ def test_ten_times_up_and_down_leave_the_machine_as_it_was(other: Cluster, took:
         if cycle % 3 == 1:
             _kill_in_the_middle(0.7 * cycle)
         start = time.monotonic()
-        _run("up", "--name", "other", "--nodes", "1")
+        _run("up", "--name", OTHER, "--nodes", "1")
         seconds.append(time.monotonic() - start)
         if cycle % 3 == 0:
             _use(other)
-        _run("down", "--name", "other")
+        _run("down", "--name", OTHER)
         assert _left_behind(before) == {}
     took[f"up with 1 node, median of {CYCLES}"] = sorted(seconds)[CYCLES // 2]
 
@@ -80,7 +83,7 @@ def _left_behind(before: dict[str, set[str]]) -> dict[str, set[str]]:
 
 def _kill_in_the_middle(after: float) -> None:
     started = subprocess.Popen(
-        [*TOOL, "up", "--name", "other", "--nodes", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*TOOL, "up", "--name", OTHER, "--nodes", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     time.sleep(after)
     started.send_signal(signal.SIGKILL)
@@ -88,31 +91,31 @@ def _kill_in_the_middle(after: float) -> None:
 
 
 def test_up_twice_keeps_what_runs_and_adds_what_lacks(other: Cluster) -> None:
-    _run("up", "--name", "other", "--nodes", "1")
+    _run("up", "--name", OTHER, "--nodes", "1")
     other.kubectl("create", "namespace", "kept")
-    _run("up", "--name", "other", "--nodes", "2")
+    _run("up", "--name", OTHER, "--nodes", "2")
     assert other.nodes() == {"n1": True, "n2": True}
     other.kubectl("get", "namespace", "kept")
 
 
 def test_up_after_a_crash_of_everything(other: Cluster) -> None:
-    _run("up", "--name", "other", "--nodes", "0")
+    _run("up", "--name", OTHER, "--nodes", "0")
     for process in _processes_of(other):
         os.kill(process, signal.SIGKILL)
     wait_for("the end of it", 10, lambda: not other.is_running())
-    _run("up", "--name", "other", "--nodes", "0")
+    _run("up", "--name", OTHER, "--nodes", "0")
     assert other.kubectl("get", "--raw=/readyz") == "ok"
 
 
 def test_two_clusters_do_not_know_of_each_other(other: Cluster) -> None:
-    second = Cluster("second")
+    second = Cluster(SECOND)
     try:
-        _run("up", "--name", "other", "--nodes", "0")
-        _run("up", "--name", "second", "--nodes", "0")
+        _run("up", "--name", OTHER, "--nodes", "0")
+        _run("up", "--name", SECOND, "--nodes", "0")
         other.kubectl("create", "namespace", "mine")
         assert "mine" not in second.kubectl("get", "namespaces")
         told = json.loads(_run("status", "--output", "json").stdout)
-        assert {"other", "second"} <= {cluster["name"] for cluster in told if cluster["running"]}
+        assert {OTHER, SECOND} <= {cluster["name"] for cluster in told if cluster["running"]}
         second.down()
         assert other.kubectl("get", "--raw=/readyz") == "ok"
     finally:

@@ -9,7 +9,7 @@ import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault, temporary_namespace
 from spotune_testcluster.waiting import wait_for
-from tests.cluster.ray_clusters import DRAIN_SECONDS, RayCluster, started
+from tests.cluster.ray_clusters import DRAIN_SECONDS, RayCluster, ray_cluster, started
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -38,7 +38,8 @@ TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2)).fit()
 def ray(cluster: ClusterUnderTest, took: dict[str, float]) -> Iterator[RayCluster]:
     """One RayCluster for all tests of this module: each leaves it as ready as it found it."""
     start = time.monotonic()
-    with temporary_namespace(cluster.kubectl) as kubectl, started(kubectl, "ray", cluster.image, WORKERS) as found:
+    manifest = ray_cluster("ray", cluster.image, WORKERS)
+    with temporary_namespace(cluster.kubectl) as kubectl, started(kubectl, manifest) as found:
         took["first RayCluster (head and 2 workers)"] = time.monotonic() - start
         yield found
 

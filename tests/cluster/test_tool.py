@@ -68,7 +68,7 @@ def test_stopped_component_stays_stopped_until_it_is_started(init: Path) -> None
 
 def test_component_that_ignores_sigterm_is_killed(init: Path) -> None:
     log = init.with_name("stubborn.log")
-    wait_for("its trap", 10, lambda: log.read_text() == "deaf\n")
+    wait_for("its trap", 10, lambda: log.exists() and log.read_text() == "deaf\n")
     ask(init, "restart", component="stubborn")
     assert ask(init, "status")["stubborn"]["starts"] == 2
 

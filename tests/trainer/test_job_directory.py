@@ -12,7 +12,7 @@ from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.directory_lock import locked
-from spotune_trainer.job_directory import check_directory, put_job, read_job
+from spotune_trainer.job_directory import check_directory, put_job, read_job, refuse_missing_gpus
 from spotune_trainer.layout import JobDirectory
 
 JOB_FILE = """\
@@ -81,8 +81,9 @@ def test_source_may_be_a_pattern(job_file: Path) -> None:
 
 
 def test_more_gpus_than_there_are_are_refused(job_file: Path) -> None:
+    job = edit(job_file, "min: 2, gpus: 0", "min: 2, gpus: 800")
     with pytest.raises(JobError, match="1600 GPUs are needed"):
-        edit(job_file, "min: 2, gpus: 0", "min: 2, gpus: 800")
+        refuse_missing_gpus(job)
 
 
 def test_file_in_place_of_the_directory_is_refused(job_file: Path) -> None:

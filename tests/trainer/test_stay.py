@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
+from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError, UsageError
 from spotune_trainer import files, stay
 from spotune_trainer.directory_lock import locked, locked_if_possible
 from spotune_trainer.layout import JobDirectory
@@ -109,6 +109,14 @@ def test_infrastructure_is_tried_again_for_ever(
     pod = Pod(directory, port, *[InfrastructureError("Ray is away")] * 5, None)
     pod.stay_until(lambda: pod.runs == 6)
     assert pod.said[:5] == ["Ray is away; once more in 0 s"] * 5
+
+
+def test_volume_that_cannot_be_written_to_is_tried_again(
+    directory: JobDirectory, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stay, "AGAIN_SECONDS", 0.0)
+    pod = Pod(directory, port, UsageError("cannot be written to"), None)
+    pod.stay_until(lambda: pod.runs == 2)
 
 
 def test_superseded_supervisor_waits_while_the_other_one_beats(

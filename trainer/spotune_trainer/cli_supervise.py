@@ -42,8 +42,8 @@ def supervise(
 
     def run() -> None:
         wanted = read_job(job, {})
+        check_directory(place, wanted)
         with locked_if_possible(place, _SECONDS_FOR_THE_LOCK, typer.echo):
-            check_directory(place, wanted)
             put_job(place, wanted)
             if not place.result.exists():
                 head = GivenRay(ray, os.environ.get(_TOKEN, ""), stay.stopped)

@@ -10,6 +10,7 @@ from spotune.job import FinetuneJob
 from spotune.plan.devices import machine_memory_bytes
 from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
+from spotune_trainer.capacity import live_slots
 from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.datasets import Datasets, open_datasets
 from spotune_trainer.layout import JobDirectory
@@ -69,11 +70,21 @@ def _resolve(job: FinetuneJob, datasets: Datasets, meaning: str) -> RunPlan:
 
 
 def _worker_memory_bytes(job: FinetuneJob) -> int:
-    """Memory of one worker: its GPU's, asked of a node that has one, or an even share of this machine's."""
+    """Memory of one worker: its GPU's, or an even share of a CPU node's, asked of a node that has one."""
     workers = job.spec.workers
-    if workers.gpus == 0:
+    if workers.gpus > 0:
+        return int(ray.get(ray.remote(num_gpus=1)(_gpu_memory_bytes).remote()))
+    if not ray.is_initialized() or len(ray.nodes()) == 1:
         return machine_memory_bytes() // workers.count
-    return int(ray.get(ray.remote(num_gpus=1)(_gpu_memory_bytes).remote()))
+    memory, slots = ray.get(ray.remote(num_cpus=1)(_node_memory_bytes).remote())
+    return int(memory // min(slots, workers.count))
+
+
+def _node_memory_bytes() -> tuple[int, int]:
+    """Memory of the node this runs on, and the workers it has room for."""
+    here = ray.get_runtime_context().get_node_id()
+    (slots,) = (live_slots([node], "CPU") for node in ray.nodes() if node["NodeID"] == here)
+    return machine_memory_bytes(), slots
 
 
 def _gpu_memory_bytes() -> int:

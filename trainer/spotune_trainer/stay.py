@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from spotune.errors import InfrastructureError, JobError, SupersededError
+from spotune.errors import InfrastructureError, JobError, SupersededError, UsageError
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.progress import Phase
@@ -70,7 +70,7 @@ class Stay:
                 except SupersededError as error:
                     self._say(f"{error}: waiting until it has been silent for {SILENCE_SECONDS:.0f} s")
                     self._wait(SILENCE_SECONDS, while_beating=True)
-                except InfrastructureError as error:
+                except (InfrastructureError, UsageError) as error:  # a volume that cannot be written to may be mended
                     self._say(f"{error}; once more in {AGAIN_SECONDS:.0f} s")
                     self._wait(AGAIN_SECONDS)
             self._say(str(outcome) if outcome else "trained; waiting to be taken away")

@@ -29,7 +29,7 @@ FOREIGN = "SPOTUNE_TEST_KUBECONFIG"
 KEEP = "SPOTUNE_TEST_KEEP"
 REQUIRED = "SPOTUNE_TEST_REQUIRE_CLUSTER"
 NO_CLUSTER = "no cluster here"
-NAME = "tests"
+NAME = os.environ.get("SPOTUNE_TESTCLUSTER", "tests")
 FOR_TESTS = re.compile(r"(^|[^a-z0-9])(test|tests|testing|testcluster|e2e|ci|kind|k3d|minikube)([^a-z0-9]|$)")
 HOW_TO_RUN = "run them with `make test-cluster` on Debian as root (packages: `make cluster-packages`)"
 # What every test may count on: one on-demand node, two spot nodes with a GPU each.
