@@ -19,7 +19,7 @@ MEASURED = ("spotune", "spotune_operator", "spotune_trainer")
 
 
 class _OneAtATime:
-    """Saves of one process, in turn: a flush must not meet the save of a process that is leaving."""
+    """Writes of one process, in turn: a flush must not meet the save of a process that is leaving."""
 
     def __init__(self) -> None:
         self._save = coverage.Coverage.save
@@ -30,37 +30,41 @@ class _OneAtATime:
         with self._lock:
             self._save(measured)
 
+    def flush(self, collector: Collector) -> None:
+        """Write what was recorded, and no more.
+
+        A save also looks for source that never ran, and so takes modules out of `sys.modules` that another thread is
+        importing.
+        """
+        with self._lock:
+            collector.flush_data()
+
     def _forget(self) -> None:
         """The thread that may have held the lock does not exist in a forked process."""
         self._lock = threading.RLock()
 
 
-def _keep_what_was_saved(_collector: Collector) -> None:
-    """In place of coverage's clearing after a save: what ran while the save was being written would go with it."""
+def _keep_what_was_written(_collector: Collector) -> None:
+    """In place of coverage's clearing after a write: what ran while it was being written would go with it."""
 
 
-def _flush_for_ever() -> None:
-    saved = 0
+def _flush_for_ever(turns: _OneAtATime) -> None:
+    written = 0
     while True:
         time.sleep(SECONDS_BETWEEN_FLUSHES)
         current = coverage.Coverage.current()
-        if current is None or not any(package in sys.modules for package in MEASURED):
+        collector = current._collector if current is not None else None
+        if collector is None or not any(package in sys.modules for package in MEASURED):
             continue
-        recorded = _recorded(current)
-        if recorded > saved:
-            current.save()
-            saved = recorded
-
-
-def _recorded(measured: coverage.Coverage) -> int:
-    """How many lines and branches this process has seen so far."""
-    collector = measured._collector
-    return sum(len(lines) for lines in collector.data.copy().values()) if collector else 0
+        recorded = sum(len(lines) for lines in collector.data.copy().values())
+        if recorded > written:
+            turns.flush(collector)
+            written = recorded
 
 
 def coverage_init(_plugins: Plugins, _options: TConfigSectionOut) -> None:
     """Start the flushing thread of this process; coverage calls it once it measures."""
     turns = _OneAtATime()
     coverage.Coverage.save = lambda measured: turns.save(measured)  # type: ignore[assignment, method-assign]
-    Collector._clear_data = _keep_what_was_saved  # type: ignore[assignment, method-assign]
-    threading.Thread(target=_flush_for_ever, name="coverage-flush", daemon=True).start()
+    Collector._clear_data = _keep_what_was_written  # type: ignore[assignment, method-assign]
+    threading.Thread(target=_flush_for_ever, args=[turns], name="coverage-flush", daemon=True).start()
