@@ -56,6 +56,14 @@ def pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": dict(labels or {})}, "spec": spec}
 
 
+def restricted(template: dict[str, Any]) -> dict[str, Any]:
+    """A pod as a namespace with restricted pod security asks for it, of user 1000."""
+    spec = template["spec"]
+    spec["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec["containers"][0]["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return template
+
+
 def claim(name: str, size: str, storage_class: str) -> dict[str, Any]:
     """A PersistentVolumeClaim for a ReadWriteMany volume."""
     return {

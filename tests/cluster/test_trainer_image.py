@@ -1,13 +1,16 @@
 """The trainer's environment in pods: all of it, for any user, with valid bytecode, and without a copy on each node."""
 
 import subprocess
-from typing import Any
+import sys
+from pathlib import Path
 
 import pytest
 
+from spotune_testcluster import oci
+from spotune_testcluster.base_image import compile_pause
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
-from tests.cluster.pods import pod, run_in, wait_until_done, wait_until_running
+from tests.cluster.pods import pod, restricted, run_in, wait_until_done, wait_until_running
 
 pytestmark = pytest.mark.cluster
 
@@ -29,17 +32,9 @@ print("stale:", stale)
 BYTES_OF_A_NODE = 500 << 20
 
 
-def _restricted(template: dict[str, Any]) -> dict[str, Any]:
-    """The pod as a namespace with restricted pod security asks for it."""
-    spec = template["spec"]
-    spec["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
-    spec["containers"][0]["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return template
-
-
 def test_restricted_pod_imports_all_the_trainer_needs(cluster: ClusterUnderTest, namespace: Kubectl) -> None:
     namespace("label", "namespace", namespace.namespace, "pod-security.kubernetes.io/enforce=restricted")
-    namespace.apply(_restricted(pod("imports", cluster.image, ("python", "-c", IMPORTS), node="n2")))
+    namespace.apply(restricted(pod("imports", cluster.image, ("python", "-c", IMPORTS), node="n2")))
     assert wait_until_done(namespace, "imports", 120) == "Succeeded", namespace("logs", "imports")
     assert "imported" in namespace("logs", "imports")
 
@@ -56,3 +51,16 @@ def test_nodes_hold_no_copy_of_the_environment(cluster: ClusterUnderTest) -> Non
     disk = cluster.machine.files.node("n2").root
     used = subprocess.run(["du", "--summarize", "--bytes", disk], capture_output=True, text=True, check=True).stdout
     assert int(used.split()[0]) < BYTES_OF_A_NODE
+
+
+def test_loaded_image_runs_on_every_node(cluster: ClusterUnderTest, namespace: Kubectl, tmp_path: Path) -> None:
+    if cluster.machine is None:
+        pytest.skip("loads an image into the machine's own nodes")
+    compile_pause(tmp_path / "pause")
+    oci.write_layer(tmp_path / "layer.tar", {"pause": ((tmp_path / "pause").read_bytes(), 0o755)})
+    image = oci.Image("testcluster.local/loaded:1", [tmp_path / "layer.tar"], entrypoint=["/pause"])
+    oci.write_archive([image], tmp_path / "image.tar")
+    tool = [sys.executable, "-m", "spotune_testcluster", "load-image", str(tmp_path / "image.tar")]
+    subprocess.run([*tool, "--name", cluster.machine.name], check=True, capture_output=True)
+    namespace.apply(*(pod(node, image.name, ("/pause",), node=node) for node in ("n1", "n2", "n3")))
+    wait_until_running(namespace, "n1", "n2", "n3")

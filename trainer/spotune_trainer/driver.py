@@ -129,13 +129,13 @@ class Driver:
 
     def _run_generation(self) -> bool:
         """One worker group from plan to end; True when the model is trained."""
+        world_size = self._wait_for_workers()  # the plan asks one of them how much memory it has
         started = time.monotonic()
         choice = choose_checkpoint(self.directory, self._refused)
         for torn in choice.skipped:
             self._skip(torn.name, torn.reason)
         plan = plan_run(self.job, self.directory, choice.checkpoint)
         self.monitor.startup("plan", time.monotonic() - started)
-        world_size = self._wait_for_workers()
         task = self._claim(choice.checkpoint, plan, world_size)
         started = time.monotonic()
         end = self.surroundings.run_group(task, world_size, self.job.spec.workers.gpus, self.directory)

@@ -112,7 +112,8 @@ def _refuse_unusable(directory: JobDirectory) -> None:
         raise UsageError(f"{nearest} is a file: give another --directory")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{nearest} cannot be written to: give another --directory, or change its permissions")
-    if nearest == root and not directory.job.exists() and any(not path.name.startswith(".") for path in root.iterdir()):
+    ours = directory.job.exists() or directory.status.exists()
+    if nearest == root and not ours and any(not path.name.startswith(".") for path in root.iterdir()):
         raise UsageError(f"{root} holds other files and no job: give an empty or a new --directory")
 
 

@@ -74,7 +74,9 @@ def _worker_memory_bytes(job: FinetuneJob) -> int:
     workers = job.spec.workers
     if workers.gpus > 0:
         return int(ray.get(ray.remote(num_gpus=1)(_gpu_memory_bytes).remote()))
-    if not ray.is_initialized() or len(ray.nodes()) == 1:
+    nodes = ray.nodes() if ray.is_initialized() else []
+    with_slots = [node["NodeID"] for node in nodes if live_slots([node], "CPU")]
+    if not nodes or with_slots == [ray.get_runtime_context().get_node_id()]:
         return machine_memory_bytes() // workers.count
     memory, slots = ray.get(ray.remote(num_cpus=1)(_node_memory_bytes).remote())
     return int(memory // min(slots, workers.count))
