@@ -164,3 +164,11 @@ def test_no_workers_are_bad_usage(job_file: Path, directory: JobDirectory) -> No
         main(["run", str(job_file), "--directory", str(directory.root), "--workers", "0"])
     assert ended.value.code == 2
     assert not directory.root.exists()
+
+
+def test_folder_in_which_a_supervisor_could_only_say_why_not_is_still_the_jobs(
+    job_file: Path, directory: JobDirectory
+) -> None:
+    directory.root.mkdir(parents=True)
+    directory.status.write_text("{}")
+    check_directory(directory, read_job(job_file, {}))

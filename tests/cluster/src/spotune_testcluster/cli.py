@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spotune_testcluster import binaries, faults, requirements, volumes
-from spotune_testcluster.cluster import Cluster, list_clusters, seconds_since
+from spotune_testcluster.cluster import Cluster, list_clusters
 from spotune_testcluster.errors import ClusterError
 from spotune_testcluster.home import REPOSITORY, Home
 from spotune_testcluster.images import build_images, load_image
@@ -52,6 +52,10 @@ def _report(line: str) -> None:
     err.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {line}")
 
 
+def _since(start: float) -> str:
+    return f"{time.monotonic() - start:.1f} s"
+
+
 @app.command()
 def check() -> None:
     """Say whether cluster tests can run on this machine; exit code 1 and the reason when they cannot."""
@@ -77,7 +81,7 @@ def build() -> None:
     home = Home.default().root
     programs = binaries.build(home, _report)
     build_images(home, REPOSITORY, programs / "gpuplugin", _report)
-    _report(f"everything is built: {seconds_since(start)}")
+    _report(f"everything is built: {_since(start)}")
 
 
 @app.command()
@@ -104,7 +108,7 @@ def up(
     ]  # fmt: skip
     cluster = Cluster(name)
     cluster.up(wanted, _report)
-    _report(f"up in {seconds_since(start)}; export KUBECONFIG={cluster.files.kubeconfig}")
+    _report(f"up in {_since(start)}; export KUBECONFIG={cluster.files.kubeconfig}")
 
 
 @app.command()
@@ -116,7 +120,7 @@ def down(
     for cluster in list_clusters(Home.default()) if everything else [Cluster(name)]:
         start = time.monotonic()
         cluster.down()
-        _report(f"cluster {cluster.name} is down: {seconds_since(start)}")
+        _report(f"cluster {cluster.name} is down: {_since(start)}")
 
 
 @app.command()

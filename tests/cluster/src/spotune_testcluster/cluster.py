@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -178,10 +177,6 @@ class Cluster:
         if component == "kube-apiserver" and do in {"start", "restart", "continue"}:
             self._wait_for_api()
 
-    def component_of_node(self, node: str, do: str, component: str) -> None:
-        """The same for containerd, kubelet, kube-proxy and network-policy of a node."""
-        self._ask_node(node, do, component=component)
-
     def components(self) -> dict[str, dict[str, Any]]:
         """The control plane's components: whether each runs, is wanted, and how often it was started."""
         found: dict[str, dict[str, Any]] = ask(self.files.socket, "status")
@@ -345,8 +340,3 @@ def _free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
-
-
-def seconds_since(start: float) -> str:
-    """`3.2 s` since a time.monotonic()."""
-    return f"{time.monotonic() - start:.1f} s"

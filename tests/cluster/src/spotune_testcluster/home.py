@@ -36,30 +36,35 @@ class Home:
 
 
 @dataclass(frozen=True)
-class ClusterFiles:
-    """The folder of one cluster, seen at the same path from the host and from inside its namespaces."""
+class MachineFiles:
+    """The folder of a cluster or a node, seen at the same path from the host and from inside its namespaces."""
 
     root: Path
 
     @property
     def name(self) -> str:
-        """The cluster's name."""
+        """The cluster's or node's name."""
         return self.root.name
+
+    @property
+    def settings(self) -> Path:
+        """What it was started with, as JSON."""
+        return self.root / "settings.json"
+
+    @property
+    def socket(self) -> Path:
+        """Where its PID 1 is asked."""
+        return self.root / "control.sock"
+
+
+@dataclass(frozen=True)
+class ClusterFiles(MachineFiles):
+    """The folder of one cluster."""
 
     @property
     def group(self) -> str:
         """The control group with all of the cluster's processes in it, or in groups below."""
         return f"spotune-testcluster-{self.name}"
-
-    @property
-    def settings(self) -> Path:
-        """What the cluster was started with (ClusterSettings as JSON)."""
-        return self.root / "settings.json"
-
-    @property
-    def socket(self) -> Path:
-        """Where the cluster's PID 1 is asked."""
-        return self.root / "control.sock"
 
     @property
     def pki(self) -> Path:
@@ -97,25 +102,8 @@ class ClusterFiles:
 
 
 @dataclass(frozen=True)
-class NodeFiles:
+class NodeFiles(MachineFiles):
     """The folder of one node: its disks stay when it crashes."""
-
-    root: Path
-
-    @property
-    def name(self) -> str:
-        """The node's name in Kubernetes."""
-        return self.root.name
-
-    @property
-    def settings(self) -> Path:
-        """What the node was started with (NodeSettings as JSON)."""
-        return self.root / "settings.json"
-
-    @property
-    def socket(self) -> Path:
-        """Where the node's PID 1 is asked."""
-        return self.root / "control.sock"
 
     @property
     def var_lib(self) -> Path:
