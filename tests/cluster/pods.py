@@ -7,7 +7,7 @@ from typing import Any
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.waiting import wait_for
 
-SECONDS_TO_RUN = 60.0
+SECONDS_TO_RUN = 120.0
 TOLERATES_ALL = [{"operator": "Exists"}]
 
 

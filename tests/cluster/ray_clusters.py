@@ -15,7 +15,7 @@ from spotune_testcluster.pytest_plugin import conditions
 from spotune_testcluster.waiting import wait_for
 
 RAY = "2.60.0"
-SECONDS_TO_BE_READY = 180.0
+SECONDS_TO_BE_READY = 240.0
 SECONDS_TO_ANSWER = 30.0  # a cold head takes seconds for its first job
 DRAIN_SECONDS = 20
 # A pod on a lost node is given up after this time instead of Kubernetes' 300 s.

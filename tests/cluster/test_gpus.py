@@ -29,6 +29,7 @@ def _wait_for_gpus(cluster: ClusterUnderTest, count: str) -> None:
 def test_pod_gets_the_gpu_until_the_plugin_loses_it(
     cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault
 ) -> None:
+    cluster.machine_for("a fake GPU")
     _wait_for_gpus(cluster, "1")
     namespace.apply(_gpu_pod(cluster, "first"))
     wait_until_running(namespace, "first")

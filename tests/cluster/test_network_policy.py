@@ -33,10 +33,10 @@ def _reaches(kubectl: Kubectl, client: str, address: str) -> bool:
 
 
 def test_policy_blocks_all_but_whom_it_names(cluster: ClusterUnderTest, namespace: Kubectl) -> None:
-    clients = {"same-node": "n1", "other-node": "n2"}
+    clients = {"same-node": cluster.nodes[0], "other-node": cluster.nodes[1]}
     namespace.apply(
-        pod("server", cluster.image, SERVER, node="n1", labels={"app": "server"}),
-        pod("friend", cluster.image, node="n2", labels={"friend": "yes"}),
+        pod("server", cluster.image, SERVER, node=cluster.nodes[0], labels={"app": "server"}),
+        pod("friend", cluster.image, node=cluster.nodes[1], labels={"friend": "yes"}),
         *(pod(name, cluster.image, node=node) for name, node in clients.items()),
     )
     wait_until_running(namespace, "server", "friend", *clients)

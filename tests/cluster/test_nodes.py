@@ -14,13 +14,8 @@ def _ready(cluster: ClusterUnderTest, node: str) -> str:
     return conditions(cluster.kubectl.get("node", node))["Ready"]
 
 
-def _needs_the_machine(cluster: ClusterUnderTest) -> None:
-    if cluster.machine is None:
-        pytest.skip("looks at nodes that only the machine's own cluster has")
-
-
 def test_spot_nodes_carry_the_providers_labels_and_taints(cluster: ClusterUnderTest) -> None:
-    _needs_the_machine(cluster)
+    cluster.machine_for("a pool of pretended spot nodes")
     on_demand, spot = (cluster.kubectl.get("node", name) for name in ("n1", "n2"))
     assert spot["spec"]["providerID"].startswith("azure://")
     assert spot["metadata"]["labels"]["kubernetes.azure.com/scalesetpriority"] == "spot"
@@ -33,20 +28,22 @@ def test_spot_nodes_carry_the_providers_labels_and_taints(cluster: ClusterUnderT
 def test_crashed_node_is_noticed_and_comes_back_with_its_pods(
     cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault
 ) -> None:
+    cluster.machine_for("fault crash_node")
     restarted = pod("survivor", cluster.image, node="n3")
     restarted["spec"]["restartPolicy"] = "Always"
     namespace.apply(restarted)
     wait_until_running(namespace, "survivor")
     fault.crash_node("n3")
-    wait_for("Ready=Unknown", 60, lambda: _ready(cluster, "n3") == "Unknown", every=0.5)
+    wait_for("Ready=Unknown", 120, lambda: _ready(cluster, "n3") == "Unknown", every=0.5)
     fault.start_node("n3")
     assert _ready(cluster, "n3") == "True"
-    wait_for("the container's restart", 60, lambda: _restarts(namespace) == 1, every=0.5)
+    wait_for("the container's restart", 120, lambda: _restarts(namespace) == 1, every=0.5)
     wait_until_running(namespace, "survivor")
 
 
 def test_stopped_node_gives_its_containers_notice(cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault) -> None:
     """The container has its seconds between SIGTERM and the end, as on a spot reclaim."""
+    cluster.machine_for("fault stop_node")
     script = "trap 'echo told > /data/said; sync; exit 0' TERM; echo up > /data/said; while true; do sleep 1; done"
     claim = {
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
@@ -56,7 +53,7 @@ def test_stopped_node_gives_its_containers_notice(cluster: ClusterUnderTest, nam
         },
     }  # fmt: skip
     told = pod("told", cluster.image, ("bash", "-c", script), node="n3", claims={"/data": "data"})
-    witness = pod("witness", cluster.image, node="n1", claims={"/data": "data"})
+    witness = pod("witness", cluster.image, node=cluster.nodes[0], claims={"/data": "data"})
     namespace.apply(claim, told, witness)
     wait_until_running(namespace, "told", "witness")
     wait_for("the container", 10, lambda: run_in(namespace, "witness", "cat", "/data/said") == "up\n")
@@ -65,14 +62,15 @@ def test_stopped_node_gives_its_containers_notice(cluster: ClusterUnderTest, nam
 
 
 def test_cut_node_is_unknown_while_its_pods_run_on(cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault) -> None:
+    cluster.machine_for("fault cut")
     count = "for i in $(seq 1000); do echo $i > /tmp/count; sleep 0.2; done"
     namespace.apply(pod("counter", cluster.image, ("bash", "-c", count), node="n3"))
     wait_until_running(namespace, "counter")
     before = int(run_in(namespace, "counter", "cat", "/tmp/count"))
     fault.cut("n3")
-    wait_for("Ready=Unknown", 60, lambda: _ready(cluster, "n3") == "Unknown", every=0.5)
+    wait_for("Ready=Unknown", 120, lambda: _ready(cluster, "n3") == "Unknown", every=0.5)
     fault.restore("n3")
-    wait_for("Ready=True", 60, lambda: _ready(cluster, "n3") == "True", every=0.5)
+    wait_for("Ready=True", 120, lambda: _ready(cluster, "n3") == "True", every=0.5)
     assert int(run_in(namespace, "counter", "cat", "/tmp/count")) > before + 50
     assert namespace.get("pod", "counter")["status"]["containerStatuses"][0]["restartCount"] == 0
 
@@ -80,12 +78,18 @@ def test_cut_node_is_unknown_while_its_pods_run_on(cluster: ClusterUnderTest, na
 def test_pods_of_a_cut_service_are_reached_by_nobody(
     cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault
 ) -> None:
-    served = pod("served", cluster.image, ("python3", "-m", "http.server", "8000"), node="n1", labels={"app": "served"})
+    served = pod(
+        "served",
+        cluster.image,
+        ("python3", "-m", "http.server", "8000"),
+        node=cluster.nodes[0],
+        labels={"app": "served"},
+    )
     service = {
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "served"},
         "spec": {"selector": {"app": "served"}, "ports": [{"port": 8000}]},
     }  # fmt: skip
-    clients = {"near": "n1", "far": "n2"}
+    clients = {"near": cluster.nodes[0], "far": cluster.nodes[1]}
     namespace.apply(service, served, *(pod(name, cluster.image, node=node) for name, node in clients.items()))
     wait_until_running(namespace, "served", *clients)
 

@@ -90,7 +90,7 @@ def test_killed_head_container_heals_without_kuberay(ray: RayCluster, fault: Fau
     before = {pod["metadata"]["uid"] for pod in [ray.head(), *ray.workers()]}
     restarts = _restarts(ray)
     ray.kubectl("exec", ray.head()["metadata"]["name"], "--container=ray-head", "--", "pkill", "-KILL", "gcs_server")
-    wait_for("restart of the head's container", 60, lambda: _restarts(ray) > restarts, every=0.3)
+    wait_for("restart of the head's container", 120, lambda: _restarts(ray) > restarts, every=0.3)
     ray.wait_until_ready(WORKERS)
     assert {pod["metadata"]["uid"] for pod in [ray.head(), *ray.workers()]} == before
 
@@ -133,7 +133,7 @@ def test_pod_of_a_crashed_node_is_replaced_only_when_its_object_is_gone(ray: Ray
     assert uid in {pod["metadata"]["uid"] for pod in ray.workers()}
     assert len(ray.workers()) == WORKERS
     ray.kubectl("delete", "pod", name, "--force", "--grace-period=0")
-    wait_for("the replacement", 60, lambda: _replaced(ray, uid), every=0.5)
+    wait_for("the replacement", 120, lambda: _replaced(ray, uid), every=0.5)
     fault.start_node(lost["spec"]["nodeName"])
     ray.wait_until_ready(WORKERS)
 

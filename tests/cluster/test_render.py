@@ -64,27 +64,27 @@ def test_api_server_takes_every_child_without_a_warning(
 
 
 def test_restricted_namespace_takes_the_pods(applied: Kubectl) -> None:
-    head = wait_for("the head pod", 60, lambda: next(iter(_pods(applied, "head")), None))
+    head = wait_for("the head pod", 120, lambda: next(iter(_pods(applied, "head")), None))
     assert [container["name"] for container in head["spec"]["containers"]] == ["ray-head", "supervisor"]
-    assert len(wait_for("the worker pods", 60, lambda: _all_workers(applied))) == 4
+    assert len(wait_for("the worker pods", 120, lambda: _all_workers(applied))) == 4
 
 
 def test_head_service_leads_to_progress_and_to_the_head_pod(applied: Kubectl) -> None:
-    service = wait_for("the head service", 60, lambda: next(iter(_services(applied)), None))
+    service = wait_for("the head service", 120, lambda: next(iter(_services(applied)), None))
     assert {"progress": 8090, "dashboard": 8265}.items() <= {
         port["name"]: port["port"] for port in service["spec"]["ports"]
     }.items()
-    head = wait_for("the head pod", 60, lambda: next(iter(_pods(applied, "head")), None))
+    head = wait_for("the head pod", 120, lambda: next(iter(_pods(applied, "head")), None))
     assert service["spec"]["selector"].items() <= head["metadata"]["labels"].items()
 
 
 def test_token_of_the_supervisor_is_kuberays(applied: Kubectl) -> None:
-    secret = wait_for("the token's Secret", 60, lambda: next(iter(_secrets(applied)), None))
+    secret = wait_for("the token's Secret", 120, lambda: next(iter(_secrets(applied)), None))
     assert "auth_token" in secret["data"]
 
 
 def test_kuberays_own_additions_leave_what_is_ours(applied: Kubectl) -> None:
-    (worker, *_) = wait_for("the worker pods", 60, lambda: _all_workers(applied))
+    (worker, *_) = wait_for("the worker pods", 120, lambda: _all_workers(applied))
     assert worker["metadata"]["labels"]["spotune.dev/job"] == "t5-wikisql"
     assert worker["spec"]["terminationGracePeriodSeconds"] == 30
     mounts = [mount["mountPath"] for mount in worker["spec"]["containers"][0]["volumeMounts"]]

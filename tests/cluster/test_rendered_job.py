@@ -37,7 +37,7 @@ def children(cluster: ClusterUnderTest, tmp_path: Path) -> Iterator[tuple[Kubect
         objects = _rendered(tmp_path / "job.yaml")
         (ray_cluster,) = (found for found in objects if found["kind"] == "RayCluster")
         kubectl.apply(*(found for found in objects if found is not ray_cluster))
-        kubectl.apply(restricted(pod("volume", cluster.image, node="n1", claims={"/data": "spotune-tiny"})))
+        kubectl.apply(restricted(pod("volume", cluster.image, node=cluster.nodes[0], claims={"/data": "spotune-tiny"})))
         wait_until_running(kubectl, "volume")
         _copy(kubectl, tmp_path)
         shard = ("spotune", "shard", "/data/inputs/rows.jsonl", "--job", "/data/inputs/job.yaml")

@@ -16,8 +16,8 @@ FILL = "dd if=/dev/zero of=/data/fill bs=1M count={} conv=fsync 2>&1"
 @pytest.fixture
 def shared(cluster: ClusterUnderTest, namespace: Kubectl) -> Kubectl:
     """A claim of 300 MiB mounted at /data of two pods on two nodes."""
-    writer = pod("writer", cluster.image, node="n1", claims={"/data": "data"})
-    reader = pod("reader", cluster.image, node="n2", claims={"/data": "data"})
+    writer = pod("writer", cluster.image, node=cluster.nodes[0], claims={"/data": "data"})
+    reader = pod("reader", cluster.image, node=cluster.nodes[1], claims={"/data": "data"})
     namespace.apply(claim("data", "300Mi", cluster.storage_class), writer, reader)
     wait_until_running(namespace, "writer", "reader")
     return namespace

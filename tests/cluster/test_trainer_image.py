@@ -34,33 +34,30 @@ BYTES_OF_A_NODE = 500 << 20
 
 def test_restricted_pod_imports_all_the_trainer_needs(cluster: ClusterUnderTest, namespace: Kubectl) -> None:
     namespace("label", "namespace", namespace.namespace, "pod-security.kubernetes.io/enforce=restricted")
-    namespace.apply(restricted(pod("imports", cluster.image, ("python", "-c", IMPORTS), node="n2")))
+    namespace.apply(restricted(pod("imports", cluster.image, ("python", "-c", IMPORTS), node=cluster.nodes[1])))
     assert wait_until_done(namespace, "imports", 120) == "Succeeded", namespace("logs", "imports")
     assert "imported" in namespace("logs", "imports")
 
 
 def test_bytecode_is_valid_in_pods(cluster: ClusterUnderTest, namespace: Kubectl) -> None:
-    namespace.apply(pod("checks", cluster.image, node="n3"))
+    namespace.apply(pod("checks", cluster.image, node=cluster.nodes[-1]))
     wait_until_running(namespace, "checks")
     assert "stale: []" in run_in(namespace, "checks", "python", "-c", STALE)
 
 
 def test_nodes_hold_no_copy_of_the_environment(cluster: ClusterUnderTest) -> None:
-    if cluster.machine is None:
-        pytest.skip("looks at the disks of the machine's own nodes")
-    disk = cluster.machine.files.node("n2").root
+    disk = cluster.machine_for("a look at the nodes' disks").files.node("n2").root
     used = subprocess.run(["du", "--summarize", "--bytes", disk], capture_output=True, text=True, check=True).stdout
     assert int(used.split()[0]) < BYTES_OF_A_NODE
 
 
 def test_loaded_image_runs_on_every_node(cluster: ClusterUnderTest, namespace: Kubectl, tmp_path: Path) -> None:
-    if cluster.machine is None:
-        pytest.skip("loads an image into the machine's own nodes")
+    machine = cluster.machine_for("load-image")
     compile_pause(tmp_path / "pause")
     oci.write_layer(tmp_path / "layer.tar", {"pause": ((tmp_path / "pause").read_bytes(), 0o755)})
     image = oci.Image("testcluster.local/loaded:1", [tmp_path / "layer.tar"], entrypoint=["/pause"])
     oci.write_archive([image], tmp_path / "image.tar")
     tool = [sys.executable, "-m", "spotune_testcluster", "load-image", str(tmp_path / "image.tar")]
-    subprocess.run([*tool, "--name", cluster.machine.name], check=True, capture_output=True)
-    namespace.apply(*(pod(node, image.name, ("/pause",), node=node) for node in ("n1", "n2", "n3")))
-    wait_until_running(namespace, "n1", "n2", "n3")
+    subprocess.run([*tool, "--name", machine.name], check=True, capture_output=True)
+    namespace.apply(*(pod(node, image.name, ("/pause",), node=node) for node in cluster.nodes))
+    wait_until_running(namespace, *cluster.nodes)

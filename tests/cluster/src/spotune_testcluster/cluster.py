@@ -37,7 +37,7 @@ API_SERVER_NAMES = (
     "kubernetes.default.svc",
     f"kubernetes.default.svc.{network.DOMAIN}",
 )
-SECONDS_TO_START = 60.0
+SECONDS_TO_START = 120.0
 
 Report = Callable[[str], None]
 

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,12 +56,20 @@ class ClusterUnderTest:
         machine: What is below it, None when it is somebody else's cluster.
         image: An image with the trainer's environment, Python and Ray.
         storage_class: One that gives ReadWriteMany volumes.
+        nodes: Names of nodes that pods may be sent to; the machine's own are as `NODES` says.
     """
 
     kubectl: Kubectl
     machine: Cluster | None
     image: str
     storage_class: str
+    nodes: Sequence[str]
+
+    def machine_for(self, what: str) -> Cluster:
+        """The machine below the cluster; where it is somebody else's, the test is skipped for want of `what`."""
+        if self.machine is None:
+            pytest.skip(f"{what} needs the machine below the cluster; {FOREIGN} gives another's")
+        return self.machine
 
 
 @dataclass
@@ -142,9 +150,7 @@ class Fault:
             self._mend.pop()()
 
     def _machine(self, fault: str) -> Cluster:
-        if self.cluster.machine is None:
-            pytest.skip(f"fault {fault} needs the machine below the cluster; {FOREIGN} gives another's")
-        return self.cluster.machine
+        return self.cluster.machine_for(f"fault {fault}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -202,7 +208,8 @@ def cluster(took: dict[str, float]) -> Iterator[ClusterUnderTest]:
     start = time.monotonic()
     machine.up(NODES, report=lambda _line: None)
     took["up with 3 nodes"] = time.monotonic() - start
-    yield ClusterUnderTest(machine.kubectl, machine, "testcluster.local/trainer:1", "shared")
+    names = [node.name for node in NODES]
+    yield ClusterUnderTest(machine.kubectl, machine, "testcluster.local/trainer:1", "shared", names)
     if not os.environ.get(KEEP):
         start = time.monotonic()
         machine.down()
@@ -251,7 +258,8 @@ def foreign_cluster(kubeconfig: Path) -> ClusterUnderTest:
             f"{FOREIGN} needs two more: SPOTUNE_TEST_IMAGE, with Python and Ray, and SPOTUNE_TEST_STORAGE_CLASS, "
             "which gives ReadWriteMany volumes"
         )
-    return ClusterUnderTest(kubectl, None, image, storage_class)
+    nodes = [node["metadata"]["labels"]["kubernetes.io/hostname"] for node in kubectl.get("nodes")]
+    return ClusterUnderTest(kubectl, None, image, storage_class, nodes)
 
 
 def refuse_if_not_for_tests(context: str) -> None:
