@@ -8,8 +8,10 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 
 import coverage
+from coverage import inorout
 from coverage.collector import Collector
 from coverage.plugin_support import Plugins
 from coverage.types import TConfigSectionOut
@@ -31,11 +33,7 @@ class _OneAtATime:
             self._save(measured)
 
     def flush(self, collector: Collector) -> None:
-        """Write what was recorded, and no more.
-
-        A save also looks for source that never ran, and so takes modules out of `sys.modules` that another thread is
-        importing.
-        """
+        """Write what was recorded, and no more."""
         with self._lock:
             collector.flush_data()
 
@@ -64,6 +62,9 @@ def _flush_for_ever(turns: _OneAtATime) -> None:
 
 def coverage_init(_plugins: Plugins, _options: TConfigSectionOut) -> None:
     """Start the flushing thread of this process; coverage calls it once it measures."""
+    # When a thread meets a new file after `sys.path` has changed, coverage looks for our packages again, and afterwards
+    # takes all modules out of `sys.modules` that came meanwhile, also those that another thread is importing.
+    inorout.sys_modules_saved = nullcontext  # type: ignore[assignment, attr-defined]
     turns = _OneAtATime()
     coverage.Coverage.save = lambda measured: turns.save(measured)  # type: ignore[assignment, method-assign]
     Collector._clear_data = _keep_what_was_written  # type: ignore[assignment, method-assign]
