@@ -86,20 +86,26 @@ def get_layers(store: Store, repository: Path, report: Report) -> Mapping[str, P
     }
 
 
+# Another number when layers are made in another way from the same files.
+_REVISION = 2
+
+
 def _python_key(environment: Environment) -> str:
     prefix = environment.prefix.resolve()
-    return key_of(str(environment.prefix), *_state([prefix / "bin", prefix / "lib" / f"python{environment.version}"]))
+    return key_of(
+        _REVISION, str(environment.prefix), *_state([prefix / "bin", prefix / "lib" / f"python{environment.version}"])
+    )
 
 
 def _venv_key(environment: Environment, repository: Path) -> str:
     """Another one after every `make setup`, and after every distribution that is installed or removed by hand."""
     pins = repository / "constraints/dev.txt"
     said = [environment.venv / ".ready", environment.venv / "pyvenv.cfg", environment.library, environment.venv / "bin"]
-    return key_of(pins.read_text() if pins.exists() else "", *_state(path for path in said if path.exists()))
+    return key_of(_REVISION, pins.read_text() if pins.exists() else "", *_state(path for path in said if path.exists()))
 
 
 def _source_key(repository: Path) -> str:
-    return key_of(*_state(_source_files(repository)))
+    return key_of(_REVISION, *_state(_source_files(repository)))
 
 
 def _state(paths: Iterable[Path]) -> Iterator[tuple[str, ...]]:
@@ -165,7 +171,10 @@ def _below(tree: Path, path: Path) -> Path:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, open to all: pods need not run as root, and /root is closed on the host."""
+    """Make a folder and those above it, open to all: pods need not run as root, and /root is closed on the host.
+
+    A folder of this layer hides the mode of the same one in the base image, where /tmp is everybody's.
+    """
     for missing in [path for path in (*reversed(folder.parents), folder) if not path.exists()]:
         missing.mkdir()
-        missing.chmod(0o755)
+        missing.chmod(0o1777 if missing.name == "tmp" else 0o755)
