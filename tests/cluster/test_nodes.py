@@ -5,7 +5,7 @@ import pytest
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault, conditions
 from spotune_testcluster.waiting import wait_for
-from tests.cluster.pods import pod, run_in, wait_until_running
+from tests.cluster.pods import claim, pod, run_in, wait_until_running
 
 pytestmark = pytest.mark.cluster
 
@@ -45,16 +45,9 @@ def test_stopped_node_gives_its_containers_notice(cluster: ClusterUnderTest, nam
     """The container has its seconds between SIGTERM and the end, as on a spot reclaim."""
     cluster.machine_for("fault stop_node")
     script = "trap 'echo told > /data/said; sync; exit 0' TERM; echo up > /data/said; while true; do sleep 1; done"
-    claim = {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
-        "spec": {
-            "accessModes": ["ReadWriteMany"], "storageClassName": cluster.storage_class,
-            "resources": {"requests": {"storage": "300Mi"}},
-        },
-    }  # fmt: skip
     told = pod("told", cluster.image, ("bash", "-c", script), node="n3", claims={"/data": "data"})
     witness = pod("witness", cluster.image, node=cluster.nodes[0], claims={"/data": "data"})
-    namespace.apply(claim, told, witness)
+    namespace.apply(claim("data", "300Mi", cluster.storage_class), told, witness)
     wait_until_running(namespace, "told", "witness")
     wait_for("the container", 10, lambda: run_in(namespace, "witness", "cat", "/data/said") == "up\n")
     fault.stop_node("n3", 10)

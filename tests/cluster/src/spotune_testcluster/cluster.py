@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spotune_testcluster import binaries, cgroups, network, requirements, volumes
-from spotune_testcluster.control_plane import USERS
+from spotune_testcluster.control_plane import KUBERAY_HEALTH, USERS
 from spotune_testcluster.errors import ClusterError, DidNotStartError, NotRunningError
 from spotune_testcluster.home import REPOSITORY, ClusterFiles, Home
 from spotune_testcluster.images import Images, build_images, prune_images
@@ -26,7 +26,6 @@ from spotune_testcluster.waiting import wait_for
 
 MANIFESTS = Path(__file__).parent / "manifests"
 CONTEXT = "spotune-testcluster"
-KUBERAY = "kuberay-operator"
 API_SERVER_NAMES = (
     "localhost",
     "127.0.0.1",
@@ -263,7 +262,7 @@ class Cluster:
 
     def _wait_for_kuberay(self) -> None:
         def ready() -> bool:
-            return self.enter("curl", "-sf", "http://127.0.0.1:18082/readyz", check=False).returncode == 0
+            return self.enter("curl", "-sf", f"http://{KUBERAY_HEALTH}/readyz", check=False).returncode == 0
 
         wait_for(f"KubeRay (see {self.files.logs / 'kuberay-operator.log'})", SECONDS_TO_START, ready)
 

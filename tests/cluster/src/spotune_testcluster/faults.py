@@ -18,8 +18,8 @@ def cut(cluster: Cluster, target: str) -> None:
     restore_services(cluster)
     for node, running in cluster.nodes().items():
         if running:
-            cluster.enter("nft", network.block(addresses), node=node)
-    cluster.enter("nft", network.block_here(addresses))
+            cluster.enter("nft", network.block(addresses, "forward"), node=node)
+    cluster.enter("nft", network.block(addresses, "forward", "output"))
 
 
 def restore(cluster: Cluster, target: str) -> None:

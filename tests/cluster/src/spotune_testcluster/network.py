@@ -64,20 +64,12 @@ def configure_node(number: int) -> None:
     ip("route", "add", "default", "via", CONTROL_PLANE)
 
 
-def block(addresses: list[str]) -> str:
-    """The nft(8) script that drops what is forwarded from and to `addresses`; their kubelet's probes are not."""
+def block(addresses: list[str], *hooks: str) -> str:
+    """The nft(8) script that drops what passes `hooks` (forward, output) from and to `addresses`.
+
+    Where only what is forwarded is dropped, the probes of the addresses' own kubelet go on.
+    """
     found = ", ".join(addresses)
     rules = f"ip daddr {{ {found} }} drop; ip saddr {{ {found} }} drop;"
-    return f"""table inet {CUT_TABLE} {{
-      chain forward {{ type filter hook forward priority -250; {rules} }}
-    }}"""
-
-
-def block_here(addresses: list[str]) -> str:
-    """As `block`, and also what this namespace itself sends: for the control plane's, where operators run."""
-    found = ", ".join(addresses)
-    rules = f"ip daddr {{ {found} }} drop; ip saddr {{ {found} }} drop;"
-    return f"""table inet {CUT_TABLE} {{
-      chain forward {{ type filter hook forward priority -250; {rules} }}
-      chain output {{ type filter hook output priority -250; {rules} }}
-    }}"""
+    chains = (f"chain {hook} {{ type filter hook {hook} priority -250; {rules} }}" for hook in hooks)
+    return f"table inet {CUT_TABLE} {{\n" + "\n".join(chains) + "\n}"
