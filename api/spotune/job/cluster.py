@@ -29,8 +29,11 @@ class WorkersSpec(Section):
     """Training goes on with as few pods as this when more cannot be had."""
     gpus: NotNegative = 1
     """GPUs per pod; 0: one CPU worker per pod."""
-    capacity: Literal["spot", "on-demand"] = "spot"
-    """Kind of nodes that the workers run on."""
+    capacity: Literal["spot", "on-demand", "spot-then-on-demand"] = "spot"
+    """Kind of nodes that the workers run on; spot-then-on-demand: on spot nodes, and while these cannot be had on
+    on-demand ones."""
+    on_demand_after: Duration = Duration("10m")
+    """With spot-then-on-demand: how long a worker waits for a spot node before another takes its place on demand."""
     resources: ResourcesSpec = ResourcesSpec()
     """Resources of a worker's Ray container; the GPUs are added."""
     service_account_name: str = ""

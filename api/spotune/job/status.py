@@ -44,12 +44,38 @@ class LastCheckpointStatus(_Report):
 
 
 class GpuSecondsStatus(_Report):
-    """GPU seconds used by all attempts."""
+    """GPU seconds of worker pods that ran, whether they trained or not: what a cloud asks money for."""
 
     spot: float = 0
     """On spot nodes."""
     on_demand: float = 0
     """On on-demand nodes."""
+    as_of: Timestamp | None = None
+    """Until when they were counted (RFC 3339)."""
+
+
+class PinnedStatus(_Report):
+    """What a job is run with until it ends: an operator of another version does not change it, a change of the spec does."""
+
+    image: str
+    """Container image of the trainer."""
+    ray_version: str
+    """Ray version of the image."""
+    provider: Literal["aks", "gke", "eks", "none"]
+    """Cloud of the nodes."""
+    inputs: str
+    """Hash of all in the spec that pods are made from."""
+    ray_cluster: str
+    """The RayCluster's spec as it was rendered, in JSON."""
+
+
+class TrainedStatus(_Report):
+    """How long the finished model was trained; a spec that asks for more lets the job go on."""
+
+    epochs: float | None = None
+    """training.epochs at the end."""
+    max_steps: int | None = None
+    """training.maxSteps at the end."""
 
 
 class Condition(_Report):
@@ -108,6 +134,12 @@ class FinetuneJobStatus(_Report):
     """Part of the time that went into steps that count, 0 to 1."""
     gpu_seconds: GpuSecondsStatus = GpuSecondsStatus()
     """GPU seconds used."""
+    last_progress_time: Timestamp | None = None
+    """When the newest step was done, or the job was started or resumed (RFC 3339)."""
+    pinned: PinnedStatus | None = None
+    """What the job is run with until it ends."""
+    trained: TrainedStatus | None = None
+    """How long the finished model was trained."""
     ray_cluster: str = ""
     """Name of the RayCluster."""
     output: str = ""
