@@ -28,12 +28,13 @@ def render(
 ) -> None:
     """Print the Kubernetes objects that the operator would apply for a job; needs no cluster.
 
-    They are those of the job's first minute (a job with dataset.prepare has no workers yet), without the owner
-    reference by which they go with the job.
+    They are those of a job whose preflight has passed, without the owner reference by which they go with the job:
+    with no workers while its data is being prepared (dataset.prepare), and none on demand while none waits for spot.
 
     Example: spotune render job.yaml --provider aks | kubectl apply --dry-run=server --filename -
     """
     from spotune_operator.children import build_children
+    from spotune_operator.children.raycluster import Replicas
     from spotune_operator.placed_job import place
     from spotune_operator.providers import PROVIDERS, ProviderName
 
@@ -46,7 +47,7 @@ def render(
     named = wanted.spec.cluster.provider
     placed = place(wanted, PROVIDERS[ProviderName.NONE if named == "auto" else ProviderName(named)])
     workers = 0 if wanted.spec.dataset.prepare is not None else wanted.spec.workers.count
-    children = build_children(placed, workers)
+    children = build_children(placed, Replicas(workers))
     typer.echo(as_yaml(children) if output == "yaml" else _as_json(children), nl=False)
 
 

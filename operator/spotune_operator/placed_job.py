@@ -35,6 +35,8 @@ class PlacedJob:
     Attributes:
         job: With every path absolute, as the pods see them.
         provider: Whose nodes they run on.
+        image: Of all containers.
+        ray_version: Of that image.
         uid: Of the FinetuneJob in the cluster; empty for one that is in none, whose children then have no owner.
         operator_namespace: From where the operator asks for progress.
         monitoring_namespace: From where Prometheus reads metrics; empty: nowhere.
@@ -42,6 +44,8 @@ class PlacedJob:
 
     job: FinetuneJob
     provider: Provider
+    image: str
+    ray_version: str
     uid: str = ""
     operator_namespace: str = OPERATOR_NAMESPACE
     monitoring_namespace: str = ""
@@ -65,16 +69,6 @@ class PlacedJob:
         """The job's folder on the shared volume: another one for every meaning."""
         metadata = self.job.metadata
         return DATA / metadata.namespace / f"{metadata.name}-{fingerprint(self.job)[:_FINGERPRINT_DIGITS]}"
-
-    @property
-    def image(self) -> str:
-        """Image of all containers."""
-        return self.job.spec.cluster.image or default_image()
-
-    @property
-    def ray_version(self) -> str:
-        """Ray of that image."""
-        return self.job.spec.cluster.ray_version or RAY_VERSION
 
     @property
     def storage_class(self) -> str:
@@ -117,11 +111,22 @@ def place(
     job: FinetuneJob,
     provider: Provider,
     *,
+    image: str = "",
+    ray_version: str = "",
     uid: str = "",
     operator_namespace: str = OPERATOR_NAMESPACE,
     monitoring_namespace: str = "",
 ) -> PlacedJob:
     """Decides where a job runs, and refuses what cannot be there; the attributes of ``PlacedJob`` say what is what.
+
+    Args:
+        job: As it is in the cluster.
+        provider: Whose nodes it runs on.
+        image: For a job that names none; empty: the one that belongs to this version.
+        ray_version: Of that image; empty: of the one that belongs to this version.
+        uid: Of the FinetuneJob.
+        operator_namespace: From where the operator asks for progress.
+        monitoring_namespace: From where Prometheus reads metrics; empty: nowhere.
 
     Raises:
         SourceError: A source is in somebody's home folder.
@@ -132,7 +137,16 @@ def place(
             reason = f"{source} is in a home folder, which pods have not: put it on the shared volume or in a bucket"
             raise SourceError(path, reason)
     refuse_unfit_class_name(provider, job.spec.storage.storage_class_name)
-    return PlacedJob(resolve_paths(job, DATA), provider, uid, operator_namespace, monitoring_namespace)
+    cluster = job.spec.cluster
+    return PlacedJob(
+        job=resolve_paths(job, DATA),
+        provider=provider,
+        image=cluster.image or image or default_image(),
+        ray_version=cluster.ray_version or ray_version or RAY_VERSION,
+        uid=uid,
+        operator_namespace=operator_namespace,
+        monitoring_namespace=monitoring_namespace,
+    )
 
 
 def _sources(job: FinetuneJob) -> Iterator[tuple[str, str]]:

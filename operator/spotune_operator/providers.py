@@ -24,6 +24,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 """Name of the resource that NVIDIA's device plugin offers, everywhere."""
 
 Capacity = Literal["spot", "on-demand"]
+"""Kind of a node."""
 
 _SMB = (
     "Azure Files over SMB: no exclusive mkdir, no rename over an open file and no owners, which checkpoints rely on. "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from spotune_operator.children.pods import Pod, head_pod, worker_pod
+from spotune_operator.children.pods import Pod, head_pod, worker_capacities, worker_pod
 from spotune_operator.placed_job import PlacedJob, place
 from spotune_operator.providers import NONE, Provider
 from tests.api.job_files import a_job
@@ -15,8 +15,9 @@ def placed_job(provider: Provider = NONE, uid: str = "", **sections: Any) -> Pla
 
 
 def worker(provider: Provider = NONE, sections: Mapping[str, Any] | None = None, **workers: Any) -> dict[str, Any]:
-    """The pod spec of a worker."""
-    return _spec(worker_pod(placed_job(provider, **(sections or {}), workers=workers)))
+    """The pod spec of a worker, of those that every job has."""
+    placed = placed_job(provider, **(sections or {}), workers=workers)
+    return _spec(worker_pod(placed, worker_capacities(placed)[0]))
 
 
 def head(provider: Provider = NONE, sections: Mapping[str, Any] | None = None, **head_section: Any) -> dict[str, Any]:

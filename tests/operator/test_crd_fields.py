@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from spotune_operator.children.raycluster import ray_cluster
+from spotune_operator.children.raycluster import Replicas, ray_cluster
 from spotune_operator.providers import PROVIDERS, Provider
 from tests.operator.crd_schema import raycluster_definition, schema_of, violations
 from tests.operator.placed import placed_job
@@ -15,7 +15,13 @@ TEMPLATE = {
     "spec": {"initContainers": [{"name": "first", "image": "x"}], "nodeSelector": {"pool": "gpu"}},
 }
 EVERYTHING: dict[str, Any] = CREDENTIALS | {
-    "workers": {"count": 2, "gpus": 2, "serviceAccountName": "trainer", "podTemplate": TEMPLATE},
+    "workers": {
+        "count": 2,
+        "gpus": 2,
+        "capacity": "spot-then-on-demand",
+        "serviceAccountName": "trainer",
+        "podTemplate": TEMPLATE,
+    },
     "head": {"podTemplate": TEMPLATE},
     "cluster": {"queueName": "gpu"},
 }
@@ -32,11 +38,11 @@ def schema() -> dict[str, Any]:
 @pytest.mark.parametrize("provider", PROVIDERS.values(), ids=lambda provider: provider.name)
 @pytest.mark.parametrize("sections", [{}, EVERYTHING], ids=["smallest", "everything"])
 def test_kuberay_knows_every_field(provider: Provider, sections: dict[str, Any], schema: dict[str, Any]) -> None:
-    assert list(violations(ray_cluster(placed_job(provider, **sections), 1), schema)) == []
+    assert list(violations(ray_cluster(placed_job(provider, **sections), Replicas(1)), schema)) == []
 
 
 def test_the_check_notices_unknown_fields_and_wrong_types(schema: dict[str, Any]) -> None:
-    cluster = ray_cluster(placed_job(), 1)
+    cluster = ray_cluster(placed_job(), Replicas(1))
     cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containerz"] = []
     cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
     del cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from spotune_operator.children.pods import Pod, head_pod, worker_pod
 from spotune_operator.errors import PodTemplateError, ResourcesError, StalledError
-from spotune_operator.providers import AKS, EKS, GKE, NONE, PROVIDERS, Provider
+from spotune_operator.providers import AKS, EKS, GKE, NONE, PROVIDERS, Capacity, Provider
 from tests.operator.placed import container, environment, head, holds, placed_job, worker
 
 WORKER, HEAD, SUPERVISOR = "ray-worker", "ray-head", "supervisor"
+CAPACITIES: tuple[Capacity, ...] = ("spot", "on-demand")
 CREDENTIALS: dict[str, Any] = {
     "model": {"source": "hf://me/model", "task": "seq2seq", "tokenSecretRef": {"name": "hf", "key": "token"}},
     "dataset": {
@@ -32,7 +33,7 @@ def template_of(container_name: str, **fields: Any) -> dict[str, Any]:
 
 def all_pods(**sections: Any) -> list[Pod]:
     placed = placed_job(AKS, **sections)
-    return [head_pod(placed), worker_pod(placed)]
+    return [head_pod(placed), *(worker_pod(placed, capacity) for capacity in CAPACITIES)]
 
 
 def test_the_ray_container_comes_first_as_kuberay_expects() -> None:
@@ -89,6 +90,19 @@ def test_a_lost_head_is_given_up_at_once_and_noticed_by_the_workers() -> None:
 def test_on_demand_workers_have_longer_to_commit_than_a_notice() -> None:
     on_demand, spot = worker(AKS, capacity="on-demand"), worker(AKS, capacity="spot")
     assert on_demand["terminationGracePeriodSeconds"] > spot["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS.values(), ids=lambda provider: provider.name)
+@pytest.mark.parametrize(
+    ("capacity", "first"), [("spot", "spot"), ("on-demand", "on-demand"), ("spot-then-on-demand", "spot")]
+)
+def test_the_supervisor_knows_how_long_a_notice_is_for_most_workers(
+    provider: Provider, capacity: str, first: str
+) -> None:
+    pod = worker(provider, capacity=capacity)
+    assert environment(pod, WORKER)["SPOTUNE_CAPACITY"] == first
+    supervisor = environment(head(provider, {"workers": {"capacity": capacity}}), SUPERVISOR)
+    assert supervisor["SPOTUNE_NOTICE_SECONDS"] == str(pod["terminationGracePeriodSeconds"])
 
 
 def test_pods_on_lost_nodes_are_given_up_soon_unless_the_template_says_otherwise() -> None:
@@ -289,6 +303,6 @@ def _pod_or_refused_field(spec: dict[str, Any]) -> dict[str, Any] | str:
 def test_the_same_job_has_the_same_pods_every_time() -> None:
     def text(provider: Provider) -> str:
         placed = placed_job(provider, **CREDENTIALS)
-        return json.dumps([head_pod(placed).template, worker_pod(placed).template])
+        return json.dumps([head_pod(placed).template, worker_pod(placed, "spot").template])
 
     assert text(NONE) == text(NONE)

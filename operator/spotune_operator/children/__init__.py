@@ -5,17 +5,17 @@ from typing import Any
 from spotune_operator.children.config import config_map
 from spotune_operator.children.monitoring import pod_monitor
 from spotune_operator.children.network import network_policy
-from spotune_operator.children.raycluster import ray_cluster
+from spotune_operator.children.raycluster import Replicas, ray_cluster
 from spotune_operator.children.storage import volume_claim
 from spotune_operator.placed_job import PlacedJob
 
 
-def build_children(placed: PlacedJob, workers: int) -> list[dict[str, Any]]:
+def build_children(placed: PlacedJob, replicas: Replicas) -> list[dict[str, Any]]:
     """Everything that a job consists of, in the order in which it is applied.
 
     Args:
         placed: The job.
-        workers: Worker pods wanted now; 0 while data is being prepared.
+        replicas: Worker pods wanted now.
 
     Raises:
         StalledError: A field of the job asks for what cannot be.
@@ -24,7 +24,7 @@ def build_children(placed: PlacedJob, workers: int) -> list[dict[str, Any]]:
         volume_claim(placed),
         config_map(placed),
         network_policy(placed),
-        ray_cluster(placed, workers),
+        ray_cluster(placed, replicas),
         pod_monitor(placed),
     ]
     return [child for child in children if child is not None]

@@ -26,7 +26,7 @@ def trainer_job(job: FinetuneJob) -> FinetuneJob:
         spec.pop(section, None)
     spec["model"].pop("tokenSecretRef", None)
     spec["dataset"].pop("credentials", None)
-    for field in ("capacity", "resources", "serviceAccountName", "podTemplate"):
+    for field in ("capacity", "onDemandAfter", "resources", "serviceAccountName", "podTemplate"):
         spec.get("workers", {}).pop(field, None)
     named = {"name": metadata["name"], "namespace": job.metadata.namespace}
     reduced = {"apiVersion": API_VERSION, "kind": KIND, "metadata": named, "spec": spec}

@@ -81,20 +81,35 @@ def head_pod(placed: PlacedJob) -> Pod:
     return Pod(_template(placed, "head", (HEAD_CONTAINER, SUPERVISOR_CONTAINER), owned, amounts), amounts)
 
 
-def worker_pod(placed: PlacedJob) -> Pod:
-    """A worker: Ray, and the training processes of its GPUs.
+def worker_capacities(placed: PlacedJob) -> tuple[Capacity, ...]:
+    """The kinds of nodes that workers run on; on the second, if there is one, while the first cannot be had."""
+    wanted = placed.job.spec.workers.capacity
+    return ("spot", "on-demand") if wanted == "spot-then-on-demand" else (wanted,)
+
+
+def worker_pod(placed: PlacedJob, capacity: Capacity) -> Pod:
+    """A worker on nodes of one kind: Ray, and the training processes of its GPUs.
 
     Raises:
         StalledError: The pod template or the resources cannot be.
     """
     workers = placed.job.spec.workers
     amounts = _resources(placed, "workers", WORKER_CONTAINER, worker_defaults(workers.gpus))
-    grace = placed.provider.grace_seconds if workers.capacity == "spot" else ON_DEMAND_GRACE_SECONDS
-    settings = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(grace - DRAIN_MARGIN_SECONDS), **_HEAD_LOSS}
+    grace = _grace_seconds(placed, capacity)
+    settings = {
+        "SPOTUNE_CAPACITY": capacity,
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(grace - DRAIN_MARGIN_SECONDS),
+        **_HEAD_LOSS,
+    }
     ray = _ray_container(placed, WORKER_CONTAINER, (METRICS,), settings)
-    owned = _owned(placed, workers.capacity, gpus=workers.gpus > 0, grace_seconds=grace)
+    owned = _owned(placed, capacity, gpus=workers.gpus > 0, grace_seconds=grace)
     owned["containers"] = [ray | {"resources": amounts}]
     return Pod(_template(placed, "workers", (WORKER_CONTAINER,), owned, amounts), amounts)
+
+
+def _grace_seconds(placed: PlacedJob, capacity: Capacity) -> int:
+    """From the notice to SIGKILL, for a worker."""
+    return placed.provider.grace_seconds if capacity == "spot" else ON_DEMAND_GRACE_SECONDS
 
 
 def _template(
@@ -220,7 +235,9 @@ def _supervisor(placed: PlacedJob) -> dict[str, Any]:
     Its liveness probe is generous: a new one goes on where the old one was, but seldom mends what was slow. It has no
     readiness probe: the head is ready when Ray is, whatever becomes of the training.
     """
-    container = _owned_container(placed, SUPERVISOR_CONTAINER, ray_token(placed))
+    notice = _grace_seconds(placed, worker_capacities(placed)[0])  # what a commit has to fit in, on most nodes
+    environment = [variable("SPOTUNE_NOTICE_SECONDS", str(notice)), *ray_token(placed)]
+    container = _owned_container(placed, SUPERVISOR_CONTAINER, environment)
     container["volumeMounts"].append({"name": "job", "mountPath": _CONFIG, "readOnly": True})
     return container | {
         "command": [

@@ -1,19 +1,37 @@
-"""The RayCluster: a head with the supervisor beside it, and a group of workers; for KubeRay 1.5.1 or newer."""
+"""The RayCluster: a head with the supervisor beside it, and its groups of workers; for KubeRay 1.5.1 or newer."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
-from spotune_operator.children.pods import Pod, head_pod, worker_pod
+from spotune_operator.children.pods import Pod, head_pod, worker_capacities, worker_pod
 from spotune_operator.children.resources import whole_cpus
 from spotune_operator.placed_job import PlacedJob
+from spotune_operator.providers import Capacity
 
 WORKER_GROUP: Final = "workers"
+"""The group that every job has: on spot nodes unless ``workers.capacity`` is on-demand."""
+ON_DEMAND_GROUP: Final = "on-demand"
+"""The second group of a job with spot-then-on-demand, for as long as spot nodes cannot be had."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Little more than Ray's minimum: models and data never go through the object store, and /dev/shm is NCCL's."""
 _KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
-def ray_cluster(placed: PlacedJob, workers: int) -> dict[str, Any]:
-    """A RayCluster with ``workers`` worker pods.
+@dataclass(frozen=True)
+class Replicas:
+    """Worker pods wanted now.
+
+    Attributes:
+        workers: In the group that every job has; 0 while data is being prepared.
+        on_demand: In the second group; passed over for a job that has none.
+    """
+
+    workers: int
+    on_demand: int = 0
+
+
+def ray_cluster(placed: PlacedJob, replicas: Replicas) -> dict[str, Any]:
+    """A RayCluster with so many worker pods.
 
     Scaling changes ``replicas`` alone, so that a head or a worker that runs is never touched by it.
 
@@ -24,7 +42,7 @@ def ray_cluster(placed: PlacedJob, workers: int) -> dict[str, Any]:
     queue = placed.job.spec.cluster.queue_name
     if queue:
         cluster["metadata"]["labels"][_KUEUE_LABEL] = queue
-    head, worker = head_pod(placed), worker_pod(placed)
+    groups = zip((WORKER_GROUP, ON_DEMAND_GROUP), (replicas.workers, replicas.on_demand), strict=True)
     cluster["spec"] = {
         "rayVersion": placed.ray_version,
         "enableInTreeAutoscaling": False,
@@ -32,20 +50,26 @@ def ray_cluster(placed: PlacedJob, workers: int) -> dict[str, Any]:
         "headGroupSpec": {
             # Without CPUs, or Ray Train may put a worker here.
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store()},  # noqa: S104 - NetworkPolicy
-            "template": head.template,
+            "template": head_pod(placed).template,
         },
         "workerGroupSpecs": [
-            {
-                "groupName": WORKER_GROUP,
-                "replicas": workers,
-                "minReplicas": 0,
-                "maxReplicas": placed.job.spec.workers.count,
-                "rayStartParams": _worker_parameters(placed, worker),
-                "template": worker.template,
-            }
+            _worker_group(placed, name, capacity, pods)
+            for capacity, (name, pods) in zip(worker_capacities(placed), groups, strict=False)
         ],
     }
     return cluster
+
+
+def _worker_group(placed: PlacedJob, name: str, capacity: Capacity, replicas: int) -> dict[str, Any]:
+    worker = worker_pod(placed, capacity)
+    return {
+        "groupName": name,
+        "replicas": replicas,
+        "minReplicas": 0,
+        "maxReplicas": placed.job.spec.workers.count,
+        "rayStartParams": _worker_parameters(placed, worker),
+        "template": worker.template,
+    }
 
 
 def _worker_parameters(placed: PlacedJob, worker: Pod) -> dict[str, str]:
