@@ -42,14 +42,6 @@ def rendered(what: RenderableType) -> str:
     return console.export_text()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (97_200, "1 d 03 h")],
-)
-def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert sentences.duration(seconds) == text
-
-
 def test_plain_view_writes_a_line_every_few_seconds_while_stepping() -> None:
     plain = Plain()
     for step in range(120):

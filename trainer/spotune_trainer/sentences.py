@@ -1,43 +1,9 @@
-"""Figures and events of a run in words for people: durations, progress, and a sentence for each ledger event."""
+"""Events of a run in words for people: a sentence for each event of the ledger, and where the start-up's time went."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the two largest units: `41 s`, `3 min 20 s`, `2 h 05 min`, `1 d 03 h`."""
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
-    if whole < _DAY:
-        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
-    return f"{whole // _DAY} d {whole % _DAY // _HOUR:02d} h"
-
-
-def progress(status: Mapping[str, Any]) -> str:
-    """The figures of a status on one line; those that are not known are left out."""
-    step, total, loss = status.get("step"), status.get("totalSteps"), status.get("loss")
-    rate, eta = status.get("tokensPerSecond"), status.get("etaSeconds")
-    parts = [
-        f"step {step}/{total}" if total is not None else f"step {step}" if step is not None else None,
-        f"loss {loss:.4f}" if loss is not None else None,
-        f"{rate:,.0f} tokens/s" if rate is not None else None,
-        f"{duration(eta)} left" if eta else None,
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def restarts(status: Mapping[str, Any]) -> str:
-    """Restarts by cause, without those that never happened: `3 (workerLost 2, hang 1)`."""
-    counts = {cause: count for cause, count in (status.get("restarts") or {}).items() if count}
-    causes = ", ".join(f"{cause} {count}" for cause, count in counts.items())
-    return f"{sum(counts.values())} ({causes})" if counts else "0"
 
 
 def startup(parts: Mapping[str, float]) -> str:

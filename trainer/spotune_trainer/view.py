@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spotune_trainer.sentences import duration, progress, restarts
+from spotune.figures import duration, progress, restarts
 
 _LINE_EVERY_SECONDS = 5.0
 _MESSAGE_LENGTH = 200
@@ -124,7 +124,7 @@ def panel(name: str, status: Mapping[str, Any]) -> RenderableType:
     workers = status.get("workers") or {}
     table.add_row("workers", f"{workers.get('running', 0)}/{workers.get('wanted', 0)}")
     table.add_row("last commit", _checkpoint(status))
-    table.add_row("restarts", restarts(status))
+    table.add_row("restarts", restarts(status.get("restarts") or {}))
     if status.get("evalLoss") is not None:
         table.add_row("evaluation", f"loss {status['evalLoss']:.4f}")
     if status.get("message"):

@@ -1,0 +1,45 @@
+"""Figures in words for people: durations, how far a run is, and how often it started again.
+
+The trainer shows a run with them, and so do the commands that look at a cluster.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units: ``41 s``, ``3 min 20 s``, ``2 h 05 min``, ``1 d 03 h``."""
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    if whole < _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
+    return f"{whole // _DAY} d {whole % _DAY // _HOUR:02d} h"
+
+
+def progress(status: Mapping[str, Any]) -> str:
+    """The figures of a status on one line; those that are not known are left out.
+
+    Args:
+        status: With the names of ``status.json``; ``etaSeconds`` is the time left.
+    """
+    step, total, loss = status.get("step"), status.get("totalSteps"), status.get("loss")
+    rate, eta = status.get("tokensPerSecond"), status.get("etaSeconds")
+    parts = [
+        f"step {step}/{total}" if total is not None else f"step {step}" if step is not None else None,
+        f"loss {loss:.4f}" if loss is not None else None,
+        f"{rate:,.0f} tokens/s" if rate is not None else None,
+        f"{duration(eta)} left" if eta else None,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def restarts(counts: Mapping[str, int]) -> str:
+    """Restarts by cause, without those that never happened: ``3 (workerLost 2, hang 1)``."""
+    happened = {cause: count for cause, count in counts.items() if count}
+    causes = ", ".join(f"{cause} {count}" for cause, count in happened.items())
+    return f"{sum(happened.values())} ({causes})" if happened else "0"

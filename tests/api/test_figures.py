@@ -1,0 +1,30 @@
+"""Figures in words: durations, how far a run is, restarts by cause."""
+
+import pytest
+
+from spotune.figures import duration, progress, restarts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (97_200, "1 d 03 h")],
+)
+def test_durations_have_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ({"step": 12, "totalSteps": 40, "loss": 1.23456}, "step 12/40, loss 1.2346"),
+        ({"step": 12, "tokensPerSecond": 12345.6, "etaSeconds": 200}, "step 12, 12,346 tokens/s, 3 min 20 s left"),
+        ({"totalSteps": None, "loss": None}, ""),
+    ],
+)
+def test_figures_that_are_not_known_are_left_out(status: dict[str, float | None], text: str) -> None:
+    assert progress(status) == text
+
+
+def test_restarts_are_counted_by_the_causes_that_happened() -> None:
+    assert restarts({"workerLost": 2, "hang": 1, "appError": 0}) == "3 (workerLost 2, hang 1)"
+    assert restarts({}) == "0"
