@@ -197,10 +197,13 @@ def test_the_head_has_no_room_for_workers() -> None:
     assert ray_cluster(placed_job(), Replicas(1))["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
-def test_a_cluster_waits_in_the_queue_that_the_job_names() -> None:
-    labels = ray_cluster(placed_job(cluster={"queueName": "gpu"}), Replicas(1))["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/queue-name"] == "gpu"
-    assert "kueue.x-k8s.io/queue-name" not in ray_cluster(placed_job(), Replicas(1))["metadata"]["labels"]
+def test_a_cluster_waits_in_the_queue_that_the_job_names_and_may_grow_there() -> None:
+    waiting, free = (ray_cluster(placed_job(cluster=cluster), Replicas(1)) for cluster in ({"queueName": "gpu"}, {}))
+    assert waiting["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
+    assert waiting["metadata"]["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+    assert not any("kueue" in text for text in (*free["metadata"]["labels"], *free["metadata"].get("annotations", {})))
+    assert waiting["spec"] == free["spec"]
+    assert "suspend" not in free["spec"]  # Kueue's in a queue, and the reconciler's elsewhere
 
 
 def test_only_the_job_and_the_operator_reach_its_pods() -> None:

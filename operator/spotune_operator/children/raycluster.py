@@ -14,7 +14,8 @@ ON_DEMAND_GROUP: Final = "on-demand"
 """The second group of a job with spot-then-on-demand, for as long as spot nodes cannot be had."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Little more than Ray's minimum: models and data never go through the object store, and /dev/shm is NCCL's."""
-_KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+_KUEUE_ELASTIC = "kueue.x-k8s.io/elastic-job"
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,7 @@ def ray_cluster(placed: PlacedJob, replicas: Replicas) -> dict[str, Any]:
     Raises:
         StalledError: A pod template or the resources cannot be.
     """
-    cluster = placed.child("ray.io/v1", "RayCluster", "cluster")
-    queue = placed.job.spec.cluster.queue_name
-    if queue:
-        cluster["metadata"]["labels"][_KUEUE_LABEL] = queue
+    cluster = ray_cluster_without_spec(placed)
     groups = zip((WORKER_GROUP, ON_DEMAND_GROUP), (replicas.workers, replicas.on_demand), strict=True)
     cluster["spec"] = {
         "rayVersion": placed.ray_version,
@@ -57,6 +55,14 @@ def ray_cluster(placed: PlacedJob, replicas: Replicas) -> dict[str, Any]:
             for capacity, (name, pods) in zip(worker_capacities(placed), groups, strict=False)
         ],
     }
+    return cluster
+
+
+def ray_cluster_without_spec(placed: PlacedJob) -> dict[str, Any]:
+    """Version, kind and metadata of the RayCluster."""
+    cluster = placed.child("ray.io/v1", "RayCluster", "cluster")
+    if queue := placed.job.spec.cluster.queue_name:
+        cluster["metadata"]["labels"][_KUEUE_LABEL] = queue
     return cluster
 
 
