@@ -59,10 +59,26 @@ def ray_cluster(placed: PlacedJob, replicas: Replicas) -> dict[str, Any]:
 
 
 def ray_cluster_without_spec(placed: PlacedJob) -> dict[str, Any]:
-    """Version, kind and metadata of the RayCluster."""
+    """Version, kind and metadata of the RayCluster.
+
+    ``spec.suspend`` is the caller's. To end a suspension KubeRay has to be told false: a cluster that is suspended
+    stays so while the field is missing. But a cluster in a queue belongs to Kueue in these (Kueue's "Run A RayCluster"
+    and "Elastic Workloads", and its pkg/controller/jobframework/reconciler.go):
+
+    - ``spec.suspend`` must never be applied. Kueue sets true when it is created and false when it is admitted, and each
+      time that it finds another value: an admitted cluster goes on whoever suspends it, one that waits is suspended
+      whoever starts it. To free the pods of such a job its RayCluster is deleted; when it comes back it waits again.
+    - A change of ``replicas`` suspends all of it, head included, and queues it again, unless it is an elastic job: the
+      annotation (RayCluster: Kueue 0.14, there behind the feature gate ElasticJobsViaWorkloadSlices; on by default from
+      0.18) lets it grow and shrink, with pods that wait for quota held back by a scheduling gate. It cannot be changed
+      later, and neither can the queue of a cluster that runs.
+    - On admission Kueue adds its flavor's labels to ``nodeSelector``, and tolerations: node selectors are merged with
+      ours, of the tolerations those applied last remain. No group may be named head.
+    """
     cluster = placed.child("ray.io/v1", "RayCluster", "cluster")
     if queue := placed.job.spec.cluster.queue_name:
-        cluster["metadata"]["labels"][_KUEUE_LABEL] = queue
+        cluster["metadata"]["labels"][_KUEUE_QUEUE] = queue
+        cluster["metadata"]["annotations"] = {_KUEUE_ELASTIC: "true"}
     return cluster
 
 
