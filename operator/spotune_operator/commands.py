@@ -63,6 +63,21 @@ def _read(file: Path, changes: dict[str, Any]) -> FinetuneJob:
     return job
 
 
+def operator() -> None:
+    """Run the operator: watch FinetuneJobs, and bring up what they need, until told to go.
+
+    Runs in a pod with its service account, or elsewhere with KUBECONFIG. Every setting is a variable of the
+    environment, such as SPOTUNE_OPERATOR_IMAGE; a wrong name is refused with the list of all. Probes and metrics are
+    at :8080 (/livez, /readyz, /metrics).
+
+    Example: SPOTUNE_OPERATOR_WATCH_NAMESPACE=team spotune operator
+    """
+    from spotune_operator.main import run
+    from spotune_operator.settings import Settings
+
+    run(Settings.from_environment())
+
+
 class _Dumper(yaml.SafeDumper):
     """Texts of several lines as blocks, and no aliases."""
 

@@ -12,6 +12,8 @@
     │       └── StorageClassError    a class whose volumes cannot hold checkpoints
     └── InfrastructureError          time acts: the same pass is run again, with growing pauses
         └── KubernetesError          the API server does not answer, or not as it should
+            ├── NotFoundError        there is no such object
+            └── RefusedError         it does not take what we ask for, and says why
 
 A ``StalledError`` is not tried again until the job, or what the job names, has changed.
 """
@@ -68,4 +70,21 @@ class StorageClassError(StalledError):
 
 
 class KubernetesError(InfrastructureError):
-    """The API server does not answer, or not as it should; the pass is run again."""
+    """The API server does not answer, or not as it should; the pass is run again.
+
+    Args:
+        message: In the API server's own words, if it spoke.
+        status: Of HTTP; 0 if there was no answer.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFoundError(KubernetesError):
+    """There is no such object, or no such kind."""
+
+
+class RefusedError(KubernetesError):
+    """The API server does not take an object, or forbids it; the job's status says so, and it is tried now and then."""

@@ -9,7 +9,15 @@ from spotune.job.metadata import Metadata
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.operations import BackoffSpec, CleanupSpec, RetrySpec
 from spotune.job.outcome import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
-from spotune.job.status import Condition, FinetuneJobStatus
+from spotune.job.status import (
+    Condition,
+    FinetuneJobStatus,
+    GpuSecondsStatus,
+    LastCheckpointStatus,
+    PinnedStatus,
+    RestartsStatus,
+    TrainedStatus,
+)
 from spotune.job.training import EvaluationSpec, Metric, SqlSpec, TrainingSpec
 
 __all__ = [
@@ -29,16 +37,20 @@ __all__ = [
     "FinetuneJob",
     "FinetuneJobSpec",
     "FinetuneJobStatus",
+    "GpuSecondsStatus",
     "HeadSpec",
     "HubSpec",
+    "LastCheckpointStatus",
     "LoraSpec",
     "Metadata",
     "Metric",
     "MlflowSpec",
     "ModelSpec",
     "OutputSpec",
+    "PinnedStatus",
     "PrepareSpec",
     "ResourcesSpec",
+    "RestartsStatus",
     "RetrySpec",
     "SecretKeyRef",
     "Section",
@@ -47,6 +59,7 @@ __all__ = [
     "SqlSpec",
     "StorageSpec",
     "TrackingSpec",
+    "TrainedStatus",
     "TrainingSpec",
     "WandbSpec",
     "WorkersSpec",

@@ -59,8 +59,10 @@ class PinnedStatus(_Report):
 
     image: str
     """Container image of the trainer."""
-    ray_version: str
-    """Ray version of the image."""
+    default_image: str
+    """The image for a job that names none, as the operator had it at the job's start."""
+    default_ray_version: str
+    """Ray version of that image."""
     provider: Literal["aks", "gke", "eks", "none"]
     """Cloud of the nodes."""
     inputs: str
@@ -108,6 +110,8 @@ class FinetuneJobStatus(_Report):
     """Restarts by cause."""
     step: int = 0
     """Optimizer steps done."""
+    highest_step: int = 0
+    """Newest step that was ever done; a restart goes back to a checkpoint, this does not."""
     total_steps: int | None = None
     """Optimizer steps in all."""
     epoch: float | None = None

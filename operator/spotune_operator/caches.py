@@ -1,0 +1,151 @@
+"""What the operator knows of the cluster: FinetuneJobs from kopf's watch, everything else from reflectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from spotune_operator.kube import (
+    CHILDREN,
+    NODES,
+    POD_MONITORS,
+    PODS,
+    STORAGE_CLASSES,
+    Kube,
+)
+from spotune_operator.nodes import NodeView, node_view
+from spotune_operator.observed import Child, JobKey, Pod, child_view, pod_view
+from spotune_operator.placed_job import JOB_LABEL
+from spotune_operator.reflector import Reflector
+from spotune_operator.settings import Settings
+
+Body = Mapping[str, Any]
+
+
+class Caches:
+    """All caches. They are filled once ``synced`` returns.
+
+    Args:
+        kube: The API server.
+        settings: The operator's.
+        changed: Called with a job of which something has changed.
+        node_changed: Called with the name of a node that has.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        settings: Settings,
+        changed: Callable[[JobKey], None],
+        node_changed: Callable[[str], None],
+    ) -> None:
+        self._jobs: dict[JobKey, Body] = {}
+        self._changed = changed
+        self._node_changed = node_changed
+        ours = {"labels": JOB_LABEL, "namespace": settings.watch_namespace}
+        wanted = [each for each in CHILDREN.values() if each is not POD_MONITORS or settings.monitoring_namespace]
+        self._children: list[Reflector[Child]] = [
+            Reflector(kube, each, partial(child_view, kind=each.kind), _key, changed, **ours) for each in wanted
+        ]
+        self._pods = Reflector(kube, PODS, pod_view, _key_of_ray_pod, changed, **ours)
+        self._nodes = Reflector(kube, NODES, node_view, lambda node: node.name, self._on_node)
+        self._classes = Reflector(kube, STORAGE_CLASSES, _storage_class, lambda _: "all", self._on_classes)
+
+    def reflectors(self) -> Sequence[Reflector[Any]]:
+        """Everything that has to be run."""
+        return [*self._children, self._pods, self._nodes, self._classes]
+
+    async def synced(self) -> None:
+        """Wait until all caches but that of FinetuneJobs have been filled once."""
+        await asyncio.gather(*(reflector.synced.wait() for reflector in self.reflectors()))
+
+    # FinetuneJobs
+
+    def put_job(self, body: Body) -> None:
+        """Take in a FinetuneJob, unless a newer version of it is known already."""
+        metadata = body["metadata"]
+        key = metadata["namespace"], metadata["name"]
+        known = self._jobs.get(key)
+        if known is not None and _is_newer(known["metadata"], metadata):
+            return
+        slim = {name: value for name, value in metadata.items() if name != "managedFields"}
+        self._jobs[key] = {**body, "metadata": slim}
+
+    def forget_job(self, key: JobKey) -> None:
+        """A FinetuneJob is gone."""
+        self._jobs.pop(key, None)
+
+    def job(self, key: JobKey) -> Body | None:
+        """The newest version of a FinetuneJob."""
+        return self._jobs.get(key)
+
+    def phases(self) -> list[str]:
+        """Phase of every FinetuneJob."""
+        return [(body.get("status") or {}).get("phase", "") for body in self._jobs.values()]
+
+    def keys(self) -> list[JobKey]:
+        """Every FinetuneJob."""
+        return list(self._jobs)
+
+    # Everything else
+
+    def children(self, key: JobKey) -> dict[str, Child]:
+        """A job's children by kind; those of its name, where somebody has labelled others."""
+        found = [child for reflector in self._children for child in reflector.of(key).values()]
+        return {child.kind: child for child in found if child.name == f"spotune-{key[1]}"}
+
+    def pods(self, key: JobKey) -> list[Pod]:
+        """A job's pods by name."""
+        return sorted(self._pods.of(key).values(), key=lambda pod: pod.name)
+
+    def all_pods(self) -> list[Pod]:
+        """The pods of all jobs."""
+        return list(self._pods.all())
+
+    def node(self, name: str) -> NodeView | None:
+        """A node."""
+        return next(iter(self._nodes.of(name).values()), None)
+
+    def nodes(self) -> dict[str, NodeView]:
+        """All nodes by name."""
+        return {node.name: node for node in self._nodes.all()}
+
+    def provider_ids(self) -> list[str]:
+        """Of all nodes."""
+        return [node.provider_id for node in self._nodes.all()]
+
+    def storage_classes(self) -> Mapping[str, Mapping[str, Any]]:
+        """StorageClasses by name."""
+        return {found["metadata"]["name"]: found for found in self._classes.all()}
+
+    def _on_node(self, name: str) -> None:
+        self._node_changed(name)
+        for key in {(pod.namespace, pod.job) for pod in self._pods.all() if pod.node == name}:
+            self._changed(key)
+
+    def _on_classes(self, _: str) -> None:
+        """A class that was missing may be there now."""
+        for key, body in self._jobs.items():
+            if (body.get("status") or {}).get("phase") == "Stalled":
+                self._changed(key)
+
+
+def _is_newer(known: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+    """Whether what is known is a later version of the same object; versions are numbers that grow (KEP-5504)."""
+    return bool(known["uid"] == metadata["uid"]) and int(known["resourceVersion"]) > int(metadata["resourceVersion"])
+
+
+def _key(view: Pod | Child) -> JobKey:
+    return view.namespace, view.job
+
+
+def _key_of_ray_pod(pod: Pod) -> JobKey | None:
+    """The job of a head or a worker; other pods with its label are not the operator's."""
+    return _key(pod) if pod.component in ("head", "workers") else None
+
+
+def _storage_class(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = {name: raw["metadata"].get(name) for name in ("name", "annotations")}
+    return {"metadata": metadata, "provisioner": raw["provisioner"], "parameters": raw.get("parameters") or {}}

@@ -1,0 +1,90 @@
+"""Events about a job: one for each condition that turned, and for each restart. Each is named by what it tells of.
+
+The name makes an Event that is written again, after a crash between it and the status, the same Event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from spotune.job import API_VERSION, KIND, Condition, FinetuneJobStatus
+from spotune_operator.conditions import Finding, find
+from spotune_operator.observed import digest
+from spotune_operator.timestamps import rfc3339
+
+_CAUSES: Final = {
+    "worker_lost": "a worker was lost",
+    "head_lost": "the head was lost",
+    "preempted": "a node was reclaimed",
+    "hang": "the workers gave no sign of life",
+    "app_error": "the model, the data or the code failed",
+    "out_of_memory": "a worker ran out of memory",
+}
+_QUIET: Final = frozenset({"Reconciling", "ClusterReady", "DataPrepared", "CheckpointHealthy"})
+"""Conditions that turn as a matter of course; the others tell the same, or more."""
+_LONGEST: Final = 1000
+
+
+def job_events(
+    metadata: Mapping[str, Any], previous: FinetuneJobStatus, status: FinetuneJobStatus, now: float
+) -> Iterator[dict[str, Any]]:
+    """``v1.Event``s about what is new in a status.
+
+    Args:
+        metadata: Of the FinetuneJob.
+        previous: The status before.
+        status: The status now.
+        now: Unix time.
+    """
+    for condition in status.conditions:
+        before = find(previous.conditions, condition.type)
+        if _is_news(before, condition):
+            since = before.last_transition_time if before is not None else ""
+            warning = Finding(condition.type, condition.status, condition.reason).is_warning
+            text = condition.message or _spelled(condition)
+            yield _event(metadata, condition.reason, text, now, (condition.type, since), warning=warning)
+    for cause, words in _CAUSES.items():
+        count = getattr(status.restarts, cause)
+        if count > getattr(previous.restarts, cause):
+            step = f"; training goes on from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
+            yield _event(metadata, "Restarted", f"{words}{step}", now, (cause, str(count)), warning=True)
+
+
+def _is_news(before: Condition | None, now: Condition) -> bool:
+    if now.type in _QUIET or (before is None and now.status != "True"):
+        return False
+    return before is None or before.status != now.status
+
+
+def _spelled(condition: Condition) -> str:
+    return f"{condition.type} is {condition.status}"
+
+
+def _event(
+    metadata: Mapping[str, Any], reason: str, message: str, now: float, about: tuple[str, ...], *, warning: bool
+) -> dict[str, Any]:
+    time = rfc3339(now)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{metadata['name']}.{digest([metadata['uid'], reason, *about])}",
+            "namespace": metadata["namespace"],
+        },
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": message[:_LONGEST],
+        "source": {"component": "spotune"},
+        "reportingComponent": "spotune",
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }

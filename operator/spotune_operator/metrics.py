@@ -1,0 +1,56 @@
+"""What Prometheus reads of the operator itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_MINUTES: Final = (5, 10, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800, 3600)
+
+
+class Metrics:
+    """The operator's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.pass_seconds = Histogram(
+            "spotune_operator_reconcile_seconds",
+            "Duration of a pass over one job.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.passes = Counter(
+            "spotune_operator_reconciles", "Passes by result: ok, stalled or error.", ["result"], registry=self.registry
+        )
+        self.queue_depth = Gauge("spotune_operator_queue_depth", "Jobs that wait for a pass.", registry=self.registry)
+        self.api_calls = Counter(
+            "spotune_operator_api_calls", "Requests to the API server by verb and kind.", ["verb", "kind"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.jobs = Gauge("spotune_operator_jobs", "FinetuneJobs by phase.", ["phase"], registry=self.registry)
+        self.restarts = Counter(
+            "spotune_operator_job_restarts", "Restarts of worker groups by cause.", ["cause"], registry=self.registry
+        )
+        self.recovery_seconds = Histogram(
+            "spotune_operator_recovery_seconds",
+            "From a job's last step before a restart to its next new one, as far as the operator saw both.",
+            buckets=_MINUTES,
+            registry=self.registry,
+        )
+        self.synced = Gauge("spotune_operator_synced", "1 once all caches are filled.", registry=self.registry)
+
+    def count_phases(self, phases: Iterable[str]) -> None:
+        """Set the number of jobs in each phase."""
+        counted: dict[str, int] = {}
+        for phase in phases:
+            counted[phase] = counted.get(phase, 0) + 1
+        self.jobs.clear()
+        for phase, count in counted.items():
+            self.jobs.labels(phase or "New").set(count)
+
+    def page(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,147 @@
+"""Asks the supervisors in the head pods how training goes: side by side, at uneven times, and never more than it helps.
+
+What a supervisor says is shown and acted on; that it does not answer proves nothing and ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+
+from spotune_operator.children.ports import PROGRESS
+from spotune_operator.observed import JobKey, Reading
+from spotune_operator.settings import Settings
+
+_LARGEST_BYTES: Final = 1 << 20
+_EVER_NEW: Final = ("time", "ageSeconds", "heartbeat", "etaSeconds")
+"""Fields that change without anything having happened."""
+_STEADY: Final = frozenset({"Training", "Evaluating", "Exporting", "Done", "Failed"})
+
+
+@dataclass
+class _Target:
+    """A supervisor that is asked again and again."""
+
+    address: str
+    task: asyncio.Task[None]
+    reading: Reading = field(default_factory=Reading)
+
+
+class Poller:
+    """Keeps the newest reading of each job that has a head pod; an asynchronous context manager.
+
+    Args:
+        settings: How often, how many at a time, how patiently.
+        changed: Called with the job whose reading says something new.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self, settings: Settings, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._settings = settings
+        self._changed = changed
+        self._clock = clock
+        self._limit = asyncio.Semaphore(settings.polls)
+        self._targets: dict[JobKey, _Target] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=self._settings.answer_seconds)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for key in list(self._targets):
+            self.watch(key, "")
+        if self._session is not None:
+            await self._session.close()
+
+    def watch(self, key: JobKey, ip: str) -> Reading | None:
+        """Have a job's supervisor asked at an address from now on; the newest reading.
+
+        Args:
+            key: The job.
+            ip: Of its head pod; empty: there is none, and nobody is asked any more.
+        """
+        address = f"http://{f'[{ip}]' if ':' in ip else ip}:{PROGRESS.number}" if ip else ""
+        target = self._targets.get(key)
+        if target is not None and target.address != address:
+            target.task.cancel()
+            del self._targets[key]
+            target = None
+        if target is None and address:
+            task = asyncio.get_running_loop().create_task(self._follow(key), name=f"progress of {'/'.join(key)}")
+            target = self._targets[key] = _Target(address, task)
+        return target.reading if target is not None else None
+
+    async def ask(self, key: JobKey, what: str) -> None:
+        """Tell a job's supervisor to ``stop`` or to ``start``; once, without minding whether it heard.
+
+        It is told again with the next pass if it did not.
+        """
+        target = self._targets.get(key)
+        if target is None or self._session is None:
+            return
+        try:
+            body = {"seconds": self._settings.stop_seconds}
+            async with self._session.post(f"{target.address}/{what}", json=body) as answer:
+                said = await _content(answer)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return
+        self._take_in(key, target, {**target.reading.content, "supervisor": said})
+
+    async def _follow(self, key: JobKey) -> None:
+        while True:
+            target = self._targets[key]
+            async with self._limit:
+                await self._look(key, target)
+            phase = target.reading.content.get("phase")
+            every = self._settings.poll_seconds if phase in _STEADY else self._settings.start_poll_seconds
+            await asyncio.sleep(every * random.uniform(0.8, 1.2))
+
+    async def _look(self, key: JobKey, target: _Target) -> None:
+        assert self._session is not None, "supervisors are asked within the context"
+        try:
+            async with self._session.get(f"{target.address}/progress") as answer:
+                content = await _content(answer)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            failed = target.reading.failing_since is not None
+            words = f"the supervisor at {target.address} does not answer ({str(error) or type(error).__name__})"
+            since = target.reading.failing_since if failed else self._clock()
+            target.reading = replace(target.reading, failing_since=since, error=words)
+            if not failed:
+                self._changed(key)
+            return
+        self._take_in(key, target, content)
+
+    def _take_in(self, key: JobKey, target: _Target, content: Mapping[str, Any]) -> None:
+        before = target.reading
+        target.reading = Reading(content, self._clock())
+        if before.failing_since is not None or _lasting(before.content) != _lasting(content):
+            self._changed(key)
+
+
+async def _content(answer: aiohttp.ClientResponse) -> Mapping[str, Any]:
+    """The JSON object of an answer, if it is one and of a sensible size."""
+    answer.raise_for_status()
+    text = await answer.content.read(_LARGEST_BYTES)
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("the answer is not a JSON object")
+    return found
+
+
+def _lasting(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in _EVER_NEW}

@@ -1,0 +1,222 @@
+"""One level-triggered pass over one job: observe, decide, act, say. Safe at any time, twice, and cut off anywhere.
+
+Nothing that matters is kept here: what was applied is remembered only so as not to apply it again while neither the
+wish nor the object has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from spotune.errors import JobError
+from spotune.job import FinetuneJob, FinetuneJobStatus
+from spotune.load import parse_job
+from spotune.unbuilt import refuse_unbuilt
+from spotune.yaml_file import Document
+from spotune_operator.caches import Caches
+from spotune_operator.children.config import trainer_job
+from spotune_operator.decide import Decision, decide, stalled
+from spotune_operator.errors import NotFoundError, RefusedError
+from spotune_operator.job_events import job_events
+from spotune_operator.kube import CHILDREN, EVENTS, JOBS, PODS, Kube, Manifest
+from spotune_operator.merge_patch import merge_patch
+from spotune_operator.metrics import Metrics
+from spotune_operator.observed import Child, JobKey, Observed, child_view, digest
+from spotune_operator.progress import Poller
+from spotune_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """What was applied last of a child: the wish, and the object that came of it."""
+
+    wish: str
+    result: str
+
+
+class Reconciler:
+    """Brings jobs to what their specs say.
+
+    Args:
+        kube: The API server.
+        caches: What the cluster holds.
+        poller: What the supervisors say.
+        settings: The operator's.
+        metrics: Where passes are counted.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        caches: Caches,
+        poller: Poller,
+        settings: Settings,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube = kube
+        self._caches = caches
+        self._poller = poller
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._applied: dict[str, _Applied] = {}
+        self._refused: dict[JobKey, dict[str, str]] = {}
+
+    async def reconcile(self, key: JobKey) -> float | None:
+        """One pass.
+
+        Returns:
+            Seconds after which the job wants another look even if nothing happens; None: not before.
+
+        Raises:
+            KubernetesError: The API server does not answer, or not as it should: the pass is to be made again.
+        """
+        body = self._caches.job(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._forget(key)
+            return None
+        metadata = body["metadata"]
+        previous = _status_of(body)
+        try:
+            job = _job_of(body)
+            seen = self._observe(key)
+            decision = decide(
+                job,
+                uid=metadata["uid"],
+                generation=metadata["generation"],
+                previous=previous,
+                seen=seen,
+                now=self._clock(),
+                settings=self._settings,
+            )
+        except JobError as error:
+            self._metrics.passes.labels("stalled").inc()
+            await self._say(key, body, previous, stalled(previous, error, metadata["generation"], self._clock()))
+            return None
+        await self._act(key, decision, seen)
+        if self._refused.get(key, {}) != seen.refused:
+            return 0.0  # say so at once
+        await self._say(key, body, previous, decision.status)
+        self._metrics.passes.labels("ok").inc()
+        return decision.again_after
+
+    def _observe(self, key: JobKey) -> Observed:
+        pods = self._caches.pods(key)
+        head = next((pod for pod in pods if pod.component == "head" and pod.runs), None)
+        return Observed(
+            provider_ids=self._caches.provider_ids(),
+            storage_classes=self._caches.storage_classes(),
+            children=self._caches.children(key),
+            pods=pods,
+            nodes={pod.node: node for pod in pods if (node := self._caches.node(pod.node)) is not None},
+            reading=self._poller.watch(key, head.ip if head is not None else ""),
+            refused=dict(self._refused.get(key, {})),
+        )
+
+    async def _act(self, key: JobKey, decision: Decision, seen: Observed) -> None:
+        refused: dict[str, str] = {}
+        for manifest in decision.apply:
+            kind = manifest["kind"]
+            try:
+                await self._apply(manifest, seen.children.get(kind), again=kind in seen.refused)
+            except (RefusedError, NotFoundError) as error:  # a kind that is not installed is not found
+                refused[kind] = str(error)
+                logger.warning("%s of %s/%s: %s", kind, *key, error)
+        for child in decision.delete:
+            await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
+        for pod in decision.force_delete:
+            logger.warning("pod %s/%s is taken away: its node %s will not say that it is gone", *key, pod.node)
+            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
+        if decision.ask:
+            await self._poller.ask(key, decision.ask)
+        if refused:
+            self._refused[key] = refused
+        else:
+            self._refused.pop(key, None)
+
+    async def _apply(self, manifest: Manifest, live: Child | None, *, again: bool) -> None:
+        """Apply a child, unless it was applied as it is wished, and nobody has changed it since.
+
+        The answer to an apply is newer than what the cache holds for a moment; it is then applied once more.
+        """
+        metadata = manifest["metadata"]
+        place = f"{manifest['kind']}/{metadata['namespace']}/{metadata['name']}"
+        wish = digest(manifest)
+        applied = self._applied.get(place)
+        is_as_wished = applied is not None and live is not None and applied == _Applied(wish, live.digest)
+        if is_as_wished and not again:
+            return
+        found = await self._kube.apply(manifest)
+        self._applied[place] = _Applied(wish, child_view(found, manifest["kind"]).digest)
+
+    async def _say(
+        self, key: JobKey, body: Mapping[str, Any], previous: FinetuneJobStatus, status: FinetuneJobStatus
+    ) -> None:
+        """Write the status if it is another one, after the Events about what is new in it."""
+        before, after = _content(previous), _content(status)
+        changes = merge_patch(before, after)
+        if not changes:
+            return
+        for event in job_events(body["metadata"], previous, status, self._clock()):
+            await self._kube.create(EVENTS, event)
+        self._measure(previous, status)
+        patch = {"metadata": {"uid": body["metadata"]["uid"]}, "status": changes}
+        try:
+            written = await self._kube.patch(JOBS, *key, patch, "status")
+        except NotFoundError:
+            self._caches.forget_job(key)
+            return
+        self._caches.put_job(written)
+
+    def _measure(self, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
+        before = previous.restarts.model_dump(mode="json")
+        for cause, count in status.restarts.model_dump(mode="json").items():
+            if cause != "total" and count > before[cause]:
+                self._metrics.restarts.labels(cause).inc(count - before[cause])
+
+    def _forget(self, key: JobKey) -> None:
+        self._poller.watch(key, "")
+        self._refused.pop(key, None)
+        places = [place for place in self._applied if place.endswith("/{}/spotune-{}".format(*key))]
+        for place in places:
+            del self._applied[place]
+
+
+def _job_of(body: Mapping[str, Any]) -> FinetuneJob:
+    """The job of an object, if it can be run.
+
+    Raises:
+        JobError: It is not valid, or asks for what is not built; says what.
+    """
+    content = {name: body[name] for name in ("apiVersion", "kind", "metadata", "spec")}
+    document = Document(content=content)
+    job = parse_job(document)
+    refuse_unbuilt(trainer_job(job), document)
+    return job
+
+
+def _status_of(body: Mapping[str, Any]) -> FinetuneJobStatus:
+    """The status so far; an empty one where there is none that this version can read."""
+    try:
+        return FinetuneJobStatus.model_validate(body.get("status") or {})
+    except ValidationError as error:
+        logger.warning("status of %s is written anew: %s", body["metadata"]["name"], error)
+        return FinetuneJobStatus()
+
+
+def _content(status: FinetuneJobStatus) -> dict[str, Any]:
+    content: dict[str, Any] = status.model_dump(mode="json", exclude_none=True)
+    return content
+
+
+__all__: Sequence[str] = ["Reconciler"]

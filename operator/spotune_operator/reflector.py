@@ -1,0 +1,132 @@
+"""Caches of what the cluster holds, kept by one list and a watch each; with a label selector on the server's side.
+
+kopf's own watches do not tell what was deleted while they had to list again (after a long break of the connection), so
+a lost RayCluster could seem to be there for ever. Here a new list replaces what was known, and says what went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from spotune_operator.errors import KubernetesError
+from spotune_operator.kube import GoneError, Kube, Resource
+
+logger = logging.getLogger(__name__)
+
+_WATCH_SECONDS = (240, 360)
+"""A watch is renewed after a time in between, so that not all are renewed at once."""
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 30.0
+_NO_OBJECTS: Mapping[str, Any] = {}
+
+View = TypeVar("View")
+
+
+class Reflector(Generic[View]):
+    """All objects of a kind, each as what is needed of it, in groups.
+
+    Args:
+        kube: The API server.
+        resource: The kind.
+        view: What is kept of an object.
+        group: Which group a view belongs to; None: it is not kept.
+        changed: Called with the group of whatever came, changed or went.
+        labels: Label selector.
+        namespace: Of this namespace only; empty: of all.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        resource: Resource,
+        view: Callable[[Mapping[str, Any]], View],
+        group: Callable[[View], Hashable | None],
+        changed: Callable[[Any], None],
+        *,
+        labels: str = "",
+        namespace: str = "",
+    ) -> None:
+        self.resource = resource
+        self.synced = asyncio.Event()
+        self._kube = kube
+        self._view = view
+        self._group = group
+        self._changed = changed
+        self._labels = labels
+        self._namespace = namespace
+        self._groups: dict[Hashable, dict[str, View]] = {}
+        self._group_of: dict[str, Hashable] = {}
+        self._version = ""
+
+    def of(self, group: Hashable) -> Mapping[str, View]:
+        """The views of a group, by uid."""
+        return self._groups.get(group, _NO_OBJECTS)
+
+    def all(self) -> Iterable[View]:
+        """All views."""
+        return (view for members in self._groups.values() for view in members.values())
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled, through every trouble of the API server."""
+        wait = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                    self.synced.set()
+                await self._watch()
+                wait = _FIRST_WAIT_SECONDS
+            except GoneError:
+                self._version = ""
+            except KubernetesError as error:
+                logger.warning("watching %s: %s", self.resource.plural, error)
+                await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+                wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+    async def _list(self) -> None:
+        there: set[str] = set()
+        version = ""
+        async for items, version_of_list in self._kube.pages(self.resource, self._namespace, self._labels):
+            version = version_of_list
+            for item in items:
+                there.add(item["metadata"]["uid"])
+                self._put(item)
+        for uid in self._group_of.keys() - there:
+            self._drop(uid)
+        self._version = version
+
+    async def _watch(self) -> None:
+        seconds = random.randint(*_WATCH_SECONDS)
+        async for kind, item in self._kube.watch(self.resource, self._namespace, self._labels, self._version, seconds):
+            self._version = item["metadata"]["resourceVersion"]
+            if kind == "DELETED":
+                self._drop(item["metadata"]["uid"])
+            elif kind != "BOOKMARK":
+                self._put(item)
+
+    def _put(self, item: Mapping[str, Any]) -> None:
+        uid = item["metadata"]["uid"]
+        view = self._view(item)
+        group = self._group(view)
+        if uid in self._group_of and self._group_of[uid] != group:
+            self._drop(uid)
+        if group is None:
+            return
+        members = self._groups.setdefault(group, {})
+        if members.get(uid) != view:
+            members[uid] = view
+            self._group_of[uid] = group
+            self._changed(group)
+
+    def _drop(self, uid: str) -> None:
+        group = self._group_of.pop(uid, None)
+        if group is None:
+            return
+        self._groups[group].pop(uid)
+        if not self._groups[group]:
+            del self._groups[group]
+        self._changed(group)
