@@ -47,6 +47,7 @@ class NodeView:
         labels: Of the node.
         created: Unix time.
         annotations: Those of ours.
+        uid: Of the node.
     """
 
     name: str
@@ -59,6 +60,7 @@ class NodeView:
     labels: Mapping[str, str] = field(default_factory=dict)
     created: float = 0.0
     annotations: Mapping[str, str] = field(default_factory=dict)
+    uid: str = ""
 
 
 def node_view(raw: Mapping[str, Any]) -> NodeView:
@@ -80,6 +82,7 @@ def node_view(raw: Mapping[str, Any]) -> NodeView:
         labels=metadata.get("labels") or {},
         created=created,
         annotations={name: value for name, value in annotations if name.startswith(PREFIX)},
+        uid=metadata["uid"],
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from spotune_operator.caches import Caches
 from spotune_operator.errors import KubernetesError
+from spotune_operator.healing import Healer
 from spotune_operator.kube import JOBS, Kube, Manifest
 from spotune_operator.logs import about
 from spotune_operator.metrics import Metrics
@@ -41,6 +42,7 @@ class Running:
         self.queue: WorkQueue[JobKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)
         self.poller = Poller(settings, self._changed, clock)
         self.caches = Caches(kube, settings, self._changed, self._node_changed)
+        self.healer = Healer(kube, self.caches, settings, clock)
         self.reconciler = Reconciler(kube, self.caches, self.poller, settings, self.metrics, clock)
         self._kube = kube
         self._settings = settings
@@ -57,6 +59,7 @@ class Running:
         for reflector in self.caches.reflectors():
             self._run(reflector.run(), f"watch of {reflector.resource.plural}")
         self._run(self._start(), "start")
+        self._run(self.healer.run(), "healing of nodes")
         return self
 
     async def __aexit__(
@@ -123,8 +126,8 @@ class Running:
     def _changed(self, key: JobKey) -> None:
         self.queue.add(key, self._settings.settle_seconds)
 
-    def _node_changed(self, name: str) -> None:
-        """Nodes are looked at in turn."""
+    def _node_changed(self, _name: str) -> None:
+        self.healer.wake()
 
     def _metrics_page(self) -> bytes:
         self.metrics.queue_depth.set(len(self.queue))
