@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Literal
 
-from spotune.job import FinetuneJob, FinetuneJobStatus, TrainedStatus
+from spotune.job import FinetuneJobStatus, TrainedStatus
 from spotune_operator.aims import Aim, Situation, next_overdue
-from spotune_operator.children.config import JOB_FILE, config_map
-from spotune_operator.children.monitoring import pod_monitor
-from spotune_operator.children.network import network_policy
-from spotune_operator.children.storage import volume_claim
 from spotune_operator.conditions import updated
 from spotune_operator.errors import StorageClassError
 from spotune_operator.figures import gpu_seconds, training_figures
 from spotune_operator.findings import findings, phase, stalled_findings
 from spotune_operator.nodes import stuck_pods
 from spotune_operator.observed import Child, Observed, Pod
-from spotune_operator.pinned import pin, pinned_cluster, place_as_pinned, template_hashes
+from spotune_operator.pinned import pinned_cluster
 from spotune_operator.placed_job import DATA, PlacedJob
 from spotune_operator.providers import refuse_unfit_class
+from spotune_operator.rendered import Rendered
 from spotune_operator.settings import Settings
 from spotune_operator.timestamps import unix_time
 
@@ -57,9 +53,8 @@ class Decision:
 
 
 def decide(
-    job: FinetuneJob,
+    rendered: Rendered,
     *,
-    uid: str,
     generation: int,
     previous: FinetuneJobStatus,
     seen: Observed,
@@ -69,8 +64,7 @@ def decide(
     """The decision about a valid job.
 
     Args:
-        job: The job.
-        uid: Of the FinetuneJob.
+        rendered: The job, and what it is made into.
         generation: ``metadata.generation`` of it.
         previous: The status so far.
         seen: What is known of its surroundings.
@@ -80,16 +74,13 @@ def decide(
     Raises:
         StalledError: The job asks for what cannot be; nothing is to be done, and ``stalled`` says what to say.
     """
-    placed = place_as_pinned(job, previous.pinned, seen.provider_ids, settings, uid)
-    _refuse_missing_class(placed, seen)
-    pinned = pin(placed, previous.pinned, settings)
-    config = config_map(placed)
+    _refuse_missing_class(rendered.placed, seen)
     situation = Situation(
-        job=job,
+        job=rendered.job,
         generation=generation,
-        job_file=sha256(config["data"][JOB_FILE].encode()).hexdigest(),
-        templates=template_hashes(pinned),
-        renewed=previous.pinned is not None and previous.pinned != pinned,
+        job_file=rendered.job_file,
+        templates=rendered.templates,
+        renewed=previous.pinned is not None and previous.pinned != rendered.pinned,
         previous=previous,
         seen=seen,
         now=now,
@@ -97,16 +88,16 @@ def decide(
     )
     aim = situation.aim
     cluster = seen.children.get("RayCluster")
-    manifests = [_claim(placed, seen), config, network_policy(placed), pod_monitor(placed)]
+    manifests = [_claim(rendered, seen), *rendered.others]
     if aim not in (Aim.DELETE, Aim.LEAVE):
-        replicas = situation.replicas
-        manifests.append(pinned_cluster(placed, pinned, replicas, suspend=aim is Aim.FREE))
+        suspend = aim is Aim.FREE
+        manifests.append(pinned_cluster(rendered.placed, rendered.pinned, situation.replicas, suspend=suspend))
     return Decision(
         apply=[manifest for manifest in manifests if manifest is not None],
         delete=[cluster] if aim is Aim.DELETE and cluster is not None and not cluster.deleting else [],
         force_delete=stuck_pods(seen.pods, seen.nodes, now),
         ask=_ask(situation),
-        status=_status(situation, placed).model_copy(update={"pinned": pinned}),
+        status=_status(situation, rendered.placed).model_copy(update={"pinned": rendered.pinned}),
         again_after=_again_after(situation),
     )
 
@@ -139,13 +130,13 @@ def _status(situation: Situation, placed: PlacedJob) -> FinetuneJobStatus:
     return situation.previous.model_copy(update=changes)
 
 
-def _claim(placed: PlacedJob, seen: Observed) -> Manifest | None:
+def _claim(rendered: Rendered, seen: Observed) -> Manifest | None:
     """The claim; a class that nobody asked for is not changed, for it cannot be."""
-    claim = volume_claim(placed)
-    asked_for = placed.job.spec.storage.storage_class_name
-    if claim is not None and "PersistentVolumeClaim" in seen.children and not asked_for:
-        claim["spec"].pop("storageClassName", None)
-    return claim
+    claim = rendered.claim
+    asked_for = rendered.job.spec.storage.storage_class_name
+    if claim is None or asked_for or "PersistentVolumeClaim" not in seen.children:
+        return claim
+    return claim | {"spec": {name: part for name, part in claim["spec"].items() if name != "storageClassName"}}
 
 
 def _refuse_missing_class(placed: PlacedJob, seen: Observed) -> None:

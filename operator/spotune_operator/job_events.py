@@ -52,9 +52,11 @@ def job_events(
 
 
 def _is_news(before: Condition | None, now: Condition) -> bool:
-    if now.type in _QUIET or (before is None and now.status != "True"):
+    """Whether a condition has come true, or is true no longer; a suspension is news already when it begins."""
+    if now.type in _QUIET or (before is not None and before.status == now.status):
         return False
-    return before is None or before.status != now.status
+    was = before is not None and before.status == "True"
+    return was or now.status == "True" or (now.type == "Suspended" and now.status == "Unknown")
 
 
 def _spelled(condition: Condition) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from spotune.unbuilt import refuse_unbuilt
 from spotune.yaml_file import Document
 from spotune_operator.caches import Caches
 from spotune_operator.children.config import trainer_job
+from spotune_operator.conditions import is_true
 from spotune_operator.decide import Decision, decide, stalled
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.job_events import job_events
@@ -29,6 +30,7 @@ from spotune_operator.merge_patch import merge_patch
 from spotune_operator.metrics import Metrics
 from spotune_operator.observed import Child, JobKey, Observed, child_view, digest
 from spotune_operator.progress import Poller
+from spotune_operator.rendered import Rendered, render
 from spotune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ class Reconciler:
         self._clock = clock
         self._applied: dict[str, _Applied] = {}
         self._refused: dict[JobKey, dict[str, str]] = {}
+        self._rendered: dict[JobKey, tuple[str, int, Rendered]] = {}
+        self._interrupted: dict[JobKey, float] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
         """One pass.
@@ -88,11 +92,9 @@ class Reconciler:
         metadata = body["metadata"]
         previous = _status_of(body)
         try:
-            job = _job_of(body)
             seen = self._observe(key)
             decision = decide(
-                job,
-                uid=metadata["uid"],
+                self._render(key, body, previous, seen),
                 generation=metadata["generation"],
                 previous=previous,
                 seen=seen,
@@ -109,6 +111,16 @@ class Reconciler:
         await self._say(key, body, previous, decision.status)
         self._metrics.passes.labels("ok").inc()
         return decision.again_after
+
+    def _render(self, key: JobKey, body: Mapping[str, Any], previous: FinetuneJobStatus, seen: Observed) -> Rendered:
+        """What the job is made into; the same as at the last pass while nothing that it is made from has changed."""
+        uid, generation = body["metadata"]["uid"], body["metadata"]["generation"]
+        known = self._rendered.get(key)
+        if known is not None and known[:2] == (uid, generation) and known[2].pinned == previous.pinned:
+            return known[2]
+        rendered = render(_job_of(body), uid, previous.pinned, seen.provider_ids, self._settings)
+        self._rendered[key] = uid, generation, rendered
+        return rendered
 
     def _observe(self, key: JobKey) -> Observed:
         pods = self._caches.pods(key)
@@ -169,7 +181,7 @@ class Reconciler:
             return
         for event in job_events(body["metadata"], previous, status, self._clock()):
             await self._kube.create(EVENTS, event)
-        self._measure(previous, status)
+        self._measure(key, previous, status)
         patch = {"metadata": {"uid": body["metadata"]["uid"]}, "status": changes}
         try:
             written = await self._kube.patch(JOBS, *key, patch, "status")
@@ -178,15 +190,22 @@ class Reconciler:
             return
         self._caches.put_job(written)
 
-    def _measure(self, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
+    def _measure(self, key: JobKey, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
+        """Count restarts, and how long it takes from the first sign of one to the next new step."""
         before = previous.restarts.model_dump(mode="json")
         for cause, count in status.restarts.model_dump(mode="json").items():
             if cause != "total" and count > before[cause]:
                 self._metrics.restarts.labels(cause).inc(count - before[cause])
+        if is_true(previous.conditions, "Training") and not is_true(status.conditions, "Training"):
+            self._interrupted.setdefault(key, self._clock())
+        elif status.highest_step > previous.highest_step and key in self._interrupted:
+            self._metrics.recovery_seconds.observe(self._clock() - self._interrupted.pop(key))
 
     def _forget(self, key: JobKey) -> None:
         self._poller.watch(key, "")
         self._refused.pop(key, None)
+        self._interrupted.pop(key, None)
+        self._rendered.pop(key, None)
         places = [place for place in self._applied if place.endswith("/{}/spotune-{}".format(*key))]
         for place in places:
             del self._applied[place]
@@ -217,6 +236,3 @@ def _status_of(body: Mapping[str, Any]) -> FinetuneJobStatus:
 def _content(status: FinetuneJobStatus) -> dict[str, Any]:
     content: dict[str, Any] = status.model_dump(mode="json", exclude_none=True)
     return content
-
-
-__all__: Sequence[str] = ["Reconciler"]

@@ -13,6 +13,7 @@ from spotune_operator.conditions import find
 from spotune_operator.decide import Decision, decide
 from spotune_operator.observed import Child, Observed, Pod, Reading
 from spotune_operator.pinned import place_as_pinned, template_hashes
+from spotune_operator.rendered import render
 from spotune_operator.settings import Settings
 from tests.api.job_files import a_job
 
@@ -48,8 +49,7 @@ class Life:
         """Let some seconds pass and decide; the status is kept for the next time."""
         self.now += after
         decision = decide(
-            self.job,
-            uid="uid-1",
+            render(self.job, "uid-1", self.status.pinned, self.seen.provider_ids, self.settings),
             generation=self.generation,
             previous=self.status,
             seen=self.seen,

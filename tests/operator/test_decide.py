@@ -13,6 +13,7 @@ from spotune_operator.errors import ProviderError, StalledError, StorageClassErr
 from spotune_operator.nodes import NodeView
 from spotune_operator.observed import Observed
 from spotune_operator.pending import Trouble
+from spotune_operator.rendered import render
 from spotune_operator.settings import Settings
 from tests.operator.moments import (
     NOW,
@@ -586,8 +587,7 @@ def test_every_condition_says_which_generation_it_is_about() -> None:
 def test_decision_needs_no_earlier_status_of_this_version() -> None:
     life = a_training_life()
     decision = decide(
-        life.job,
-        uid="uid-1",
+        render(life.job, "uid-1", None, (), life.settings),
         generation=1,
         previous=FinetuneJobStatus.model_validate({"phase": "Training", "somethingNew": 1}),
         seen=life.seen,
