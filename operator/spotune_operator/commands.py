@@ -94,8 +94,10 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def as_yaml(objects: Iterable[dict[str, Any]]) -> str:
-    """Manifests as YAML documents, the fields in the order in which they were built."""
-    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=120)
+    """Manifests as YAML documents, the fields in the order in which they were built, and the innermost on one line."""
+    return yaml.dump_all(
+        objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, default_flow_style=None, width=120
+    )
 
 
 def _as_json(objects: list[dict[str, Any]]) -> str:

@@ -1,7 +1,9 @@
 """What `spotune render` prints is taken by a real API server and by KubeRay, in a namespace of the strictest kind."""
 
+import itertools
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from tests.cluster.pods import as_json
 
 pytestmark = pytest.mark.cluster
 
-GOLDEN = Path(__file__).parent.parent / "operator" / "golden"
+JOBS = Path(__file__).parent.parent / "operator" / "golden"
 NAME = "spotune-t5-wikisql"
+CAPACITIES = ("spot", "on-demand", "spot-then-on-demand")
 
 
 @pytest.fixture
@@ -27,9 +30,12 @@ def restricted(namespace: Kubectl) -> Kubectl:
 
 
 @pytest.fixture
-def applied(cluster: ClusterUnderTest, restricted: Kubectl, capsys: pytest.CaptureFixture[str]) -> Iterator[Kubectl]:
+def applied(
+    cluster: ClusterUnderTest, restricted: Kubectl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Kubectl]:
     """The namespace, with a job's children in it, for whose pods there is no node."""
-    children = _children("local", "aks", cluster, restricted, capsys)
+    job = _job(tmp_path, "t5-wikisql", "spot-then-on-demand", "local")
+    children = _children(job, "aks", cluster, restricted, capsys)
     (ray,) = [child for child in children if child["kind"] == "RayCluster"]
     for group in (ray["spec"]["headGroupSpec"], *ray["spec"]["workerGroupSpecs"]):
         group["template"]["spec"]["nodeSelector"] = {"spotune.dev/nowhere": "true"}
@@ -38,10 +44,18 @@ def applied(cluster: ClusterUnderTest, restricted: Kubectl, capsys: pytest.Captu
     restricted("delete", "raycluster", NAME)
 
 
+def _job(folder: Path, name: str, capacity: str, data: str) -> Path:
+    """One of the jobs of the golden files, with another name and capacity."""
+    text = (JOBS / f"job-{data}.yaml").read_text()
+    file = folder / f"{name}.yaml"
+    file.write_text(text.replace("name: t5-wikisql", f"name: {name}").replace(": spot}", f": {capacity}}}"))
+    return file
+
+
 def _children(
-    data: str, provider: str, cluster: ClusterUnderTest, namespace: Kubectl, capsys: pytest.CaptureFixture[str]
+    job: Path, provider: str, cluster: ClusterUnderTest, namespace: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> list[dict[str, Any]]:
-    words = [str(GOLDEN / f"job-{data}.yaml"), "--provider", provider, "--image", cluster.image, "--output", "json"]
+    words = [str(job), "--provider", provider, "--image", cluster.image, "--output", "json"]
     with pytest.raises(SystemExit) as ended:
         main(["render", *words, "--storage-class", cluster.storage_class])
     printed = capsys.readouterr()
@@ -53,20 +67,36 @@ def _children(
 
 
 @pytest.mark.parametrize("provider", ["aks", "gke", "eks", "none"])
-@pytest.mark.parametrize("data", ["local", "s3", "prepared"])
 def test_api_server_takes_every_child_without_a_warning(
-    data: str, provider: str, cluster: ClusterUnderTest, restricted: Kubectl, capsys: pytest.CaptureFixture[str]
+    provider: str,
+    cluster: ClusterUnderTest,
+    restricted: Kubectl,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    children = _children(data, provider, cluster, restricted, capsys)
+    children = []
+    for capacity, data in itertools.product(CAPACITIES, ("local", "s3", "prepared")):
+        job = _job(tmp_path, f"{capacity}-{data}", capacity, data)
+        children += _children(job, provider, cluster, restricted, capsys)
+    assert {"spotune-spot-then-on-demand-prepared"} <= {child["metadata"]["name"] for child in children}
     options = ["--server-side", "--dry-run=server", "--field-manager=spotune", "--warnings-as-errors", "--filename=-"]
     done = restricted("apply", *options, stdin=as_json(*children))
-    assert done.count("serverside-applied (server dry run)") == len(children)
+    assert done.count("serverside-applied (server dry run)") == len(children) == 9 * 4
 
 
 def test_restricted_namespace_takes_the_pods(applied: Kubectl) -> None:
     head = wait_for("the head pod", 120, lambda: next(iter(_pods(applied, "head")), None))
     assert [container["name"] for container in head["spec"]["containers"]] == ["ray-head", "supervisor"]
     assert len(wait_for("the worker pods", 120, lambda: _all_workers(applied))) == 4
+
+
+def test_pods_on_demand_come_and_go_without_touching_the_others(applied: Kubectl) -> None:
+    before = wait_for("the worker pods", 120, lambda: _all_workers(applied))
+    for replicas in (2, 0):
+        patch = [{"op": "replace", "path": "/spec/workerGroupSpecs/1/replicas", "value": replicas}]
+        applied("patch", "raycluster", NAME, "--type=json", f"--patch={json.dumps(patch)}")
+        wait_for("the pods on demand", 60, partial(_has_on_demand, applied, replicas))
+    assert _uids(_pods(applied, "worker", "workers")) == _uids(before)
 
 
 def test_head_service_leads_to_progress_and_to_the_head_pod(applied: Kubectl) -> None:
@@ -92,9 +122,18 @@ def test_kuberays_own_additions_leave_what_is_ours(applied: Kubectl) -> None:
     assert "--num-gpus=1" in " ".join(worker["spec"]["containers"][0]["args"])
 
 
-def _pods(namespace: Kubectl, kind: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = namespace.get("pods", f"--selector=ray.io/cluster={NAME},ray.io/node-type={kind}")
+def _pods(namespace: Kubectl, kind: str, group: str = "") -> list[dict[str, Any]]:
+    selector = f"ray.io/cluster={NAME},ray.io/node-type={kind}" + (f",ray.io/group={group}" if group else "")
+    found: list[dict[str, Any]] = namespace.get("pods", f"--selector={selector}")
     return found
+
+
+def _has_on_demand(namespace: Kubectl, replicas: int) -> bool:
+    return len(_pods(namespace, "worker", "on-demand")) == replicas
+
+
+def _uids(pods: list[dict[str, Any]]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
 
 
 def _all_workers(namespace: Kubectl) -> list[dict[str, Any]] | None:

@@ -100,7 +100,7 @@ def test_others_are_left_to_their_kubelet(pod: Pod) -> None:
 
 
 def raw_node(**status: Any) -> dict[str, Any]:
-    metadata = {"name": "n1", "creationTimestamp": "2026-11-21T10:00:00Z", "labels": {"pool": "gpu"}}
+    metadata = {"name": "n1", "uid": "4f5c", "creationTimestamp": "2026-11-21T10:00:00Z", "labels": {"pool": "gpu"}}
     annotations = {CORDONED_FOR: "why", "other": "x"}
     return {
         "metadata": metadata | {"annotations": annotations},
@@ -130,6 +130,7 @@ def test_a_node_is_read_from_what_the_api_server_has() -> None:
         labels={"pool": "gpu"},
         created=node.created,
         annotations={CORDONED_FOR: "why"},
+        uid="4f5c",
     )
 
 
