@@ -30,6 +30,21 @@ for number in range(300):
     files.append_json(Path(sys.argv[1]), {"writer": int(sys.argv[2]), "number": number, "filling": "x" * 500})
 """
 
+FILL_UP = """
+import resource, signal, sys
+from pathlib import Path
+from spotune_trainer import files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
+folder = Path(sys.argv[1])
+for write in (files.append_json, files.write_json):
+    try:
+        write(folder / "file", {"step": 2, "filling": "x" * 100})
+    except OSError:
+        continue
+    sys.exit("it was written")
+"""
+
 
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
@@ -68,6 +83,17 @@ def test_a_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
         stream.write('ep":2}\n')
     assert reader.read() == [{"step": 2}]
     assert list(files.read_lines(path)) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_line_that_a_full_volume_cut_off_is_an_error_and_harms_no_other_line(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.append_json(path, {"step": 1})
+    filled = subprocess.run([sys.executable, "-c", FILL_UP, str(tmp_path)], check=False, capture_output=True, text=True)
+    assert filled.returncode == 0, filled.stderr
+    assert path.stat().st_size == 40
+    files.append_json(path, {"step": 3})
+    assert list(files.read_lines(path)) == [{"step": 1}, {"step": 3}]
+    assert [each.name for each in tmp_path.iterdir()] == ["file"], "a full volume is not filled with what failed"
 
 
 def test_a_value_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:

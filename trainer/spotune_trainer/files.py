@@ -7,6 +7,7 @@ opened for appending); a reader ignores an unfinished last line.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
@@ -27,12 +28,16 @@ def fsync_directory(path: Path) -> None:
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace `path` by `text` atomically; `durable` also waits for the disk (not wanted for a heartbeat)."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        if durable:
-            stream.flush()
-            os.fsync(stream.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:  # a full volume is not to fill up with what could not be written
+        temporary.unlink(missing_ok=True)
+        raise
     if durable:
         fsync_directory(path.parent)
 
@@ -59,13 +64,26 @@ def read_json(path: Path) -> Any | None:
 
 
 def append_json(path: Path, value: Any) -> None:
-    """Append `value` as one line; concurrent appenders on one host do not mix their lines."""
-    line = json.dumps(value, separators=(",", ":")) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Append `value` as one line; concurrent appenders on one host do not mix their lines.
+
+    Raises:
+        OSError: the volume has no room for the whole line; the part that was written is passed over by readers.
+    """
+    line = (json.dumps(value, separators=(",", ":")) + "\n").encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        if _ends_within_a_line(descriptor):
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
+
+
+def _ends_within_a_line(descriptor: int) -> bool:
+    """Whether an earlier line could be written in part only, as on a volume that was full."""
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
 class LineReader:
@@ -85,7 +103,17 @@ class LineReader:
             return []
         whole = data.rfind(b"\n") + 1
         self._offset += whole
-        return [json.loads(line) for line in data[:whole].splitlines() if line.strip()]
+        records = [_record(line) for line in data[:whole].splitlines()]
+        return [record for record in records if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None for one that was cut off when the volume was full, as its writer was told."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return record
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from spotune_trainer import files
@@ -120,7 +121,8 @@ class Monitor:
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_EVERY_SECONDS):
-            self.look()
+            with suppress(OSError):  # a volume that is full now may be grown: the next look publishes everything
+                self.look()
 
     def _take_in(self, generation: _GenerationFiles) -> None:
         for record in generation.steps.read():
