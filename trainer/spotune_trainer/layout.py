@@ -1,10 +1,11 @@
 """Names of everything in a job's folder: the one place that knows where a file lies.
 
 ```
-job.json plan.json status.json result.json ledger.jsonl notice.json supervisor.json
+job.json plan.json status.json result.json ledger.jsonl notice.json preflight.json supervisor.json
 generations/0000007/restored.json
 checkpoints/step-00000120.gen-7/{manifest.json, rank-00000.safetensors, rank-00000.ok}
-logs/gen-7/{steps.jsonl, events.jsonl, progress.json, stacks-rank-00000.txt}, logs/driver-3.log, logs/tensorboard/
+logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-00000.txt}
+logs/driver-3.log logs/tensorboard/
 export/
 ```
 """
@@ -52,6 +53,11 @@ class JobDirectory:
         return self.root / "notice.json"
 
     @property
+    def preflight(self) -> Path:
+        """What was looked at before the first attempt, once all of it was well."""
+        return self.root / "preflight.json"
+
+    @property
     def supervisor(self) -> Path:
         """Process, port and Ray of the living supervisor."""
         return self.root / "supervisor.json"
@@ -70,6 +76,10 @@ class JobDirectory:
     def logs(self) -> Path:
         """Logs of drivers, generations and trackers."""
         return self.root / "logs"
+
+    def driver_log(self, attempt: int) -> Path:
+        """What the driver of an attempt said."""
+        return self.logs / f"driver-{attempt}.log"
 
     @property
     def tensorboard(self) -> Path:
@@ -116,6 +126,10 @@ class GenerationLogs:
     def progress(self) -> Path:
         """Heartbeat, phase and last step."""
         return self.root / "progress.json"
+
+    def worker(self, rank: int) -> Path:
+        """What `rank` said, and the traceback that it ended with."""
+        return self.root / f"worker-{rank}.log"
 
     def stacks(self, rank: int) -> Path:
         """Stacks of all threads of `rank` when it hung; empty while it has not."""

@@ -9,6 +9,7 @@ ends the process.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from typing import Any, Self
 from spotune_trainer import files
 from spotune_trainer.layout import GenerationLogs
 
+logger = logging.getLogger("spotune.worker")
+
 _WRITE_EVERY_SECONDS = 0.5
 _RATE_WINDOW_STEPS = 50
 
@@ -28,6 +31,8 @@ _RATE_WINDOW_STEPS = 50
 class Phase(StrEnum):
     """What a run is doing, in the words of `status.json`."""
 
+    STARTING = "Starting"
+    """No driver has said anything yet, or not since the job was tried again."""
     PREPARING = "Preparing"
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     LOADING = "Loading"
@@ -111,6 +116,7 @@ class Journal:
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""
+        logger.info("%s", phase.value)
         self._state["phase"] = phase.value
         self.beat()
         self._write()
@@ -119,6 +125,7 @@ class Journal:
         """A part of the start-up is done; its seconds count since the part before."""
         now = self._clock()
         self._state["startup"][part] = round(now - self._mark, 3)
+        logger.info("%s took %.1f s", part, now - self._mark)
         self._mark = now
         self.beat()
 

@@ -67,5 +67,6 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "evaluated": _evaluated,
     "exported": lambda _: "the model is exported",
     "superseded": lambda _: "a later generation of this job runs",
+    "job-changed": lambda event: f"the job was changed: {', '.join(event['fields'])}",
     "notice": lambda event: f"stopped at step {event['step']}, as asked",
 }

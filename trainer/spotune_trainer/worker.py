@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 import time
 from collections.abc import Generator
 from contextlib import closing
@@ -27,12 +30,15 @@ from spotune_trainer.finish import evaluate_now, finish
 from spotune_trainer.flops import ModelShape, peak_flops
 from spotune_trainer.generations import is_superseded
 from spotune_trainer.layout import JobDirectory
+from spotune_trainer.log_files import logging_to
 from spotune_trainer.loop import Speed, TrainingLoop
 from spotune_trainer.models import DTYPES, build_model, check_vocabulary, load_tokenizer
 from spotune_trainer.notice import Flags, NoticeWatch
 from spotune_trainer.progress import Journal, Phase
 from spotune_trainer.run_plan import RunPlan
 from spotune_trainer.task import WorkerTask
+
+logger = logging.getLogger("spotune.worker")
 
 
 @dataclass(frozen=True)
@@ -244,9 +250,16 @@ def run_worker(task: WorkerTask, rank: int, world_size: int) -> WorkerEnd:
     """Train as `rank` of an initialised process group; whatever goes wrong is written down before it is raised."""
     logs = JobDirectory(Path(task.directory)).generation_logs(task.generation)
     job = FinetuneJob.model_validate(task.job)
-    with Journal(logs, rank, job.spec.retry.hang_timeout.seconds) as journal:
+    logs.root.mkdir(parents=True, exist_ok=True)
+    with logging_to(logs.worker(rank)), Journal(logs, rank, job.spec.retry.hang_timeout.seconds) as journal:
+        where = f"{socket.gethostname()}, process {os.getpid()}"
+        start = task.restore or "the beginning"
+        logger.info("rank %d of %d on %s: from %s", rank, world_size, where, start)
         try:
-            return Worker(task, rank, world_size, journal).train()
+            ended = Worker(task, rank, world_size, journal).train()
         except BaseException as error:
+            logger.exception("rank %d ends", rank)
             record_failure(logs, rank, error)
             raise
+        logger.info("stopped as asked" if ended.stopped else "trained")
+        return ended
