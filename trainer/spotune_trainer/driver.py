@@ -23,14 +23,17 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
+from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
 from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files
 from spotune_trainer.capacity import choose_world_size, live_slots
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.generations import choose_checkpoint, claim, is_superseded, list_generations
+from spotune_trainer.job_directory import job_of, training_length
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
+from spotune_trainer.log_files import LineFormatter
 from spotune_trainer.monitor import Monitor
 from spotune_trainer.planning import plan_run, save_plan
 from spotune_trainer.progress import Phase
@@ -90,6 +93,7 @@ class Driver:
         self.ledger = Ledger(directory)
         trackers = [TensorBoardTracker(directory.tensorboard)] if job.spec.tracking.tensorboard else []
         self.monitor = Monitor(directory, self.ledger, attempt, trackers)
+        self._job_content: object = None
         self._refused: set[CheckpointName] = set()
         self._claimed: int | None = None
 
@@ -129,6 +133,7 @@ class Driver:
 
     def _run_generation(self) -> bool:
         """One worker group from plan to end; True when the model is trained."""
+        self._take_in_job()
         world_size = self._wait_for_workers()  # the plan asks one of them how much memory it has
         started = time.monotonic()
         choice = choose_checkpoint(self.directory, self._refused)
@@ -144,14 +149,26 @@ class Driver:
         self.ledger.append("generation-ended", generation=task.generation, worldSize=world_size, seconds=seconds)
         return self._judge(end, plan, task)
 
+    def _take_in_job(self) -> None:
+        """Go on with the job as it is in `job.json` by now, unless that trains something else."""
+        content = files.read_json(self.directory.job)
+        if content is None or content == self._job_content:
+            return
+        self._job_content = content
+        job = job_of(self.directory)
+        assert job is not None, "it has just been read"
+        if changed := changed_fields(self.job, job):
+            logger.warning("%s changed in job.json: going on with what was begun", ", ".join(changed))
+        else:
+            self.job = job
+
     def _wait_for_workers(self) -> int:
-        workers = self.job.spec.workers
-        per_pod = max(workers.gpus, 1)
-        fewest, wanted = workers.min * per_pod, workers.count * per_pod
-        resource = "GPU" if workers.gpus else "CPU"
         clock = self.surroundings.clock
         started = clock()
         while True:
+            workers = self.job.spec.workers
+            fewest, wanted = workers.min_world_size, workers.world_size
+            resource = "GPU" if workers.gpus else "CPU"
             slots = live_slots(self.surroundings.nodes(), resource)
             size = choose_world_size(slots, fewest, wanted, clock() - started, _PATIENCE_SECONDS)
             if size is not None:
@@ -163,6 +180,7 @@ class Driver:
             )
             self._refuse_stop()
             self.surroundings.sleep(_POLL_SECONDS)
+            self._take_in_job()
 
     def _claim(self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int) -> WorkerTask:
         """Start the next generation from `checkpoint`, and say so.
@@ -211,6 +229,13 @@ class Driver:
         """Act on the end of a worker group; True when the model is trained."""
         match end:
             case Trained(figures):
+                trained = self.job
+                self._take_in_job()
+                if training_length(self.job) != training_length(trained):
+                    logger.info(
+                        "trained as long as this worker group was asked to; the job asks for another length by now"
+                    )
+                    return False
                 self._finish(figures)
                 return True
             case Stopped():
@@ -235,9 +260,10 @@ class Driver:
         self.ledger.append("failure", generation=task.generation, cause=str(cause), message=message, step=step)
         logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, cause, message)
         self.monitor.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=message)
+        self._take_in_job()
         gpu_hours = self.ledger.worker_seconds() / 3600 if self.job.spec.workers.gpus else 0.0
         decision = decide(
-            self.ledger.failures(),
+            self.ledger.failures_since_change(),
             self.job.spec.retry,
             now=time.time(),
             micro_batch_size=plan.micro_batch_size,
@@ -257,9 +283,12 @@ class Driver:
     def _finish(self, figures: dict[str, Any]) -> None:
         first = self.ledger.records("generation-started")[0]["time"]
         wall_seconds = round(time.time() - first, 1)
+        epochs, max_steps = training_length(self.job)
         result = {
             **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy")),
             **figures,
+            "epochs": epochs,
+            "maxSteps": max_steps,
             "wallSeconds": wall_seconds,
             "restarts": sum(self.ledger.restarts().values()),
             "export": str(self.directory.export),
@@ -306,6 +335,9 @@ def run_attempt(directory: JobDirectory, attempt: int, connect: Callable[[], obj
     except SpotuneError as error:
         logger.error("%s", error)
         return error.exit_code
+    except Exception:  # a fault of our own: Ray's log of it is gone with the head, ours is not
+        logger.exception("the driver crashed")
+        raise
     return 0
 
 
@@ -317,14 +349,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     directory = JobDirectory(options.directory.absolute())
     directory.logs.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        handlers=[
-            logging.StreamHandler(sys.stdout),
-            logging.FileHandler(directory.logs / f"driver-{options.attempt}.log"),
-        ],
-    )
+    log = directory.driver_log(options.attempt)
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout), logging.FileHandler(log)]
+    for handler in handlers:
+        handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=handlers)
     return run_attempt(directory, options.attempt, lambda: ray.init(address="auto", log_to_driver=False))
 
 

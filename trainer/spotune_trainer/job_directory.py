@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
 from spotune.load import SOURCE_FIELDS, parse_job, read_job_file, replace_fields, resolve_paths
 from spotune.unbuilt import refuse_unbuilt
+from spotune.yaml_file import Document
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
 
@@ -31,6 +33,18 @@ def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
         UsageError: there is no such file.
         JobError: it cannot be run: invalid, not built yet, or something that it names is not there.
     """
+    job, document = resolve_job(file, changes)
+    missing = [
+        replace(problem, file=str(file), line=document.line(tuple(problem.field.split("."))))
+        for problem in missing_sources(job)
+    ]
+    if missing:
+        raise JobError(problems=missing)
+    return job
+
+
+def resolve_job(file: Path, changes: Mapping[str, Any]) -> tuple[FinetuneJob, Document]:
+    """As `read_job`, but whether the sources are there is not looked at; also the document, for its lines."""
     document = read_job_file(file)
     job = parse_job(document)
     count = changes.get("spec.workers.count")
@@ -38,14 +52,16 @@ def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
         changes = {**changes, "spec.workers.min": count}
     job = resolve_paths(replace_fields(job, changes), file.absolute().parent)
     refuse_unbuilt(job, document)
-    missing = [
-        Problem(f"{source} does not exist", path, str(file), document.line(tuple(path.split("."))))
+    return job, document
+
+
+def missing_sources(job: FinetuneJob) -> list[Problem]:
+    """A problem for every source that is a path, with nothing there."""
+    return [
+        Problem(f"{source} does not exist", path)
         for path, source in _local_sources(job)
         if not Path(source).exists() and not _is_pattern_of_files(source)
     ]
-    if missing:
-        raise JobError(problems=missing)
-    return job
 
 
 def refuse_missing_gpus(job: FinetuneJob) -> None:
@@ -61,9 +77,31 @@ def check_directory(directory: JobDirectory, job: FinetuneJob) -> None:
         JobError: it holds the checkpoints of a job that trains something else.
     """
     _refuse_unusable(directory)
-    earlier = _earlier_job(directory)
-    if earlier is not None and _has_commits(directory):
+    check_meaning(directory, job)
+
+
+def check_meaning(directory: JobDirectory, job: FinetuneJob) -> None:
+    """Refuse a directory with the checkpoints of a job that trains something else; raises JobError."""
+    earlier = job_of(directory)
+    if earlier is not None and has_commits(directory):
         _refuse_other_meaning(directory, earlier, job)
+
+
+def is_trained(directory: JobDirectory, job: FinetuneJob) -> bool:
+    """Whether the model is trained as long as the job asks for."""
+    result = files.read_json(directory.result)
+    if result is None:
+        return False
+    if {"epochs", "maxSteps"} <= result.keys():
+        return (result["epochs"], result["maxSteps"]) == training_length(job)
+    earlier = job_of(directory)  # a result that does not say it is of the job in the directory
+    return earlier is not None and training_length(earlier) == training_length(job)
+
+
+def training_length(job: FinetuneJob) -> tuple[float | None, int | None]:
+    """`epochs` and `maxSteps`: all of what is trained that may grow once there are checkpoints."""
+    training = job.spec.training
+    return training.epochs, training.max_steps
 
 
 def put_job(directory: JobDirectory, job: FinetuneJob) -> None:
@@ -71,11 +109,33 @@ def put_job(directory: JobDirectory, job: FinetuneJob) -> None:
 
     A job that only runs longer than the one before goes on after that one's last step, so its result no longer counts.
     """
-    earlier = _earlier_job(directory)
+    earlier = job_of(directory)
     directory.logs.mkdir(parents=True, exist_ok=True)
-    if earlier is not None and _length(earlier) != _length(job):
+    if earlier is not None and training_length(earlier) != training_length(job):
         directory.result.unlink(missing_ok=True)
     files.write_json(directory.job, job.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def job_of(directory: JobDirectory) -> FinetuneJob | None:
+    """The job that was last put in a directory, None where there is none.
+
+    Raises:
+        JobError: it cannot be read.
+    """
+    content = files.read_json(directory.job)
+    if content is None:
+        return None
+    try:
+        return FinetuneJob.model_validate(content)
+    except ValidationError as error:
+        raise JobError(
+            f"{directory.job} was written by another version of spotune, or edited: give another --directory"
+        ) from error
+
+
+def has_commits(directory: JobDirectory) -> bool:
+    """Whether a checkpoint was ever committed that is still there."""
+    return any(directory.checkpoints.glob("*/manifest.json"))
 
 
 def _local_sources(job: FinetuneJob) -> list[tuple[str, str]]:
@@ -117,30 +177,9 @@ def _refuse_unusable(directory: JobDirectory) -> None:
         raise UsageError(f"{root} holds other files and no job: give an empty or a new --directory")
 
 
-def _earlier_job(directory: JobDirectory) -> FinetuneJob | None:
-    content = files.read_json(directory.job)
-    if content is None:
-        return None
-    try:
-        return FinetuneJob.model_validate(content)
-    except ValidationError as error:
-        raise JobError(
-            f"{directory.job} was written by another version of spotune, or edited: give another --directory"
-        ) from error
-
-
-def _has_commits(directory: JobDirectory) -> bool:
-    return any(directory.checkpoints.glob("*/manifest.json"))
-
-
 def _refuse_other_meaning(directory: JobDirectory, earlier: FinetuneJob, job: FinetuneJob) -> None:
     if changed := changed_fields(earlier, job):
         raise JobError(
             f"{directory.root} holds checkpoints of a job that trains something else: {', '.join(changed)} changed. "
             "Change it back to go on from them, or give another --directory to start anew"
         )
-
-
-def _length(job: FinetuneJob) -> tuple[float | None, int | None]:
-    training = job.spec.training
-    return training.epochs, training.max_steps

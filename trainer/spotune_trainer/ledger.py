@@ -39,11 +39,16 @@ class Ledger:
         return [record for record in files.read_lines(self._path) if not events or record["event"] in events]
 
     def failures(self) -> list[Failure]:
-        """All failures so far, oldest first, for the retry policy."""
+        """All failures so far, oldest first."""
         return [
             Failure(FailureCause(record["cause"]), record["step"], record["time"], record["message"])
             for record in self.records("failure")
         ]
+
+    def failures_since_change(self) -> list[Failure]:
+        """Failures since the user last changed the job: what was changed may have mended what failed before."""
+        changed = max((record["time"] for record in self.records("job-changed")), default=float("-inf"))
+        return [failure for failure in self.failures() if failure.time > changed]
 
     def restarts(self) -> dict[str, int]:
         """Number of failures by the causes of `status.restarts`."""
