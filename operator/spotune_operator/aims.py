@@ -11,7 +11,8 @@ from typing import Literal
 from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas
 from spotune_operator.conditions import find, is_true, since
-from spotune_operator.observed import Observed, Pod, Reading
+from spotune_operator.observed import Observed, Pod
+from spotune_operator.reading import Reading
 from spotune_operator.settings import Settings
 
 Outcome = Literal["trained", "failed"]
@@ -80,13 +81,13 @@ class Situation:
     @cached_property
     def outcome(self) -> Outcome | None:
         """How the job ended, if it has."""
-        said = self.reading.supervisor
-        if said.get("job") == self.job_file and not self.outdated:
-            if said.get("state") == "trained":
+        supervisor = self.reading.said.supervisor
+        if supervisor.job == self.job_file and not self.outdated:
+            if supervisor.state == "trained":
                 return "trained"
-            if said.get("state") == "failed":
+            if supervisor.state == "failed":
                 return "failed"
-        return self._earlier_outcome(is_current=said.get("job") in (None, self.job_file))
+        return self._earlier_outcome(is_current=supervisor.job in ("", self.job_file))
 
     def _earlier_outcome(self, *, is_current: bool) -> Outcome | None:
         """What the status says of the end, unless the job has been changed since."""
@@ -125,14 +126,14 @@ class Situation:
     def _is_worth_waiting_for(self) -> bool:
         """Whether there is a supervisor that has something to commit, and may be able to."""
         head = self.seen.head
-        stopped = self.reading.supervisor.get("state") in ("stopped", "failed", "trained")
+        stopped = self.reading.said.supervisor.state in ("stopped", "failed", "trained")
         return head is not None and head.runs and not stopped and not self.unreachable
 
     @property
     def preflight_passed(self) -> bool:
         """Whether the pods have shown that the job can be run; true from then on, until the pods are others."""
         earlier = is_true(self.previous.conditions, "PreflightPassed") and not self.renewed
-        return earlier or bool((self.reading.supervisor.get("preflight") or {}).get("passed"))
+        return earlier or self.reading.said.supervisor.preflight.passed
 
     @property
     def prepares_data(self) -> bool:
@@ -144,7 +145,7 @@ class Situation:
     def data_prepared(self) -> bool:
         """Whether there is data to train on; true from then on, like ``preflight_passed``."""
         earlier = is_true(self.previous.conditions, "DataPrepared") and not self.renewed
-        return not self.prepares_data or earlier or self.reading.content.get("phase") in _AFTER_PREPARING
+        return not self.prepares_data or earlier or self.reading.said.phase in _AFTER_PREPARING
 
     @cached_property
     def replicas(self) -> Replicas:

@@ -160,7 +160,7 @@ def _is_default(storage_class: Any) -> bool:
 
 
 def _ask(situation: Situation) -> Literal["stop", "start", ""]:
-    state = situation.reading.supervisor.get("state")
+    state = situation.reading.said.supervisor.state
     if situation.aim is Aim.COMMIT:
         return "stop"
     if situation.aim is Aim.RUN and state in ("stopping", "stopped"):

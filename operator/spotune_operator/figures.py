@@ -2,65 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from spotune.job import FinetuneJobStatus, GpuSecondsStatus, LastCheckpointStatus, RestartsStatus
 from spotune_operator.aims import Situation
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP
 from spotune_operator.conditions import find, is_true
 from spotune_operator.observed import Pod
+from spotune_operator.reading import Said
 from spotune_operator.timestamps import rfc3339, unix_time
 
-_AS_SAID = {
-    "totalSteps": "total_steps",
-    "epoch": "epoch",
-    "loss": "loss",
-    "evalLoss": "eval_loss",
-    "generation": "generation",
-    "step": "step",
-    "stepsLost": "steps_lost",
-    "goodput": "goodput",
-}
-"""Fields of ``/progress`` and their names here; the last value stays while none is said."""
-_WHILE_TRAINING = {"tokensPerSecond": "tokens_per_second", "mfu": "mfu"}
+_AS_SAID: Final = ("generation", "step", "total_steps", "epoch", "loss", "eval_loss", "steps_lost", "goodput")
+"""Fields whose last value stays while none is said."""
+_WHILE_TRAINING: Final = ("tokens_per_second", "mfu")
 """Fields that mean something only while steps are made."""
 
 
 def training_figures(situation: Situation) -> dict[str, Any]:
     """Fields of the status, by their name in Python, that come from the supervisor; those that it did not say stay."""
-    content = situation.reading.content
-    said = {name: content[source] for source, name in _AS_SAID.items() if content.get(source) is not None}
-    is_training = content.get("phase") == "Training" and not situation.unreachable
-    rates = {name: content.get(source) if is_training else None for source, name in _WHILE_TRAINING.items()}
-    left = content.get("etaSeconds") if is_training else None
+    said = situation.reading.said
+    is_training = said.phase == "Training" and not situation.unreachable
+    left = said.eta_seconds if is_training else None
     return {
-        **said,
-        **rates,
+        **{name: value for name in _AS_SAID if (value := getattr(said, name)) is not None},
+        **{name: getattr(said, name) if is_training else None for name in _WHILE_TRAINING},
         "eta": rfc3339(situation.reading.at + left) if left is not None else "",
-        "resumed_from_step": content.get("resumedFromStep") or situation.previous.resumed_from_step,
-        "last_checkpoint": _last_checkpoint(content, situation.previous),
-        "restarts": _restarts(content, situation.previous),
+        "resumed_from_step": said.resumed_from_step or situation.previous.resumed_from_step,
+        "last_checkpoint": _last_checkpoint(said, situation.previous),
+        "restarts": _restarts(said, situation.previous.restarts),
         **_progress(situation),
     }
 
 
-def _last_checkpoint(content: Mapping[str, Any], previous: FinetuneJobStatus) -> LastCheckpointStatus | None:
-    said = content.get("lastCheckpoint")
-    return LastCheckpointStatus(step=said["step"], time=rfc3339(said["time"])) if said else previous.last_checkpoint
+def _last_checkpoint(said: Said, previous: FinetuneJobStatus) -> LastCheckpointStatus | None:
+    newest = said.last_checkpoint
+    if newest is None:
+        return previous.last_checkpoint
+    return LastCheckpointStatus(step=newest.step, time=rfc3339(newest.time))
 
 
-def _restarts(content: Mapping[str, Any], previous: FinetuneJobStatus) -> RestartsStatus:
-    said: Mapping[str, int] = content.get("restarts") or {}
-    if not said:
-        return previous.restarts
-    return RestartsStatus.model_validate({**said, "total": sum(said.values())})
+def _restarts(said: Said, previous: RestartsStatus) -> RestartsStatus:
+    before = previous.model_dump(by_alias=False, exclude={"total"})
+    counts: dict[str, int] = before | said.restarts.model_dump(by_alias=False, exclude_none=True)
+    return RestartsStatus(total=sum(counts.values()), **counts)
 
 
 def _progress(situation: Situation) -> dict[str, Any]:
     """The highest step, and since when nothing new was done; prepared data counts, and standing still does not."""
     previous, now = situation.previous, rfc3339(situation.now)
-    step = situation.reading.content.get("step") or 0
+    step = situation.reading.said.step or 0
     if step > previous.highest_step:
         return {"highest_step": step, "last_progress_time": now}
     starts = previous.last_progress_time is None or _goes_on(situation) or _prepares(situation)
@@ -79,9 +69,8 @@ def _goes_on(situation: Situation) -> bool:
 
 def _prepares(situation: Situation) -> bool:
     """Whether more data is prepared than at the last pass."""
-    content, before = situation.reading.content, find(situation.previous.conditions, "DataPrepared")
-    said = content.get("message")
-    return content.get("phase") == "Preparing" and bool(said) and before is not None and before.message != said
+    said, before = situation.reading.said, find(situation.previous.conditions, "DataPrepared")
+    return said.phase == "Preparing" and bool(said.message) and before is not None and before.message != said.message
 
 
 def gpu_seconds(situation: Situation) -> GpuSecondsStatus:

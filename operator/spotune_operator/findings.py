@@ -65,12 +65,11 @@ def phase(situation: Situation, findings_by_type: dict[str, Finding], before: st
 
 def _phase_of_head(situation: Situation, before: str) -> str:
     """What the supervisor says, or said last."""
-    reading = situation.reading
-    if not reading.content:
+    if situation.reading.answer is None:
         return before if before not in ("", "Provisioning", "Restarting") else "Starting"
     if not situation.preflight_passed:
         return "Preflight"
-    said = str(reading.content.get("phase", "Starting"))
+    said = situation.reading.said.phase or "Starting"
     return {"Done": "Exporting", "Failed": "Starting"}.get(said, said)
 
 
@@ -122,8 +121,8 @@ def _ends(situation: Situation) -> Iterator[Finding]:
     if situation.outcome == "failed":
         earlier = find(before, "Failed")
         kept = earlier.message if earlier is not None and earlier.status == "True" else ""
-        said = situation.reading.supervisor.get("message") or situation.reading.content.get("message")
-        yield Finding("Failed", "True", "JobError", str(said or kept or "the job cannot be trained as it is"))
+        words = _words(situation) or kept or "the job cannot be trained as it is"
+        yield Finding("Failed", "True", "JobError", words)
     else:
         yield Finding("Failed", "False", "NotFailed")
 
@@ -198,15 +197,14 @@ def _beginnings(situation: Situation) -> Iterator[Finding]:
         reason = "Prepared" if situation.prepares_data else "NothingToPrepare"
         yield Finding("DataPrepared", "True", reason)
     else:
-        said = situation.reading.content.get("message")
-        yield Finding("DataPrepared", "False", "Preparing", str(said or "the data is prepared on the head first"))
+        words = situation.reading.said.message or "the data is prepared on the head first"
+        yield Finding("DataPrepared", "False", "Preparing", words)
 
 
 def _preflight(situation: Situation) -> Finding:
-    checks = (situation.reading.supervisor.get("preflight") or {}).get("checks") or ()
-    failed = [check for check in checks if check.get("status") == "failed"]
+    failed = [check for check in situation.reading.said.supervisor.preflight.checks if check.status == "failed"]
     if failed:
-        words = "; ".join(f"{check.get('name')}: {check.get('message')}" for check in failed)
+        words = "; ".join(f"{check.name}: {check.message}" for check in failed)
         return Finding("PreflightPassed", "False", "CheckFailed", words)
     return Finding("PreflightPassed", "Unknown", "NotYet", "storage, model and data are looked at on the head first")
 
@@ -224,16 +222,21 @@ def _training(situation: Situation) -> Iterator[Finding]:
     if situation.unreachable:
         yield Finding("Training", "Unknown", "SupervisorUnreachable", f"{reading.error}; training goes on without us")
         return
-    if not reading.content:
+    if reading.answer is None:
         if find(situation.previous.conditions, "Training") is None:
             yield Finding("Training", "False", "Starting", "the supervisor has not been asked yet")
         return
-    said = str(reading.content.get("phase", "Starting"))
+    said = reading.said.phase or "Starting"
     if said in _STEPPING:
         yield Finding("Training", "True", said, "steps are made" if said == "Training" else "")
         return
-    words = reading.supervisor.get("message") or reading.content.get("message") or _cluster(situation).message
-    yield Finding("Training", "False", said, str(words))
+    yield Finding("Training", "False", said, _words(situation) or _cluster(situation).message)
+
+
+def _words(situation: Situation) -> str:
+    """What the supervisor says in a sentence, or else the trainer; empty if neither does."""
+    said = situation.reading.said
+    return said.supervisor.message or said.message
 
 
 def _not_progressing(situation: Situation, last_progress: str) -> Finding:
@@ -243,7 +246,6 @@ def _not_progressing(situation: Situation, last_progress: str) -> Finding:
     if since is None or stands or situation.now - since < timeout.seconds:
         return Finding("NotProgressing", "False", "Progressing" if not stands else "NotRunning")
     cluster, trouble = _cluster(situation), _trouble(situation)
-    said = situation.reading.supervisor.get("message") or situation.reading.content.get("message")
     if cluster.status == "False":
         reason, why = cluster.reason, cluster.message
     elif situation.unreachable:
@@ -251,13 +253,13 @@ def _not_progressing(situation: Situation, last_progress: str) -> Finding:
     elif trouble is not None:
         reason, why = trouble.reason, trouble.message
     else:
-        reason, why = "NoNewStep", str(said or "the trainer does not say why")
+        reason, why = "NoNewStep", _words(situation) or "the trainer does not say why"
     return Finding("NotProgressing", "True", reason, f"nothing new since {last_progress}: {why}")
 
 
 def _checkpoint(situation: Situation) -> Iterator[Finding]:
-    said = situation.reading.content.get("lastCheckpoint")
-    if said:
-        yield Finding("CheckpointHealthy", "True", "Committed", f"step {said['step']}")
+    newest = situation.reading.said.last_checkpoint
+    if newest is not None:
+        yield Finding("CheckpointHealthy", "True", "Committed", f"step {newest.step}")
     elif situation.previous.last_checkpoint is None:
         yield Finding("CheckpointHealthy", "Unknown", "NoneYet", "nothing is committed yet")

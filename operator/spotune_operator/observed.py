@@ -15,6 +15,7 @@ from spotune_operator.nodes import NodeView
 from spotune_operator.pending import Trouble, explain_pending
 from spotune_operator.placed_job import JOB_LABEL
 from spotune_operator.providers import GPU_RESOURCE
+from spotune_operator.reading import Reading
 from spotune_operator.timestamps import unix_time
 
 PREFIX: Final = "spotune.dev/"
@@ -109,29 +110,6 @@ class Child:
     capacity: str = ""
     suspended: bool = False
     trouble: Trouble | None = None
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a supervisor last said at ``/progress``.
-
-    Attributes:
-        content: The last answer; empty before the first.
-        at: Unix time of it.
-        failing_since: Unix time of the first of the failed tries since; None after a good one.
-        error: Why the last try failed.
-    """
-
-    content: Mapping[str, Any] = field(default_factory=dict)
-    at: float = 0.0
-    failing_since: float | None = None
-    error: str = ""
-
-    @property
-    def supervisor(self) -> Mapping[str, Any]:
-        """What the supervisor says of itself."""
-        found: Mapping[str, Any] = self.content.get("supervisor") or {}
-        return found
 
 
 @dataclass(frozen=True)

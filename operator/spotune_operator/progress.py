@@ -9,20 +9,20 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
 
 import aiohttp
 
 from spotune_operator.children.ports import PROGRESS
-from spotune_operator.observed import JobKey, Reading
+from spotune_operator.observed import JobKey
+from spotune_operator.reading import Reading, Said, SaidSupervisor, understood
 from spotune_operator.settings import Settings
 
 _LARGEST_BYTES: Final = 1 << 20
-_EVER_NEW: Final = ("time", "ageSeconds", "heartbeat", "etaSeconds")
-"""Fields that change without anything having happened."""
 _STEADY: Final = frozenset({"Training", "Evaluating", "Exporting", "Done", "Failed"})
 
 
@@ -96,25 +96,27 @@ class Poller:
             return
         try:
             body = {"seconds": self._settings.stop_seconds}
-            async with self._session.post(f"{target.address}/{what}", json=body) as answer:
-                said = await _content(answer)
+            async with self._session.post(f"{target.address}/{what}", json=body, allow_redirects=False) as answer:
+                content = await _content(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return
-        self._take_in(key, target, {**target.reading.content, "supervisor": said})
+        if target.reading.answer is not None:  # or else the rest is soon known, too
+            supervisor = SaidSupervisor.model_validate(content)
+            self._take_in(key, target, target.reading.answer.model_copy(update={"supervisor": supervisor}))
 
     async def _follow(self, key: JobKey) -> None:
         while True:
             target = self._targets[key]
             async with self._limit:
                 await self._look(key, target)
-            phase = target.reading.content.get("phase")
+            phase = target.reading.said.phase
             every = self._settings.poll_seconds if phase in _STEADY else self._settings.start_poll_seconds
             await asyncio.sleep(every * random.uniform(0.8, 1.2))
 
     async def _look(self, key: JobKey, target: _Target) -> None:
         assert self._session is not None, "supervisors are asked within the context"
         try:
-            async with self._session.get(f"{target.address}/progress") as answer:
+            async with self._session.get(f"{target.address}/progress", allow_redirects=False) as answer:
                 content = await _content(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             failed = target.reading.failing_since is not None
@@ -124,24 +126,32 @@ class Poller:
             if not failed:
                 self._changed(key)
             return
-        self._take_in(key, target, content)
+        self._take_in(key, target, understood(content))
 
-    def _take_in(self, key: JobKey, target: _Target, content: Mapping[str, Any]) -> None:
+    def _take_in(self, key: JobKey, target: _Target, answer: Said) -> None:
         before = target.reading
-        target.reading = Reading(content, self._clock())
-        if before.failing_since is not None or _lasting(before.content) != _lasting(content):
+        target.reading = Reading(answer, self._clock())
+        if before.failing_since is not None or before.answer is None or not before.answer.says_the_same(answer):
             self._changed(key)
 
 
-async def _content(answer: aiohttp.ClientResponse) -> Mapping[str, Any]:
-    """The JSON object of an answer, if it is one and of a sensible size."""
-    answer.raise_for_status()
-    text = await answer.content.read(_LARGEST_BYTES)
-    found = json.loads(text)
+async def _content(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The JSON object of an answer.
+
+    Raises:
+        ValueError: It is none, or larger than any supervisor's.
+    """
+    if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+        raise ValueError(f"it says {answer.status} {answer.reason}")
+    text = bytearray()
+    async for part in answer.content.iter_any():
+        text += part
+        if len(text) > _LARGEST_BYTES:
+            raise ValueError("its answer does not end")
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its answer is nested too deeply") from error
     if not isinstance(found, dict):
-        raise ValueError("the answer is not a JSON object")
+        raise ValueError("its answer is not a JSON object")
     return found
-
-
-def _lasting(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in content.items() if name not in _EVER_NEW}

@@ -11,8 +11,9 @@ from spotune.job import Condition, FinetuneJob, FinetuneJobStatus
 from spotune_operator.children.config import JOB_FILE, config_map
 from spotune_operator.conditions import find
 from spotune_operator.decide import Decision, decide
-from spotune_operator.observed import Child, Observed, Pod, Reading
+from spotune_operator.observed import Child, Observed, Pod
 from spotune_operator.pinned import place_as_pinned, template_hashes
+from spotune_operator.reading import Reading, understood
 from spotune_operator.rendered import render
 from spotune_operator.settings import Settings
 from tests.api.job_files import a_job
@@ -123,7 +124,7 @@ class Life:
             "message": content.pop("why", ""),
             "preflight": {"passed": passed, "checks": content.pop("checks", [])},
         }
-        self.see(reading=Reading({"phase": phase, "supervisor": supervisor, **content}, self.now))
+        self.see(reading=Reading(understood({"phase": phase, "supervisor": supervisor, **content}), self.now))
 
     def is_silent(self, since: float) -> None:
         """The supervisor has not answered since then."""
