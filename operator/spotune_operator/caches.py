@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from spotune.job import API_VERSION, KIND
 from spotune_operator.kube import (
     CHILDREN,
     NODES,
@@ -21,7 +24,36 @@ from spotune_operator.placed_job import JOB_LABEL
 from spotune_operator.reflector import Reflector
 from spotune_operator.settings import Settings
 
-Body = Mapping[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """A FinetuneJob as it is kept: a thousand of them are to fit into little memory.
+
+    Attributes:
+        namespace: Of the job.
+        name: Of the job.
+        uid: Of the object.
+        version: Of the object; they grow (KEP-5504).
+        generation: Of the spec.
+        deleting: Whether it is on its way out.
+        spec: JSON, read when it has changed.
+        status: As the API server has it.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    generation: int
+    deleting: bool
+    spec: bytes
+    status: Mapping[str, Any]
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The object without its status."""
+        metadata = {"name": self.name, "namespace": self.namespace}
+        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(self.spec)}
 
 
 class Caches:
@@ -41,7 +73,7 @@ class Caches:
         changed: Callable[[JobKey], None],
         node_changed: Callable[[str], None],
     ) -> None:
-        self._jobs: dict[JobKey, Body] = {}
+        self._jobs: dict[JobKey, KnownJob] = {}
         self._changed = changed
         self._node_changed = node_changed
         ours = {"labels": JOB_LABEL, "namespace": settings.watch_namespace}
@@ -63,27 +95,35 @@ class Caches:
 
     # FinetuneJobs
 
-    def put_job(self, body: Body) -> None:
+    def put_job(self, body: Mapping[str, Any]) -> None:
         """Take in a FinetuneJob, unless a newer version of it is known already."""
         metadata = body["metadata"]
         key = metadata["namespace"], metadata["name"]
-        known = self._jobs.get(key)
-        if known is not None and _is_newer(known["metadata"], metadata):
+        known, version = self._jobs.get(key), int(metadata["resourceVersion"])
+        if known is not None and known.uid == metadata["uid"] and known.version > version:
             return
-        slim = {name: value for name, value in metadata.items() if name != "managedFields"}
-        self._jobs[key] = {**body, "metadata": slim}
+        self._jobs[key] = KnownJob(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            version=version,
+            generation=metadata["generation"],
+            deleting="deletionTimestamp" in metadata,
+            spec=json.dumps(body.get("spec"), separators=(",", ":")).encode(),
+            status=body.get("status") or {},
+        )
 
     def forget_job(self, key: JobKey) -> None:
         """A FinetuneJob is gone."""
         self._jobs.pop(key, None)
 
-    def job(self, key: JobKey) -> Body | None:
+    def job(self, key: JobKey) -> KnownJob | None:
         """The newest version of a FinetuneJob."""
         return self._jobs.get(key)
 
     def phases(self) -> list[str]:
         """Phase of every FinetuneJob."""
-        return [(body.get("status") or {}).get("phase", "") for body in self._jobs.values()]
+        return [job.status.get("phase", "") for job in self._jobs.values()]
 
     def keys(self) -> list[JobKey]:
         """Every FinetuneJob."""
@@ -127,14 +167,9 @@ class Caches:
 
     def _on_classes(self, _: str) -> None:
         """A class that was missing may be there now."""
-        for key, body in self._jobs.items():
-            if (body.get("status") or {}).get("phase") == "Stalled":
+        for key, job in self._jobs.items():
+            if job.status.get("phase") == "Stalled":
                 self._changed(key)
-
-
-def _is_newer(known: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
-    """Whether what is known is a later version of the same object; versions are numbers that grow (KEP-5504)."""
-    return bool(known["uid"] == metadata["uid"]) and int(known["resourceVersion"]) > int(metadata["resourceVersion"])
 
 
 def _key(view: Pod | Child) -> JobKey:

@@ -5,10 +5,11 @@ The name makes an Event that is written again, after a crash between it and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from spotune.job import API_VERSION, KIND, Condition, FinetuneJobStatus
+from spotune_operator.caches import KnownJob
 from spotune_operator.conditions import Finding, find
 from spotune_operator.observed import digest
 from spotune_operator.timestamps import rfc3339
@@ -27,12 +28,12 @@ _LONGEST: Final = 1000
 
 
 def job_events(
-    metadata: Mapping[str, Any], previous: FinetuneJobStatus, status: FinetuneJobStatus, now: float
+    job: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus, now: float
 ) -> Iterator[dict[str, Any]]:
     """``v1.Event``s about what is new in a status.
 
     Args:
-        metadata: Of the FinetuneJob.
+        job: The FinetuneJob.
         previous: The status before.
         status: The status now.
         now: Unix time.
@@ -43,12 +44,12 @@ def job_events(
             since = before.last_transition_time if before is not None else ""
             warning = Finding(condition.type, condition.status, condition.reason).is_warning
             text = condition.message or _spelled(condition)
-            yield _event(metadata, condition.reason, text, now, (condition.type, since), warning=warning)
+            yield _event(job, condition.reason, text, now, (condition.type, since), warning=warning)
     for cause, words in _CAUSES.items():
         count = getattr(status.restarts, cause)
         if count > getattr(previous.restarts, cause):
             step = f"; training goes on from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
-            yield _event(metadata, "Restarted", f"{words}{step}", now, (cause, str(count)), warning=True)
+            yield _event(job, "Restarted", f"{words}{step}", now, (cause, str(count)), warning=True)
 
 
 def _is_news(before: Condition | None, now: Condition) -> bool:
@@ -64,22 +65,22 @@ def _spelled(condition: Condition) -> str:
 
 
 def _event(
-    metadata: Mapping[str, Any], reason: str, message: str, now: float, about: tuple[str, ...], *, warning: bool
+    job: KnownJob, reason: str, message: str, now: float, about: tuple[str, ...], *, warning: bool
 ) -> dict[str, Any]:
     time = rfc3339(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{metadata['name']}.{digest([metadata['uid'], reason, *about])}",
-            "namespace": metadata["namespace"],
+            "name": f"{job.name}.{digest([job.uid, reason, *about])}",
+            "namespace": job.namespace,
         },
         "involvedObject": {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata["uid"],
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
         },
         "type": "Warning" if warning else "Normal",
         "reason": reason,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.load import parse_job
 from spotune.unbuilt import refuse_unbuilt
 from spotune.yaml_file import Document
-from spotune_operator.caches import Caches
+from spotune_operator.caches import Caches, KnownJob
 from spotune_operator.children.config import trainer_job
 from spotune_operator.conditions import is_true
 from spotune_operator.decide import Decision, decide, stalled
@@ -85,17 +85,16 @@ class Reconciler:
         Raises:
             KubernetesError: The API server does not answer, or not as it should: the pass is to be made again.
         """
-        body = self._caches.job(key)
-        if body is None or "deletionTimestamp" in body["metadata"]:
+        known = self._caches.job(key)
+        if known is None or known.deleting:
             self._forget(key)
             return None
-        metadata = body["metadata"]
-        previous = _status_of(body)
+        previous = _status_of(known)
         try:
             seen = self._observe(key)
             decision = decide(
-                self._render(key, body, previous, seen),
-                generation=metadata["generation"],
+                self._render(known, previous, seen),
+                generation=known.generation,
                 previous=previous,
                 seen=seen,
                 now=self._clock(),
@@ -103,23 +102,23 @@ class Reconciler:
             )
         except JobError as error:
             self._metrics.passes.labels("stalled").inc()
-            await self._say(key, body, previous, stalled(previous, error, metadata["generation"], self._clock()))
+            await self._say(known, previous, stalled(previous, error, known.generation, self._clock()))
             return None
         await self._act(key, decision, seen)
         if self._refused.get(key, {}) != seen.refused:
             return 0.0  # say so at once
-        await self._say(key, body, previous, decision.status)
+        await self._say(known, previous, decision.status)
         self._metrics.passes.labels("ok").inc()
         return decision.again_after
 
-    def _render(self, key: JobKey, body: Mapping[str, Any], previous: FinetuneJobStatus, seen: Observed) -> Rendered:
+    def _render(self, known: KnownJob, previous: FinetuneJobStatus, seen: Observed) -> Rendered:
         """What the job is made into; the same as at the last pass while nothing that it is made from has changed."""
-        uid, generation = body["metadata"]["uid"], body["metadata"]["generation"]
-        known = self._rendered.get(key)
-        if known is not None and known[:2] == (uid, generation) and known[2].pinned == previous.pinned:
-            return known[2]
-        rendered = render(_job_of(body), uid, previous.pinned, seen.provider_ids, self._settings)
-        self._rendered[key] = uid, generation, rendered
+        key = known.namespace, known.name
+        before = self._rendered.get(key)
+        if before is not None and before[:2] == (known.uid, known.generation) and before[2].pinned == previous.pinned:
+            return before[2]
+        rendered = render(_job_of(known), known.uid, previous.pinned, seen.provider_ids, self._settings)
+        self._rendered[key] = known.uid, known.generation, rendered
         return rendered
 
     def _observe(self, key: JobKey) -> Observed:
@@ -171,19 +170,17 @@ class Reconciler:
         found = await self._kube.apply(manifest)
         self._applied[place] = _Applied(wish, child_view(found, manifest["kind"]).digest)
 
-    async def _say(
-        self, key: JobKey, body: Mapping[str, Any], previous: FinetuneJobStatus, status: FinetuneJobStatus
-    ) -> None:
+    async def _say(self, known: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
         """Write the status if it is another one, after the Events about what is new in it."""
-        before, after = _content(previous), _content(status)
-        changes = merge_patch(before, after)
+        changes = merge_patch(_content(previous), _content(status))
         if not changes:
             return
-        for event in job_events(body["metadata"], previous, status, self._clock()):
+        key = known.namespace, known.name
+        for event in job_events(known, previous, status, self._clock()):
             await self._kube.create(EVENTS, event)
         self._measure(key, previous, status)
-        patch = {"metadata": {"uid": body["metadata"]["uid"]}, "status": changes}
         try:
+            patch = {"metadata": {"uid": known.uid}, "status": changes}
             written = await self._kube.patch(JOBS, *key, patch, "status")
         except NotFoundError:
             self._caches.forget_job(key)
@@ -211,25 +208,24 @@ class Reconciler:
             del self._applied[place]
 
 
-def _job_of(body: Mapping[str, Any]) -> FinetuneJob:
+def _job_of(known: KnownJob) -> FinetuneJob:
     """The job of an object, if it can be run.
 
     Raises:
         JobError: It is not valid, or asks for what is not built; says what.
     """
-    content = {name: body[name] for name in ("apiVersion", "kind", "metadata", "spec")}
-    document = Document(content=content)
+    document = Document(content=known.body)
     job = parse_job(document)
     refuse_unbuilt(trainer_job(job), document)
     return job
 
 
-def _status_of(body: Mapping[str, Any]) -> FinetuneJobStatus:
+def _status_of(known: KnownJob) -> FinetuneJobStatus:
     """The status so far; an empty one where there is none that this version can read."""
     try:
-        return FinetuneJobStatus.model_validate(body.get("status") or {})
+        return FinetuneJobStatus.model_validate(known.status)
     except ValidationError as error:
-        logger.warning("status of %s is written anew: %s", body["metadata"]["name"], error)
+        logger.warning("the status is written anew, for it cannot be read: %s", error)
         return FinetuneJobStatus()
 
 
