@@ -90,14 +90,15 @@ def pin(placed: PlacedJob, pinned: PinnedStatus | None, settings: Settings) -> P
 def pinned_cluster(placed: PlacedJob, pinned: PinnedStatus, replicas: Replicas, *, suspend: bool) -> dict[str, Any]:
     """The RayCluster to apply: as pinned, with so many workers, or with its pods on their way out.
 
-    ``suspend`` is left out where it is not wanted, for it may belong to Kueue.
+    ``spec.suspend`` is always said: KubeRay ends a suspension only when it is told false. But in a queue it is never,
+    for there it belongs to Kueue (``ray_cluster_without_spec`` has why).
     """
     spec = json.loads(pinned.ray_cluster)
     for group in spec["workerGroupSpecs"]:
         group["replicas"] = replicas.on_demand if group["groupName"] == ON_DEMAND_GROUP else replicas.workers
         group["maxReplicas"] = max(placed.job.spec.workers.count, group["replicas"])
-    if suspend:
-        spec["suspend"] = True
+    if not placed.job.spec.cluster.queue_name:
+        spec["suspend"] = suspend
     return ray_cluster_without_spec(placed) | {"spec": spec}
 
 

@@ -37,7 +37,12 @@ def test_new_job_gets_all_children_and_no_workers() -> None:
     kinds = [manifest["kind"] for manifest in decision.apply]
     assert kinds == ["PersistentVolumeClaim", "ConfigMap", "NetworkPolicy", "RayCluster"]
     assert replicas(decision) == {"workers": 0}
-    assert "suspend" not in cluster_of(decision), "suspend may belong to Kueue"
+    assert cluster_of(decision)["suspend"] is False, "KubeRay ends a suspension only when it is told so"
+
+
+def test_cluster_in_a_queue_is_suspended_by_kueue_alone() -> None:
+    decision = Life(a_cluster_job(cluster={"queueName": "gpu"})).decide()
+    assert "suspend" not in cluster_of(decision)
 
 
 def test_workers_are_asked_for_when_preflight_has_passed() -> None:
@@ -243,7 +248,7 @@ def test_suspended_job_commits_before_its_pods_go() -> None:
     life.edit(a_cluster_job(suspend=True))
     decision = life.decide()
     assert decision.ask == "stop"
-    assert "suspend" not in cluster_of(decision)
+    assert cluster_of(decision)["suspend"] is False
     assert (life.status.phase, life.condition("Suspended").status) == ("Suspending", "Unknown")
     life.supervisor_says("Training", "stopped")
     decision = life.decide()
@@ -259,7 +264,7 @@ def test_silent_supervisor_does_not_hold_up_a_suspension() -> None:
     life = a_training_life()
     life.edit(a_cluster_job(suspend=True))
     life.is_silent(since=life.now)
-    assert "suspend" not in cluster_of(life.decide(after=5))
+    assert cluster_of(life.decide(after=5))["suspend"] is False
     assert cluster_of(life.decide(after=SETTINGS.unreachable_seconds))["suspend"] is True
 
 
@@ -271,7 +276,7 @@ def test_resumed_job_goes_on_with_all_workers() -> None:
     life.decide()
     life.edit(a_cluster_job())
     decision = life.decide(after=5000)
-    assert "suspend" not in cluster_of(decision)
+    assert cluster_of(decision)["suspend"] is False
     assert replicas(decision) == {"workers": 2}
     assert not life.is_true("NotProgressing"), "the time of standing still does not count"
 
@@ -337,7 +342,7 @@ def test_new_image_commits_then_replaces_all_pods() -> None:
     assert cluster_of(life.decide())["suspend"] is True, "not before the last pod is gone"
     life.see(pods=())
     decision = life.decide()
-    assert "suspend" not in cluster_of(decision)
+    assert cluster_of(decision)["suspend"] is False
     head = cluster_of(decision)["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert head["image"] == "mine:2"
 
