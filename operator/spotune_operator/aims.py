@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas
@@ -71,6 +71,12 @@ class Situation:
         """Whether the supervisor has been silent for so long that nobody waits for it."""
         failing = self.reading.failing_since
         return failing is not None and self.now - failing >= self.settings.unreachable_seconds
+
+    @property
+    def is_training(self) -> bool:
+        """Whether steps are made, as far as anybody can tell."""
+        said = self.reading.said
+        return said.phase in STEPPING and not said.is_old and not self.unreachable
 
     @cached_property
     def outdated(self) -> list[Pod]:
@@ -156,6 +162,8 @@ class Situation:
         return Replicas(count, min(count, len(overdue(self.job, self.seen.workers, self.now))))
 
 
+STEPPING: Final = frozenset({"Training", "Evaluating", "Exporting"})
+"""Phases of the trainer in which it does what it is there for."""
 _AFTER_PREPARING = frozenset({"WaitingForWorkers", "Loading", "Training", "Evaluating", "Exporting", "Done"})
 
 

@@ -21,7 +21,7 @@ _WHILE_TRAINING: Final = ("tokens_per_second", "mfu")
 def training_figures(situation: Situation) -> dict[str, Any]:
     """Fields of the status, by their name in Python, that come from the supervisor; those that it did not say stay."""
     said = situation.reading.said
-    is_training = said.phase == "Training" and not situation.unreachable
+    is_training = situation.is_training and said.phase == "Training"
     left = said.eta_seconds if is_training else None
     return {
         **{name: value for name in _AS_SAID if (value := getattr(said, name)) is not None},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spotune_operator.aims import Aim, Situation
+from spotune_operator.aims import STEPPING, Aim, Situation
 from spotune_operator.conditions import Finding, find
 from spotune_operator.errors import StalledError
 from spotune_operator.pending import Trouble
@@ -14,7 +14,6 @@ _USERS_TO_MEND = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
 )
 """Troubles of pods that time does not heal."""
-_STEPPING = frozenset({"Training", "Evaluating", "Exporting"})
 
 
 def findings(situation: Situation, last_progress: str) -> list[Finding]:
@@ -70,6 +69,8 @@ def _phase_of_head(situation: Situation, before: str) -> str:
     if not situation.preflight_passed:
         return "Preflight"
     said = situation.reading.said.phase or "Starting"
+    if said in STEPPING and not situation.is_training and not situation.unreachable:
+        return "Recovering"
     return {"Done": "Exporting", "Failed": "Starting"}.get(said, said)
 
 
@@ -227,7 +228,10 @@ def _training(situation: Situation) -> Iterator[Finding]:
             yield Finding("Training", "False", "Starting", "the supervisor has not been asked yet")
         return
     said = reading.said.phase or "Starting"
-    if said in _STEPPING:
+    if said in STEPPING and not situation.is_training:
+        yield Finding("Training", "False", "Recovering", "the driver is silent; the supervisor starts another")
+        return
+    if said in STEPPING:
         yield Finding("Training", "True", said, "steps are made" if said == "Training" else "")
         return
     yield Finding("Training", "False", said, _words(situation) or _cluster(situation).message)

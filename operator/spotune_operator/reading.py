@@ -32,6 +32,8 @@ _LARGEST_COUNT: Final = 2**53 - 1
 _END_OF_TIME: Final = 253402300799.0
 """The last second of the year 9999, after which RFC 3339 has no words."""
 _LONGEST_WAIT_SECONDS: Final = 1e9
+_OLD_SECONDS: Final = 20.0
+"""A driver that lives writes twice a second, if the volume lets it."""
 
 
 def _storable(text: str) -> str:
@@ -131,6 +133,7 @@ class Said(_Said):
     eval_loss: float | None = None
     tokens_per_second: Amount | None = None
     mfu: Amount | None = None
+    age_seconds: Amount | None = None
     eta_seconds: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_SECONDS)] | None = None
     resumed_from_step: Count | None = None
     steps_lost: Count | None = None
@@ -139,9 +142,15 @@ class Said(_Said):
     restarts: SaidRestarts = SaidRestarts()
     supervisor: SaidSupervisor = SaidSupervisor()
 
+    @property
+    def is_old(self) -> bool:
+        """Whether the driver has written nothing for so long that it is likely to be gone: its last words stay."""
+        return self.age_seconds is not None and self.age_seconds > _OLD_SECONDS
+
     def says_the_same(self, other: Said) -> bool:
-        """Whether nothing has happened between the two; the time left changes without that."""
-        return self.model_copy(update={"eta_seconds": None}) == other.model_copy(update={"eta_seconds": None})
+        """Whether nothing has happened between the two; the time left, and their age, change without that."""
+        times = {"eta_seconds": None, "age_seconds": None}
+        return self.is_old == other.is_old and self.model_copy(update=times) == other.model_copy(update=times)
 
 
 def understood(content: Mapping[str, Any]) -> Said:

@@ -157,6 +157,18 @@ def test_figures_of_a_silent_supervisor_stay_but_promise_no_end() -> None:
     assert (life.status.step, life.status.eta) == (40, "")
 
 
+def test_words_of_a_driver_that_is_gone_are_not_taken_for_training() -> None:
+    life = a_training_life()
+    life.trains(step=40, ageSeconds=45.0, etaSeconds=60.0, tokensPerSecond=1000.0)
+    life.decide()
+    assert (life.status.phase, life.condition("Training").reason) == ("Recovering", "Recovering")
+    assert not life.is_true("Ready")
+    assert (life.status.step, life.status.eta, life.status.tokens_per_second) == (40, "", None)
+    life.trains(step=41, ageSeconds=0.3)
+    life.decide()
+    assert life.is_true("Training")
+
+
 # Ends
 
 
