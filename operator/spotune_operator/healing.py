@@ -10,18 +10,18 @@ from typing import Any, Final
 
 from spotune_operator.caches import Caches
 from spotune_operator.errors import KubernetesError
-from spotune_operator.kube import NODES, PODS, Kube
-from spotune_operator.nodes import (
+from spotune_operator.gpu_healing import (
     Action,
     Cordon,
     DeleteNode,
     Drain,
-    NodeView,
     RestartDevicePlugin,
     Uncordon,
     heal_gpus,
     leaves_on_drain,
 )
+from spotune_operator.kube import NODES, PODS, Kube
+from spotune_operator.nodes import NodeView
 from spotune_operator.providers import detect
 from spotune_operator.settings import Settings
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from spotune.errors import UsageError
-from spotune_operator.nodes import GpuHealing
+from spotune_operator.gpu_healing import GpuHealing
 from spotune_operator.placed_job import OPERATOR_NAMESPACE
 
 PREFIX: Final = "SPOTUNE_OPERATOR_"
