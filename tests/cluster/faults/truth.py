@@ -1,0 +1,134 @@
+"""Whether the status of a job has told the truth all the time, compared with what its workers have written down.
+
+`untruths` is a list of sentences; it is empty where nothing was wrong. What it compares with is the time at which steps
+were made: while none are made, nothing may say that the job is Ready or Training.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from tests.cluster.faults.timeline import Stretch
+from tests.cluster.status_history import Seen
+
+SECONDS_OLD = 30.0
+"""What a status says may be so old."""
+SECONDS_APART = 2.0
+"""Between a step and the line that tells of it, the times of a generation's start, and the sight of a status."""
+
+_BEGINNING = ("Provisioning", "Starting", "Preflight", "Preparing", "WaitingForWorkers", "Loading")
+_STEPPING = ("Training", "Evaluating", "Exporting")
+_APART = ("Stalled", "Suspending", "Suspended", "Restarting")
+_ENDS = ("Complete", "Failed")
+_TRUE_TOGETHER = (
+    ("Complete", "Failed"),
+    ("Ready", "Stalled"),
+    ("Ready", "Reconciling"),
+    ("Ready", "Failed"),
+    ("Ready", "Suspended"),
+    ("Stalled", "Reconciling"),
+    ("Training", "Complete"),
+    ("Training", "Suspended"),
+)
+"""Conditions of which only one may be True (for the first of them: kstatus)."""
+
+
+def untruths(history: Sequence[Seen], stretches: Sequence[Stretch]) -> list[str]:
+    """What the statuses of a job said that was not so.
+
+    Args:
+        history: All statuses, oldest first; the last one may be before or after the job's end.
+        stretches: The times in which its worker groups made steps.
+    """
+    told = [seen for seen in history if seen.status]
+    found = [f"the first phase was {told[0].status['phase']}"] if told and not _may_begin(told[0]) else []
+    for before, after in pairwise(told):
+        found += [f"{_when(after)}: {sentence}" for sentence in _against_order(before, after)]
+        found += [f"{_when(after)}: {sentence}" for sentence in _against_metav1(before, after)]
+    for seen in told:
+        found += [f"{_when(seen)}: {sentence}" for sentence in _against_each_other(seen)]
+    return [*found, *_against_steps(told, stretches)]
+
+
+def _when(seen: Seen) -> str:
+    return f"{seen.time:.1f}, {seen.status['phase']}, step {seen.status['step']}"
+
+
+def _may_begin(first: Seen) -> bool:
+    return first.status["phase"] in ("Provisioning", "Stalled", "Suspended")
+
+
+def _against_order(before: Seen, after: Seen) -> Iterator[str]:
+    """Phases come in their order, counters grow, and an end is an end for as long as nobody changes the job."""
+    was, now = before.status["phase"], after.status["phase"]
+    if now not in (*_BEGINNING, *_STEPPING, *_APART, *_ENDS):
+        yield f"there is no phase {now!r}"
+    changed = before.job["metadata"]["generation"] != after.job["metadata"]["generation"]
+    if was in _ENDS and now != was and not changed:
+        yield f"{was} was not the end: {now}"
+    if now == "Complete" and was not in (*_STEPPING, *_BEGINNING, "Complete"):
+        yield f"Complete right after {was}"
+    for name in ("generation", "highestStep", "observedGeneration", "stepsLost"):
+        if after.status.get(name, 0) < before.status.get(name, 0):
+            yield f"{name} went back from {before.status[name]} to {after.status.get(name)}"
+    for cause, count in before.status.get("restarts", {}).items():
+        if after.status["restarts"].get(cause, 0) < count:
+            yield f"restarts.{cause} went back from {count}"
+    if after.status["generation"] == before.status["generation"] and after.status["step"] < before.status["step"]:
+        yield f"went back from step {before.status['step']} within generation {after.status['generation']}"
+
+
+def _against_metav1(before: Seen, after: Seen) -> Iterator[str]:
+    """`lastTransitionTime` changes with the status, and with nothing else; no condition is dropped."""
+    now = {condition["type"]: condition for condition in after.status["conditions"]}
+    for condition in before.status.get("conditions", []):
+        kind, later = condition["type"], now.get(condition["type"])
+        if later is None:
+            yield f"condition {kind} was dropped"
+        elif (condition["status"] == later["status"]) != (
+            condition["lastTransitionTime"] == later["lastTransitionTime"]
+        ) and not _within_a_second(condition, later):
+            yield f"{kind}: {condition['status']} to {later['status']}, and its lastTransitionTime says otherwise"
+
+
+def _within_a_second(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Times are whole seconds: two changes in one second have the same."""
+    return bool(before["status"] != after["status"] and before["lastTransitionTime"] == after["lastTransitionTime"])
+
+
+def _against_each_other(seen: Seen) -> Iterator[str]:
+    for first, second in _TRUE_TOGETHER:
+        if seen.holds(first) and seen.holds(second):
+            yield f"{first} and {second} at once"
+    if seen.holds("Training") and not seen.holds("PreflightPassed"):
+        yield "Training before PreflightPassed"
+    ready = seen.holds("Ready")
+    if ready and not (seen.holds("Training") or seen.holds("Complete")):
+        yield "Ready, and neither Training nor Complete"
+    if seen.status["phase"] in _ENDS and not seen.holds(seen.status["phase"]):
+        yield "the phase says an end that no condition says"
+    restarts = seen.status.get("restarts", {})
+    if restarts.get("total", 0) != sum(count for cause, count in restarts.items() if cause != "total"):
+        yield f"restarts do not add up: {restarts}"
+
+
+def _against_steps(told: Sequence[Seen], stretches: Sequence[Stretch]) -> Iterator[str]:
+    """In a time without steps, Ready and Training may be True only until they were found out, and not again."""
+    gaps = [(before.end, after.begin) for before, after in pairwise(stretches)]
+    first = stretches[0].begin if stretches else float("inf")
+    for begin, end in [(0.0, first), *gaps]:
+        for kind in ("Ready", "Training"):
+            yield from _against_gap(told, kind, begin, end)
+
+
+def _against_gap(told: Sequence[Seen], kind: str, begin: float, end: float) -> Iterator[str]:
+    within = [seen for seen in told if begin + SECONDS_APART < seen.time < end - SECONDS_APART]
+    found_out = begin == 0.0
+    for seen in within:
+        holds = seen.holds(kind)
+        if holds and found_out:
+            yield f"{_when(seen)}: {kind} again, {end - seen.time:.1f} s before the next step began"
+        found_out = found_out or not holds
+    last_before = next((seen for seen in reversed(told) if seen.time <= begin + SECONDS_OLD), None)
+    if end - begin > SECONDS_OLD + SECONDS_APART and last_before is not None and last_before.holds(kind):
+        yield f"{kind} for more than {SECONDS_OLD:.0f} s after the last step, which was done at {begin:.1f}"

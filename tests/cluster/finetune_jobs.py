@@ -1,0 +1,296 @@
+"""Tiny FinetuneJobs on the cluster: their data on a volume, what became of them, and what they left behind.
+
+A `Workplace` is a namespace of the strictest kind with one volume that all its jobs share (`storage.existingClaim`), so
+that their model and shards are copied once. A job has two CPU workers and takes some tens of milliseconds a step: long
+enough that a fault hits it while it trains.
+"""
+
+import hashlib
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotune.job import FinetuneJob
+from spotune_operator.placed_job import place
+from spotune_operator.providers import PROVIDERS, ProviderName
+from spotune_testcluster.kubectl import Kubectl, KubectlError
+from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
+from spotune_testcluster.waiting import wait_for
+from spotune_trainer.generations import surviving_steps
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.ledger import Ledger
+from tests.cluster.pods import claim, pod, restricted, run_in, wait_until_running
+from tests.cluster.status_history import Seen, StatusHistory
+from tests.trainer.runs import write_shards
+from tests.trainer.tiny import make_job, save_source
+
+WORKERS = 2
+STEPS = 600
+GLOBAL_BATCH_SIZE = 32
+STEPS_PER_EPOCH = 3
+"""75 rows, the last step of an epoch holds 11 of them."""
+SMALL = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "3Gi"}}
+CLAIM = "shared"
+READER = "reader"
+SECONDS_TO_TRAIN = 1800.0
+INPUTS = "/data/inputs"
+_NOT_COPIED = ("checkpoints", ".ray-train", "logs/tensorboard")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A namespace with data on a volume, in which jobs are started.
+
+    Attributes:
+        cluster: That it is on.
+        kubectl: In the namespace.
+        inputs: Model and shards as they are on the volume, on this machine.
+    """
+
+    cluster: ClusterUnderTest
+    kubectl: Kubectl
+    inputs: Path
+
+    def manifest(self, name: str, **sections: Mapping[str, Any]) -> dict[str, Any]:
+        """A FinetuneJob; sections of the spec in camelCase are merged over those of a tiny one."""
+        defaults: dict[str, dict[str, Any]] = {
+            "dataset": {"train": {"source": f"{INPUTS}/shards"}, "eval": None},
+            "training": {"epochs": None, "maxSteps": STEPS, "globalBatchSize": GLOBAL_BATCH_SIZE, "warmupSteps": 3},
+            "execution": {"microBatchSize": 2, "zeroStage": 1},
+            "checkpoint": {"every": 20},
+            "workers": {"count": WORKERS, "gpus": 0, "resources": SMALL},
+            "head": {"resources": SMALL},
+            "storage": {"existingClaim": CLAIM},
+            "cluster": {"provider": "aks" if self.cluster.machine else "none", "image": self.cluster.image},
+            "retry": {"backoff": {"initial": "1s", "max": "10s"}},
+            "cleanup": {"after": "5s"},
+        }
+        merged = {key: {**defaults.get(key, {}), **sections.get(key, {})} for key in defaults.keys() | sections.keys()}
+        job = make_job(f"{INPUTS}/source", "seq2seq", **merged)
+        metadata = {"name": name, "namespace": self.kubectl.namespace}
+        return {**job.model_dump(mode="json", by_alias=True, exclude_unset=True), "metadata": metadata}
+
+    @contextmanager
+    def running(self, manifest: Mapping[str, Any]) -> Iterator["RunningJob"]:
+        """A job from `kubectl apply` to `kubectl delete`, which takes its pods with it."""
+        with StatusHistory(self.kubectl, manifest["metadata"]["name"]) as history:
+            job = RunningJob(self, manifest, history)
+            self.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
+            try:
+                yield job
+            finally:
+                job.delete()
+
+    def add_input(self, name: str) -> None:
+        """Copy to the volume what has been added to `inputs` under a name."""
+        copy_to_pod(self.kubectl, READER, self.inputs / name, f"{INPUTS}/{name}")
+
+    def move_reader(self, node: str) -> None:
+        """Read the volume from a pod on another node from now on."""
+        self.kubectl("delete", "pod", READER, "--force", "--grace-period=0", "--ignore-not-found")
+        self.start_reader(READER, CLAIM, node)
+
+    def start_reader(self, name: str, claim_name: str, node: str) -> None:
+        """A pod that has a volume at /data."""
+        found = restricted(pod(name, self.cluster.image, node=node, claims={"/data": claim_name}))
+        self.kubectl.apply(found)
+        wait_until_running(self.kubectl, name)
+
+
+@contextmanager
+def workplace(cluster: ClusterUnderTest) -> Iterator[Workplace]:
+    """A workplace of its own, which goes with all in it when the block ends."""
+    with temporary_namespace(cluster.kubectl) as kubectl, tempfile.TemporaryDirectory() as folder:
+        kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
+        kubectl.apply(claim(CLAIM, "2Gi", cluster.storage_class))
+        inputs = Path(folder)
+        save_source(inputs / "source", "seq2seq")
+        write_shards(inputs / "shards", "seq2seq")
+        found = Workplace(cluster, kubectl, inputs)
+        found.start_reader(READER, CLAIM, cluster.nodes[0])
+        copy_to_pod(kubectl, READER, inputs, INPUTS)
+        yield found
+
+
+def copy_to_pod(kubectl: Kubectl, name: str, folder: Path, target: str) -> None:
+    """Copy what is in a folder into a new folder of a pod."""
+    packed = subprocess.run(["tar", "--create", "--directory", folder, "."], capture_output=True, check=True).stdout
+    unpack = f"mkdir --parents {target} && tar --extract --no-same-owner --directory={target}"
+    subprocess.run([*_exec(kubectl, name), "bash", "-c", unpack], input=packed, check=True, capture_output=True)
+
+
+def copy_from_pod(kubectl: Kubectl, name: str, source: str, folder: Path, leave_out: tuple[str, ...] = ()) -> None:
+    """Copy what is in a folder of a pod, which is being written to, into a folder here."""
+    options = [f"--exclude=./{path}" for path in leave_out]
+    pack = ["tar", "--create", "--ignore-failed-read", "--warning=none", *options, f"--directory={source}", "."]
+    packed = subprocess.run([*_exec(kubectl, name), *pack], capture_output=True, check=False)
+    if packed.returncode > 1:  # 1: a file changed as it was read
+        raise KubectlError(f"{' '.join(pack)} in pod {name}: {packed.stderr.decode()}")
+    folder.mkdir(parents=True, exist_ok=True)
+    unpack = ["tar", "--extract", "--no-same-owner", f"--directory={folder}"]
+    subprocess.run(unpack, input=packed.stdout, check=True, capture_output=True)
+
+
+def _exec(kubectl: Kubectl, name: str) -> list[str]:
+    access = [kubectl.program, f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={kubectl.namespace}"]
+    return [*access, "exec", "--stdin", name, "--"]
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a job has left on the volume, copied here.
+
+    Attributes:
+        directory: The job's folder without checkpoints.
+    """
+
+    directory: JobDirectory
+
+    @property
+    def ledger(self) -> Ledger:
+        """What happened."""
+        return Ledger(self.directory)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps that led to the model, each once."""
+        return surviving_steps(self.directory)
+
+    def samples(self) -> list[str]:
+        """Hash of the rows of every step that led to the model."""
+        steps = self.steps()
+        assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+        return [step["samples"] for step in steps]
+
+    def sha256(self) -> str:
+        """Of the exported weights."""
+        return hashlib.sha256((self.directory.export / "model.safetensors").read_bytes()).hexdigest()
+
+
+class RunningJob:
+    """One job in a cluster: asked by kubectl what it is, and on its volume what it does."""
+
+    def __init__(self, workplace: Workplace, manifest: Mapping[str, Any], history: StatusHistory) -> None:
+        self.workplace = workplace
+        self.kubectl = workplace.kubectl
+        self.name: str = manifest["metadata"]["name"]
+        self.history = history
+        self._job = FinetuneJob.model_validate(manifest)
+        self.workers = self._job.spec.workers.count
+        self._reader = READER
+
+    @property
+    def directory(self) -> str:
+        """Its folder on the volume, in which no provider has a say."""
+        return str(place(self._job, PROVIDERS[ProviderName.NONE]).directory)
+
+    # -- what it is -------------------------------------------------------------------------------------------------
+
+    def pods(self, component: str) -> list[dict[str, Any]]:
+        """Pods of the head or the workers that are not being deleted."""
+        selector = f"--selector=spotune.dev/job={self.name},app.kubernetes.io/component={component}"
+        found: list[dict[str, Any]] = self.kubectl.get("pods", selector)
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def head(self) -> dict[str, Any]:
+        """The head pod; waits for it."""
+        return wait_for(f"{self.name}: the head pod", 120, lambda: next(iter(self.pods("head")), None), every=0.3)
+
+    def worker_uids(self) -> set[str]:
+        """Which worker pods there are."""
+        return {pod["metadata"]["uid"] for pod in self.pods("workers")}
+
+    def patch(self, spec: Mapping[str, Any]) -> None:
+        """Change the spec; sections are merged."""
+        self.kubectl("patch", "ftj", self.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+    def delete(self) -> None:
+        """Delete the job, and wait until its pods are gone."""
+        self.kubectl("delete", "ftj", self.name, "--ignore-not-found")
+        wait_for(f"{self.name}: the end of its pods", 180, lambda: not self._all_pods(), every=0.5)
+
+    def wait_for(self, what: str, wanted: Callable[[Seen], bool], seconds: float = SECONDS_TO_TRAIN) -> Seen:
+        """Wait until its status is as wanted; what has been counts, too."""
+        return self.history.wait_for(what, seconds, wanted)
+
+    def wait_until_complete(self, seconds: float = SECONDS_TO_TRAIN) -> Seen:
+        """Wait until it is trained.
+
+        Raises:
+            AssertionError: It has failed.
+        """
+        ended = self.wait_for("Complete", lambda seen: seen.holds("Complete") or seen.holds("Failed"), seconds)
+        assert not ended.holds("Failed"), ended.condition("Failed")
+        return ended
+
+    def _all_pods(self) -> list[Any]:
+        found: list[Any] = self.kubectl.get("pods", f"--selector=spotune.dev/job={self.name}")
+        return found
+
+    # -- what it does -----------------------------------------------------------------------------------------------
+
+    def on_volume(self, *command: str) -> str:
+        """What a command prints in a pod that has the job's volume at /data."""
+        return run_in(self.kubectl, self._reader, *command)
+
+    def move_to_own_volume(self, inputs: Path | None = None, target: str = INPUTS) -> None:
+        """Read the volume that the operator makes for this job, and copy a folder to it: the workplace's inputs."""
+        own = f"spotune-{self.name}"
+        wait_for(f"claim {own}", 60, lambda: self.kubectl("get", "pvc", own, "--ignore-not-found"), every=0.3)
+        self._reader = f"reader-{self.name}"
+        self.workplace.start_reader(self._reader, own, self.workplace.cluster.nodes[0])
+        copy_to_pod(self.kubectl, self._reader, inputs or self.workplace.inputs, target)
+
+    def progress(self) -> dict[str, Any]:
+        """What the trainer says of itself, read from the volume; {} before it has said anything."""
+        script = f"cat {self.directory}/status.json 2>/dev/null || echo '{{}}'"
+        found: dict[str, Any] = json.loads(self.on_volume("bash", "-c", script))
+        return found
+
+    def wait_for_progress(
+        self, what: str, wanted: Callable[[dict[str, Any]], bool], seconds: float = SECONDS_TO_TRAIN
+    ) -> dict[str, Any]:
+        """Wait until the trainer itself is as far as wanted.
+
+        Raises:
+            AssertionError: It has failed, or is trained, before.
+        """
+
+        def look() -> dict[str, Any] | None:
+            try:
+                found = self.progress()
+            except KubectlError:  # an API server that restarts, a node that is gone
+                return None
+            if wanted(found):
+                return found
+            assert found.get("phase") not in {"Failed", "Done"}, f"{self.name} has ended before: {what}; {found}"
+            return None
+
+        return wait_for(f"{self.name}: {what}", seconds, look, every=0.3)
+
+    def wait_for_step(self, step: int, generation: int = 0, seconds: float = SECONDS_TO_TRAIN) -> dict[str, Any]:
+        """Wait until a generation not older than the given one has done a step not earlier than the given one."""
+
+        def reached(found: dict[str, Any]) -> bool:
+            return (found.get("step") or 0) >= step and found["generation"] >= generation
+
+        return self.wait_for_progress(f"step {step}", reached, seconds)
+
+    def wait_for_commit(self, step: int = 1) -> int:
+        """Wait until a step not earlier than the given one is committed; which one."""
+
+        def committed(found: dict[str, Any]) -> int:
+            return int((found.get("lastCheckpoint") or {}).get("step", 0))
+
+        return committed(self.wait_for_progress(f"a commit from step {step} on", lambda f: committed(f) >= step))
+
+    def remains(self, folder: Path) -> Remains:
+        """Copy what it has written into a new folder."""
+        copy = folder / f"{self.name}-{time.time_ns():x}"
+        copy_from_pod(self.kubectl, self._reader, self.directory, copy, _NOT_COPIED)
+        return Remains(JobDirectory(copy))

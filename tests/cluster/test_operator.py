@@ -1,0 +1,227 @@
+"""What `kubectl apply` of a FinetuneJob leads to: a model, and meanwhile a cluster that is as the job says."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotune_testcluster.kubectl import Kubectl
+from spotune_testcluster.waiting import wait_for
+from tests.cluster import text_to_sql
+from tests.cluster.faults.catalogue import SHORT
+from tests.cluster.faults.timeline import stretches
+from tests.cluster.faults.truth import untruths
+from tests.cluster.finetune_jobs import Remains, RunningJob, Workplace
+from tests.cluster.operator_install import Operator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+
+TRAINING_ROWS = 6400
+STEPS = TRAINING_ROWS // 64
+NOWHERE = {"podTemplate": {"spec": {"nodeSelector": {"spotune.dev/nowhere": "true"}}}}
+"""No node takes such pods: the job stays where it begins."""
+CHILDREN = ("persistentvolumeclaim", "configmap", "networkpolicy", "raycluster")
+
+
+def _table(kubectl: Kubectl, name: str) -> dict[str, str]:
+    """What `kubectl get ftj` shows of a job, by the headings of its columns."""
+    heading, row = kubectl("get", "ftj", name).splitlines()
+    starts = [found.start() for found in re.finditer(r"\S+", heading)]
+    bounds = list(zip(starts, [*starts[1:], None], strict=True))
+    return {heading[start:end].strip(): row[start:end].strip() for start, end in bounds}
+
+
+def _of_job(kubectl: Kubectl, name: str) -> set[str]:
+    """Everything in the namespace that belongs to a job, as kind/name."""
+    kinds = "pods,services,configmaps,networkpolicies,rayclusters,persistentvolumeclaims"
+    found = kubectl("get", kinds, f"--selector=spotune.dev/job={name}", "--output=name").split()
+    rays = kubectl("get", "services,secrets", f"--selector=ray.io/cluster=spotune-{name}", "--output=name").split()
+    return {*found, *rays}
+
+
+def test_text_to_sql_example_is_trained_by_kubectl_apply(
+    operator: Operator, workplace: Workplace, tmp_path: Path
+) -> None:
+    corpus = text_to_sql.write_corpus(tmp_path, TRAINING_ROWS)
+    manifest = text_to_sql.manifest(workplace, every_steps=STEPS // 4, samples=16)
+    with workplace.running(manifest) as job:
+        waiting = job.wait_for("the missing data to be named", lambda seen: seen.holds("Stalled"), 180)
+        assert waiting.condition("Stalled")["reason"] == "PreflightFailed"
+        assert "data" in waiting.condition("PreflightPassed")["message"]
+        assert not job.pods("workers"), "no GPU is paid for before there is something to train on"
+        job.move_to_own_volume(corpus, text_to_sql.ON_VOLUME)
+        tables = _tables_until_complete(job)
+        remains = job.remains(tmp_path)
+        wait_for("the cluster to be given back", 120, lambda: _of_job(job.kubectl, job.name) == _left(job), every=0.5)
+
+    moved = {column: {table[column] for table in tables} - {"", "0"} for column in ("STEP", "LOSS", "ETA")}
+    assert all(len(values) >= 3 for values in moved.values()), moved
+    assert {"Training", "Complete"} <= {table["PHASE"] for table in tables}
+    shown = [tables[-1][column] for column in ("PHASE", "STEP", "CHECKPOINT", "RESTARTS")]
+    assert shown == ["Complete", str(STEPS), str(STEPS), "0"]
+    assert untruths(job.history.seen, stretches(remains)) == []
+    status = job.history.last.status
+    assert status["output"] == f"pvc://spotune-{job.name}/{job.directory.removeprefix('/data/')}/export"
+    assert status["evalLoss"] == remains.ledger.records("evaluated")[-1]["loss"]
+    result = json.loads(remains.directory.result.read_text())
+    assert result["exportSha256"] == remains.sha256()
+    assert result["executionAccuracy"] is not None
+
+
+def _tables_until_complete(job: RunningJob) -> list[dict[str, str]]:
+    tables: list[dict[str, str]] = []
+
+    def complete() -> bool:
+        tables.append(_table(job.kubectl, job.name))
+        assert tables[-1]["PHASE"] != "Failed", job.history.last.condition("Failed")
+        return tables[-1]["PHASE"] == "Complete"
+
+    wait_for(f"{job.name}: Complete", 600, complete, every=1.0)
+    return tables
+
+
+def _left(job: RunningJob) -> set[str]:
+    """What stays of a job that is trained until it is deleted: its volume, and what costs nothing."""
+    name = f"spotune-{job.name}"
+    return {f"persistentvolumeclaim/{name}", f"configmap/{name}", f"networkpolicy.networking.k8s.io/{name}"}
+
+
+def test_suspended_job_has_no_pods_and_goes_on_where_it_was(
+    workplace: Workplace, undisturbed: Callable[[int], Remains], tmp_path: Path
+) -> None:
+    reference = undisturbed(SHORT)
+    with workplace.running(workplace.manifest("suspended", training={"maxSteps": SHORT})) as job:
+        job.wait_for_commit()
+        job.patch({"suspend": True})
+        suspended = job.wait_for("Suspended", lambda seen: seen.holds("Suspended"), 180)
+        assert suspended.status["phase"] == "Suspended"
+        assert not suspended.holds("Ready")
+        assert not job.pods("head") + job.pods("workers")
+        stopped = job.progress()
+        assert stopped["lastCheckpoint"]["step"] == stopped["step"], "the workers commit before they go"
+        job.patch({"suspend": False})
+        ended = job.wait_until_complete()
+        remains = job.remains(tmp_path)
+    assert ended.status["resumedFromStep"] == stopped["step"]
+    assert ended.status["stepsLost"] == ended.status["restarts"]["total"] == 0
+    assert remains.samples() == reference.samples()
+    assert remains.sha256() == reference.sha256()
+    assert untruths(job.history.seen, stretches(remains)) == []
+
+
+@pytest.fixture
+def nowhere(operator: Operator, workplace: Workplace) -> Iterator[Callable[..., RunningJob]]:
+    """Starts jobs with a volume of their own whose pods no node takes."""
+    with ExitStack() as started:
+
+        def start(name: str, **sections: dict[str, Any]) -> RunningJob:
+            storage_class = workplace.cluster.storage_class
+            own = {"existingClaim": "", "storageClassName": storage_class, "size": "300Mi", "retain": False}
+            storage = {**own, **sections.pop("storage", {})}
+            manifest = workplace.manifest(name, storage=storage, head=NOWHERE, **sections)
+            return started.enter_context(workplace.running(manifest))
+
+        yield start
+
+
+@pytest.mark.parametrize("retain", [True, False], ids=["retained", "not-retained"])
+def test_deletion_leaves_nothing_but_a_retained_volume(retain: bool, nowhere: Callable[..., RunningJob]) -> None:
+    name = f"deleted-{'kept' if retain else 'gone'}"
+    job = nowhere(name, storage={"retain": retain})
+    wait_for("its children", 60, lambda: _has_children(job), every=0.3)
+    wait_for("its head pod", 60, lambda: job.pods("head"), every=0.3)
+    job.kubectl("delete", "ftj", name)
+    left = {f"persistentvolumeclaim/spotune-{name}"} if retain else set()
+    wait_for("the garbage collector", 120, lambda: _of_job(job.kubectl, name) == left, every=0.5)
+    job.kubectl("delete", "pvc", f"spotune-{name}", "--ignore-not-found")
+
+
+def _has_children(job: RunningJob) -> bool:
+    return all(job.kubectl("get", kind, f"spotune-{job.name}", "--ignore-not-found") for kind in CHILDREN)
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_deleted_child_is_made_again(kind: str, nowhere: Callable[..., RunningJob]) -> None:
+    job = nowhere(f"without-{kind}")
+    name = f"spotune-{job.name}"
+    wait_for("its children", 60, lambda: _has_children(job), every=0.3)
+    before = job.kubectl.get(kind, name)["metadata"]["uid"]
+    job.kubectl("delete", kind, name)
+
+    def made_again() -> bool:
+        found = job.kubectl("get", kind, name, "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
+        return found not in ("", before)
+
+    wait_for(f"another {kind}", 60, made_again, every=0.3)
+
+
+DRIFT = {
+    "persistentvolumeclaim": ("/metadata/labels/spotune.dev~1job", "somebody-elses"),
+    "configmap": ("/data/job.yaml", "spec: {}"),
+    "networkpolicy": ("/spec/ingress", [{}]),
+    "raycluster": ("/spec/headGroupSpec/rayStartParams/num-cpus", "8"),
+}
+"""A field of each child that is ours, and what somebody makes of it."""
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_changed_child_is_put_right_and_what_others_own_is_left_alone(
+    kind: str, nowhere: Callable[..., RunningJob]
+) -> None:
+    job = nowhere(f"drifted-{kind}")
+    name = f"spotune-{job.name}"
+    wait_for("its children", 60, lambda: _has_children(job), every=0.3)
+    path, value = DRIFT[kind]
+    before = _at(job.kubectl.get(kind, name), path)
+    assert before != value
+    patch = json.dumps([{"op": "replace", "path": path, "value": value}])
+    job.kubectl("patch", kind, name, "--type=json", f"--patch={patch}")
+    job.kubectl("annotate", kind, name, "example.com/owner=somebody", "--overwrite")
+    wait_for(f"{path} as it was", 60, lambda: _at(job.kubectl.get(kind, name), path) == before, every=0.3)
+    assert job.kubectl.get(kind, name)["metadata"]["annotations"]["example.com/owner"] == "somebody"
+
+
+def _at(found: Any, path: str) -> Any:
+    """The value at a JSON pointer."""
+    for part in path.removeprefix("/").split("/"):
+        found = found[part.replace("~1", "/").replace("~0", "~")]
+    return found
+
+
+BROKEN: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
+    "storage class": ({"storage": {"storageClassName": "nowhere"}}, "nowhere does not exist in this cluster"),
+    "home folder": ({"model": {"source": "~/models/t5"}}, "~/models/t5 is in a home folder"),
+    "pod template": (
+        {"workers": {"count": 2, "gpus": 0, "podTemplate": {"spec": {"containers": [{"name": "sidecar"}]}}}},
+        "spec.workers.podTemplate",
+    ),
+    "GPUs among the resources": (
+        {"workers": {"count": 2, "gpus": 0, "resources": {"limits": {"nvidia.com/gpu": "1"}}}},
+        "give GPUs per pod as workers.gpus",
+    ),
+    "not built": ({"tracking": {"wandb": {"project": "x"}}}, "spec.tracking.wandb"),
+}
+"""What the API server takes and the operator cannot act on, and words of the sentence that says so."""
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.replace(" ", "-"))
+def test_job_that_cannot_be_is_stalled_with_a_sentence_until_it_is_mended(
+    case: str, nowhere: Callable[..., RunningJob]
+) -> None:
+    sections, words = BROKEN[case]
+    job = nowhere(f"broken-{case.lower().replace(' ', '-')}", **{name: dict(part) for name, part in sections.items()})
+    stalled = job.wait_for("Stalled", lambda seen: seen.holds("Stalled"), 60)
+    assert words in stalled.condition("Stalled")["message"]
+    assert stalled.status["phase"] == "Stalled"
+    assert not stalled.holds("Ready")
+    sound = job.workplace.manifest(job.name, head=NOWHERE)["spec"]
+    job.kubectl("patch", "ftj", job.name, "--type=json", f"--patch={_replace_spec(sound)}")
+    job.wait_for("not Stalled any more", lambda seen: bool(seen.status) and not seen.holds("Stalled"), 60)
+
+
+def _replace_spec(spec: dict[str, Any]) -> str:
+    return json.dumps([{"op": "replace", "path": "/spec", "value": spec}])
