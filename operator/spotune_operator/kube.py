@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -72,17 +73,27 @@ class GoneError(KubernetesError):
     """The version that a watch was to go on from is forgotten: list again."""
 
 
+class ConflictError(KubernetesError):
+    """Somebody else was there first: there is one of this name, it is another one, or it has just been changed."""
+
+
 class Kube:
     """A client; an asynchronous context manager.
 
     Args:
         login: Finds credentials; asked again when the API server refuses them, for tokens of pods expire.
+        request_seconds: Patience with one request.
+        silence_seconds: Patience with a watch on which nothing comes.
     """
 
-    def __init__(self, login: Login) -> None:
+    def __init__(
+        self, login: Login, request_seconds: float = _REQUEST_SECONDS, silence_seconds: float = _SILENCE_SECONDS
+    ) -> None:
         self.count: Callable[[str, str], None] = lambda _verb, _plural: None
         """Called with verb and plural of every request."""
         self._login = login
+        self._request_seconds = request_seconds
+        self._silence_seconds = silence_seconds
         self._session: aiohttp.ClientSession | None = None
         self._server = ""
 
@@ -119,10 +130,8 @@ class Kube:
         """Create an object; False if there is one of its name."""
         try:
             await self._json("POST", resource.path(manifest["metadata"]["namespace"]), {}, manifest)
-        except RefusedError as error:
-            if error.status == HTTPStatus.CONFLICT:
-                return False
-            raise
+        except ConflictError:
+            return False
         return True
 
     async def delete(
@@ -142,11 +151,8 @@ class Kube:
             options["gracePeriodSeconds"] = grace_seconds
         try:
             await self._json("DELETE", resource.path(namespace, name), {}, options)
-        except NotFoundError:
+        except (NotFoundError, ConflictError):
             return
-        except RefusedError as error:
-            if error.status != HTTPStatus.CONFLICT:
-                raise
 
     async def evict(self, namespace: str, name: str) -> bool:
         """Ask for a pod to go, by the rules of its PodDisruptionBudget; False while these forbid it."""
@@ -156,7 +162,7 @@ class Kube:
             await self._json("POST", PODS.path(namespace, name, "eviction"), {}, body)
         except NotFoundError:
             return True
-        except RefusedError as error:
+        except KubernetesError as error:
             if error.status == HTTPStatus.TOO_MANY_REQUESTS:
                 return False
             raise
@@ -186,80 +192,68 @@ class Kube:
 
         Raises:
             GoneError: The version is too old.
+            KubernetesError: It broke off.
         """
         parameters = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         parameters |= {"timeoutSeconds": str(seconds)} | ({"labelSelector": labels} if labels else {})
-        timeout = aiohttp.ClientTimeout(total=seconds + _REQUEST_SECONDS, sock_read=_SILENCE_SECONDS)
-        try:
-            async with self._request("GET", resource.path(namespace), parameters, None, "", timeout) as answer:
-                await self._raise_for(answer)
-                async for line in _lines(answer):
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise GoneError(str(event["object"].get("message")), event["object"].get("code", 0))
-                    yield event["type"], event["object"]
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise KubernetesError(_unreachable(error)) from error
+        patience = aiohttp.ClientTimeout(total=seconds + self._request_seconds, sock_read=self._silence_seconds)
+        async with self._answer("GET", resource.path(namespace), parameters, patience=patience) as answer:
+            async for line in _lines(answer):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise _error_of(int(event["object"].get("code", 0)), str(event["object"].get("message")))
+                yield event["type"], event["object"]
 
     async def _json(
         self, method: str, path: str, parameters: Mapping[str, str], body: Manifest | None = None, kind: str = ""
     ) -> Manifest:
-        for last in (False, True):
-            try:
-                async with self._request(method, path, parameters, body, kind) as answer:
-                    if answer.status == HTTPStatus.UNAUTHORIZED and not last:
-                        await self._log_in_again()
-                        continue
-                    await self._raise_for(answer)
-                    found: Manifest = await answer.json()
-                    return found
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise KubernetesError(_unreachable(error)) from error
-        raise AssertionError("the second answer is returned or raised")
+        patience = aiohttp.ClientTimeout(total=self._request_seconds)
+        async with self._answer(method, path, parameters, body, kind, patience=patience) as answer:
+            found: Manifest = json.loads(await answer.read())
+            return found
 
-    def _request(
+    @asynccontextmanager
+    async def _answer(
         self,
         method: str,
         path: str,
         parameters: Mapping[str, str],
-        body: Manifest | None,
-        kind: str,
-        timeout: aiohttp.ClientTimeout | None = None,
-    ) -> aiohttp.client._RequestContextManager:
+        body: Manifest | None = None,
+        kind: str = "",
+        *,
+        patience: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A good answer; credentials that are refused are looked for again, once.
+
+        Raises:
+            KubernetesError: There is no good one, or it breaks off, or it is not JSON (a proxy's own page).
+        """
         assert self._session is not None, "the client is used within its context"
-        self.count("WATCH" if "watch" in parameters else method, _plural(path))
-        return self._session.request(
-            method,
-            self._server + path,
-            params=parameters,
-            data=json.dumps(body) if body is not None else None,
-            headers={"Content-Type": kind or "application/json"},
-            timeout=timeout or aiohttp.ClientTimeout(total=_REQUEST_SECONDS),
-        )
-
-    async def _raise_for(self, answer: aiohttp.ClientResponse) -> None:
-        """The error of an answer; none for a good one."""
-        if answer.status < HTTPStatus.BAD_REQUEST:
-            return
-        text = await answer.text()
+        text = json.dumps(body) if body is not None else None
+        headers = {"Content-Type": kind or "application/json"}
         try:
-            message = json.loads(text)["message"]
-        except (ValueError, KeyError, TypeError):
-            message = text.strip() or answer.reason or "no reason given"
-        match answer.status:
-            case 404:
-                raise NotFoundError(message, 404)
-            case 410:
-                raise GoneError(message, 410)
-            case 400 | 403 | 409 | 413 | 422 | 429 as status:
-                raise RefusedError(message, status)
-        raise KubernetesError(f"the API server says {answer.status}: {message}", answer.status)
+            for is_last in (False, True):
+                self.count("WATCH" if "watch" in parameters else method, _plural(path))
+                session = self._session
+                async with session.request(
+                    method, self._server + path, params=parameters, data=text, headers=headers, timeout=patience
+                ) as answer:
+                    if answer.status < HTTPStatus.BAD_REQUEST:
+                        yield answer
+                        return
+                    if answer.status != HTTPStatus.UNAUTHORIZED or is_last:
+                        raise _error_of(answer.status, _message(await answer.text(errors="replace")))
+                await self._log_in_again(session)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise KubernetesError(_unreachable(error)) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise KubernetesError(f"the API server does not answer in JSON as it should ({error})") from error
 
-    async def _log_in_again(self) -> None:
-        old = self._session
-        self._open()
-        if old is not None:
-            await old.close()
+    async def _log_in_again(self, refused: aiohttp.ClientSession) -> None:
+        """Find credentials anew, unless somebody else has since those of a session were refused."""
+        if self._session is refused:
+            self._open()
+            await refused.close()
 
     def _open(self) -> None:
         """Log in, and open connections with what was found."""
@@ -275,6 +269,32 @@ def _plural(path: str) -> str:
     _, root, *parts = path.split("/")
     rest = parts[1:] if root == "api" else parts[2:]
     return rest[2] if rest[0] == "namespaces" and len(rest) > 2 else rest[0]
+
+
+def _error_of(status: int, message: str) -> KubernetesError:
+    """The error of an answer.
+
+    Only what the API server will say again to the same request is a refusal. That it has too much to do (429; also of
+    a quota that many want at once) or that a webhook does not answer (500) passes.
+    """
+    match status:
+        case 404:
+            return NotFoundError(message, status)
+        case 409:
+            return ConflictError(message, status)
+        case 410:
+            return GoneError(message, status)
+        case 400 | 403 | 413 | 415 | 422:
+            return RefusedError(message, status)
+    return KubernetesError(f"the API server says {status}: {message}", status)
+
+
+def _message(text: str) -> str:
+    """What an answer says in words: the message of a ``v1.Status``, or a proxy's text."""
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip() or "no reason given"
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
