@@ -76,12 +76,13 @@ class Caches:
         self._jobs: dict[JobKey, KnownJob] = {}
         self._changed = changed
         self._node_changed = node_changed
-        ours = {"labels": JOB_LABEL, "namespace": settings.watch_namespace}
+        where = settings.watch_namespace
         wanted = [each for each in CHILDREN.values() if each is not POD_MONITORS or settings.monitoring_namespace]
         self._children: list[Reflector[Child]] = [
-            Reflector(kube, each, partial(child_view, kind=each.kind), _key, changed, **ours) for each in wanted
+            Reflector(kube, each, partial(child_view, kind=each.kind), _key, changed, labels=JOB_LABEL, namespace=where)
+            for each in wanted
         ]
-        self._pods = Reflector(kube, PODS, pod_view, _key_of_ray_pod, changed, **ours)
+        self._pods = Reflector(kube, PODS, pod_view, _key_of_ray_pod, changed, labels=JOB_LABEL, namespace=where)
         self._nodes = Reflector(kube, NODES, node_view, lambda node: node.name, self._on_node)
         self._classes = Reflector(kube, STORAGE_CLASSES, _storage_class, lambda _: "all", self._on_classes)
 
