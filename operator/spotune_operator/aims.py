@@ -26,7 +26,7 @@ class Aim(StrEnum):
     COMMIT = "commit"
     """As they are, while the supervisor commits and stops, because they are to go next."""
     FREE = "free"
-    """No pods; the RayCluster stays."""
+    """No pods; the RayCluster stays, unless it is in a queue, where only Kueue may suspend it."""
     RELEASE = "release"
     """The head alone, which can still be asked: the job has ended."""
     LEAVE = "leave"
@@ -116,11 +116,22 @@ class Situation:
             if self.job.spec.cleanup.cluster == "keep":
                 return Aim.LEAVE
             return Aim.DELETE if self.now >= self.cleanup_at else Aim.RELEASE
-        cluster = self.seen.children.get("RayCluster")
-        going = cluster is not None and cluster.suspended and bool(self.seen.pods)
-        if not (self.job.spec.suspend or self.outdated or going):
+        if not (self.job.spec.suspend or self.outdated or self._is_being_freed()):
             return Aim.RUN
-        return Aim.COMMIT if not going and self._is_worth_waiting_for() else Aim.FREE
+        if not self._is_being_freed() and self._is_worth_waiting_for():
+            return Aim.COMMIT
+        return Aim.DELETE if self.job.spec.cluster.queue_name else Aim.FREE
+
+    def _is_being_freed(self) -> bool:
+        """Whether pods are on their way out because the operator wanted it; in a queue it is Kueue that suspends."""
+        cluster = self.seen.children.get("RayCluster")
+        is_ours = cluster is not None and cluster.suspended and not self.job.spec.cluster.queue_name
+        return is_ours and bool(self.seen.pods)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the job goes on later, and its pods are not wanted until then."""
+        return self.outcome is None and self.aim in (Aim.COMMIT, Aim.FREE, Aim.DELETE)
 
     @property
     def cleanup_at(self) -> float:

@@ -24,14 +24,19 @@ def training_figures(situation: Situation) -> dict[str, Any]:
     is_training = situation.is_training and said.phase == "Training"
     left = said.eta_seconds if is_training else None
     return {
-        **{name: value for name in _AS_SAID if (value := getattr(said, name)) is not None},
-        **{name: getattr(said, name) if is_training else None for name in _WHILE_TRAINING},
+        **{name: _rounded(value) for name in _AS_SAID if (value := getattr(said, name)) is not None},
+        **{name: _rounded(getattr(said, name)) if is_training else None for name in _WHILE_TRAINING},
         "eta": rfc3339(situation.reading.at + left) if left is not None else "",
         "resumed_from_step": said.resumed_from_step or situation.previous.resumed_from_step,
         "last_checkpoint": _last_checkpoint(said, situation.previous),
         "restarts": _restarts(said, situation.previous.restarts),
         **_progress(situation),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five digits of what is not a whole number: a column of ``kubectl get`` shows them all."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _last_checkpoint(said: Said, previous: FinetuneJobStatus) -> LastCheckpointStatus | None:

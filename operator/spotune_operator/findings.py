@@ -54,7 +54,7 @@ def phase(situation: Situation, findings_by_type: dict[str, Finding], before: st
         return "Stalled"
     if situation.job.spec.suspend:
         return "Suspended" if findings_by_type["Suspended"].status == "True" else "Suspending"
-    if situation.aim in (Aim.COMMIT, Aim.FREE):
+    if situation.stands_still:
         return "Restarting"
     head = situation.seen.head
     if head is None or not head.runs:
@@ -110,7 +110,7 @@ def _stalled(situation: Situation, parts: dict[str, Finding]) -> Finding:
         preflight = parts["PreflightPassed"]
         if preflight.status == "False" and preflight.reason == "CheckFailed":
             return Finding("Stalled", "True", "PreflightFailed", preflight.message)
-    return Finding("Stalled", "False", "NothingToMend")
+    return Finding("Stalled", "False", "NothingToMend", "nothing waits for a person")
 
 
 def _ends(situation: Situation) -> Iterator[Finding]:
@@ -158,7 +158,7 @@ def _cluster(situation: Situation) -> Finding:
         return Finding("ClusterReady", "False", "Deleted", "given back after the end of the job")
     if situation.aim is Aim.RELEASE:
         return Finding("ClusterReady", "False", "Released", "the workers are given back; the head goes next")
-    if situation.aim in (Aim.COMMIT, Aim.FREE):
+    if situation.stands_still:
         return Finding("ClusterReady", "False", "Freed", "no pods are wanted now")
     trouble = _trouble(situation)
     if seen.head is None or not seen.head.ready:

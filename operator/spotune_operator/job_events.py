@@ -22,8 +22,8 @@ _CAUSES: Final = {
     "app_error": "the model, the data or the code failed",
     "out_of_memory": "a worker ran out of memory",
 }
-_QUIET: Final = frozenset({"Reconciling", "ClusterReady", "DataPrepared", "CheckpointHealthy"})
-"""Conditions that turn as a matter of course; the others tell the same, or more."""
+_QUIET: Final = frozenset({"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy"})
+"""Conditions that turn as a matter of course, or whose turns ``Ready`` tells."""
 _LONGEST: Final = 1000
 
 

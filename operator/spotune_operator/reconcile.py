@@ -172,7 +172,9 @@ class Reconciler:
 
     async def _say(self, known: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
         """Write the status if it is another one, after the Events about what is new in it."""
-        changes = merge_patch(_content(previous), _content(status))
+        after = _content(status)
+        missing = {name: value for name, value in after.items() if name not in known.status}
+        changes = merge_patch(_content(previous), after) | missing
         if not changes:
             return
         key = known.namespace, known.name
