@@ -83,14 +83,6 @@ class WorkQueue(Generic[Key]):
         self.add(key, wait)
         return wait
 
-    def forget(self, key: Key) -> None:
-        """The key is not worked on later."""
-        self._failures.pop(key, None)
-        self._again.discard(key)
-        timer = self._waiting.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-
     def _finish(self, key: Key) -> None:
         self._working.discard(key)
         if key in self._again:
