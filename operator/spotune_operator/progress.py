@@ -42,14 +42,20 @@ class Poller:
         settings: How often, how many at a time, how patiently.
         changed: Called with the job whose reading says something new.
         clock: Unix time.
+        port: At which supervisors answer.
     """
 
     def __init__(
-        self, settings: Settings, changed: Callable[[JobKey], None], clock: Callable[[], float] = time.time
+        self,
+        settings: Settings,
+        changed: Callable[[JobKey], None],
+        clock: Callable[[], float] = time.time,
+        port: int = PROGRESS.number,
     ) -> None:
         self._settings = settings
         self._changed = changed
         self._clock = clock
+        self._port = port
         self._limit = asyncio.Semaphore(settings.polls)
         self._targets: dict[JobKey, _Target] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -75,7 +81,7 @@ class Poller:
             key: The job.
             ip: Of its head pod; empty: there is none, and nobody is asked any more.
         """
-        address = f"http://{f'[{ip}]' if ':' in ip else ip}:{PROGRESS.number}" if ip else ""
+        address = f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port}" if ip else ""
         target = self._targets.get(key)
         if target is not None and target.address != address:
             target.task.cancel()
