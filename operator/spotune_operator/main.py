@@ -12,8 +12,9 @@ from typing import Any
 
 import kopf
 
+from spotune.crd.definition import GROUP, PLURAL
 from spotune_operator.errors import KubernetesError
-from spotune_operator.kube import JOBS, Kube
+from spotune_operator.kube import Kube
 from spotune_operator.logs import log_as_json
 from spotune_operator.running import Running
 from spotune_operator.settings import Settings
@@ -36,28 +37,26 @@ def registry_of(settings: Settings) -> kopf.OperatorRegistry:
     """Handlers of kopf over an operator with these settings."""
     registry = kopf.OperatorRegistry()
     stack = contextlib.AsyncExitStack()
-    started: list[Running] = []
+    memo: dict[str, Running] = {}
 
     @kopf.on.login(registry=registry)
     def log_in(**_: Any) -> kopf.ConnectionInfo:
         return login()
 
     @kopf.on.startup(registry=registry)
-    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
-        _configure(settings)
+    async def start(**kwargs: Any) -> None:
+        _configure(kwargs["settings"])
         kube = await stack.enter_async_context(Kube(login))
-        running = await stack.enter_async_context(Running(kube, _settings))
-        started.append(running)
+        memo["running"] = await stack.enter_async_context(Running(kube, settings))
 
     @kopf.on.cleanup(registry=registry)
     async def clean_up(**_: Any) -> None:
         await stack.aclose()
 
-    @kopf.on.event(JOBS.group_version.partition("/")[0], JOBS.plural, registry=registry)
+    @kopf.on.event(GROUP, PLURAL, registry=registry)
     async def on_job(event: Mapping[str, Any], **_: Any) -> None:
-        started[0].on_job(event["type"], dict(event["object"]))
+        memo["running"].on_job(event["type"], dict(event["object"]))
 
-    _settings = settings
     return registry
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,16 +47,17 @@ class Running:
         self.reconciler = Reconciler(kube, self.caches, self.poller, settings, self.metrics, clock)
         self._kube = kube
         self._settings = settings
+        self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self._passes: dict[JobKey, float] = {}
         self._synced = False
         self._pages = Pages(settings, self.sickness, lambda: self._synced, self._metrics_page)
 
     async def __aenter__(self) -> Self:
-        kube_calls = self.metrics.api_calls
-        self._kube.count = lambda verb, kind: kube_calls.labels(verb, kind).inc()
-        await self._pages.__aenter__()
-        await self.poller.__aenter__()
+        self._kube.count = lambda verb, plural: self.metrics.api_calls.labels(verb, plural).inc()
+        await self._stack.enter_async_context(self._pages)
+        await self._stack.enter_async_context(self.poller)
+        self._stack.push_async_callback(self._end_tasks)
         for reflector in self.caches.reflectors():
             self._run(reflector.run(), f"watch of {reflector.resource.plural}")
         self._run(self._start(), "start")
@@ -65,11 +67,12 @@ class Running:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._stack.aclose()
+
+    async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.poller.__aexit__(kind, error, trace)
-        await self._pages.__aexit__(kind, error, trace)
 
     def on_job(self, event: str | None, body: Manifest) -> None:
         """Take in what a watch says of a FinetuneJob."""
