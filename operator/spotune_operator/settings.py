@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,6 +13,21 @@ from spotune_operator.gpu_healing import GpuHealing
 from spotune_operator.placed_job import OPERATOR_NAMESPACE
 
 PREFIX: Final = "SPOTUNE_OPERATOR_"
+_MORE_THAN_ZERO: Final = frozenset(
+    {
+        "port",
+        "passes",
+        "poll_seconds",
+        "start_poll_seconds",
+        "polls",
+        "answer_seconds",
+        "retry_seconds",
+        "retry_max_seconds",
+        "refused_seconds",
+    }
+)
+"""With 0 of these nothing would be done, or the same without a pause."""
+_HIGHEST_PORT: Final = 65535
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ class Settings:
         """The settings that variables name, and defaults for the rest.
 
         Raises:
-            UsageError: A variable with our prefix is unknown, or its value is not of its kind.
+            UsageError: A variable with our prefix is unknown, or its value is none that can be worked with.
         """
         known = {PREFIX + name.upper(): (name, default) for name, default in _defaults(cls()).items()}
         healing = {f"{PREFIX}HEAL_{name.upper()}": (name, default) for name, default in _defaults(GpuHealing()).items()}
@@ -95,7 +111,11 @@ def _value(name: str, text: str, default: Any) -> Any:
     try:
         value = type(default)(text)
     except ValueError as error:
-        raise UsageError(f"{name} is {text!r}: give a number") from error
-    if value < 0:
-        raise UsageError(f"{name} is {text!r}: give a number from 0")
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise UsageError(f"{name} is {text!r}: give {kind}") from error
+    setting = name.removeprefix(PREFIX).lower()
+    if not math.isfinite(value) or value < 0 or (value == 0 and setting in _MORE_THAN_ZERO):
+        raise UsageError(f"{name} is {text!r}: give a number {'above' if setting in _MORE_THAN_ZERO else 'from'} 0")
+    if setting == "port" and value > _HIGHEST_PORT:
+        raise UsageError(f"{name} is {text!r}: ports end at {_HIGHEST_PORT}")
     return value
