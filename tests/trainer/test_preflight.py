@@ -1,0 +1,91 @@
+"""Preflight as a whole: every check is made, shown as it comes, and remembered."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from spotune_trainer import files
+from spotune_trainer.control import CheckResult, Orders, Standing
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.preflight import NOTICE_SECONDS, Preflight
+from tests.trainer.checkpoints import put_checkpoint
+from tests.trainer.runs import Runs
+from tests.trainer.tiny import make_job, save_source
+
+
+class Head:
+    """A preflight whose clock goes on by a second at every look."""
+
+    def __init__(self, root: Path, runs: Runs) -> None:
+        self.directory = JobDirectory(root / "job")
+        self.standing = Standing(Orders())
+        self.preflight = Preflight(self.directory, self.standing, itertools.count().__next__)
+        self.source = root / "model"
+        self.job = make_job(self.source, dataset={"train": {"source": str(runs.shards("seq2seq"))}, "eval": None})
+
+    def results(self) -> dict[str, CheckResult]:
+        return {check.name: check for check in self.standing.checks}
+
+
+@pytest.fixture
+def head(tmp_path: Path, runs: Runs) -> Head:
+    return Head(tmp_path, runs)
+
+
+def test_failed_check_hides_no_other_and_is_made_again(head: Head) -> None:
+    assert not head.preflight.passes(head.job)
+    results = head.results()
+    assert {name: result.status for name, result in results.items()} == {
+        "storage-semantics": "passed",
+        "model": "failed",
+        "data": "passed",
+        "storage-space": "failed",
+        "commit-time": "failed",
+    }
+    assert head.preflight.failures() == (
+        f"{results['model'].message}; the size of a checkpoint is not known before the model can be read"
+    )
+    save_source(head.source, "seq2seq")
+    assert head.preflight.passes(head.job)
+    assert head.preflight.failures() == ""
+    assert head.standing.as_json()["preflight"]["passed"]
+    assert {result.seconds for result in head.results().values()} == {1}
+
+
+def test_check_that_is_made_again_shows_what_it_said_before(head: Head) -> None:
+    shown: list[CheckResult] = []
+
+    def look() -> str:
+        shown.append(head.results()["volume"])
+        if len(shown) == 1:
+            raise OSError("the volume is away")
+        return "the volume is there"
+
+    preflight = Preflight(head.directory, head.standing, checks=lambda _job, _directory: {"volume": look})
+    assert [preflight.passes(head.job) for _ in range(2)] == [False, True]
+    assert [(result.status, result.message) for result in shown] == [
+        ("running", ""),
+        ("running", "the volume is away"),
+    ]
+
+
+def test_notice_is_the_pods(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_source(head.source, "seq2seq")
+    monkeypatch.setenv(NOTICE_SECONDS, "25")
+    head.preflight.passes(head.job)
+    assert head.results()["commit-time"].message.endswith("and fits into the notice of 25 s")
+
+
+def test_checks_that_a_newer_version_adds_are_made_although_there_are_checkpoints(head: Head) -> None:
+    put_checkpoint(head.directory, 1, 1)
+    recorded = [CheckResult("model", "passed", "of an earlier life", 1).as_json()]
+    files.write_json(head.directory.preflight, {"time": 0, "checks": recorded})
+    assert not head.preflight.passes(head.job), "the model is not there"
+    save_source(head.source, "seq2seq")
+    assert head.preflight.passes(head.job)
+    head.preflight.record()
+    head.source.rename(head.source.with_name("gone"))
+    assert head.preflight.passes(head.job), "what passed is not looked at again"
