@@ -1,0 +1,390 @@
+"""The commands against a real API server, as somebody who has the documented Role in one namespace and nothing else.
+
+The operator has no part in it: what it would write into a status is written here.
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spotune.load import parse_job
+from spotune.yaml_file import Document
+from spotune_operator.children.pods import SUPERVISOR_CONTAINER
+from spotune_operator.children.storage import volume_claim
+from spotune_operator.pinned import pin
+from spotune_operator.placed_job import PlacedJob, place
+from spotune_operator.providers import NONE
+from spotune_operator.settings import Settings
+from spotune_testcluster.kubectl import Kubectl
+from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
+from spotune_testcluster.waiting import wait_for
+from tests.cluster.pods import pod, restricted, run_in, wait_until_running
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "how-to" / "from-the-terminal.md"
+SPOTUNE = str(Path(sys.executable).with_name("spotune"))
+JOB = "t5-sql"
+HEAD_LABELS = {"spotune.dev/job": JOB, "app.kubernetes.io/component": "head"}
+LEDGER = [
+    {"time": 1767323040.0, "event": "attempt-started", "attempt": 1},
+    {"time": 1767323041.0, "event": "attempt-ended", "attempt": 1, "exitCode": 10},
+    {"time": 1767323042.0, "event": "attempt-started", "attempt": 2},
+]
+DRIVERS = {1: ["2026-01-02T03:04:00.500Z the head is lost"], 2: ["2026-01-02T03:04:03.000Z goes on"]}
+TOLD = [
+    "driver-1: 2026-01-02T03:04:00.500Z the head is lost",
+    "job: 2026-01-02T03:04:01.000Z attempt 1 ended with exit code 10",
+    "job: 2026-01-02T03:04:02.000Z attempt 2 starts",
+    "driver-2: 2026-01-02T03:04:03.000Z goes on",
+]
+FOLDER = """
+import json, sys
+from pathlib import Path
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from spotune_trainer.layout import JobDirectory
+place = JobDirectory(Path(sys.argv[1]))
+ledger, drivers = json.loads(sys.argv[2])
+place.logs.mkdir(parents=True)
+place.ledger.write_text("".join(json.dumps(record) + "\\n" for record in ledger))
+for attempt, lines in drivers.items():
+    place.driver_log(int(attempt)).write_text("".join(line + "\\n" for line in lines))
+writer = EventFileWriter(str(place.tensorboard))
+writer.add_event(Event(step=1))
+writer.close()
+"""
+"""Makes the folder of a job on the volume."""
+SUPERVISOR = """
+import sys, threading
+from pathlib import Path
+from spotune_trainer.control import Orders, Standing
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.pod_pages import PodPages
+from spotune_trainer.serve import ProgressServer
+place, orders = JobDirectory(Path(sys.argv[1])), Orders()
+pages = PodPages(place, orders, Standing(orders))
+with ProgressServer(place, lambda: None, "0.0.0.0", 8090, pages.pages, pages.actions):
+    threading.Event().wait()
+"""
+"""What a head's supervisor serves, without a training."""
+
+
+class Running:
+    """A command that runs on, with the lines that it prints."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        assert process.stdout is not None
+        self._out = process.stdout
+
+    def line(self) -> str:
+        """The next line; waits for it."""
+        return self._out.readline().rstrip("\n")
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code and the rest of what it printed; waits for the end."""
+        rest = self._out.read()
+        return self._process.wait(timeout=60), rest
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A namespace with a job that nobody trains, and a user who may do what the docs say.
+
+    Attributes:
+        cluster: The cluster.
+        kubectl: As its administrator, in the namespace.
+        placed: The job.
+        kubeconfig: The user's.
+    """
+
+    cluster: ClusterUnderTest
+    kubectl: Kubectl
+    placed: PlacedJob
+    kubeconfig: Path
+
+    def words(self, command: str, *words: str) -> list[str]:
+        """A command as the user types it."""
+        return [SPOTUNE, command, *words, "--kubeconfig", str(self.kubeconfig)]
+
+    def run(self, command: str, *words: str, code: int = 0) -> str:
+        """What a command prints on standard output; on standard error where it fails as it should."""
+        done = subprocess.run(self.words(command, *words), capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout if code == 0 else done.stdout + done.stderr
+
+    @contextmanager
+    def started(self, command: str, *words: str) -> Iterator[Running]:
+        """A command that runs on; it is ended with the block."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(self.words(command, *words), **pipes) as process:
+            try:
+                yield Running(process)
+            finally:
+                process.kill()
+
+    def say(self, *conditions: tuple[str, str, str], **status: Any) -> None:
+        """Write the job's status as the operator would."""
+        job = self.kubectl.get("ftj", JOB)
+        generation = job["metadata"]["generation"]
+        told = [
+            {"type": name, "status": value, "reason": "Test", "message": message}
+            | {"observedGeneration": generation, "lastTransitionTime": "2026-01-02T03:04:05Z"}
+            for name, value, message in conditions
+        ]
+        content = {**status, "observedGeneration": generation, "conditions": told}
+        change = json.dumps([{"op": "add", "path": "/status", "value": content}])
+        self.kubectl("patch", "ftj", JOB, "--subresource=status", "--type=json", "--patch", change)
+
+    @contextmanager
+    def head(self, name: str) -> Iterator[str]:
+        """A head pod whose supervisor serves the job's folder; its name."""
+        manifest = pod(name, self.cluster.image, self._python(SUPERVISOR), claims={"/data": self.placed.claim})
+        manifest["metadata"]["labels"] = HEAD_LABELS
+        manifest["spec"]["containers"][0] |= {"name": SUPERVISOR_CONTAINER, "ports": [{"containerPort": 8090}]}
+        manifest["spec"]["containers"][0]["readinessProbe"] = {
+            "httpGet": {"path": "/healthz", "port": 8090},
+            "periodSeconds": 1,
+        }
+        self.kubectl.apply(restricted(manifest))
+        try:
+            wait_until_running(self.kubectl, name)
+            yield name
+        finally:
+            self.remove(name)
+
+    def remove(self, name: str) -> None:
+        """End a pod at once."""
+        self.kubectl("delete", "pod", name, "--ignore-not-found", "--grace-period=0", "--force")
+
+    def append(self, name: str, *lines: str) -> None:
+        """Have the second driver say more."""
+        log = f"{self.placed.directory}/logs/driver-2.log"
+        run_in(self.kubectl, name, "bash", "-c", 'printf "%s\\n" "$@" >> "$0"', log, *lines)
+
+    def readers(self) -> list[str]:
+        """Names of the pods that commands have made."""
+        found = self.kubectl.get("pods", "--selector=app.kubernetes.io/component=reader")
+        return [item["metadata"]["name"] for item in found]
+
+    def _python(self, script: str, *arguments: str) -> list[str]:
+        return ["python", "-c", script, str(self.placed.directory), *arguments]
+
+    def make_folder(self) -> None:
+        """Put the job's folder, with logs of two attempts, on the volume."""
+        content = self._python(FOLDER, json.dumps([LEDGER, DRIVERS]))
+        manifest = pod("maker", self.cluster.image, content, claims={"/data": self.placed.claim})
+        self.kubectl.apply(restricted(manifest))
+        self.kubectl("wait", "pod/maker", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s")
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The stage that the tests of this module share."""
+    kubectl = cluster.kubectl
+    kubectl("apply", "--server-side", "--force-conflicts", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
+    kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
+    with temporary_namespace(kubectl) as own:
+        own("label", "namespace", own.namespace, "pod-security.kubernetes.io/enforce=restricted")
+        file = tmp_path_factory.mktemp("user") / "kubeconfig"
+        file.write_text(yaml.safe_dump(_user(own)))
+        placed = _placed(cluster, own.namespace)
+        found = Stage(cluster, own, placed, file)
+        content = placed.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        own.apply(content, volume_claim(placed) or {})
+        found.make_folder()
+        yield found
+
+
+def _placed(cluster: ClusterUnderTest, namespace: str) -> PlacedJob:
+    content = {
+        "apiVersion": "spotune.dev/v1alpha1",
+        "kind": "FinetuneJob",
+        "metadata": {"name": JOB, "namespace": namespace},
+        "spec": {
+            "model": {"source": "/data/model", "task": "seq2seq"},
+            "dataset": {"train": {"source": "/data/shards"}},
+            "training": {"epochs": 3},
+            "storage": {"storageClassName": cluster.storage_class, "size": "300Mi"},
+            "cluster": {"image": cluster.image, "provider": "none"},
+        },
+    }
+    return place(parse_job(Document(content)), NONE)
+
+
+def _user(kubectl: Kubectl) -> dict[str, Any]:
+    """The kubeconfig of a service account with the Role of the docs in kubectl's namespace."""
+    [role] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    subject = {"kind": "ServiceAccount", "name": "ana", "namespace": kubectl.namespace}
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "ana"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "spotune-user"},
+        "subjects": [subject],
+    }
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "ana"}}
+    kubectl.apply(account, yaml.safe_load(role), binding)
+    config: dict[str, Any] = json.loads(kubectl("config", "view", "--raw", "--minify", "--output=json"))
+    config["users"] = [{"name": "ana", "user": {"token": kubectl("create", "token", "ana").strip()}}]
+    context = {"cluster": config["clusters"][0]["name"], "user": "ana", "namespace": kubectl.namespace}
+    return {**config, "contexts": [{"name": "test", "context": context}], "current-context": "test"}
+
+
+def _checks(printed: str) -> Mapping[str, Mapping[str, str]]:
+    return {check["name"]: check for check in json.loads(printed)["checks"]}
+
+
+def test_doctor_of_a_user_finds_the_documented_role_enough_and_says_what_it_cannot_see(stage: Stage) -> None:
+    done = subprocess.run(stage.words("doctor", "--output", "json"), capture_output=True, text=True, check=False)
+    checks = _checks(done.stdout)
+    verdicts = {name: check["verdict"] for name, check in checks.items()}
+    assert {name: verdicts[name] for name in ("api-server", "permissions", "kuberay-crd", "finetunejob-crd")} == {
+        "api-server": "passed",
+        "permissions": "passed",
+        "kuberay-crd": "passed",
+        "finetunejob-crd": "passed",
+    }
+    for name in ("kuberay-operator", "operator", "storage", "gpus"):
+        assert verdicts[name] == "warning"
+        assert f'User "system:serviceaccount:{stage.kubectl.namespace}:ana" cannot list' in checks[name]["message"]
+    assert done.returncode == 0
+
+
+def test_doctor_names_every_right_that_is_missing(stage: Stage) -> None:
+    printed = stage.run("doctor", "--output", "json", "--namespace", "default", code=10)
+    check = _checks(printed)["permissions"]
+    assert check["verdict"] == "failed"
+    for words in ("get and list finetunejobs", "get and create pods/portforward", "list events"):
+        assert words in check["message"]
+
+
+def test_doctor_of_an_administrator_sees_the_whole_cluster(stage: Stage) -> None:
+    admin = ["--kubeconfig", str(stage.kubectl.kubeconfig), "--namespace", stage.kubectl.namespace]
+    storage, pull = ["--storage-class", "nothing"], ["--pull", stage.cluster.image]
+    words = [SPOTUNE, "doctor", *admin, *storage, *pull, "--output", "json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    checks = _checks(done.stdout)
+    assert checks["storage"]["message"].startswith("there is no storage class nothing; there is ")
+    assert (checks["image"]["verdict"], done.returncode) == ("passed", 10), done.stdout
+    if stage.cluster.machine:
+        assert checks["gpus"]["message"] == "2 GPU(s) on 2 node(s), 2 of them spot"
+    assert stage.kubectl.get("pods", "--selector=app.kubernetes.io/component=doctor") == []
+
+
+def test_status_is_that_of_the_job(stage: Stage) -> None:
+    stage.say(
+        ("Training", "True", "steps are made"), phase="Training", step=12, totalSteps=48, loss=1.25, workers="2/2"
+    )
+    assert json.loads(stage.run("status", JOB, "--output", "json")) == stage.kubectl.get("ftj", JOB)["status"]
+    [listed] = json.loads(stage.run("status", "--output", "json"))["jobs"]
+    assert (listed["name"], listed["status"]["step"]) == (JOB, 12)
+    assert "12/48 (25%)" in stage.run("status")
+    assert "step 12/48" in stage.run("status", JOB)
+
+
+def test_what_is_not_there_and_what_is_not_allowed_is_one_sentence(stage: Stage) -> None:
+    assert f"has no FinetuneJob t5-slq; did you mean {JOB}?" in stage.run("status", "t5-slq", code=2)
+    refused = stage.run("status", "--namespace", "default", code=10)
+    assert 'cannot list resource "finetunejobs" in API group "spotune.dev" in the namespace "default"' in refused
+    assert "Ask whoever looks after the cluster" in refused
+    assert refused.count("\n") == 1
+
+
+def test_watch_ends_with_the_job_and_its_exit_code_is_the_jobs(stage: Stage) -> None:
+    stage.say(phase="Provisioning", step=0)
+    with stage.started("watch", JOB) as watching:
+        assert watching.line() == "Provisioning"
+        stage.say(phase="Training", step=24, totalSteps=48)
+        assert watching.line() == "Training: step 24/48"
+        stage.say(("Complete", "True", "the model is trained"), phase="Complete", step=48, output="pvc://x/export")
+        code, rest = watching.ended()
+        assert code == 0
+        assert "t5-sql is trained (48 steps); the model is at pvc://x/export\n" in rest
+    stage.say(("Failed", "True", "the data has no column sql"), phase="Failed")
+    assert "t5-sql failed: the data has no column sql" in stage.run("watch", JOB, code=20)
+
+
+def test_suspend_waits_until_the_pods_are_gone_and_resume_until_it_trains(stage: Stage) -> None:
+    stage.say(("Training", "True", "steps are made"), phase="Training")
+    waiting = pod("spotune-t5-sql-workers-worker-abcde", stage.cluster.image)
+    waiting["metadata"]["labels"] = {"spotune.dev/job": JOB, "app.kubernetes.io/component": "workers"}
+    waiting["spec"]["nodeSelector"] = {"spotune.dev/nowhere": "true"}
+    stage.kubectl.apply(restricted(waiting))
+    with stage.started("suspend", JOB, "--wait") as suspending:
+        assert "1 pod(s) left: spotune-t5-sql-workers-worker-abcde" in suspending.line()
+        assert stage.kubectl.get("ftj", JOB)["spec"]["suspend"] is True
+        stage.remove("spotune-t5-sql-workers-worker-abcde")
+        assert "the operator has not seen the change yet" in suspending.line()
+        stage.say(("Suspended", "True", "all pods are gone"), phase="Suspended")
+        assert suspending.ended() == (0, "t5-sql is suspended\n")
+    assert "waited for 0 s, and still: " in stage.run("resume", JOB, "--wait", "--timeout", "1ms", code=10)
+    stage.say(("Stalled", "True", "there is no such image"), phase="Stalled")
+    assert "Stalled: Test: there is no such image" in stage.run("resume", JOB, "--wait", code=20)
+    stage.say(("Training", "True", "steps are made"), phase="Training")
+    assert stage.run("resume", JOB, "--wait", "--output", "json").count('"changed": false') == 1
+
+
+def test_logs_of_a_job_without_a_head_come_from_the_volume_by_a_pod_that_is_removed(stage: Stage) -> None:
+    stage.say(("Complete", "True", "the model is trained"), phase="Complete", pinned=_pinned(stage))
+    assert stage.run("logs", JOB).splitlines() == TOLD
+    assert stage.run("logs", JOB, "--follow", "--lines", "1").splitlines() == TOLD[-1:]
+    assert stage.readers() == []
+
+
+def test_followed_logs_go_on_through_the_loss_of_the_head_without_a_line_twice_or_lost(stage: Stage) -> None:
+    stage.say(("Training", "True", "steps are made"), phase="Training", pinned=_pinned(stage))
+    with stage.head("head-1"), stage.started("logs", JOB, "--follow") as following:
+        said = [following.line() for _ in TOLD]
+        stage.append("head-1", *(f"before {number}" for number in range(50)))
+        said += [following.line() for _ in range(50)]
+        stage.append("head-1", "with the head")
+        stage.remove("head-1")
+        with stage.head("head-2"):
+            stage.append("head-2", *(f"after {number}" for number in range(50)))
+            assert stage.run("logs", JOB, "--lines", "2").splitlines() == ["driver-2: after 48", "driver-2: after 49"]
+            while not said[-1].endswith("after 49"):
+                said.append(following.line())
+            stage.say(("Complete", "True", "the model is trained"), phase="Complete")
+            assert following.ended()[0] == 0
+            assert stage.run("events", JOB).count("Pod head-2  Started") == 1
+    numbers = range(50)
+    told = [*(f"before {number}" for number in numbers), "with the head", *(f"after {number}" for number in numbers)]
+    assert said == [*TOLD, *(f"driver-2: {line}" for line in told)]
+    assert stage.readers() == []
+
+
+def test_tensorboard_is_served_here_and_its_pod_goes_with_ctrl_c(stage: Stage) -> None:
+    stage.say(("Complete", "True", "the model is trained"), phase="Complete", pinned=_pinned(stage))
+    with stage.started("tensorboard", JOB, "--port", "0") as board:
+        url = wait_for("TensorBoard's URL", 100, lambda: re.search(r"http://127\S+", board.line()))[0]
+        with urllib.request.urlopen(f"{url}data/environment", timeout=20) as answer:
+            assert json.load(answer)["data_location"] == f"{stage.placed.directory}/logs/tensorboard"
+        wait_for(
+            "the run", 30, lambda: "." in json.load(urllib.request.urlopen(f"{url}data/runs", timeout=20)), every=1
+        )
+        assert len(stage.readers()) == 1
+        board.interrupt()
+        assert board.ended()[0] == 0
+    assert stage.readers() == []
+
+
+def _pinned(stage: Stage) -> dict[str, Any]:
+    return pin(stage.placed, None, Settings()).model_dump(mode="json", by_alias=True)
