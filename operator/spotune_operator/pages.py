@@ -50,6 +50,13 @@ class Pages:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    @property
+    def port(self) -> int:
+        """Where it listens; another port than the settings' where these leave the choice (0)."""
+        assert self._runner is not None, "pages are served within the context"
+        port: int = self._runner.addresses[0][1]
+        return port
+
     async def _livez(self, _: web.Request) -> web.Response:
         sickness = self._sickness()
         return web.Response(text=f"{sickness or 'ok'}\n", status=503 if sickness else 200)

@@ -26,7 +26,7 @@ from spotune_operator.settings import Settings
 logger = logging.getLogger(__name__)
 
 _LONGEST_PASS_SECONDS = 180.0
-"""A pass of a few requests of at most half a minute each; one that takes longer hangs."""
+"""A pass is a few requests of at most half a minute each."""
 
 
 class Running:
@@ -36,9 +36,16 @@ class Running:
         kube: The API server.
         settings: The operator's.
         clock: Unix time.
+        longest_pass_seconds: A pass that takes longer hangs.
     """
 
-    def __init__(self, kube: Kube, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        settings: Settings,
+        clock: Callable[[], float] = time.time,
+        longest_pass_seconds: float = _LONGEST_PASS_SECONDS,
+    ) -> None:
         self.metrics = Metrics()
         self.queue: WorkQueue[JobKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)
         self.poller = Poller(settings, self._changed, clock)
@@ -47,15 +54,16 @@ class Running:
         self.reconciler = Reconciler(kube, self.caches, self.poller, settings, self.metrics, clock)
         self._kube = kube
         self._settings = settings
+        self._longest_pass_seconds = longest_pass_seconds
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self._passes: dict[JobKey, float] = {}
         self._synced = False
-        self._pages = Pages(settings, self.sickness, lambda: self._synced, self._metrics_page)
+        self.pages = Pages(settings, self.sickness, lambda: self._synced, self._metrics_page)
 
     async def __aenter__(self) -> Self:
         self._kube.count = lambda verb, plural: self.metrics.api_calls.labels(verb, plural).inc()
-        await self._stack.enter_async_context(self._pages)
+        await self._stack.enter_async_context(self.pages)
         await self._stack.enter_async_context(self.poller)
         self._stack.push_async_callback(self._end_tasks)
         for reflector in self.caches.reflectors():
@@ -89,16 +97,22 @@ class Running:
         if ended:
             return f"{', '.join(ended)} ended"
         now = time.monotonic()
-        hung = ["/".join(key) for key, start in self._passes.items() if now - start > _LONGEST_PASS_SECONDS]
+        hung = ["/".join(key) for key, start in self._passes.items() if now - start > self._longest_pass_seconds]
         return f"the pass over {', '.join(hung)} hangs" if hung else ""
 
     async def _start(self) -> None:
         """Work on jobs once everything about them is known."""
         await self.caches.synced()
-        async for jobs, _ in self._kube.pages(JOBS, self._settings.watch_namespace, ""):
-            for body in jobs:
-                self.on_job(None, body)
-        self._synced = True
+        while not self._synced:
+            try:
+                async for jobs, _ in self._kube.pages(JOBS, self._settings.watch_namespace, ""):
+                    for body in jobs:
+                        self.on_job(None, body)
+            except KubernetesError as error:
+                logger.warning("listing FinetuneJobs: %s", error)
+                await asyncio.sleep(self._settings.retry_seconds)
+            else:
+                self._synced = True
         self.metrics.synced.set(1)
         logger.info("all caches are filled; %d jobs", len(self.caches.keys()))
         for number in range(self._settings.passes):

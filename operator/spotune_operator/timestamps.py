@@ -4,8 +4,11 @@ from datetime import UTC, datetime
 
 
 def unix_time(text: str | None) -> float | None:
-    """Seconds since 1970 of an RFC 3339 time; None for none."""
-    return datetime.fromisoformat(text).timestamp() if text else None
+    """Seconds since 1970 of an RFC 3339 time; None for none, or for a text that is no time (people edit statuses)."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def rfc3339(seconds: float) -> str:
