@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -35,6 +36,9 @@ _WARNINGS: Final = {
     ("PreflightPassed", "False"),
     ("CheckpointHealthy", "False"),
 }
+
+_LONGEST_REASON: Final = 1024
+_LONGEST_MESSAGE: Final = 32768
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,16 @@ def updated(previous: Sequence[Condition], findings: Iterable[Finding], generati
             status=finding.status,
             observed_generation=generation,
             last_transition_time=rfc3339(now) if earlier is None or changed else earlier.last_transition_time,
-            reason=finding.reason,
-            message=finding.message,
+            reason=_one_word(finding.reason),
+            message=finding.message[:_LONGEST_MESSAGE],
         )
     return sorted(after.values(), key=lambda condition: _rank(condition.type))
+
+
+def _one_word(reason: str) -> str:
+    """A reason as ``metav1.Condition`` wants it; some come from the kubelet, KubeRay and others."""
+    word = re.sub(r"[^A-Za-z0-9_]", "", reason)[:_LONGEST_REASON]
+    return word if word[:1].isalpha() else f"Reason{word}"
 
 
 def find(conditions: Iterable[Condition], name: str) -> Condition | None:
