@@ -38,12 +38,14 @@ def job_events(
         status: The status now.
         now: Unix time.
     """
+    told: set[str] = set()
     for condition in status.conditions:
         before = find(previous.conditions, condition.type)
-        if _is_news(before, condition):
+        text = condition.message or _spelled(condition)
+        if _is_news(before, condition) and text not in told:  # of two conditions that say the same, one
+            told.add(text)
             since = before.last_transition_time if before is not None else ""
             warning = Finding(condition.type, condition.status, condition.reason).is_warning
-            text = condition.message or _spelled(condition)
             yield _event(job, condition.reason, text, now, (condition.type, since), warning=warning)
     for cause, words in _CAUSES.items():
         count = getattr(status.restarts, cause)
