@@ -137,6 +137,10 @@ class Caches:
         found = [child for reflector in self._children for child in reflector.of(key).values()]
         return {child.kind: child for child in found if child.name == f"spotune-{key[1]}"}
 
+    def version_of(self, kind: str) -> int:
+        """How far the cache of a kind of child has got; 0 before it has been filled."""
+        return max((each.version for each in self._children if each.resource.kind == kind), default=0)
+
     def pods(self, key: JobKey) -> list[Pod]:
         """A job's pods by name."""
         return sorted(self._pods.of(key).values(), key=lambda pod: pod.name)

@@ -175,6 +175,18 @@ class Kube:
         items: list[Manifest] = found["items"]
         return items
 
+    async def serves(self, resource: Resource) -> bool:
+        """Whether the API server says that it has a kind of a group; it does so a moment after it has learned of it."""
+        group, _, version = resource.group_version.partition("/")
+        groups = {found["name"] for found in (await self._json("GET", "/apis", {}))["groups"]}
+        if group not in groups:
+            return False
+        try:
+            known = await self._json("GET", f"/apis/{group}/{version}", {})
+        except NotFoundError:
+            return False
+        return resource.plural in {found["name"] for found in known["resources"]}
+
     async def pages(self, resource: Resource, namespace: str, labels: str) -> AsyncIterator[tuple[list[Manifest], str]]:
         """All objects, in pages with the version of the list."""
         parameters = {"limit": str(_PAGE)} | ({"labelSelector": labels} if labels else {})
@@ -265,9 +277,11 @@ class Kube:
 
 
 def _plural(path: str) -> str:
-    """The kind in a path, as the path names it."""
+    """The kind in a path, as the path names it; of a path without one, its beginning."""
     _, root, *parts = path.split("/")
     rest = parts[1:] if root == "api" else parts[2:]
+    if not rest:
+        return root
     return rest[2] if rest[0] == "namespaces" and len(rest) > 2 else rest[0]
 
 

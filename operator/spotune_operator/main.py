@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,14 @@ import kopf
 
 from spotune.crd.definition import GROUP, PLURAL
 from spotune_operator.errors import KubernetesError
-from spotune_operator.kube import Kube
+from spotune_operator.kube import JOBS, Kube
 from spotune_operator.logs import log_as_json
 from spotune_operator.running import Running
 from spotune_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_LOOK_FOR_DEFINITION_SECONDS = 2.0
 
 
 def login() -> kopf.ConnectionInfo:
@@ -60,8 +65,23 @@ def registry_of(settings: Settings) -> kopf.OperatorRegistry:
     return registry
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keeps nothing and compares nothing: kopf would copy every job at every event, to find what has changed in it."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
 def _configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = kopf.MultiProgressStorage([])
     settings.scanning.disabled = True  # what is served is known; no right to see definitions and namespaces is needed
     settings.watching.server_timeout = 300
     settings.watching.inactivity_timeout = 150
@@ -69,8 +89,25 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.queueing.idle_timeout = 1.0
 
 
+async def _trouble(kube: Kube) -> str | None:
+    """Why there is nothing to watch yet: a definition that comes later would not be noticed by kopf."""
+    try:
+        is_there = await kube.serves(JOBS)
+    except KubernetesError as error:
+        return str(error)
+    return None if is_there else "FinetuneJobs are not known to the API server: apply manifests/crd.yaml"
+
+
+async def _run(settings: Settings) -> None:
+    async with Kube(login) as kube:
+        while (trouble := await _trouble(kube)) is not None:
+            logger.warning("%s", trouble)
+            await asyncio.sleep(_LOOK_FOR_DEFINITION_SECONDS)
+    where: Any = {"namespaces": [settings.watch_namespace]} if settings.watch_namespace else {"clusterwide": True}
+    await kopf.operator(registry=registry_of(settings), standalone=True, **where)
+
+
 def run(settings: Settings) -> None:
     """Run the operator until it is told to go."""
     log_as_json()
-    where: Any = {"namespaces": [settings.watch_namespace]} if settings.watch_namespace else {"clusterwide": True}
-    asyncio.run(kopf.operator(registry=registry_of(settings), standalone=True, **where))
+    asyncio.run(_run(settings))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ OPERATOR_NAMESPACE: Final = "spotune-system"
 _FINGERPRINT_DIGITS = 8
 
 
+@cache
 def default_image() -> str:
     """The trainer's image that belongs to this version."""
     return f"spotune/trainer:{version('spotune')}"

@@ -6,6 +6,7 @@ wish nor the object has changed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -36,12 +37,13 @@ from spotune_operator.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Applied:
-    """What was applied last of a child: the wish, and the object that came of it."""
+    """What was applied last of a child: the wish, and digest and version of the object that came of it."""
 
     wish: str
-    result: str
+    digest: str
+    version: int
 
 
 class Reconciler:
@@ -71,7 +73,7 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._applied: dict[str, _Applied] = {}
+        self._applied: dict[JobKey, dict[str, _Applied]] = {}
         self._refused: dict[JobKey, dict[str, str]] = {}
         self._rendered: dict[JobKey, tuple[str, int, Rendered]] = {}
         self._interrupted: dict[JobKey, float] = {}
@@ -135,14 +137,8 @@ class Reconciler:
         )
 
     async def _act(self, key: JobKey, decision: Decision, seen: Observed) -> None:
-        refused: dict[str, str] = {}
-        for manifest in decision.apply:
-            kind = manifest["kind"]
-            try:
-                await self._apply(manifest, seen.children.get(kind), again=kind in seen.refused)
-            except (RefusedError, NotFoundError) as error:  # a kind that is not installed is not found
-                refused[kind] = str(error)
-                logger.warning("%s of %s/%s: %s", kind, *key, error)
+        answers = await asyncio.gather(*(self._apply(key, manifest, seen) for manifest in decision.apply))
+        refused = {manifest["kind"]: words for manifest, words in zip(decision.apply, answers, strict=True) if words}
         for child in decision.delete:
             await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
         for pod in decision.force_delete:
@@ -155,20 +151,35 @@ class Reconciler:
         else:
             self._refused.pop(key, None)
 
-    async def _apply(self, manifest: Manifest, live: Child | None, *, again: bool) -> None:
-        """Apply a child, unless it was applied as it is wished, and nobody has changed it since.
+    async def _apply(self, key: JobKey, manifest: Manifest, seen: Observed) -> str:
+        """Apply a child, unless it is as it was when it was last applied, and is wished no other way.
 
-        The answer to an apply is newer than what the cache holds for a moment; it is then applied once more.
+        Returns:
+            Why the API server does not take it; empty if it does.
         """
-        metadata = manifest["metadata"]
-        place = f"{manifest['kind']}/{metadata['namespace']}/{metadata['name']}"
-        wish = digest(manifest)
-        applied = self._applied.get(place)
-        is_as_wished = applied is not None and live is not None and applied == _Applied(wish, live.digest)
-        if is_as_wished and not again:
-            return
-        found = await self._kube.apply(manifest)
-        self._applied[place] = _Applied(wish, child_view(found, manifest["kind"]).digest)
+        kind, wish = manifest["kind"], digest(manifest)
+        if kind not in seen.refused and self._is_as_wished(key, kind, wish, seen.children.get(kind)):
+            return ""
+        try:
+            found = await self._kube.apply(manifest)
+        except (RefusedError, NotFoundError) as error:  # a kind that is not installed is not found
+            logger.warning("%s: %s", kind, error)
+            return str(error)
+        version = int(found["metadata"]["resourceVersion"])
+        self._applied.setdefault(key, {})[kind] = _Applied(wish, child_view(found, kind).digest, version)
+        return ""
+
+    def _is_as_wished(self, key: JobKey, kind: str, wish: str, live: Child | None) -> bool:
+        """Whether a child is still what came of the last apply, as far as the cache can tell.
+
+        A cache that has not got as far as that apply knows nothing about it yet: neither a missing child nor
+        another content means that somebody has taken it away or changed it.
+        """
+        applied = self._applied.get(key, {}).get(kind)
+        if applied is None or applied.wish != wish:
+            return False
+        is_old = self._caches.version_of(kind) < applied.version
+        return is_old or (live is not None and live.digest == applied.digest)
 
     async def _say(self, known: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
         """Write the status if it is another one, after the Events about what is new in it."""
@@ -205,9 +216,7 @@ class Reconciler:
         self._refused.pop(key, None)
         self._interrupted.pop(key, None)
         self._rendered.pop(key, None)
-        places = [place for place in self._applied if place.endswith("/{}/spotune-{}".format(*key))]
-        for place in places:
-            del self._applied[place]
+        self._applied.pop(key, None)
 
 
 def _job_of(known: KnownJob) -> FinetuneJob:

@@ -84,6 +84,11 @@ class Reflector(Generic[View]):
         self._version = ""
         self._heard = False
 
+    @property
+    def version(self) -> int:
+        """Up to which version everything is known; they grow. 0 while a list is waited for."""
+        return int(self._version or 0)
+
     def of(self, group: Hashable) -> Mapping[str, View]:
         """The views of a group, by uid."""
         return self._groups.get(group, _NO_OBJECTS)

@@ -7,6 +7,8 @@ import yaml
 from spotune.job import API_VERSION, KIND, FinetuneJob
 from spotune_operator.placed_job import PlacedJob
 
+_Dumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml writes the same several times as fast; not every build of PyYAML has it."""
 JOB_FILE: Final = "job.yaml"
 _FOR_PODS_ONLY = ("head", "storage", "cluster", "cleanup", "suspend")
 """Sections that are pods by the time that the trainer runs: it must not restart, nor refuse, for a change of them."""
@@ -14,7 +16,8 @@ _FOR_PODS_ONLY = ("head", "storage", "cluster", "cleanup", "suspend")
 
 def config_map(placed: PlacedJob) -> dict[str, Any]:
     """A ConfigMap with the job file that the supervisor is started with."""
-    content = yaml.safe_dump(trainer_job(placed.job).model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    job = trainer_job(placed.job).model_dump(mode="json", exclude_unset=True)
+    content = yaml.dump(job, Dumper=_Dumper, sort_keys=False)
     return placed.child("v1", "ConfigMap", "config") | {"data": {JOB_FILE: content}}
 
 
