@@ -18,6 +18,7 @@ from spotune_trainer.directory_lock import locked
 from spotune_trainer.jobs import JobsClient
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.local_ray import LocalRay, RunningRay
+from spotune_trainer.serve import ProgressServer
 from spotune_trainer.supervise import Supervisor
 from spotune_trainer.view import PlainView
 from spotune_trainer.watched_attempt import RayHead, Timing
@@ -68,7 +69,9 @@ def main(root: Path, record: Path | None) -> int:
     try:
         with locked(directory):
             command = lambda attempt: driver_command(directory, attempt)  # noqa: E731
-            Supervisor(directory, policy, head, view, command=command, timing=TIMING).run()
+            supervisor = Supervisor(directory, lambda: policy, head, view, command=command, timing=TIMING)
+            with ProgressServer(directory, supervisor.sickness) as server:
+                supervisor.run(server.url)
     except SpotuneError as error:
         print(error, flush=True)  # noqa: T201
         return error.exit_code

@@ -12,10 +12,11 @@ from spotune.durations import Duration
 from spotune.errors import InfrastructureError, JobError, SupersededError
 from spotune.job import RetrySpec
 from spotune.job.operations import BackoffSpec
+from spotune_trainer.control import Orders
 from spotune_trainer.jobs import JobsClient, JobsUnavailableError, RayJob
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
-from spotune_trainer.supervise import Supervisor
+from spotune_trainer.supervise import StoppedError, Supervisor
 from spotune_trainer.view import PlainView
 from spotune_trainer.watched_attempt import Timing
 
@@ -31,6 +32,7 @@ class ScriptedRay:
         self.jobs: dict[str, RayJob] = {}
         self.alive = False
         self.starts = 0
+        self.notice: Path | None = None
 
     def find(self, record: Mapping[str, Any] | None) -> bool:
         return False
@@ -64,7 +66,10 @@ class ScriptedJobs(JobsClient):
         return list(self.ray.jobs.values())
 
     def find(self, submission_id: str) -> RayJob | None:
-        return self.ray.jobs.get(submission_id)
+        job = self.ray.jobs.get(submission_id)
+        if job is not None and self.ray.notice is not None and self.ray.notice.exists():
+            return RayJob(submission_id, "FAILED", 10, "", job.metadata)
+        return job
 
     def logs(self, submission_id: str) -> str:
         return "Traceback\nValueError: what the driver said last"
@@ -92,11 +97,16 @@ class Run:
     def __init__(self, root: Path, *acts: Act) -> None:
         self.directory = JobDirectory(root)
         self.ray = ScriptedRay(*acts)
+        self.orders = Orders()
+        self.policy = POLICY
         self.lines: list[str] = []
 
-    def __call__(self) -> None:
-        view = PlainView(self.lines.append)
-        Supervisor(self.directory, POLICY, self.ray, view, timing=Timing(poll=0.0)).run()
+    def __call__(self, *, drain: bool = False) -> None:
+        view, timing = PlainView(self.lines.append), Timing(poll=0.0)
+        supervisor = Supervisor(self.directory, lambda: self.policy, self.ray, view, orders=self.orders, timing=timing)
+        if drain:
+            supervisor.drain()
+        supervisor.run("http://127.0.0.1:8090")
 
     def attempts(self) -> list[tuple[int, int | None]]:
         return [(record["attempt"], record["exitCode"]) for record in Ledger(self.directory).records("attempt-ended")]
@@ -155,3 +165,35 @@ def test_notice_of_an_earlier_stop_does_not_stop_the_next_attempt(tmp_path: Path
     run()
     assert not run.directory.notice.exists()
     assert not run.directory.supervisor.exists()
+
+
+def test_policy_is_asked_for_at_every_decision(tmp_path: Path) -> None:
+    def crashes_for_the_last_time(ray: ScriptedRay) -> int | None:
+        run.policy = POLICY.model_copy(update={"app_failure_limit": 2})
+        return 1
+
+    run = Run(tmp_path, 1, crashes_for_the_last_time, 1, 0)
+    with pytest.raises(InfrastructureError, match="what the driver said last"):
+        run()
+    assert len(run.ray.acts) == 2
+
+
+def test_stopped_supervisor_submits_nothing_and_counts_no_failure(tmp_path: Path) -> None:
+    def is_told_to_stop(ray: ScriptedRay) -> int | None:
+        run.orders.stop(5)
+        return None
+
+    run = Run(tmp_path, is_told_to_stop, 0)
+    run.ray.notice = run.directory.notice
+    with pytest.raises(StoppedError):
+        run()
+    assert run.attempts() == [(1, 10)]
+    assert Ledger(run.directory).records("failure") == []
+    with pytest.raises(StoppedError):
+        run()
+    run.orders.start()
+    with pytest.raises(StoppedError):
+        run(drain=True)
+    assert run.attempts() == [(1, 10)]
+    run()
+    assert run.attempts() == [(1, 10), (2, 0)]

@@ -65,12 +65,15 @@ def run(
 
 def _train(place: JobDirectory, job: FinetuneJob, console: Console, *, port: int, verbose: bool) -> None:
     from spotune_trainer.local_ray import LocalRay
+    from spotune_trainer.serve import ProgressServer
     from spotune_trainer.supervise import Supervisor
 
     workers = job.spec.workers
     head = LocalRay(place.root, workers.world_size, gpus=workers.gpus > 0)
     view = _view(job.metadata.name, console)
-    Supervisor(place, job.spec.retry, head, view, port=port, verbose=verbose).run()
+    supervisor = Supervisor(place, lambda: job.spec.retry, head, view, verbose=verbose)
+    with ProgressServer(place, supervisor.sickness, port=port) as server:
+        supervisor.run(server.url)
 
 
 def _view(name: str, console: Console) -> View:

@@ -11,7 +11,6 @@ import typer
 from spotune.errors import UsageError
 
 _TOKEN = "RAY_AUTH_TOKEN"
-_SECONDS_FOR_THE_LOCK = 30.0
 
 
 def supervise(
@@ -19,38 +18,41 @@ def supervise(
     directory: Annotated[Path, typer.Option(help="Folder of the job's state and result, on the shared volume.")],
     ray: Annotated[str, typer.Option(help="Address of Ray's Jobs API.")] = "http://127.0.0.1:8265",
     serve: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where /progress, /metrics and /healthz are served.")
+        str, typer.Option(metavar="HOST:PORT", help="Where /progress, /metrics, /healthz and /logs are served.")
     ] = "127.0.0.1:8090",
 ) -> None:
     """Train a job on the Ray beside this process, and stay until told to go: the second container of a head pod.
 
-    Ray's token is taken from the environment variable RAY_AUTH_TOKEN.
+    Ray's token is taken from the environment variable RAY_AUTH_TOKEN, the seconds that workers have after a spot notice
+    from SPOTUNE_NOTICE_SECONDS. The job file may change at any time: how it trains is then followed from the next group
+    of workers on.
 
     Example: spotune supervise /etc/spotune/job.yaml --directory /data/team/job-0123abcd --serve 0.0.0.0:8090
     """
-    from spotune_trainer.directory_lock import locked_if_possible
+    from spotune_trainer.control import Orders, Standing
     from spotune_trainer.given_ray import GivenRay
-    from spotune_trainer.job_directory import check_directory, put_job, read_job
+    from spotune_trainer.job_file import JobFile
     from spotune_trainer.layout import JobDirectory
+    from spotune_trainer.pod_pages import PodPages
+    from spotune_trainer.pod_supervisor import PodSupervisor
+    from spotune_trainer.preflight import Preflight
+    from spotune_trainer.serve import ProgressServer
     from spotune_trainer.stay import Stay
-    from spotune_trainer.supervise import Supervisor
     from spotune_trainer.view import PlainView
 
-    address = _address(serve)
+    host, port = _address(serve)
     place = JobDirectory(directory.absolute())
-    view = PlainView(typer.echo)
-
-    def run() -> None:
-        wanted = read_job(job, {})
-        check_directory(place, wanted)
-        with locked_if_possible(place, _SECONDS_FOR_THE_LOCK, typer.echo):
-            put_job(place, wanted)
-            if not place.result.exists():
-                head = GivenRay(ray, os.environ.get(_TOKEN, ""), stay.stopped)
-                Supervisor(place, wanted.spec.retry, head, view, host=address[0], port=address[1]).run()
-
-    stay = Stay(place, run, typer.echo, address)
-    stay.until_stopped()
+    orders = Orders()
+    standing = Standing(orders)
+    job_file = JobFile(job, place, standing, typer.echo)
+    head = GivenRay(ray, os.environ.get(_TOKEN, ""), lambda: orders.stopping)
+    preflight = Preflight(place, standing)
+    supervisor = PodSupervisor(place, job_file, preflight, head, PlainView(typer.echo), orders, standing)
+    stay = Stay(place, supervisor.run, orders, standing, job_file.has_changed, typer.echo)
+    pages = PodPages(place, orders, standing)
+    with ProgressServer(place, supervisor.sickness, host, port, pages.pages, pages.actions) as server:
+        supervisor.url = server.url
+        stay.until_told_to_leave()
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -26,11 +26,11 @@ class GivenRay:
 
     def find(self, record: Mapping[str, Any] | None) -> bool:
         """False until it answers: what an earlier supervisor noted says nothing about now."""
-        return self._answers()
+        return self.answers()
 
     def start(self) -> None:
         """Wait until it answers, however long that takes."""
-        while not self._answers() and not self._stopped():
+        while not self.answers() and not self._stopped():
             time.sleep(_POLL_SECONDS)
 
     def is_alive(self) -> bool:
@@ -48,7 +48,8 @@ class GivenRay:
     def end(self) -> None:
         """Nothing: it is not ours."""
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it answers now."""
         try:
             self._client.version()
         except JobsUnavailableError:

@@ -6,18 +6,28 @@ Everything comes from `status.json` at the moment of the request; there is no st
 from __future__ import annotations
 
 import json
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
 
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
 
 _POLL_SECONDS = 0.05
+_FOLLOW_SECONDS = 1.0
+_IDLE_SECONDS = 60
+"""A connection without a request, or on which nothing can be sent, is closed after this time."""
+_MOST_BODY_BYTES = 4096
+_MOST_UNREAD_BLOCKS = 256
 _GAUGES = {
     "step": ("step", "Optimizer steps done."),
     "totalSteps": ("total_steps", "Optimizer steps of the whole run."),
@@ -35,26 +45,62 @@ _GAUGES = {
 }
 
 
+@dataclass(frozen=True)
+class Page:
+    """A whole answer."""
+
+    status: HTTPStatus
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An answer that goes on, perhaps for ever.
+
+    Attributes:
+        texts: its parts, made with a function that waits a little and says whether anybody still listens.
+    """
+
+    texts: Callable[[Callable[[], bool]], Iterator[str]]
+
+
+Query = Mapping[str, str]
+"""Parameters of a URL; of one that is given several times the last."""
+
+
 class ProgressServer:
-    """Serves one job's progress from a thread of its own; a context manager.
+    """Serves one job's progress from threads of its own; a context manager.
 
     Args:
         directory: of the job.
         sickness: why the job is not well, or None while it is; asked by `/healthz`.
         host: address to listen on.
         port: 0 for any free one.
+        pages: further answers to GET by path, or others than ours.
+        actions: answers to POST by path, made from the body.
     """
 
     def __init__(
-        self, directory: JobDirectory, sickness: Callable[[], str | None], host: str = "127.0.0.1", port: int = 0
+        self,
+        directory: JobDirectory,
+        sickness: Callable[[], str | None],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        pages: Mapping[str, Callable[[Query], Page | Stream]] = MappingProxyType({}),
+        actions: Mapping[str, Callable[[bytes], Page]] = MappingProxyType({}),
     ) -> None:
         class Handler(_Handler):
-            pages: Mapping[str, Callable[[], _Page]] = {
-                "/progress": lambda: _progress_page(_read(directory)),
-                "/metrics": lambda: _metrics_page(_read(directory)),
-                "/healthz": lambda: _health_page(sickness()),
-            }
+            pass
 
+        Handler.pages = {
+            "/progress": lambda _: _progress_page(read_status(directory)),
+            "/metrics": lambda _: _metrics_page(read_status(directory)),
+            "/healthz": lambda _: _health_page(sickness()),
+            **pages,
+        }
+        Handler.actions = actions
+        Handler.closing = self._closing = threading.Event()
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(
@@ -73,57 +119,137 @@ class ProgressServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-_Page = tuple[HTTPStatus, str, str]
-"""Status, content type and text."""
-
-
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET with the page of the path."""
+    """Answers with the page of the path, by GET, or the action of the path, by POST."""
 
-    pages: Mapping[str, Callable[[], _Page]] = {}
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_SECONDS
+    pages: Mapping[str, Callable[[Query], Page | Stream]]
+    actions: Mapping[str, Callable[[bytes], Page]]
+    closing: threading.Event
 
     def do_GET(self) -> None:
         """Answer with a page, or name those that there are."""
-        page = self.pages.get(self.path.partition("?")[0])
-        known = ", ".join(self.pages)
-        status, kind, text = page() if page else (HTTPStatus.NOT_FOUND, "text/plain", f"there is {known}\n")
-        content = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        url = urlsplit(self.path)
+        page = self.pages.get(url.path)
+        if page is None:
+            self._refuse(url.path, self.actions, "POST")
+            return
+        try:
+            answer = page(dict(parse_qsl(url.query)))
+        except OSError as error:  # the volume is away
+            answer = Page(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{error}\n")
+        if isinstance(answer, Page):
+            self._send(answer)
+        else:
+            self._stream(answer)
+
+    def do_POST(self) -> None:
+        """Do what the path says, or name what there is."""
+        path = urlsplit(self.path).path
+        action = self.actions.get(path)
+        length = self.headers.get("Content-Length", "0")
+        if action is None:
+            self._refuse(path, self.pages, "GET")
+            self._leave_the_rest()
+        elif "Transfer-Encoding" in self.headers or not length.isdecimal() or int(length) > _MOST_BODY_BYTES:
+            reason = f"send a body with a Content-Length of at most {_MOST_BODY_BYTES} bytes\n"
+            self._send(Page(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "text/plain", reason))
+            self._leave_the_rest()
+        else:
+            self._send(action(self.rfile.read(int(length))))
+
+    def _leave_the_rest(self) -> None:
+        """Close without having read the body, but late: closing at once would take the answer back on its way."""
+        self.close_connection = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_FOLLOW_SECONDS)
+            for _ in range(_MOST_UNREAD_BLOCKS):
+                if not self.connection.recv(_MOST_BODY_BYTES):
+                    return
+
+    def _refuse(self, path: str, others: Mapping[str, Any], method: str) -> None:
+        if path in others:
+            self._send(Page(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", f"{path} is for {method}\n"), allow=method)
+            return
+        known = ", ".join([*self.pages, *(f"POST {name}" for name in self.actions)])
+        self._send(Page(HTTPStatus.NOT_FOUND, "text/plain", f"there is {known}\n"))
+
+    def _send(self, page: Page, allow: str = "") -> None:
+        content = page.text.encode()
+        self.send_response(page.status)
+        self.send_header("Content-Type", f"{page.kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
+        if allow:
+            self.send_header("Allow", allow)
         self.end_headers()
         self.wfile.write(content)
+
+    def _stream(self, stream: Stream) -> None:
+        """Send the parts as they come: in chunks, or to a client of HTTP/1.0 until the connection closes."""
+        chunked = self.request_version != "HTTP/1.0"
+        self.close_connection = True
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        if chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with suppress(ConnectionError, TimeoutError):  # who read it has seen enough
+            for text in stream.texts(self._is_listened_to):
+                content = text.encode()
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content) if chunked else content)
+            if chunked:
+                self.wfile.write(b"0\r\n\r\n")
+
+    def _is_listened_to(self) -> bool:
+        """Wait a little; whether the client is still there, and the server too."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN | select.POLLHUP)
+        if poll.poll(_FOLLOW_SECONDS * 1000):
+            if self.connection.recv(1, socket.MSG_PEEK) == b"":
+                return False
+            time.sleep(_FOLLOW_SECONDS)  # it has sent more, which nobody will read
+        return not self.closing.is_set()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Requests are not worth a line."""
 
 
-def _read(directory: JobDirectory) -> dict[str, Any] | None:
+def read_status(directory: JobDirectory) -> dict[str, Any] | None:
+    """What the driver last published, with its age; None before it has.
+
+    Raises:
+        OSError, ValueError: the volume is away, or the file is damaged.
+    """
     status: dict[str, Any] | None = files.read_json(directory.status)
     if status is not None:
         status["ageSeconds"] = round(max(0.0, time.time() - status["time"]), 3)
     return status
 
 
-def _progress_page(status: dict[str, Any] | None) -> _Page:
+def _progress_page(status: dict[str, Any] | None) -> Page:
     if status is None:
-        return HTTPStatus.SERVICE_UNAVAILABLE, "application/json", '{"message": "the driver has not started yet"}\n'
-    return HTTPStatus.OK, "application/json", json.dumps(status) + "\n"
+        text = '{"message": "the driver has not started yet"}\n'
+        return Page(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", text)
+    return Page(HTTPStatus.OK, "application/json", json.dumps(status) + "\n")
 
 
-def _health_page(sickness: str | None) -> _Page:
+def _health_page(sickness: str | None) -> Page:
     if sickness is not None:
-        return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", sickness + "\n"
-    return HTTPStatus.OK, "text/plain", "ok\n"
+        return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", sickness + "\n")
+    return Page(HTTPStatus.OK, "text/plain", "ok\n")
 
 
-def _metrics_page(status: dict[str, Any] | None) -> _Page:
-    return HTTPStatus.OK, "text/plain; version=0.0.4", "".join(f"{line}\n" for line in metrics_lines(status or {}))
+def _metrics_page(status: dict[str, Any] | None) -> Page:
+    lines = metrics_lines(status or {})
+    return Page(HTTPStatus.OK, "text/plain; version=0.0.4", "".join(f"{line}\n" for line in lines))
 
 
 def metrics_lines(status: Mapping[str, Any]) -> Iterator[str]:

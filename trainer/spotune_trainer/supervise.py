@@ -22,13 +22,13 @@ from spotune.job import RetrySpec
 from spotune.retry import Failure
 from spotune_trainer import files
 from spotune_trainer.attempts import Ending, HeartbeatWatch, Leave, SubmitAgain, cause_of, ending_of, next_move
+from spotune_trainer.control import Orders
 from spotune_trainer.files import LineReader
 from spotune_trainer.jobs import JobsUnavailableError
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
 from spotune_trainer.notice import write_notice
 from spotune_trainer.sentences import sentence, startup
-from spotune_trainer.serve import ProgressServer
 from spotune_trainer.view import View
 from spotune_trainer.watched_attempt import Attempt, RayHead, Timing, WatchedAttempt
 
@@ -45,12 +45,11 @@ class Supervisor:
 
     Args:
         directory: of the job; `job.json` is in it.
-        policy: the job's `retry` section.
+        retry: the job's `retry` section as it is by now; asked for at every look, so it may change.
         head: the Ray to use.
         view: what to show the run on.
+        orders: what it is to do; a signal, of the process in whose main thread it runs, is an order to leave.
         command: the driver's command line for the number of an attempt; None for our driver.
-        host: address that the progress server listens on.
-        port: of the progress server, 0 for any free one.
         timing: how long things may take.
         verbose: also say where the time of the start-up went.
     """
@@ -58,37 +57,43 @@ class Supervisor:
     def __init__(
         self,
         directory: JobDirectory,
-        policy: RetrySpec,
+        retry: Callable[[], RetrySpec],
         head: RayHead,
         view: View,
         *,
+        orders: Orders | None = None,
         command: Callable[[int], list[str]] | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
         timing: Timing | None = None,
         verbose: bool = False,
     ) -> None:
         self._directory = directory
-        self._policy = policy
+        self._retry = retry
         self._head = head
         self._view = view
+        self._orders = orders or Orders()
         self._command = command or self._driver_command
-        self._address = (host, port)
         self._timing = timing or Timing()
         self._verbose = verbose
         self._ledger = Ledger(directory)
         self._events = LineReader(directory.ledger)
-        self._heartbeat = HeartbeatWatch(policy.hang_timeout.seconds + self._timing.hang_margin, time.monotonic())
+        self._heartbeat = HeartbeatWatch(self._hang_seconds(), time.monotonic())
         self._failures: list[Failure] = []
         self._status: dict[str, Any] = {}
         self._highest_step = 0
         self._startup: dict[str, float] = {}
         self._said_startup = not verbose
-        self._stop_asked = False
+        self._draining = False
         self._stop_until: float | None = None
 
-    def run(self) -> None:
+    def drain(self) -> None:
+        """Before `run`: start no attempt, and stop the one that still runs, if there is one."""
+        self._draining = True
+
+    def run(self, url: str) -> None:
         """Train until the model is trained.
+
+        Args:
+            url: where progress is served, for `supervisor.json`.
 
         Raises:
             JobError: the user's model, data or configuration is at fault.
@@ -98,17 +103,21 @@ class Supervisor:
         """
         with self._signals():
             self._events.read()
-            server = ProgressServer(self._directory, self._sickness, *self._address)
             try:
-                with server, self._view:
-                    attempt = self._bring_up(server.url)
-                    self._run_attempts(attempt, server.url)
+                with self._view:
+                    attempt = self._bring_up(url)
+                    self._run_attempts(attempt, url)
             except _LeaveNow:
                 raise StoppedError("left at once; the same command goes on from the last commit") from None
             finally:
                 _ignore_signals()
                 self._head.end()
                 self._directory.supervisor.unlink(missing_ok=True)
+
+    def sickness(self) -> str | None:
+        """Why it is not well: the driver gives no sign of life; None while it is."""
+        now = time.monotonic()
+        return f"no heartbeat for {self._heartbeat.age_seconds(now):.0f} s" if self._heartbeat.is_stale(now) else None
 
     def _run_attempts(self, attempt: Attempt | None, url: str) -> None:
         while True:
@@ -216,7 +225,7 @@ class Supervisor:
     def _conclude(self, attempt: Attempt, ending: Ending, exit_code: int | None) -> SubmitAgain | Leave:
         """Record the end of an attempt, and decide what follows."""
         self._ledger.append("attempt-ended", attempt=attempt.number, exitCode=exit_code)
-        stopping = self._stop_asked
+        stopping = self._is_stopping()
         if ending not in (Ending.DONE, Ending.FAILED, Ending.SUPERSEDED) and not stopping:
             failure = Failure(cause_of(ending), self._highest_step, time.time(), self._reason(attempt, ending))
             self._failures.append(failure)
@@ -225,7 +234,7 @@ class Supervisor:
                 self._ledger.append(
                     "failure", generation=generation, cause=cause, message=failure.message, step=failure.step
                 )
-        return next_move(ending, self._failures, self._policy, now=time.time(), stopping=stopping)
+        return next_move(ending, self._failures, self._retry(), now=time.time(), stopping=stopping)
 
     def _reason(self, attempt: Attempt, ending: Ending) -> str:
         match ending:
@@ -244,6 +253,7 @@ class Supervisor:
         until = time.monotonic() + move.after_seconds
         while time.monotonic() < until:
             self._leave_if_asked()
+            self._heartbeat.restart(time.monotonic())  # there is no driver to hear of
             time.sleep(min(self._timing.poll, max(0.0, until - time.monotonic())))
 
     def _raise_for(self, exit_code: int, attempt: Attempt) -> None:
@@ -253,7 +263,7 @@ class Supervisor:
         kinds: dict[int, type[SpotuneError]] = {
             kind.exit_code: kind for kind in (JobError, InfrastructureError, SupersededError)
         }
-        if self._stop_asked and exit_code == InfrastructureError.exit_code:
+        if self._is_stopping() and exit_code == InfrastructureError.exit_code:
             raise StoppedError(_STOPPED)
         raise kinds[exit_code](self._last_words(attempt))
 
@@ -272,6 +282,7 @@ class Supervisor:
 
     def _look(self) -> None:
         """Take note of the driver's status and of new events, and show them."""
+        self._heartbeat.timeout_seconds = self._hang_seconds()
         for event in self._events.read():
             if text := sentence(event):
                 self._view.say(text)
@@ -289,10 +300,9 @@ class Supervisor:
     def _has_stepped(self) -> bool:
         return (self._status.get("step") or 0) > (self._status.get("resumedFromStep") or 0)
 
-    def _sickness(self) -> str | None:
-        """Why `/healthz` says no."""
-        now = time.monotonic()
-        return f"no heartbeat for {self._heartbeat.age_seconds(now):.0f} s" if self._heartbeat.is_stale(now) else None
+    def _hang_seconds(self) -> float:
+        """How long the heartbeat may stand still."""
+        return self._retry().hang_timeout.seconds + self._timing.hang_margin
 
     def _patiently(self, call: Callable[[], _Answer]) -> _Answer:
         """Call again while a cold Ray does not answer yet."""
@@ -303,6 +313,7 @@ class Supervisor:
             except JobsUnavailableError:
                 if time.monotonic() > until or not self._head.is_alive():
                     raise
+                self._heed_stop()
                 time.sleep(self._timing.poll)
 
     # Stopping
@@ -318,22 +329,28 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self._stop_asked:
+        if self._orders.leaving:
             _ignore_signals()
             raise _LeaveNow
-        self._stop_asked = True
+        self._orders.leave()
+
+    def _is_stopping(self) -> bool:
+        """Whether no further attempt is to start: once the workers were told, this one leaves, even if asked back."""
+        return self._orders.stopping or self._draining or self._stop_until is not None
 
     def _heed_stop(self) -> None:
         """Pass a stop on to the workers, once."""
-        if not self._stop_asked or self._stop_until is not None:
+        if not self._is_stopping() or self._stop_until is not None:
             return
-        self._stop_until = time.time() + self._timing.notice
+        seconds = self._orders.stop_seconds or self._timing.notice
+        self._stop_until = time.time() + seconds
         reason = "the supervisor was told to stop"
-        write_notice(self._directory.notice, seconds=self._timing.notice, stop=True, reason=reason)
-        self._view.say("stopping: the workers commit and leave; once more to leave at once")
+        write_notice(self._directory.notice, seconds=seconds, stop=True, reason=reason)
+        more = "; once more to leave at once" if self._orders.leaving else ""
+        self._view.say(f"stopping: the workers commit and leave{more}")
 
     def _leave_if_asked(self) -> None:
-        if self._stop_asked:
+        if self._is_stopping():
             raise StoppedError(_STOPPED)
 
 
