@@ -244,7 +244,7 @@ def doctor(
 
     Example: spotune doctor --pull spotune/trainer:0.1.0
     """
-    from spotune_operator.cluster_commands.doctor.check import Verdict, line
+    from spotune_operator.cluster_commands.doctor.check import Verdict, line, plain
     from spotune_operator.cluster_commands.doctor.examination import examine
     from spotune_operator.errors import KubernetesError
 
@@ -252,7 +252,7 @@ def doctor(
     for check in examine(_cluster(namespace, kubeconfig, context), storage_class, pull, _say):
         checks.append(check)
         if output == "text":
-            _print(line(check))
+            _print(line(check)) if sys.stdout.isatty() else typer.echo(plain(check))
     unfit = any(check.verdict is Verdict.FAILED for check in checks)
     if output == "json":
         _print_json({"fit": not unfit, "checks": [check.as_json() for check in checks]})

@@ -69,6 +69,12 @@ def failed(name: str, message: str, remedy: str) -> Check:
     return Check(name, Verdict.FAILED, message, remedy)
 
 
+def plain(check: Check) -> str:
+    """The same without colours, and however long the lines get."""
+    first = f"{check.verdict.value:<{_VERDICT_WIDTH}}  {check.name:<{_NAME_WIDTH}}  {check.message}"
+    return first + (f"\n{' ' * (_VERDICT_WIDTH + _NAME_WIDTH + 4)}-> {check.remedy}" if check.remedy else "")
+
+
 def line(check: Check) -> RenderableType:
     """A check as a line, and a second one with what to do."""
     grid = Table.grid(padding=(0, 2))

@@ -11,6 +11,7 @@ from spotune_operator.cluster_commands.doctor.check import Check, failed, passed
 from spotune_operator.cluster_commands.reader_pod import Say, container_state, removed_afterwards
 from spotune_operator.pending import explain_pending
 
+_CONTAINER: Final = "true"
 _SECONDS: Final = 600.0
 _POLL_SECONDS: Final = 1.0
 _GIVEN_UP: Final = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
@@ -54,7 +55,7 @@ def image_pull(cluster: Cluster, image: str, say: Say) -> Check:
 def probe_pod(image: str, namespace: str) -> Manifest:
     """A pod that does nothing, in the way that the strictest namespaces ask for."""
     container: dict[str, Any] = {
-        "name": "true",
+        "name": _CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["true"],
@@ -81,9 +82,9 @@ def verdict(image: str, pod: Manifest) -> Check | None:
     waiting = (state.get("waiting") or {}).get("reason", "")
     if waiting in _GIVEN_UP:
         trouble = explain_pending(pod)
-        why = trouble.message if trouble is not None else waiting
+        why = trouble.message.removeprefix(f"container {_CONTAINER}: ") if trouble is not None else waiting
         remedy = "check the name, and that the nodes, or an imagePullSecret of the service account, may have it"
-        return failed("image", f"{image} cannot be had: {why}", remedy)
+        return failed("image", why if image in why else f"{image}: {why}", remedy)
     if waiting in _PULLED or "running" in state or "terminated" in state:
         return passed("image", f"node {pod['spec'].get('nodeName')} has {image}")
     return None

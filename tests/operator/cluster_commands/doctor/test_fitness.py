@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from spotune_operator.cluster_commands.doctor.check import Check, Hidden, Verdict, failed, line
+from spotune_operator.cluster_commands.doctor.check import Check, Hidden, Verdict, failed, line, plain
 from spotune_operator.cluster_commands.doctor.gpus import gpus
 from spotune_operator.cluster_commands.doctor.image import probe_pod, verdict
 from spotune_operator.cluster_commands.doctor.permissions import NEEDS, permissions
@@ -165,9 +165,9 @@ def test_gpus_are_those_that_device_plugins_offer(nodes: Any, provider: Provider
                 }
             },
             Verdict.FAILED,
-            "x cannot be had: ",
+            "image x cannot be pulled: not found",
         ),
-        ({"waiting": {"reason": "InvalidImageName", "message": "bad"}}, Verdict.FAILED, "x cannot be had: "),
+        ({"waiting": {"reason": "InvalidImageName", "message": "bad"}}, Verdict.FAILED, "x: bad"),
         ({"waiting": {"reason": "RunContainerError"}}, Verdict.PASSED, "node n1 has x"),
         ({"running": {}}, Verdict.PASSED, "node n1 has x"),
         ({"terminated": {"exitCode": 128, "reason": "StartError"}}, Verdict.PASSED, "node n1 has x"),
@@ -180,7 +180,7 @@ def test_image_is_there_when_a_container_could_be_made_of_it(
     pod = {
         "metadata": metadata,
         "spec": {"nodeName": "n1"},
-        "status": {"containerStatuses": [{"name": "true", "state": state}]},
+        "status": {"containerStatuses": [{"name": "true", "image": "x", "state": state}]},
     }
     check = verdict("x", pod)
     assert (check.verdict if check else None) is verdict_
@@ -195,7 +195,11 @@ def test_probe_is_let_into_the_strictest_namespaces() -> None:
 
 def test_line_has_the_remedy_below() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(line(failed("storage", "there is no storage class efs-sc", "make it")))
-    first, second = console.export_text().splitlines()
-    assert first.split() == ["failed", "storage", "there", "is", "no", "storage", "class", "efs-sc"]
-    assert second.strip() == "-> make it"
+    check = failed("storage", "there is no storage class efs-sc", "make it")
+    console.print(line(check))
+    lines = [row.rstrip() for row in console.export_text().splitlines()]
+    assert lines == [
+        "failed   storage           there is no storage class efs-sc",
+        "                           -> make it",
+    ]
+    assert plain(check).splitlines() == lines
