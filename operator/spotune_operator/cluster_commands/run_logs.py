@@ -25,6 +25,7 @@ from spotune_operator.errors import KubernetesError, RefusedError
 
 _READER_SECONDS: Final = 3600
 _POLL_SECONDS: Final = 2.0
+_CHUNK_BYTES: Final = 2**16
 
 
 class Unread:
@@ -180,8 +181,10 @@ def _of_supervisor(
             if answer.status != HTTPStatus.OK:
                 said = " ".join(answer.read().decode(errors="replace").split())
                 raise KubernetesError(f"the supervisor of {pod} has no logs to tell ({answer.status}: {said})")
-            while (line := answer.readline()).endswith(b"\n"):
-                yield line[:-1].decode(errors="replace")
+            rest = b""
+            while chunk := answer.read1(_CHUNK_BYTES):
+                *whole, rest = (rest + chunk).split(b"\n")
+                yield from (line.decode(errors="replace") for line in whole)
     except (http.client.HTTPException, OSError) as error:
         if idle is None:
             raise KubernetesError(f"the connection to {pod} broke ({str(error) or type(error).__name__})") from error
