@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from spotune_operator.cluster_commands.doctor.check import Check, Hidden, failed, passed, warning
 from spotune_operator.errors import StorageClassError
-from spotune_operator.providers import Provider, refuse_unfit_class
+from spotune_operator.providers import Provider, ProviderName, refuse_unfit_class
 
 Manifest = Mapping[str, Any]
 
@@ -24,6 +24,13 @@ _SHARED: Final = (
 )
 """Provisioners whose volumes several nodes can write to; an operator's prefix may stand before the name."""
 _NAME_ANOTHER: Final = "name one with ReadWriteMany volumes in spec.storage.storageClassName (here: --storage-class)"
+
+_MAKE: Final[Mapping[ProviderName, str]] = {
+    ProviderName.AKS: "apply manifests/aks/storageclass.yaml",
+    ProviderName.EKS: "fill in and apply manifests/eks/storageclass.yaml",
+    ProviderName.GKE: "enable the cluster's add-on GcpFilestoreCsiDriver, which brings it",
+}
+"""How a provider's usual class is had where it is missing."""
 
 
 def storage(classes: Sequence[Manifest] | Hidden, provider: Provider, wanted: str) -> Check:
@@ -43,7 +50,8 @@ def storage(classes: Sequence[Manifest] | Hidden, provider: Provider, wanted: st
     found = next((item for item in classes if item["metadata"]["name"] == name), None)
     if found is None:
         there = ", ".join(sorted(item["metadata"]["name"] for item in classes)) or "none"
-        return failed("storage", f"there is no storage class {name}; there is {there}", f"make it, or {_NAME_ANOTHER}")
+        make = _MAKE[provider.name] if name == provider.storage_class else "make it"
+        return failed("storage", f"there is no storage class {name}; there is {there}", f"{make}, or {_NAME_ANOTHER}")
     return _fitness(found)
 
 

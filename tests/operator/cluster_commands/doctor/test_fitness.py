@@ -1,6 +1,8 @@
 """Permissions, storage, GPUs and images: what is missing, and how to mend it."""
 
 import io
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from spotune_operator.cluster_commands.doctor.storage import storage
 from spotune_operator.nodes import NodeView
 from spotune_operator.providers import AKS, EKS, GKE, NONE, Provider
 
+ROOT = Path(__file__).parent.parent.parent.parent.parent
 HIDDEN = Hidden("you may not list it")
 SPOT = {"kubernetes.azure.com/scalesetpriority": "spot"}
 
@@ -98,6 +101,13 @@ def test_storage_class_is_that_which_jobs_would_get(
     check = storage(classes, provider, wanted)
     assert check.verdict.value == verdict
     assert check.message.startswith(message)
+
+
+@pytest.mark.parametrize("provider", [AKS, GKE, EKS], ids=lambda provider: provider.name)
+def test_usual_class_that_is_missing_can_be_made(provider: Provider) -> None:
+    remedy = storage([], provider, "").remedy
+    assert storage([], provider, "other").remedy != remedy
+    assert all((ROOT / manifest).is_file() for manifest in re.findall(r"manifests/\S+\.yaml", remedy))
 
 
 @pytest.mark.parametrize(
