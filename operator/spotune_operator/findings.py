@@ -14,6 +14,12 @@ _USERS_TO_MEND = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
 )
 """Troubles of pods that time does not heal."""
+_DOING = {
+    "Training": "steps are made",
+    "Evaluating": "the model is evaluated",
+    "Exporting": "the model is exported",
+}
+"""What workers do, in words; the phases of ``STEPPING``."""
 
 
 def findings(situation: Situation, last_progress: str) -> list[Finding]:
@@ -232,7 +238,7 @@ def _training(situation: Situation) -> Iterator[Finding]:
         yield Finding("Training", "False", "Recovering", "the driver is silent; the supervisor starts another")
         return
     if said in STEPPING:
-        yield Finding("Training", "True", said, "steps are made" if said == "Training" else "")
+        yield Finding("Training", "True", said, _DOING[said])
         return
     yield Finding("Training", "False", said, _words(situation) or _cluster(situation).message)
 
