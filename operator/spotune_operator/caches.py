@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from spotune.job import API_VERSION, KIND
 from spotune_operator.kube import (
@@ -36,8 +37,8 @@ class KnownJob:
         version: Of the object; they grow (KEP-5504).
         generation: Of the spec.
         deleting: Whether it is on its way out.
-        spec: JSON, read when it has changed.
-        status: As the API server has it.
+        phase: Of its status.
+        content: Spec and status, as compressed JSON: a tenth of what they take as objects.
     """
 
     namespace: str
@@ -46,14 +47,44 @@ class KnownJob:
     version: int
     generation: int
     deleting: bool
-    spec: bytes
-    status: Mapping[str, Any]
+    phase: str
+    content: bytes
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """What is kept of an object as the API server has it."""
+        metadata, status = body["metadata"], body.get("status") or {}
+        content = json.dumps({"spec": body.get("spec"), "status": status}, separators=(",", ":"))
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            version=int(metadata["resourceVersion"]),
+            generation=metadata["generation"],
+            deleting="deletionTimestamp" in metadata,
+            phase=str(status.get("phase", "")),
+            content=zlib.compress(content.encode(), 1),
+        )
+
+    @property
+    def key(self) -> JobKey:
+        """Namespace and name."""
+        return self.namespace, self.name
 
     @property
     def body(self) -> dict[str, Any]:
         """The object without its status."""
         metadata = {"name": self.name, "namespace": self.namespace}
-        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(self.spec)}
+        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self._part("spec")}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The status as the API server has it; empty before there is one."""
+        status: dict[str, Any] = self._part("status")
+        return status
+
+    def _part(self, name: str) -> Any:
+        return json.loads(zlib.decompress(self.content))[name]
 
 
 class Caches:
@@ -98,21 +129,10 @@ class Caches:
 
     def put_job(self, body: Mapping[str, Any]) -> None:
         """Take in a FinetuneJob, unless a newer version of it is known already."""
-        metadata = body["metadata"]
-        key = metadata["namespace"], metadata["name"]
-        known, version = self._jobs.get(key), int(metadata["resourceVersion"])
-        if known is not None and known.uid == metadata["uid"] and known.version > version:
-            return
-        self._jobs[key] = KnownJob(
-            namespace=metadata["namespace"],
-            name=metadata["name"],
-            uid=metadata["uid"],
-            version=version,
-            generation=metadata["generation"],
-            deleting="deletionTimestamp" in metadata,
-            spec=json.dumps(body.get("spec"), separators=(",", ":")).encode(),
-            status=body.get("status") or {},
-        )
+        job = KnownJob.of(body)
+        known = self._jobs.get(job.key)
+        if known is None or known.uid != job.uid or known.version <= job.version:
+            self._jobs[job.key] = job
 
     def forget_job(self, key: JobKey) -> None:
         """A FinetuneJob is gone."""
@@ -124,7 +144,7 @@ class Caches:
 
     def phases(self) -> list[str]:
         """Phase of every FinetuneJob."""
-        return [job.status.get("phase", "") for job in self._jobs.values()]
+        return [job.phase for job in self._jobs.values()]
 
     def keys(self) -> list[JobKey]:
         """Every FinetuneJob."""
@@ -173,7 +193,7 @@ class Caches:
     def _on_classes(self, _: str) -> None:
         """A class that was missing may be there now."""
         for key, job in self._jobs.items():
-            if job.status.get("phase") == "Stalled":
+            if job.phase == "Stalled":
                 self._changed(key)
 
 

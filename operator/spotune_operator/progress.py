@@ -92,6 +92,10 @@ class Poller:
             target = self._targets[key] = _Target(address, task)
         return target.reading if target is not None else None
 
+    def asks(self, key: JobKey) -> bool:
+        """Whether a job has a supervisor that is asked."""
+        return key in self._targets
+
     async def ask(self, key: JobKey, what: str) -> None:
         """Tell a job's supervisor to ``stop`` or to ``start``; once, without minding whether it heard.
 

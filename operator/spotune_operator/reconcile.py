@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -35,6 +35,9 @@ from spotune_operator.rendered import Rendered, render
 from spotune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+_RENDERED_AT_MOST: Final = 200
+"""So many jobs without a head are kept as worked out; those with one always are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +118,22 @@ class Reconciler:
 
     def _render(self, known: KnownJob, previous: FinetuneJobStatus, seen: Observed) -> Rendered:
         """What the job is made into; the same as at the last pass while nothing that it is made from has changed."""
-        key = known.namespace, known.name
+        key = known.key
         before = self._rendered.get(key)
         if before is not None and before[:2] == (known.uid, known.generation) and before[2].pinned == previous.pinned:
             return before[2]
         rendered = render(_job_of(known), known.uid, previous.pinned, seen.provider_ids, self._settings)
+        self._rendered.pop(key, None)
         self._rendered[key] = known.uid, known.generation, rendered
+        if len(self._rendered) > _RENDERED_AT_MOST:
+            self._drop_a_rendered_one()
         return rendered
+
+    def _drop_a_rendered_one(self) -> None:
+        """Forget the oldest of a job that nobody is asked about: it is seldom looked at, and can be worked out again."""
+        idle = next((key for key in self._rendered if not self._poller.asks(key)), None)
+        if idle is not None:
+            del self._rendered[idle]
 
     def _observe(self, key: JobKey) -> Observed:
         pods = self._caches.pods(key)
@@ -184,19 +196,18 @@ class Reconciler:
     async def _say(self, known: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
         """Write the status if it is another one, after the Events about what is new in it."""
         after = _content(status)
-        missing = {name: value for name, value in after.items() if name not in known.status}
+        missing = {name: after[name] for name in after.keys() - known.status.keys()}
         changes = merge_patch(_content(previous), after) | missing
         if not changes:
             return
-        key = known.namespace, known.name
         for event in job_events(known, previous, status, self._clock()):
             await self._kube.create(EVENTS, event)
-        self._measure(key, previous, status)
+        self._measure(known.key, previous, status)
         try:
             patch = {"metadata": {"uid": known.uid}, "status": changes}
-            written = await self._kube.patch(JOBS, *key, patch, "status")
+            written = await self._kube.patch(JOBS, *known.key, patch, "status")
         except NotFoundError:
-            self._caches.forget_job(key)
+            self._caches.forget_job(known.key)
             return
         self._caches.put_job(written)
 
