@@ -130,7 +130,7 @@ class Reconciler:
         return rendered
 
     def _drop_a_rendered_one(self) -> None:
-        """Forget the oldest of a job that nobody is asked about: it is seldom looked at, and can be worked out again."""
+        """Forget the oldest of a job without a head: it is seldom looked at, and can be worked out again."""
         idle = next((key for key in self._rendered if not self._poller.asks(key)), None)
         if idle is not None:
             del self._rendered[idle]
