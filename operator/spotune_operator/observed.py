@@ -193,8 +193,11 @@ def child_view(raw: Mapping[str, Any], kind: str) -> Child:
 
 
 def content_digest(raw: Mapping[str, Any]) -> str:
-    """A hash of an object without its status and what the API server counts."""
-    content = {name: value for name, value in raw.items() if name not in ("status", "metadata")}
+    """A hash of an object without its status and what the API server counts.
+
+    Nor has it the kind: items of a list of Kubernetes' own kinds do not say it, the same objects in a watch do.
+    """
+    content = {name: value for name, value in raw.items() if name not in ("apiVersion", "kind", "status", "metadata")}
     metadata = {name: value for name, value in raw["metadata"].items() if name not in _OF_THE_SERVER}
     return digest({**content, "metadata": metadata})
 
