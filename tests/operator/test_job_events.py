@@ -12,8 +12,8 @@ from spotune_operator.caches import KnownJob
 from spotune_operator.job_events import job_events
 from tests.operator.moments import Life, a_cluster_job, a_life, a_training_life
 
-JOB = KnownJob(
-    namespace="team", name="job", uid="uid-1", version=1, generation=1, deleting=False, spec=b"{}", status={}
+JOB = KnownJob.of(
+    {"metadata": {"namespace": "team", "name": "job", "uid": "uid-1", "resourceVersion": "1", "generation": 1}}
 )
 
 
