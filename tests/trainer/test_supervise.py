@@ -101,12 +101,22 @@ class Run:
         self.policy = POLICY
         self.lines: list[str] = []
 
-    def __call__(self, *, drain: bool = False) -> None:
-        view, timing = PlainView(self.lines.append), Timing(poll=0.0)
-        supervisor = Supervisor(self.directory, lambda: self.policy, self.ray, view, orders=self.orders, timing=timing)
+    def __call__(self, *, drain: bool = False, beside_head: bool = False) -> None:
+        supervisor = Supervisor(
+            self.directory,
+            lambda: self.policy,
+            self.ray,
+            PlainView(self.lines.append),
+            orders=self.orders,
+            beside_head=beside_head,
+            timing=Timing(poll=0.0),
+        )
         if drain:
             supervisor.drain()
         supervisor.run("http://127.0.0.1:8090")
+
+    def causes(self) -> list[str]:
+        return [record["cause"] for record in Ledger(self.directory).records("failure")]
 
     def attempts(self) -> list[tuple[int, int | None]]:
         return [(record["attempt"], record["exitCode"]) for record in Ledger(self.directory).records("attempt-ended")]
@@ -118,7 +128,7 @@ def test_ray_that_dies_is_started_again(tmp_path: Path, death: Callable[[Scripte
     run()
     assert run.ray.starts == 2
     assert run.attempts() == [(1, None), (2, 0)]
-    assert [record["cause"] for record in Ledger(run.directory).records("failure")] == ["headLost"]
+    assert run.causes() == ["headLost"]
 
 
 def test_infrastructure_is_tried_again_until_it_holds(tmp_path: Path) -> None:
@@ -140,6 +150,32 @@ def test_attempt_that_ended_unseen_is_recorded_as_ended(tmp_path: Path) -> None:
     Ledger(run.directory).append("attempt-started", attempt=4)
     run()
     assert run.attempts() == [(4, None), (5, 0)]
+    assert run.causes() == ["headLost"], "a lost head takes its supervisor along"
+
+
+@pytest.mark.parametrize(("code", "causes"), [(0, []), (10, []), (137, ["headLost"])])
+def test_attempt_that_ray_knows_counts_as_lost_only_if_it_was(tmp_path: Path, code: int, causes: list[str]) -> None:
+    run = Run(tmp_path, 0)
+    Ledger(run.directory).append("attempt-started", attempt=4)
+    ours = {"spotune-directory": str(tmp_path), "spotune-attempt": "4"}
+    run.ray.jobs["earlier"] = RayJob("earlier", "SUCCEEDED" if code == 0 else "FAILED", code, "", ours)
+    run()
+    assert run.attempts() == [(4, code), (5, 0)]
+    assert run.causes() == causes
+
+
+@pytest.mark.parametrize("beside_head", [True, False])
+def test_leaving_is_a_lost_head_for_a_supervisor_that_lives_beside_it(tmp_path: Path, beside_head: bool) -> None:
+    def is_told_to_leave(ray: ScriptedRay) -> int | None:
+        run.orders.leave()
+        return None
+
+    run = Run(tmp_path, is_told_to_leave)
+    run.ray.notice = run.directory.notice
+    with pytest.raises(StoppedError):
+        run(beside_head=beside_head)
+    assert run.attempts() == [(1, 10)]
+    assert run.causes() == (["headLost"] if beside_head else [])
 
 
 @pytest.mark.parametrize(("code", "error"), [(20, JobError), (30, SupersededError)])
@@ -186,9 +222,9 @@ def test_stopped_supervisor_submits_nothing_and_counts_no_failure(tmp_path: Path
     run = Run(tmp_path, is_told_to_stop, 0)
     run.ray.notice = run.directory.notice
     with pytest.raises(StoppedError):
-        run()
+        run(beside_head=True)
     assert run.attempts() == [(1, 10)]
-    assert Ledger(run.directory).records("failure") == []
+    assert run.causes() == []
     with pytest.raises(StoppedError):
         run()
     run.orders.start()

@@ -160,6 +160,7 @@ class PodSupervisor:
             self._head,
             self._view,
             orders=self._orders,
+            beside_head=True,
             timing=self._timing,
         )
 

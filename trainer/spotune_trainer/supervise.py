@@ -12,19 +12,19 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
 from spotune.job import RetrySpec
-from spotune.retry import Failure
+from spotune.retry import Failure, FailureCause
 from spotune_trainer import files
 from spotune_trainer.attempts import Ending, HeartbeatWatch, Leave, SubmitAgain, cause_of, ending_of, next_move
 from spotune_trainer.control import Orders
 from spotune_trainer.files import LineReader
-from spotune_trainer.jobs import JobsUnavailableError
+from spotune_trainer.jobs import JobsUnavailableError, RayJob
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
 from spotune_trainer.notice import write_notice
@@ -49,6 +49,7 @@ class Supervisor:
         head: the Ray to use.
         view: what to show the run on.
         orders: what it is to do; a signal, of the process in whose main thread it runs, is an order to leave.
+        beside_head: whether it lives in the head's pod, and is told to leave when that one goes: a lost head.
         command: the driver's command line for the number of an attempt; None for our driver.
         timing: how long things may take.
         verbose: also say where the time of the start-up went.
@@ -62,6 +63,7 @@ class Supervisor:
         view: View,
         *,
         orders: Orders | None = None,
+        beside_head: bool = False,
         command: Callable[[int], list[str]] | None = None,
         timing: Timing | None = None,
         verbose: bool = False,
@@ -71,6 +73,7 @@ class Supervisor:
         self._head = head
         self._view = view
         self._orders = orders or Orders()
+        self._beside_head = beside_head
         self._command = command or self._driver_command
         self._timing = timing or Timing()
         self._verbose = verbose
@@ -141,11 +144,13 @@ class Supervisor:
         if not self._head.find(earlier.get("ray")):
             self._start_head()
         self._record(url)
-        running = self._running_attempt()
-        self._close_attempts(running)
-        if running is not None:
-            self._view.say(f"going on with attempt {running.number}, which still runs")
-        return running
+        jobs = self._known_jobs()
+        self._close_attempts(jobs)
+        newest = max((number for number, job in jobs.items() if not job.has_ended), default=None)
+        if newest is None:
+            return None
+        self._view.say(f"going on with attempt {newest}, which still runs")
+        return Attempt(newest, jobs[newest].submission_id)
 
     def _start_head(self) -> None:
         started = time.monotonic()
@@ -157,22 +162,27 @@ class Supervisor:
         record = {"pid": os.getpid(), "time": time.time(), "url": url, "ray": self._head.record()}
         files.write_json(self._directory.supervisor, record)
 
-    def _running_attempt(self) -> Attempt | None:
-        """The newest attempt of this job that Ray still runs."""
-        ours = [
-            Attempt(int(job.metadata["spotune-attempt"]), job.submission_id)
+    def _known_jobs(self) -> dict[int, RayJob]:
+        """The attempts of this job that Ray knows, ended or not, by their number."""
+        return {
+            int(job.metadata["spotune-attempt"]): job
             for job in self._patiently(self._head.client().list_jobs)
-            if not job.has_ended and job.metadata.get("spotune-directory") == str(self._directory.root)
-        ]
-        return max(ours, key=lambda attempt: attempt.number, default=None)
+            if job.metadata.get("spotune-directory") == str(self._directory.root)
+        }
 
-    def _close_attempts(self, running: Attempt | None) -> None:
-        """Record the end of attempts that ended while no supervisor was there to see it."""
+    def _close_attempts(self, jobs: Mapping[int, RayJob]) -> None:
+        """Record the end of attempts that no supervisor was there to see: a lost head takes its own along."""
+        step = (files.read_json(self._directory.status) or {}).get("step") or 0
         ended = {record["attempt"] for record in self._ledger.records("attempt-ended")}
-        for record in self._ledger.records("attempt-started"):
-            number = record["attempt"]
-            if number not in ended and (running is None or number != running.number):
-                self._ledger.append("attempt-ended", attempt=number, exitCode=None)
+        started = {record["attempt"] for record in self._ledger.records("attempt-started")}
+        for number in sorted(started - ended):
+            job = jobs.get(number)
+            ending = ending_of(job)
+            if ending is None:
+                continue
+            self._ledger.append("attempt-ended", attempt=number, exitCode=job.exit_code if job else None)
+            if ending is Ending.VANISHED:
+                self._record_failure(cause_of(ending), "the head was lost, or the driver with the supervisor", step)
 
     # One attempt
 
@@ -230,11 +240,19 @@ class Supervisor:
             failure = Failure(cause_of(ending), self._highest_step, time.time(), self._reason(attempt, ending))
             self._failures.append(failure)
             if ending is not Ending.INFRASTRUCTURE:  # the driver has recorded that itself
-                cause, generation = str(failure.cause), self._status.get("generation", 0)
-                self._ledger.append(
-                    "failure", generation=generation, cause=cause, message=failure.message, step=failure.step
-                )
+                self._record_failure(failure.cause, failure.message, failure.step)
+        elif ending is not Ending.DONE and self._goes_with_head():
+            words = "the head was told to go, and the workers to commit first"
+            self._record_failure(FailureCause.HEAD_LOST, words, self._highest_step)
         return next_move(ending, self._failures, self._retry(), now=time.time(), stopping=stopping)
+
+    def _record_failure(self, cause: FailureCause, message: str, step: int) -> None:
+        generation = (files.read_json(self._directory.status) or {}).get("generation", 0)
+        self._ledger.append("failure", generation=generation, cause=str(cause), message=message, step=step)
+
+    def _goes_with_head(self) -> bool:
+        """Whether it leaves because its pod goes, and not because somebody stopped the job."""
+        return self._beside_head and self._orders.leaving and self._orders.stop_seconds is None
 
     def _reason(self, attempt: Attempt, ending: Ending) -> str:
         match ending:
