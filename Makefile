@@ -68,6 +68,17 @@ cluster-build: $(READY) ## Build Kubernetes, KubeRay and the images for the test
 test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/cluster/README.md)
 	$(BIN)/pytest -m cluster tests
 
+.PHONY: faults
+faults: cluster-build ## Put training jobs through every fault on a real Kubernetes, and write docs/faults.md (an hour or two)
+	@mkdir -p build
+	@rm -f build/faults.jsonl
+	failed=0; SPOTUNE_FAULTS_RECORDS=build/faults.jsonl $(BIN)/pytest tests/cluster/faults/suite.py || failed=1; \
+	$(BIN)/python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md; exit $$failed
+
+.PHONY: scale
+scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)
+	$(BIN)/python benchmarks/scale.py --output benchmarks/results/scale.json
+
 .PHONY: clean
 clean: ## Remove caches, reports and the demo's corpus; runs/ and .venv stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(EXAMPLE)/data

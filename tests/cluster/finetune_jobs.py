@@ -7,6 +7,7 @@ enough that a fault hits it while it trains.
 
 import hashlib
 import json
+import statistics
 import subprocess
 import tempfile
 import time
@@ -31,7 +32,7 @@ from tests.trainer.runs import write_shards
 from tests.trainer.tiny import make_job, save_source
 
 WORKERS = 2
-STEPS = 600
+STEPS = 200
 GLOBAL_BATCH_SIZE = 32
 STEPS_PER_EPOCH = 3
 """75 rows, the last step of an epoch holds 11 of them."""
@@ -160,6 +161,10 @@ class Remains:
     def steps(self) -> list[dict[str, Any]]:
         """The steps that led to the model, each once."""
         return surviving_steps(self.directory)
+
+    def seconds_per_step(self) -> float:
+        """What a step took, in the middle."""
+        return statistics.median(float(step["seconds"]) for step in self.steps())
 
     def samples(self) -> list[str]:
         """Hash of the rows of every step that led to the model."""

@@ -89,7 +89,8 @@ class StatusHistory:
         try:
             return wait_for(f"{self.name}: {what}", seconds, look, every=0.1)
         except Exception as error:
-            error.add_note(f"its status was: {json.dumps(self.last.status, indent=1)}")
+            said = {name: value for name, value in self.last.status.items() if name != "pinned"}
+            error.add_note(f"its status was: {json.dumps(said)}")
             raise
 
     def _watch(self) -> None:

@@ -18,7 +18,7 @@ SECONDS_APART = 2.0
 
 _BEGINNING = ("Provisioning", "Starting", "Preflight", "Preparing", "WaitingForWorkers", "Loading")
 _STEPPING = ("Training", "Evaluating", "Exporting")
-_APART = ("Stalled", "Suspending", "Suspended", "Restarting")
+_APART = ("Stalled", "Suspending", "Suspended", "Restarting", "Recovering")
 _ENDS = ("Complete", "Failed")
 _TRUE_TOGETHER = (
     ("Complete", "Failed"),

@@ -1,0 +1,130 @@
+"""What a lost head and a lost worker cost on a real cluster, and where the time goes.
+
+Brings up a Kubernetes with KubeRay (tests/cluster) and the operator, trains a tiny model on two CPU workers that commit
+after every step, and deletes in turn the head pod and a worker pod. Each loss is split into
+
+    detect      to the first record of it: the new pod's object, a failure in the ledger
+    schedule    to the node for the pod that replaces the lost one
+    start       to the new worker group: containers, Ray, supervisor and driver, a plan
+    load        to its first step: processes, data, model, engine, checkpoint
+    firstStep   to the first step that was not made before
+
+Run by hand, on a machine that does nothing else:
+
+    python benchmarks/recovery.py --output benchmarks/recovery.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from spotune_testcluster.cluster import Cluster
+from spotune_testcluster.pytest_plugin import NODES, ClusterUnderTest, Fault
+from spotune_testcluster.waiting import wait_for
+from tests.cluster.faults import pods
+from tests.cluster.faults.scene import Scene
+from tests.cluster.faults.timeline import recovery
+from tests.cluster.finetune_jobs import RunningJob, workplace
+from tests.cluster.operator_install import installed
+
+STEPS = 100_000
+"""More than are ever made: the job is deleted in the end."""
+PARTS = ("detect", "schedule", "start", "load", "firstStep")
+LOSSES: Mapping[str, tuple[str, Callable[[Scene], None]]] = {
+    "headPodDeleted": ("head", pods.head_pod_deleted),
+    "workerPodDeleted": ("workers", pods.worker_pod_deleted),
+}
+
+
+def measure(cluster: ClusterUnderTest, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Seconds of each part, for each loss and round."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in LOSSES}
+    with installed(cluster) as operator, workplace(cluster) as place, tempfile.TemporaryDirectory() as folder:
+        manifest = place.manifest("recovery", training={"maxSteps": STEPS}, checkpoint={"every": 1})
+        with place.running(manifest) as job:
+            scene = Scene(cluster, Fault(cluster), operator, job)
+            for _ in range(rounds):
+                for name, (component, inflict) in LOSSES.items():
+                    inflict(scene)
+                    found[name].append(split(job, component, scene.strikes[-1].time, Path(folder)))
+                    print(name, found[name][-1], flush=True)
+    return found
+
+
+def split(job: RunningJob, component: str, struck: float, folder: Path) -> dict[str, float]:
+    """Seconds of each part of one recovery; where one was over before the part before it, 0."""
+    created, scheduled = wait_for("the pod in its place", 60, lambda: _newest(job, component, struck), every=0.5)
+    seen = recovery(job.remains(folder), struck)
+    assert seen is not None, "no worker group was started"
+    moments = [struck]
+    for moment in (min(created, seen.detected), scheduled, seen.started, seen.first_begin, seen.new_step):
+        moments.append(max(moment, moments[-1]))
+    seconds = [round(after - before, 2) for before, after in pairwise(moments)]
+    return {**dict(zip(PARTS, seconds, strict=True)), "all": round(seen.seconds_to_new_step, 2)}
+
+
+def _newest(job: RunningJob, component: str, struck: float) -> tuple[float, float] | None:
+    """When the newest pod was made and given a node, if it was made because of the loss; whole seconds."""
+    made = {_time(pod["metadata"]["creationTimestamp"]): pod for pod in job.pods(component)}
+    newest = max(made, default=0.0)
+    if newest < struck - 1:
+        return None
+    scheduled = [found for found in made[newest]["status"]["conditions"] if found["type"] == "PodScheduled"]
+    return newest, _time(scheduled[0]["lastTransitionTime"])
+
+
+def _time(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Of each part over all rounds."""
+    return {part: round(statistics.median(one[part] for one in rounds), 2) for part in (*PARTS, "all")}
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each of them is lost")
+    parser.add_argument("--name", default="recovery", help="of the test cluster")
+    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    options = parser.parse_args()
+    machine = Cluster(options.name)
+    machine.down()
+    load = os.getloadavg()[0]
+    try:
+        machine.up(NODES, report=print)
+        names = [node.name for node in NODES]
+        found = measure(
+            ClusterUnderTest(machine.kubectl, machine, "testcluster.local/trainer:1", "shared", names), options.rounds
+        )
+    finally:
+        machine.down()
+    about: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "loadBefore": round(load, 2),
+        "processor": platform.processor() or platform.machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        **{name: version(name) for name in ("ray", "torch", "deepspeed", "transformers")},
+    }
+    summary = {name: {"median": medians(rounds), "rounds": rounds} for name, rounds in found.items()}
+    result = json.dumps({"machine": about, "seconds": summary}, indent=2)
+    print(result)
+    if options.output:
+        options.output.write_text(result + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""All faults that a job is put through by `make faults`, with the job that each is done to."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.cluster.faults import control_plane, nodes, objects, pods, processes
+from tests.cluster.faults.scene import Scene
+from tests.cluster.finetune_jobs import GLOBAL_BATCH_SIZE, INPUTS, SMALL, Workplace
+
+HANG_TIMEOUT = "25s"
+_SEED = 7
+_WORKERS_KEPT = "worker pods kept"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault.
+
+    Attributes:
+        name: What happens.
+        inflict: Brings it about, and asserts what must hold after it.
+        asserted: What that is, besides what is asserted of every job.
+        sections: Of the job's spec, merged over those of a tiny one.
+        is_long: Whether the job is to train for minutes, because what is done to it takes as long.
+        prepare: Called before the job is applied.
+        trains: Whether the job ends with a model.
+    """
+
+    name: str
+    inflict: Callable[[Scene], None]
+    asserted: str
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_long: bool = False
+    prepare: Callable[[Workplace], None] | None = None
+    trains: bool = True
+
+    @property
+    def slug(self) -> str:
+        """A name for the job and the test."""
+        return self.inflict.__name__.replace("_", "-")
+
+    def manifest(self, workplace: Workplace, steps: int) -> dict[str, Any]:
+        """The FinetuneJob."""
+        training = {"maxSteps": steps}
+        return workplace.manifest(self.slug, **{"training": training, **self.sections})
+
+
+def _break_data(workplace: Workplace) -> None:
+    inputs = workplace.inputs
+    objects.write_broken_shards(inputs / "shards", inputs / "broken-shards", GLOBAL_BATCH_SIZE, _SEED)
+    workplace.add_input("broken-shards")
+
+
+def _with_a_gpu(image: str) -> dict[str, Any]:
+    """A pod template with a GPU beside the training, which these workers do on their CPUs."""
+    limits = {"limits": {"nvidia.com/gpu": "1"}}
+    holder = {"name": "gpu", "image": image, "command": ["sleep", "infinity"]}
+    return {"spec": {"containers": [{**holder, "resources": limits, "securityContext": _SECURITY}]}}
+
+
+_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_GPU_IMAGE = "testcluster.local/trainer:1"
+
+CASES = (
+    Case("worker pod deleted", pods.worker_pod_deleted, "the other worker pod kept"),
+    Case("worker process `kill -9`", processes.worker_process_killed, _WORKERS_KEPT),
+    Case("head pod deleted", pods.head_pod_deleted, _WORKERS_KEPT),
+    Case("Ray container of the head killed", processes.ray_container_of_the_head_killed, _WORKERS_KEPT),
+    Case("supervisor killed", processes.supervisor_killed, f"{_WORKERS_KEPT}, worker group not started again"),
+    Case("head and one worker at once", pods.head_and_one_worker_deleted_at_once, "the other worker pod kept"),
+    Case("every pod at once", pods.every_pod_gone_at_once, "goes on from the last commit"),
+    Case(
+        "operator killed at random moments",
+        control_plane.operator_killed_at_random_moments,
+        f"{_WORKERS_KEPT}, worker group not started again",
+        is_long=True,
+    ),
+    Case(
+        "operator down for the whole time of a head loss",
+        control_plane.operator_down_while_the_head_is_lost,
+        f"{_WORKERS_KEPT}, new steps while there is no operator",
+    ),
+    Case(
+        "API server restarted",
+        control_plane.api_server_restarted,
+        f"{_WORKERS_KEPT}, worker group not started again",
+        is_long=True,
+    ),
+    Case(
+        "operator cut off from the pods for two minutes",
+        control_plane.operator_cut_off_from_the_pods,
+        f"{_WORKERS_KEPT}, worker group not started again, Training Unknown meanwhile",
+        is_long=True,
+    ),
+    Case("node of a worker crashed", nodes.node_of_a_worker_crashed, "the other worker pod kept"),
+    Case("node of the head crashed", nodes.node_of_the_head_crashed, f"{_WORKERS_KEPT}; the operator is lost with it"),
+    Case("RayCluster deleted by hand", objects.ray_cluster_deleted, "made again"),
+    Case(
+        "volume full, then grown",
+        objects.volume_full_then_grown,
+        "the status names the cause; a larger storage.size mends it",
+        sections={"storage": {"existingClaim": "", "size": objects.SMALL_VOLUME, "retain": False}},
+    ),
+    Case(
+        "code that always fails",
+        objects.code_that_always_fails,
+        f"Failed with the error's text after {objects.FAILURE_LIMIT} tries, pods gone",
+        sections={
+            "dataset": {"train": {"source": f"{INPUTS}/broken-shards"}},
+            "retry": {"appFailureLimit": objects.FAILURE_LIMIT},
+        },
+        prepare=_break_data,
+        trains=False,
+    ),
+    Case(
+        "a hang",
+        processes.worker_process_hangs,
+        _WORKERS_KEPT,
+        sections={"retry": {"hangTimeout": HANG_TIMEOUT}},
+    ),
+    Case(
+        "wrong image",
+        objects.wrong_image_corrected,
+        "Stalled with the kubelet's words, goes on once corrected",
+        sections={"cluster": {"image": objects.WRONG_IMAGE}},
+    ),
+    Case(
+        "GPU lost on a node",
+        nodes.gpu_lost,
+        "the node is healed",
+        sections={"workers": {"resources": SMALL, "podTemplate": _with_a_gpu(_GPU_IMAGE)}},
+        is_long=True,
+    ),
+)
+"""In the order of docs/faults.md."""

@@ -1,0 +1,60 @@
+"""Nodes that crash under a job's pods, and GPUs that fall off the bus."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spotune_testcluster.providers import Provider
+from spotune_testcluster.settings import NodeSettings
+from spotune_testcluster.waiting import wait_for
+from tests.cluster.faults.scene import Scene
+
+_SPARE = NodeSettings(number=4, provider=Provider.AKS, zone="westeurope-1")
+_GPU = "GPU-0"
+_RESOURCE = "nvidia.com/gpu"
+
+
+def node_of_a_worker_crashed(scene: Scene) -> None:
+    """Nobody says that the pod is gone: the operator has to free its name, or KubeRay would wait for ever."""
+    with scene.survives("workerLost", loses=1):
+        scene.fault.crash_node(scene.job.pods("workers")[0]["spec"]["nodeName"])
+
+
+def node_of_the_head_crashed(scene: Scene) -> None:
+    """The operator is on that node, too; another on-demand node is there, as an autoscaler would bring one."""
+    with _spare_node(scene):
+        node = scene.job.head()["spec"]["nodeName"]
+        assert scene.operator.pod()["spec"]["nodeName"] == node, "the operator is to be lost with the head"
+        with scene.survives("headLost"):
+            scene.fault.crash_node(node)
+        scene.fault.start_node(node)
+        scene.operator.wait_until_ready()
+
+
+@contextmanager
+def _spare_node(scene: Scene) -> Iterator[None]:
+    """A second on-demand node, from which the volume is read, too."""
+    machine = scene.machine("another node")
+    machine.add_node(_SPARE)
+    scene.job.workplace.move_reader(_SPARE.name)
+    try:
+        yield
+    finally:
+        scene.job.workplace.move_reader(scene.cluster.nodes[0])
+
+
+def gpu_lost(scene: Scene) -> None:
+    """The operator takes the node out, and the worker that held the GPU goes to another one."""
+    with scene.operator.healing_nodes(cordon="true", restart_device_plugin="true"):
+        node = scene.job.pods("workers")[0]["spec"]["nodeName"]
+        with scene.survives():
+            scene.fault.set_gpu(node, _GPU, "failed")
+            wait_for(f"loss of the GPU of {node}", 60, lambda: _gpus(scene, node) == 0, every=0.3)
+            wait_for(f"healing of {node}", 300, lambda: _gpus(scene, node) == 1 and _takes_pods(scene, node), every=0.5)
+
+
+def _gpus(scene: Scene, node: str) -> int:
+    return int(scene.cluster.kubectl.get("node", node)["status"]["allocatable"].get(_RESOURCE, 0))
+
+
+def _takes_pods(scene: Scene, node: str) -> bool:
+    return not scene.cluster.kubectl.get("node", node)["spec"].get("unschedulable", False)

@@ -1,0 +1,69 @@
+"""What a job is made of, taken away or wrong: its RayCluster, the space on its volume, its image, its data."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from streaming.base.format.mds import MDSWriter
+
+from spotune_testcluster.waiting import wait_for
+from spotune_trainer.data.schedule import SampleSchedule
+from spotune_trainer.data.shards import ShardedDataset
+from tests.cluster.faults.scene import Scene
+from tests.trainer.tiny import VOCABULARY
+
+WRONG_IMAGE = "testcluster.local/none:1"
+SMALL_VOLUME = "400Mi"
+GROWN_VOLUME = "800Mi"
+BROKEN_STEP = 30
+FAILURE_LIMIT = 2
+
+
+def ray_cluster_deleted(scene: Scene) -> None:
+    with scene.survives("headLost", loses=scene.job.workers):
+        scene.job.kubectl("delete", "raycluster", f"spotune-{scene.job.name}", "--wait=false")
+
+
+def volume_full_then_grown(scene: Scene) -> None:
+    """On a volume of the job's own, which the operator has made; a larger `storage.size` is all that it takes."""
+    job = scene.job
+    job.move_to_own_volume()
+    with scene.survives("workerLost"):
+        job.on_volume("bash", "-c", "dd if=/dev/zero of=/data/fill bs=1M 2>/dev/null; true")
+        job.wait_for("the status to name the cause", lambda seen: "No space left" in str(seen.status), 300)
+        job.patch({"storage": {"size": GROWN_VOLUME}})
+
+
+def wrong_image_corrected(scene: Scene) -> None:
+    """The job is applied with an image that nobody has."""
+    stalled = scene.job.wait_for("Stalled", lambda seen: seen.holds("Stalled"), 180).condition("Stalled")
+    assert stalled["reason"] in {"ErrImagePull", "ImagePullBackOff"}, stalled
+    assert WRONG_IMAGE in stalled["message"]
+    scene.job.patch({"cluster": {"image": scene.cluster.image}})
+    scene.job.history.wait_for("not Stalled any more", 180, lambda seen: not seen.holds("Stalled"), since=time.time())
+
+
+def code_that_always_fails(scene: Scene) -> None:
+    """A row of the data holds a token that the model does not know: each try comes as far as its step."""
+    ended = scene.job.wait_for("the end", lambda seen: seen.holds("Failed") or seen.holds("Complete"))
+    said = ended.condition("Failed")
+    assert said["status"] == "True"
+    assert "index out of range" in said["message"]
+    assert f"{FAILURE_LIMIT} times without a new step" in said["message"]
+    assert ended.status["phase"] == "Failed"
+    assert ended.status["restarts"]["appError"] == ended.status["restarts"]["total"] == FAILURE_LIMIT
+    wait_for("the end of its pods", 180, lambda: not scene.job.pods("head") + scene.job.pods("workers"), every=0.5)
+
+
+def write_broken_shards(shards: Path, broken: Path, global_batch_size: int, seed: int) -> None:
+    """Rows as they are, but that one of the step `BROKEN_STEP` holds a token that the model does not know."""
+    with tempfile.TemporaryDirectory() as cache, ShardedDataset(str(shards), Path(cache)) as dataset:
+        schedule = SampleSchedule(dataset.shard_sizes, global_batch_size, seed)
+        bad = int(schedule.sample_ids(BROKEN_STEP - 1)[0])
+        columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+        with MDSWriter(out=str(broken), columns=columns) as writer:
+            for sample in range(dataset.num_samples):
+                row = dataset[sample]
+                unknown = np.full_like(row["input_ids"], VOCABULARY)
+                writer.write({**row, "input_ids": unknown} if sample == bad else row)

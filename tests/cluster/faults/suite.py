@@ -1,0 +1,50 @@
+"""Every fault on a job of its own: what `make faults` runs. Too long for `make test`, which runs ../test_faults.py."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
+from tests.cluster.faults.catalogue import CASES, Case
+from tests.cluster.faults.records import recorded
+from tests.cluster.faults.scene import Scene
+from tests.cluster.finetune_jobs import STEPS, Remains, Workplace
+from tests.cluster.operator_install import Operator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.slug)
+def test_job_survives(
+    case: Case,
+    cluster: ClusterUnderTest,
+    fault: Fault,
+    operator: Operator,
+    workplace: Workplace,
+    undisturbed: Callable[[int], Remains],
+    many_steps: int,
+    tmp_path: Path,
+) -> None:
+    steps = many_steps if case.is_long else STEPS
+    reference = undisturbed(steps)
+    with recorded(case.name) as record:
+        operator.wait_until_ready()
+        if case.prepare is not None:
+            case.prepare(workplace)
+        with workplace.running(case.manifest(workplace, steps)) as job:
+            scene = Scene(cluster, fault, operator, job)
+            case.inflict(scene)
+            if not case.trains:
+                record.restarts = _counted(job.history.last.status["restarts"])
+                scene.refuse_untruths(job.remains(tmp_path))
+                return
+            for strike, recovery in zip(scene.strikes, scene.finish(reference, tmp_path), strict=True):
+                record.restarts = strike.restarts
+                if recovery is not None:
+                    record.detect_seconds = round(recovery.seconds_to_detect, 1)
+                    record.new_step_seconds = round(recovery.seconds_to_new_step, 1)
+
+
+def _counted(restarts: dict[str, int]) -> dict[str, int]:
+    return {cause: count for cause, count in restarts.items() if count and cause != "total"}
