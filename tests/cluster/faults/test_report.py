@@ -1,0 +1,44 @@
+"""docs/faults.md says of every fault what became of it, also of one that was not survived, or not tried."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.faults.catalogue import CASES
+from tests.cluster.faults.records import VARIABLE, read_records, recorded
+from tests.cluster.faults.report import report
+
+PARTS = {"detect": 1.0, "schedule": 0.04, "start": 12.34, "load": 8.0, "firstStep": 0.5, "all": 21.9}
+MEASURED = {"machine": {"cores": 2, "date": "2026-01-02"}, "seconds": {"headPodDeleted": {"median": PARTS}}}
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The page after one fault was survived and one was not."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "records.jsonl"))
+    with recorded(CASES[0].name) as record:
+        record.restarts, record.detect_seconds, record.new_step_seconds = {"workerLost": 1}, 1.2, 33.3
+    with pytest.raises(AssertionError), recorded(CASES[1].name):
+        raise AssertionError("the weights | are others\nand more")
+    return report(CASES, read_records(tmp_path / "records.jsonl"), "Commit `0123`.", MEASURED).splitlines()
+
+
+def _row(page: list[str], name: str) -> list[str]:
+    [row] = [line for line in page if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in row.replace("\\|", "/").strip("|").split("|")]
+
+
+def test_every_fault_has_a_row(page: list[str]) -> None:
+    assert [_row(page, case.name)[1] for case in CASES] == [case.asserted for case in CASES]
+    assert f"1 of {len(CASES)} passed. Commit `0123`." in page
+
+
+def test_row_says_what_became_of_a_fault(page: list[str]) -> None:
+    assert _row(page, CASES[0].name)[2:] == ["workerLost 1", "1 s", "33 s", "passed"]
+    assert _row(page, CASES[1].name)[2:] == ["none", "", "", "**failed**: AssertionError: the weights / are others"]
+    assert _row(page, CASES[2].name)[2:] == ["", "", "", "**not run**"]
+
+
+def test_parts_of_a_recovery_are_shown(page: list[str]) -> None:
+    assert _row(page, "loss") == ["loss", *PARTS]
+    assert _row(page, "the head pod, deleted")[1:] == ["1.0", "0.0", "12.3", "8.0", "0.5", "21.9"]
