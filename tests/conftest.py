@@ -2,6 +2,8 @@
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 # Before any library reads them, and for every child process.
 os.environ.update(
     {
@@ -12,3 +14,7 @@ os.environ.update(
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
+
+# A machine that many share may take a second over anything.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")

@@ -1,5 +1,6 @@
 """CPUs, memory and GPUs of the containers, with amounts for jobs that say nothing."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -45,6 +46,10 @@ def ray_resources(
     own = {"requests": _texts(given.requests), "limits": _texts(given.limits)}
     asked = merge(template, own, f"{group}.podTemplate")
     requests, limits = _texts(asked["requests"]), _texts(asked["limits"])
+    for kind, amounts in (("requests", requests), ("limits", limits)):
+        for name, amount in amounts.items():
+            if math.isinf(_amount(amount, group)):
+                raise ResourcesError(f"{group}.resources.{kind}.{name}", "is more than any node has")
     if GPU_RESOURCE in requests or GPU_RESOURCE in limits:
         reason = f"names {GPU_RESOURCE}: give GPUs per pod as workers.gpus; the head has none"
         raise ResourcesError(f"{group}.resources", reason)
