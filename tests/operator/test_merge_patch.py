@@ -33,13 +33,13 @@ def applied(target: Any, patch: Any) -> Any:
     return result
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(OBJECTS, OBJECTS)
 def test_a_patch_turns_one_object_into_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert applied(before, merge_patch(before, after)) == after
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(OBJECTS)
 def test_there_is_nothing_to_patch_between_equals(content: dict[str, Any]) -> None:
     assert merge_patch(content, content) == {}

@@ -254,4 +254,4 @@ class Passes(RuleBasedStateMachine):
 
 
 TestPasses = Passes.TestCase
-TestPasses.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+TestPasses.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)

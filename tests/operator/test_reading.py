@@ -133,7 +133,7 @@ def lives() -> list[Life]:
     return [a_life(), with_head, a_training_life()]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(answers(), st.integers(0, 2))
 def test_no_answer_breaks_a_pass_or_spoils_a_status(lives: list[Life], answer: dict[str, Any], stage: int) -> None:
     life = replace(lives[stage])
