@@ -55,7 +55,7 @@ class GpuSecondsStatus(_Report):
 
 
 class PinnedStatus(_Report):
-    """What a job is run with until it ends: an operator of another version does not change it, a change of the spec does."""
+    """What a job is run with until it ends; a change of the spec changes it, an operator of another version does not."""
 
     image: str
     """Container image of the trainer."""
