@@ -55,7 +55,7 @@ class GpuSecondsStatus(_Report):
 
 
 class PinnedStatus(_Report):
-    """What a job is run with until it ends; a change of the spec changes it, an operator of another version does not."""
+    """What a job is run with until it ends; changed by a change of the spec, not by an operator of another version."""
 
     image: str
     """Container image of the trainer."""
