@@ -162,7 +162,7 @@ def _cluster(situation: Situation) -> Finding:
     seen, workers = situation.seen, situation.job.spec.workers
     if situation.outcome is not None and "RayCluster" not in seen.children:
         return Finding("ClusterReady", "False", "Deleted", "given back after the end of the job")
-    if situation.aim is Aim.RELEASE:
+    if situation.aim in (Aim.RELEASE, Aim.DELETE):
         return Finding("ClusterReady", "False", "Released", "the workers are given back; the head goes next")
     if situation.stands_still:
         return Finding("ClusterReady", "False", "Freed", "no pods are wanted now")

@@ -1,4 +1,4 @@
-"""One level-triggered pass over one job: observe, decide, act, say. Safe at any time, twice, and cut off anywhere.
+"""One level-triggered pass over one job: observe, decide, say, act. Safe at any time, twice, and cut off anywhere.
 
 Nothing that matters is kept here: what was applied is remembered only so as not to apply it again while neither the
 wish nor the object has changed.
@@ -109,10 +109,13 @@ class Reconciler:
             self._metrics.passes.labels("stalled").inc()
             await self._say(known, previous, stalled(previous, error, known.generation, self._clock()))
             return None
+        # First the word, then the deed: what the status remembers (that the preflight has passed, that the model is
+        # trained, the pin) is what a pass goes by that knows no more, because the operator has just been started.
+        if not await self._say(known, previous, decision.status):
+            return None
         await self._act(key, decision, seen)
         if self._refused.get(key, {}) != seen.refused:
             return 0.0  # say so at once
-        await self._say(known, previous, decision.status)
         self._metrics.passes.labels("ok").inc()
         return decision.again_after
 
@@ -193,13 +196,13 @@ class Reconciler:
         is_old = self._caches.version_of(kind) < applied.version
         return is_old or (live is not None and live.digest == applied.digest)
 
-    async def _say(self, known: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
-        """Write the status if it is another one, after the Events about what is new in it."""
+    async def _say(self, known: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:
+        """Write the status if it is another one, after the Events about what is new in it; whether the job is there."""
         after = _content(status)
         missing = {name: after[name] for name in after.keys() - known.status.keys()}
         changes = merge_patch(_content(previous), after) | missing
         if not changes:
-            return
+            return True
         for event in job_events(known, previous, status, self._clock()):
             await self._kube.create(EVENTS, event)
         self._measure(known.key, previous, status)
@@ -208,8 +211,9 @@ class Reconciler:
             written = await self._kube.patch(JOBS, *known.key, patch, "status")
         except NotFoundError:
             self._caches.forget_job(known.key)
-            return
+            return False
         self._caches.put_job(written)
+        return True
 
     def _measure(self, key: JobKey, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
         """Count restarts, and how long it takes from the first sign of one to the next new step."""

@@ -138,9 +138,9 @@ def test_list_of_jobs_that_fails_is_asked_for_again() -> None:
 def test_jobs_that_were_there_before_are_worked_on_and_counted() -> None:
     async def test(server: ApiServer, running: Running) -> None:
         await until(running.pages, "/readyz", 200)
-        await wait_for(lambda: any(path.endswith("/status") for path in server.asked("PATCH")))
+        await wait_for(lambda: any("rayclusters" in path for path in server.asked("PATCH")))
         kinds = [path.split("/")[-2] for path in server.asked("PATCH")]
-        assert kinds == ["configmaps", "networkpolicies", "rayclusters", "job"]
+        assert kinds == ["job", "configmaps", "networkpolicies", "rayclusters"], "what is remembered is said first"
         metrics = (await read(running.pages, "/metrics"))[1]
         assert 'spotune_operator_jobs{phase="Provisioning"} 1.0' in metrics
         assert 'spotune_operator_api_calls_total{kind="configmaps",verb="PATCH"} 1.0' in metrics
