@@ -1,0 +1,451 @@
+"""Passes over one job in this process, on a real API server, with pods that nobody runs and a scripted supervisor.
+
+Everything is real but what would cost nodes: pods that no scheduler looks at, and an HTTP server in the place of the
+supervisor. KubeRay must not run meanwhile. Clocks are turned by hand, so that two lives of a job can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from spotune_operator.caches import Caches
+from spotune_operator.children.config import JOB_FILE
+from spotune_operator.errors import KubernetesError
+from spotune_operator.kube import (
+    CHILDREN,
+    CONFIG_MAPS,
+    EVENTS,
+    JOBS,
+    PODS,
+    RAY_CLUSTERS,
+    Kube,
+    Login,
+    Manifest,
+    Resource,
+)
+from spotune_operator.metrics import Metrics
+from spotune_operator.observed import GROUP_LABEL, child_view, pod_view
+from spotune_operator.placed_job import JOB_LABEL
+from spotune_operator.progress import Poller
+from spotune_operator.reading import understood
+from spotune_operator.reconcile import Reconciler
+from spotune_operator.settings import Settings
+from spotune_operator.timestamps import rfc3339
+from tests.operator.local_server import LocalServer, local_server
+
+NAME = "job"
+STORAGE_CLASS = "of-nobody"
+START = 1_800_000_000.0
+_SETTINGS = Settings(image="registry.example/trainer:1", poll_seconds=0.05, start_poll_seconds=0.05)
+_MOST_PASSES = 60
+_OF_THE_SERVER = ("uid", "creationTimestamp", "resourceVersion", "managedFields")
+_COUNTED = tuple(CHILDREN.values())
+
+T = TypeVar("T")
+
+
+Kind = Literal["crash", "lost", "cut"]
+
+
+class Crashed(Exception):  # noqa: N818 - an operator that is gone is no error of anything
+    """The process of the operator ends here."""
+
+
+@dataclass
+class Fault:
+    """What happens to one of the requests that change something, counted from 1 over all operators of a life.
+
+    Attributes:
+        at: The request; 0: none.
+        kind: The operator crashes when the request is done; or its answer is lost; or it never arrives.
+        every: Besides, each request whose number this divides; 0: none.
+        log: Verb and kind of all requests so far.
+    """
+
+    at: int = 0
+    kind: Kind = "crash"
+    every: int = 0
+    log: list[str] = field(default_factory=list)
+
+    async def befall(self, words: str, request: Coroutine[Any, Any, T]) -> T:
+        """Do a request, unless it is the one."""
+        self.log.append(words)
+        is_the_one = len(self.log) == self.at or (self.every > 0 and len(self.log) % self.every == 0)
+        if is_the_one and self.kind == "cut":
+            request.close()
+            raise KubernetesError("the API server cannot be reached (a test has cut the line)")
+        found = await request
+        if is_the_one and self.kind == "lost":
+            raise KubernetesError("the API server cannot be reached (a test has eaten the answer)")
+        if is_the_one:
+            raise Crashed(words)
+        return found
+
+
+class FaultyKube(Kube):
+    """A client on whose changes a fault lies."""
+
+    def __init__(self, login: Login, fault: Fault) -> None:
+        super().__init__(login)
+        self._fault = fault
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        return await self._fault.befall(f"apply {manifest['kind']}", super().apply(manifest))
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, changes: Manifest, subresource: str = ""
+    ) -> Manifest:
+        request = super().patch(resource, namespace, name, changes, subresource)
+        return await self._fault.befall(f"patch {resource.kind} {subresource}", request)
+
+    async def create(self, resource: Resource, manifest: Manifest) -> bool:
+        return await self._fault.befall(f"create {resource.kind}", super().create(resource, manifest))
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        request = super().delete(resource, namespace, name, uid, grace_seconds)
+        return await self._fault.befall(f"delete {resource.kind}", request)
+
+
+@dataclass
+class Operator:
+    """A reconciler with its caches, from its start to its end."""
+
+    kube: Kube
+    caches: Caches
+    poller: Poller
+    reconciler: Reconciler
+
+    async def look(self, key: tuple[str, str]) -> float | None:
+        """One pass over the job as it is now."""
+        async for jobs, _ in self.kube.pages(JOBS, key[0], ""):
+            for body in jobs:
+                self.caches.put_job(body)
+        return await self.reconciler.reconcile(key)
+
+    async def catch_up(self, key: tuple[str, str], answer: Mapping[str, Any]) -> None:
+        """Wait until the caches hold what the API server holds, and the poller what the supervisor says."""
+        async with asyncio.timeout(20):
+            while not await self._is_up_to_date(key, answer):  # noqa: ASYNC110 - a watch does not say when it is done
+                await asyncio.sleep(0.02)
+
+    async def _is_up_to_date(self, key: tuple[str, str], answer: Mapping[str, Any]) -> bool:
+        there = {
+            kind.kind: child_view(found, kind.kind)
+            for kind in _COUNTED
+            for found in await listed(self.kube, kind, key[0])
+        }
+        pods = sorted((pod_view(pod) for pod in await listed(self.kube, PODS, key[0])), key=lambda pod: pod.name)
+        if there != self.caches.children(key) or pods != self.caches.pods(key):
+            return False
+        head = next((pod for pod in pods if pod.component == "head" and pod.runs), None)
+        reading = self.poller.watch(key, head.ip if head is not None else "")
+        return reading is None or reading.answer == understood(answer)
+
+
+async def listed(kube: Kube, resource: Resource, namespace: str) -> list[Manifest]:
+    """All objects of a job, of a kind; those of a namespace that has no job have none."""
+    labels = "" if resource in (JOBS, EVENTS) else JOB_LABEL
+    try:
+        return [item async for items, _ in kube.pages(resource, namespace, labels) for item in items]
+    except KubernetesError as error:
+        if error.status == 404:  # a kind that is not installed
+            return []
+        raise
+
+
+@dataclass
+class World:
+    """A namespace with one job, and all that happens to it.
+
+    Attributes:
+        kube: As the administrator.
+        namespace: Of the job.
+        login: For operators.
+        server: The supervisor's.
+        fault: What befalls the operator.
+        now: What its clock shows.
+        answer: What the supervisor says at `/progress`.
+    """
+
+    kube: Kube
+    namespace: str
+    login: Login
+    server: LocalServer
+    fault: Fault = field(default_factory=Fault)
+    now: float = START
+    answer: dict[str, Any] = field(default_factory=dict)
+    crashes: int = 0
+    _running: Operator | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Of the job."""
+        return self.namespace, NAME
+
+    # The operator
+
+    async def settle(self) -> None:
+        """Passes until there is nothing left to do; an operator that crashes is followed by another."""
+        is_up_to_date = False
+        for _ in range(_MOST_PASSES):
+            operator = self._running or await self._start()
+            before = len(self.fault.log)
+            try:
+                again = await operator.look(self.key)
+                if is_up_to_date and len(self.fault.log) == before and again != 0.0:
+                    return
+            except Crashed:
+                self.crashes += 1
+                is_up_to_date = False
+                await self.stop()
+                continue
+            except KubernetesError:
+                self.crashes += 1
+            await operator.catch_up(self.key, self.answer)
+            is_up_to_date = True
+        raise AssertionError(f"after {_MOST_PASSES} passes there is still something to do: {self.fault.log[-20:]}")
+
+    async def _start(self) -> Operator:
+        kube = FaultyKube(self.login, self.fault)
+        await kube.__aenter__()
+        settings = Settings(**{**_SETTINGS.__dict__, "watch_namespace": self.namespace})
+        port = urlsplit(self.server.url).port or 0
+        poller = Poller(settings, lambda _: None, lambda: self.now, port)
+        await poller.__aenter__()
+        caches = Caches(kube, settings, lambda _: None, lambda _: None)
+        reconciler = Reconciler(kube, caches, poller, settings, Metrics(), lambda: self.now)
+        self._tasks = [asyncio.create_task(reflector.run()) for reflector in caches.reflectors()]
+        await caches.synced()
+        self._running = Operator(kube, caches, poller, reconciler)
+        return self._running
+
+    async def stop(self) -> None:
+        """The operator's process is gone."""
+        if self._running is None:
+            return
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._running.poller.__aexit__(None, None, None)
+        await self._running.kube.__aexit__(None, None, None)
+        self._running = None
+
+    # What its user does
+
+    async def create_job(self, name: str = NAME, **sections: Any) -> None:
+        """Make the job, or another one; sections of its spec may be replaced."""
+        spec = {
+            "model": {"source": "model", "task": "seq2seq"},
+            "dataset": {"train": {"source": "shards"}},
+            "training": {"maxSteps": 100},
+            "workers": {"count": 2, "gpus": 0},
+            "cluster": {"provider": "none"},
+            "storage": {"storageClassName": STORAGE_CLASS, "size": "1Gi"},
+        } | sections
+        metadata = {"name": name, "namespace": self.namespace}
+        body = {"apiVersion": JOBS.group_version, "kind": JOBS.kind, "metadata": metadata, "spec": spec}
+        assert await self.kube.create(JOBS, body)
+
+    async def edit_job(self, **sections: Any) -> None:
+        """Merge a change into its spec."""
+        await self.kube.patch(JOBS, *self.key, {"spec": sections})
+
+    # What KubeRay, the kubelet and the supervisor do
+
+    async def run_pods(self, workers: int) -> None:
+        """Make pods of the RayCluster's templates that are not there, and have all of them run."""
+        (cluster,) = await listed(self.kube, RAY_CLUSTERS, self.namespace)
+        spec = cluster["spec"]
+        await self._run_pod("head", spec["headGroupSpec"]["template"], "headgroup")
+        for number in range(workers):
+            group = spec["workerGroupSpecs"][0]
+            await self._run_pod(f"worker-{number}", group["template"], group["groupName"])
+
+    async def _run_pod(self, name: str, template: Manifest, group: str) -> None:
+        metadata = template["metadata"]
+        labels = metadata["labels"] | {GROUP_LABEL: group}
+        containers = [{"name": "c", "image": "registry.example/none:1"}]
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": self.namespace, "labels": labels}
+            | {"annotations": metadata.get("annotations", {})},
+            "spec": {"schedulerName": "nobody", "containers": containers, "automountServiceAccountToken": False},
+        }
+        await self.kube.create(PODS, pod)
+        started = {"running": {"startedAt": rfc3339(self.now)}}
+        container = {"name": "c", "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": started}
+        conditions = [{"type": "Ready", "status": "True"}]
+        ip = str(urlsplit(self.server.url).hostname)
+        status: Manifest = {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}
+        status |= {"containerStatuses": [container], "conditions": conditions}
+        await self.kube.patch(PODS, self.namespace, name, {"status": status}, "status")
+
+    async def end_pods(self) -> None:
+        """All pods go."""
+        for pod in await listed(self.kube, PODS, self.namespace):
+            metadata = pod["metadata"]
+            await self.kube.delete(PODS, self.namespace, metadata["name"], metadata["uid"], grace_seconds=0)
+
+    async def supervisor_says(self, phase: str, state: str, *, passed: bool = True, **content: Any) -> None:
+        """What the supervisor says from now on, working by the job file that is in the ConfigMap."""
+        (config,) = await listed(self.kube, CONFIG_MAPS, self.namespace)
+        job = hashlib.sha256(config["data"][JOB_FILE].encode()).hexdigest()
+        supervisor = {"job": job, "state": state, "message": "", "preflight": {"passed": passed, "checks": []}}
+        self.answer = {"phase": phase, "supervisor": supervisor, **content}
+
+    async def supervise(self, request: web.Request) -> web.StreamResponse:
+        """Answer as a supervisor that stops at once when it is told to."""
+        if request.method == "POST":
+            state = {"/stop": "stopped", "/start": "running"}[request.path]
+            self.answer = {**self.answer, "supervisor": {**self.answer["supervisor"], "state": state}}
+            return web.json_response(self.answer["supervisor"])
+        return web.json_response(self.answer)
+
+    # What there is in the end
+
+    async def picture(self) -> dict[str, Any]:
+        """All of the job but what differs from one life to the next: uids, the server's times and versions."""
+        (job,) = await listed(self.kube, JOBS, self.namespace)
+        found: dict[str, Any] = {"status": job.get("status")}
+        for kind in _COUNTED:
+            found[kind.kind] = [_without_chance(child) for child in await listed(self.kube, kind, self.namespace)]
+        events = await listed(self.kube, EVENTS, self.namespace)
+        ours = [event for event in events if event["involvedObject"]["kind"] == JOBS.kind]
+        found["events"] = Counter((event["type"], event["reason"], event["message"]) for event in ours)
+        return found
+
+    async def clear(self) -> None:
+        """Take everything away that a life has left."""
+        await self.stop()
+        kinds = (JOBS, *_COUNTED, PODS, EVENTS)
+        async with asyncio.timeout(60):
+            while found := [(kind, item) for kind in kinds for item in await listed(self.kube, kind, self.namespace)]:
+                for kind, item in found:
+                    metadata = item["metadata"]
+                    await self.kube.delete(kind, self.namespace, metadata["name"], metadata["uid"], grace_seconds=0)
+        self.now, self.answer, self.fault, self.crashes = START, {}, Fault(), 0
+
+
+def _without_chance(child: Manifest) -> Manifest:
+    metadata = {name: value for name, value in child["metadata"].items() if name not in _OF_THE_SERVER}
+    owners = [{**owner, "uid": ""} for owner in metadata.pop("ownerReferences", ())]
+    managers = sorted({entry["manager"] for entry in child["metadata"]["managedFields"]})
+    return {**child, "metadata": {**metadata, "owners": owners, "managers": managers}}
+
+
+@asynccontextmanager
+async def world(login: Login, namespace: str, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[World]:
+    """A namespace's world, with a supervisor at an address; all in it is taken away when the block ends."""
+
+    async def supervise(request: web.Request) -> web.StreamResponse:
+        return await found.supervise(request)
+
+    async with Kube(login) as kube, local_server(supervise, host=host, port=port) as server:
+        found = World(kube, namespace, login, server)
+        try:
+            yield found
+        finally:
+            await found.clear()
+
+
+def differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
+    """Where two pictures differ, one line each."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(before.keys() | after.keys(), key=str):
+            yield from differences(before.get(name), after.get(name), f"{place}.{name}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (left, right) in enumerate(zip(before, after, strict=True)):
+            yield from differences(left, right, f"{place}[{index}]")
+    elif before != after:
+        yield f"{place}: {before!r} is now {after!r}"
+
+
+Stage = Callable[[World], Awaitable[None]]
+
+
+async def _is_made(world: World) -> None:
+    await world.create_job()
+
+
+async def _head_runs(world: World) -> None:
+    await world.run_pods(workers=0)
+    await world.supervisor_says("Starting", "preflight", passed=False)
+
+
+async def _preflight_has_passed(world: World) -> None:
+    await world.supervisor_says("WaitingForWorkers", "running")
+
+
+async def _trains(world: World) -> None:
+    await world.run_pods(workers=2)
+    await world.supervisor_says("Training", "running", step=10, totalSteps=100, loss=2.5, generation=1)
+
+
+async def _has_lost_a_worker(world: World) -> None:
+    checkpoint = {"step": 8, "time": START}
+    more: dict[str, Any] = {"step": 12, "totalSteps": 100, "loss": 2.25, "generation": 2, "lastCheckpoint": checkpoint}
+    await world.supervisor_says("Training", "running", restarts={"workerLost": 1}, resumedFromStep=8, **more)
+
+
+async def _is_suspended(world: World) -> None:
+    await world.edit_job(suspend=True)
+
+
+async def _has_no_pods(world: World) -> None:
+    await world.end_pods()
+
+
+async def _goes_on(world: World) -> None:
+    await world.edit_job(suspend=False)
+    await world.settle()
+    await world.run_pods(workers=2)
+    await world.supervisor_says("Training", "running", step=20, totalSteps=100, loss=2.0, generation=3)
+
+
+async def _is_trained(world: World) -> None:
+    await world.supervisor_says("Done", "trained", step=100, totalSteps=100)
+
+
+async def _is_over_for_long(world: World) -> None:
+    world.now += 600
+
+
+LIFE: tuple[Stage, ...] = (
+    _is_made,
+    _head_runs,
+    _preflight_has_passed,
+    _trains,
+    _has_lost_a_worker,
+    _is_suspended,
+    _has_no_pods,
+    _goes_on,
+    _is_trained,
+    _is_over_for_long,
+)
+"""A job's life, from nothing to a model."""
+TRAINING: tuple[Stage, ...] = LIFE[:4]
+"""Until it trains."""
+
+
+async def live(world: World, stages: tuple[Stage, ...] = LIFE) -> list[dict[str, Any]]:
+    """Live through stages, the operator settling after each; pictures of all of them."""
+    pictures = []
+    for stage in stages:
+        world.now += 10
+        await stage(world)
+        await world.settle()
+        pictures.append(await world.picture())
+    return pictures

@@ -1,0 +1,377 @@
+"""Passes on a real API server: cut off at every request, with children changed by others, and with nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import kopf
+import pytest
+
+from spotune_operator.children.ports import PROGRESS
+from spotune_operator.kube import CHILDREN, JOBS, RAY_CLUSTERS, Login, Manifest
+from spotune_operator.main import login, registry_of
+from spotune_operator.settings import Settings
+from spotune_testcluster.kubectl import Kubectl
+from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests.cluster.reconciling import (
+    LIFE,
+    NAME,
+    STORAGE_CLASS,
+    TRAINING,
+    Fault,
+    Kind,
+    World,
+    differences,
+    listed,
+    live,
+    world,
+)
+
+pytestmark = pytest.mark.cluster
+
+CRD = Path(__file__).parent.parent.parent / "manifests" / "crd.yaml"
+EVERY = int(os.environ.get("SPOTUNE_TEST_FAULT_EVERY", "8"))
+"""Of how many requests one is befallen, for each kind of fault; 1: every one."""
+KINDS: tuple[Kind, ...] = ("crash", "lost", "cut")
+MADE = ("PersistentVolumeClaim", "ConfigMap", "NetworkPolicy", "RayCluster")
+"""Children of a job where no PodMonitor is asked for."""
+QUIET_AFTER_SECONDS = 5.0
+IDLE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_kuberay(cluster: ClusterUnderTest) -> Iterator[None]:
+    """The definition, a class that nobody provisions, and no KubeRay, which would make pods."""
+    machine = cluster.machine_for("stopping KubeRay")
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
+    cluster.kubectl.apply(
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": STORAGE_CLASS},
+            "provisioner": "example.org/nobody",
+        }
+    )
+    machine.component("stop", "kuberay-operator")
+    yield
+    machine.component("start", "kuberay-operator")
+    cluster.kubectl("delete", "storageclass", STORAGE_CLASS)
+
+
+@pytest.fixture
+def credentials(cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch) -> Login:
+    """The administrator's, as the operator finds its own."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubectl.kubeconfig))
+    return login
+
+
+def within(namespace: Kubectl, credentials: Login, test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with world(credentials, namespace.namespace) as here:
+            await test(here)
+
+    asyncio.run(main())
+
+
+# Cut off
+
+
+def test_a_job_is_what_it_was_whatever_befalls_any_request(
+    namespace: Kubectl, credentials: Login, took: dict[str, float]
+) -> None:
+    """The operator crashes after it, its answer is lost, or it never arrives: nothing is lost, and nothing doubled."""
+
+    async def test(here: World) -> None:
+        undisturbed = await live(here)
+        requests = len(here.fault.log)
+        start = time.monotonic()
+        chosen = [
+            (at, kind)
+            for at in range(1, requests + 1)
+            for number, kind in enumerate(KINDS)
+            if (at + number * 2) % EVERY == 0
+        ]
+        for at, kind in chosen:
+            await here.clear()
+            here.fault = Fault(at, kind)
+            pictures = await live(here)
+            assert here.crashes == 1, f"{kind} at {at} has not happened"
+            when = f"{kind} at {at} ({here.fault.log[at - 1]})"
+            for stage, before, after in zip(LIFE, undisturbed, pictures, strict=True):
+                assert list(differences(before, after)) == [], f"{when}, seen when the job {stage.__name__}"
+        took[f"{len(chosen)} lives with a fault at one of {requests} requests"] = time.monotonic() - start
+
+    within(namespace, credentials, test)
+
+
+def test_a_job_is_what_it_was_when_operators_crash_again_and_again(namespace: Kubectl, credentials: Login) -> None:
+    async def test(here: World) -> None:
+        undisturbed = await live(here)
+        await here.clear()
+        here.fault = Fault(every=7)  # each new one applies the four children once, and then gets on a little
+        assert list(differences(undisturbed, await live(here))) == []
+        assert here.crashes >= 8
+
+    within(namespace, credentials, test)
+
+
+def test_a_life_takes_few_requests(namespace: Kubectl, credentials: Login) -> None:
+    """Each stage applies what it changes, tells each Event once, and says its status at most three times."""
+
+    async def test(here: World) -> None:
+        for stage in LIFE:
+            before = len(here.fault.log)
+            await live(here, (stage,))
+            done = Counter(here.fault.log[before:])
+            assert done["patch FinetuneJob status"] <= 3, (stage.__name__, done)
+            assert all(done[f"apply {kind}"] <= 2 for kind in CHILDREN), (stage.__name__, done)
+        before = len(here.fault.log)
+        await here.settle()
+        assert here.fault.log[before:] == []
+
+    within(namespace, credentials, test)
+
+
+def test_an_operator_that_starts_anew_applies_children_once_and_says_nothing(
+    namespace: Kubectl, credentials: Login
+) -> None:
+    async def test(here: World) -> None:
+        (*_, before) = await live(here, TRAINING)
+        await here.stop()
+        requests = len(here.fault.log)
+        await here.settle()
+        assert here.fault.log[requests:] == [f"apply {kind}" for kind in MADE]
+        assert await here.picture() == before
+
+    within(namespace, credentials, test)
+
+
+# Changed by others
+
+
+def _change(path: str, value: Any) -> Manifest:
+    """A merge patch of one field; the path's parts are divided by spaces."""
+    change: Any = value
+    for name in reversed(path.split()):
+        change = {name: change}
+    assert isinstance(change, dict)
+    return change
+
+
+DRIFT = [
+    ("PersistentVolumeClaim", "metadata labels spotune.dev/job", None),
+    ("PersistentVolumeClaim", "metadata labels app.kubernetes.io/component", "other"),
+    ("ConfigMap", "data job.yaml", "spec: {}"),
+    ("ConfigMap", "metadata ownerReferences", None),
+    ("ConfigMap", "metadata labels spotune.dev/job", "other"),
+    ("NetworkPolicy", "spec ingress", None),
+    ("NetworkPolicy", "spec podSelector matchLabels", {"app": "other"}),
+    ("RayCluster", "spec headGroupSpec template spec containers", [{"name": "ray-head", "image": "other"}]),
+    ("RayCluster", "spec workerGroupSpecs", []),
+    ("RayCluster", "spec enableInTreeAutoscaling", True),
+    ("RayCluster", "metadata labels spotune.dev/job", None),
+]
+
+
+def test_every_child_that_is_changed_is_repaired(namespace: Kubectl, credentials: Login) -> None:
+    async def test(here: World) -> None:
+        (*_, before) = await live(here, TRAINING)
+        for kind, path, value in DRIFT:
+            await here.kube.patch(CHILDREN[kind], here.namespace, f"spotune-{NAME}", _change(path, value))
+            await here.settle()
+            after = await here.picture()
+            change = f"{path} of the {kind} was {value}"
+            assert list(differences(_repaired(before), _repaired(after))) == [], change
+
+    within(namespace, credentials, test)
+
+
+def test_every_child_that_is_deleted_is_made_again(namespace: Kubectl, credentials: Login) -> None:
+    async def test(here: World) -> None:
+        (*_, before) = await live(here, TRAINING)
+        for kind in MADE:
+            (child,) = await listed(here.kube, CHILDREN[kind], here.namespace)
+            await here.kube.delete(CHILDREN[kind], here.namespace, f"spotune-{NAME}", child["metadata"]["uid"])
+            await here.settle()
+            (again,) = await listed(here.kube, CHILDREN[kind], here.namespace)
+            assert again["metadata"]["uid"] != child["metadata"]["uid"]
+        assert list(differences(_repaired(before), _repaired(await here.picture()))) == []
+
+    within(namespace, credentials, test)
+
+
+def test_cluster_that_somebody_suspends_comes_back_when_its_pods_are_gone(
+    namespace: Kubectl, credentials: Login
+) -> None:
+    async def test(here: World) -> None:
+        (*_, before) = await live(here, TRAINING)
+        await here.kube.patch(RAY_CLUSTERS, here.namespace, f"spotune-{NAME}", {"spec": {"suspend": True}})
+        await here.settle()
+        (cluster,) = await listed(here.kube, RAY_CLUSTERS, here.namespace)
+        assert cluster["spec"]["suspend"] is True, "KubeRay ends all pods before it makes new ones"
+        await here.end_pods()
+        await here.settle()
+        await here.run_pods(workers=2)
+        await here.settle()
+        after = await here.picture()
+        assert list(differences(_repaired(before["RayCluster"]), _repaired(after["RayCluster"]))) == []
+        assert after["status"]["phase"] == "Training"
+
+    within(namespace, credentials, test)
+
+
+def test_what_belongs_to_others_is_left_alone(namespace: Kubectl, credentials: Login) -> None:
+    theirs = {"labels": {"team": "nlp"}, "annotations": {"example.org/note": "keep"}}
+
+    async def test(here: World) -> None:
+        await live(here, TRAINING)
+        for kind in MADE:
+            more = {"data": {"notes": "theirs"}} if kind == "ConfigMap" else {}
+            await here.kube.patch(CHILDREN[kind], here.namespace, f"spotune-{NAME}", {"metadata": theirs} | more)
+        await here.settle()
+        await here.stop()
+        await here.settle()
+        for kind in MADE:
+            (child,) = await listed(here.kube, CHILDREN[kind], here.namespace)
+            assert child["metadata"]["labels"]["team"] == "nlp"
+            assert child["metadata"]["annotations"]["example.org/note"] == "keep"
+            if kind == "ConfigMap":
+                assert child["data"]["notes"] == "theirs"
+
+    within(namespace, credentials, test)
+
+
+def test_suspension_of_a_job_in_a_queue_belongs_to_kueue(namespace: Kubectl, credentials: Login) -> None:
+    async def test(here: World) -> None:
+        await here.create_job(cluster={"provider": "none", "queueName": "queue"})
+        await here.settle()
+        for suspend in (True, False):
+            await here.kube.patch(RAY_CLUSTERS, here.namespace, f"spotune-{NAME}", {"spec": {"suspend": suspend}})
+            await here.settle()
+            (cluster,) = await listed(here.kube, RAY_CLUSTERS, here.namespace)
+            assert cluster["spec"]["suspend"] is suspend
+
+    within(namespace, credentials, test)
+
+
+def test_status_that_somebody_has_spoilt_is_written_again(namespace: Kubectl, credentials: Login) -> None:
+    async def test(here: World) -> None:
+        (*_, before) = await live(here, TRAINING)
+        spoilt: list[dict[str, Any]] = [
+            {"conditions": []},
+            {"phase": "Complete", "step": 99},
+            {"workers": None, "eta": None},
+        ]
+        for change in spoilt:
+            await here.kube.patch(JOBS, *here.key, {"status": change}, "status")
+            await here.settle()
+            after = (await here.picture())["status"]
+            for name in change:
+                assert _without_times(after[name]) == _without_times(before["status"][name])
+
+    within(namespace, credentials, test)
+
+
+def _repaired(found: Any) -> Any:
+    """A picture's part without what every repair changes: counts of changes, who made some, and times of conditions."""
+    if isinstance(found, dict):
+        left_out = ("generation", "managers", "lastTransitionTime")
+        return {name: _repaired(value) for name, value in found.items() if name not in left_out}
+    return [_repaired(item) for item in found] if isinstance(found, list) else found
+
+
+def _without_times(found: Any) -> Any:
+    if not isinstance(found, list):
+        return found
+    return [{name: value for name, value in item.items() if name != "lastTransitionTime"} for item in found]
+
+
+# Nothing to do
+
+
+def test_nothing_is_asked_and_nothing_is_written_while_nothing_changes(
+    cluster: ClusterUnderTest, namespace: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole operator, as it is started in its pod, over jobs that wait, are stalled, suspended and in training."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubectl.kubeconfig))
+
+    async def main() -> None:
+        async with world(login, namespace.namespace, "127.0.0.77", PROGRESS.number) as here:
+            await live(here, TRAINING)
+            await here.stop()
+            for name, change in OTHERS.items():
+                await here.create_job(name, **change)
+            settings = Settings(
+                host="127.0.0.1", port=_free_port(), image="registry.example/trainer:1", watch_namespace=here.namespace
+            )
+            stop = asyncio.Event()
+            operator = asyncio.create_task(
+                kopf.operator(
+                    registry=registry_of(settings), standalone=True, namespaces=[here.namespace], stop_flag=stop
+                )
+            )
+            try:
+                await _has_said_something(here)
+                await asyncio.sleep(QUIET_AFTER_SECONDS)
+                calls, versions = await _calls(settings.port), await _versions(here)
+                await asyncio.sleep(IDLE_SECONDS)
+                more = await _calls(settings.port) - calls
+                assert {words for words in more if not words.startswith("WATCH")} == set(), more
+                assert await _versions(here) == versions
+            finally:
+                stop.set()
+                await operator
+
+    asyncio.run(main())
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "waits": {},
+    "stalled": {"storage": {"storageClassName": "nothere"}},
+    "suspended": {"suspend": True},
+    "unbuilt": {"adapter": {"lora": {"r": 8}}},
+}
+
+
+async def _has_said_something(here: World) -> None:
+    """Wait until every job has a status."""
+    async with asyncio.timeout(60):
+        while True:
+            jobs = await listed(here.kube, JOBS, here.namespace)
+            if all((job.get("status") or {}).get("observedGeneration") == 1 for job in jobs):
+                return
+            await asyncio.sleep(0.2)
+
+
+async def _versions(here: World) -> dict[str, str]:
+    """The version of everything that the operator writes, by uid."""
+    kinds = [JOBS, *CHILDREN.values()]
+    found = [item for kind in kinds for item in await listed(here.kube, kind, here.namespace)]
+    return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in found}
+
+
+async def _calls(port: int) -> Counter[str]:
+    """Requests to the API server so far, by verb and kind, as the operator itself counts them."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = await answer.text()
+    counted = re.findall(
+        r'^spotune_operator_api_calls_total\{kind="(\w+)",verb="(\w+)"\} ([0-9.]+)$', text, re.MULTILINE
+    )
+    return Counter({f"{verb} {kind}": int(float(number)) for kind, verb, number in counted})
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
