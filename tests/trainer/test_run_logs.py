@@ -168,9 +168,9 @@ def test_reader_that_leaves_ends_the_command_quietly(run: JobDirectory) -> None:
     assert done.stderr == ""
 
 
-def test_process_logs_what_is_ours_and_the_warnings_of_others(tmp_path: Path) -> None:
+def test_process_logs_what_is_ours_and_the_warnings_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "worker-0.log"
-    with logging_to(path):
+    with caplog.at_level(logging.INFO), logging_to(path):  # some libraries make the root talkative
         logging.getLogger("spotune.worker").info("phase %s", "Training")
         logging.getLogger("urllib3").info("a connection")
         logging.getLogger("urllib3").warning("a retry")

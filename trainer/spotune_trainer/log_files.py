@@ -44,6 +44,7 @@ def logging_to(path: Path) -> Iterator[None]:
     """Meanwhile write what this process logs to a file too: what is ours, and the warnings of others."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(LineFormatter())
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.split(".")[0] == _OURS)
     root, ours = logging.getLogger(), logging.getLogger(_OURS)
     level = ours.level
     root.addHandler(handler)
