@@ -73,6 +73,13 @@ class Situation:
         return failing is not None and self.now - failing >= self.settings.unreachable_seconds
 
     @property
+    def is_told(self) -> bool:
+        """Whether the supervisor knows how training goes: a new one repeats at first what was said before it."""
+        supervisor = self.reading.said.supervisor
+        repeats = supervisor.state in ("preflight", "waiting") and self.is_training
+        return self.reading.answer is not None and not repeats
+
+    @property
     def is_training(self) -> bool:
         """Whether steps are made, as far as anybody can tell."""
         said = self.reading.said

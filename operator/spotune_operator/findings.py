@@ -70,7 +70,7 @@ def phase(situation: Situation, findings_by_type: dict[str, Finding], before: st
 
 def _phase_of_head(situation: Situation, before: str) -> str:
     """What the supervisor says, or said last."""
-    if situation.reading.answer is None:
+    if not situation.is_told:
         return before if before not in ("", "Provisioning", "Restarting") else "Starting"
     if not situation.preflight_passed:
         return "Preflight"
@@ -229,7 +229,7 @@ def _training(situation: Situation) -> Iterator[Finding]:
     if situation.unreachable:
         yield Finding("Training", "Unknown", "SupervisorUnreachable", f"{reading.error}; training goes on without us")
         return
-    if reading.answer is None:
+    if not situation.is_told:
         if find(situation.previous.conditions, "Training") is None:
             yield Finding("Training", "False", "Starting", "the supervisor has not been asked yet")
         return

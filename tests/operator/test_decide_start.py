@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.operator.moments import (
     NOW,
     SETTINGS,
@@ -139,6 +141,26 @@ def test_figures_of_a_silent_supervisor_stay_but_promise_no_end() -> None:
     life.is_silent(since=life.now - SETTINGS.unreachable_seconds)
     life.decide()
     assert (life.status.step, life.status.eta) == (40, "")
+
+
+@pytest.mark.parametrize("state", ["preflight", "waiting"])
+def test_new_supervisor_that_repeats_what_was_said_last_changes_nothing(state: str) -> None:
+    """After the loss of a head it does not make a job Ready, after its own it does not make it less."""
+    life = a_training_life()
+    life.trains(step=40, state=state, ageSeconds=8.0)
+    life.decide()
+    assert life.is_true("Training")
+    life.has_pods(head=False, workers=2)
+    life.decide()
+    life.has_pods(workers=2)
+    life.trains(step=40, state=state, ageSeconds=8.0)
+    life.decide()
+    assert not life.is_true("Training")
+    assert not life.is_true("Ready")
+    assert life.status.phase == "Starting"
+    life.trains(step=41, ageSeconds=0.3)
+    life.decide()
+    assert life.is_true("Ready")
 
 
 def test_words_of_a_driver_that_is_gone_are_not_taken_for_training() -> None:

@@ -12,6 +12,7 @@ from spotune.durations import Duration
 from spotune.errors import InfrastructureError, JobError, SupersededError
 from spotune.job import RetrySpec
 from spotune.job.operations import BackoffSpec
+from spotune_trainer import files
 from spotune_trainer.control import Orders
 from spotune_trainer.jobs import JobsClient, JobsUnavailableError, RayJob
 from spotune_trainer.layout import JobDirectory
@@ -162,6 +163,18 @@ def test_attempt_that_ray_knows_counts_as_lost_only_if_it_was(tmp_path: Path, co
     run()
     assert run.attempts() == [(4, code), (5, 0)]
     assert run.causes() == causes
+
+
+def test_last_words_of_a_driver_that_is_gone_are_taken_back_before_the_next_one_speaks(tmp_path: Path) -> None:
+    def finds_no_lie(ray: ScriptedRay) -> int | None:
+        phases.append((files.read_json(run.directory.status) or {})["phase"])
+        return 0
+
+    phases: list[str] = []
+    run = Run(tmp_path, finds_no_lie)
+    files.write_json(run.directory.status, {"time": 1.0, "heartbeat": 7, "phase": "Training", "step": 40, "attempt": 1})
+    run()
+    assert phases == ["Starting"]
 
 
 @pytest.mark.parametrize("beside_head", [True, False])

@@ -28,6 +28,7 @@ from spotune_trainer.jobs import JobsUnavailableError, RayJob
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
 from spotune_trainer.notice import write_notice
+from spotune_trainer.progress import Phase
 from spotune_trainer.sentences import sentence, startup
 from spotune_trainer.view import View
 from spotune_trainer.watched_attempt import Attempt, RayHead, Timing, WatchedAttempt
@@ -192,6 +193,7 @@ class Supervisor:
             self._head.end()
             self._start_head()
             self._record(url)
+        self._say_starting()
         started = time.monotonic()
         number = 1 + max((record["attempt"] for record in self._ledger.records("attempt-started")), default=0)
         attempt = Attempt(number, f"spotune-{number}-{time.time_ns():x}")
@@ -206,6 +208,13 @@ class Supervisor:
             self._view.say(f"Ray did not take attempt {number}: {error}")
         self._startup["submit"] = time.monotonic() - started
         return attempt
+
+    def _say_starting(self) -> None:
+        """What a driver that is gone said last is true no more, and the next one is silent for a while."""
+        status = files.read_json(self._directory.status)
+        if status is not None:
+            changes = {"phase": Phase.STARTING.value, "etaSeconds": None, "time": time.time()}
+            files.write_json(self._directory.status, {**status, **changes}, durable=False)
 
     def _driver_command(self, number: int) -> list[str]:
         module = [sys.executable, "-m", "spotune_trainer.driver"]
