@@ -7,10 +7,8 @@ import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests.cluster import finetune_jobs, operator_install
-from tests.cluster.finetune_jobs import STEPS, Remains, Workplace
+from tests.cluster.finetune_jobs import Remains, Workplace
 from tests.cluster.operator_install import Operator
-
-SECONDS_OF_MANY_STEPS = 150.0
 
 
 @pytest.fixture(scope="session")
@@ -41,12 +39,6 @@ def undisturbed(
         return found[steps]
 
     return remains
-
-
-@pytest.fixture(scope="session")
-def many_steps(undisturbed: Callable[[int], Remains]) -> int:
-    """As many steps as take some minutes on this machine, and not less than a short job has."""
-    return max(STEPS, round(SECONDS_OF_MANY_STEPS / undisturbed(STEPS).seconds_per_step()))
 
 
 def _train(operator: Operator, workplace: Workplace, steps: int, folder: Path) -> Remains:

@@ -7,7 +7,6 @@ enough that a fault hits it while it trains.
 
 import hashlib
 import json
-import statistics
 import subprocess
 import tempfile
 import time
@@ -33,6 +32,8 @@ from tests.trainer.tiny import make_job, save_source
 
 WORKERS = 2
 STEPS = 200
+ENDLESS = 1_000_000
+"""Steps of a job that still trains when everything has been done to it, however fast the machine is."""
 GLOBAL_BATCH_SIZE = 32
 STEPS_PER_EPOCH = 3
 """75 rows, the last step of an epoch holds 11 of them."""
@@ -41,6 +42,7 @@ CLAIM = "shared"
 READER = "reader"
 SECONDS_TO_TRAIN = 1800.0
 INPUTS = "/data/inputs"
+_STEPS_TO_THE_END = 20
 _NOT_COPIED = ("checkpoints", ".ray-train", "logs/tensorboard")
 
 
@@ -62,7 +64,13 @@ class Workplace:
         """A FinetuneJob; sections of the spec in camelCase are merged over those of a tiny one."""
         defaults: dict[str, dict[str, Any]] = {
             "dataset": {"train": {"source": f"{INPUTS}/shards"}, "eval": None},
-            "training": {"epochs": None, "maxSteps": STEPS, "globalBatchSize": GLOBAL_BATCH_SIZE, "warmupSteps": 3},
+            # With a constant rate a step is the same however many are to follow.
+            "training": {
+                "epochs": None,
+                "maxSteps": STEPS,
+                "globalBatchSize": GLOBAL_BATCH_SIZE,
+                "scheduler": "constant",
+            },
             "execution": {"microBatchSize": 2, "zeroStage": 1},
             "checkpoint": {"every": 20},
             "workers": {"count": WORKERS, "gpus": 0, "resources": SMALL},
@@ -82,7 +90,7 @@ class Workplace:
         """A job from `kubectl apply` to `kubectl delete`, which takes its pods with it."""
         with StatusHistory(self.kubectl, manifest["metadata"]["name"]) as history:
             job = RunningJob(self, manifest, history)
-            self.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
+            job.apply(manifest)
             try:
                 yield job
             finally:
@@ -162,10 +170,6 @@ class Remains:
         """The steps that led to the model, each once."""
         return surviving_steps(self.directory)
 
-    def seconds_per_step(self) -> float:
-        """What a step took, in the middle."""
-        return statistics.median(float(step["seconds"]) for step in self.steps())
-
     def samples(self) -> list[str]:
         """Hash of the rows of every step that led to the model."""
         steps = self.steps()
@@ -185,6 +189,7 @@ class RunningJob:
         self.kubectl = workplace.kubectl
         self.name: str = manifest["metadata"]["name"]
         self.history = history
+        self._manifest = manifest
         self._job = FinetuneJob.model_validate(manifest)
         self.workers = self._job.spec.workers.count
         self._reader = READER
@@ -209,6 +214,22 @@ class RunningJob:
     def worker_uids(self) -> set[str]:
         """Which worker pods there are."""
         return {pod["metadata"]["uid"] for pod in self.pods("workers")}
+
+    def apply(self, manifest: Mapping[str, Any]) -> None:
+        """`kubectl apply`."""
+        self.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
+
+    def give_an_end(self) -> None:
+        """Make an endless job one that ends soon: suspended, deleted, and applied again for a few more steps.
+
+        Only a job that is new may ask for less; it goes on where the one before it was.
+        """
+        self.patch({"suspend": True})
+        self.wait_for("Suspended", lambda seen: seen.holds("Suspended"))
+        steps = self.progress()["step"] + _STEPS_TO_THE_END
+        self.delete()
+        spec = self._manifest["spec"]
+        self.apply({**self._manifest, "spec": {**spec, "training": {**spec["training"], "maxSteps": steps}}})
 
     def patch(self, spec: Mapping[str, Any]) -> None:
         """Change the spec; sections are merged."""

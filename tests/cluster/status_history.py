@@ -28,6 +28,12 @@ class Seen:
     job: dict[str, Any]
 
     @property
+    def uid(self) -> str:
+        """Which object it was."""
+        found: str = self.job["metadata"]["uid"]
+        return found
+
+    @property
     def status(self) -> dict[str, Any]:
         """Its status, {} before the first."""
         found: dict[str, Any] = self.job.get("status", {})

@@ -8,7 +8,7 @@ import pytest
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.faults import control_plane, pods, processes
 from tests.cluster.faults.scene import Scene
-from tests.cluster.finetune_jobs import Remains, Workplace
+from tests.cluster.finetune_jobs import ENDLESS, Remains, Workplace
 from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
@@ -23,11 +23,10 @@ FAULTS = (
 
 
 @pytest.fixture(scope="module")
-def scene(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace, many_steps: int) -> Iterator[Scene]:
+def scene(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> Iterator[Scene]:
     """A job that all tests of this module disturb."""
     cluster.machine_for("kill -9 of a container")
-    manifest = workplace.manifest("disturbed", training={"maxSteps": many_steps})
-    with workplace.running(manifest) as job:
+    with workplace.running(workplace.manifest("disturbed", training={"maxSteps": ENDLESS})) as job:
         yield Scene(cluster, Fault(cluster), operator, job)
 
 
@@ -37,9 +36,8 @@ def test_training_goes_on(inflict: Callable[[Scene], None], scene: Scene) -> Non
 
 
 def test_model_samples_and_status_are_as_if_nothing_had_happened(
-    scene: Scene, undisturbed: Callable[[int], Remains], many_steps: int, tmp_path: Path
+    scene: Scene, undisturbed: Callable[[int], Remains], tmp_path: Path
 ) -> None:
     assert len(scene.strikes) == len(FAULTS), "a fault before was not survived"
-    ended = scene.job.wait_until_complete()
-    scene.finish(undisturbed(many_steps), tmp_path)
-    assert ended.status["phase"] == "Complete"
+    scene.job.give_an_end()
+    scene.finish(undisturbed, tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.cluster.faults import control_plane, nodes, objects, pods, processes
 from tests.cluster.faults.scene import Scene
-from tests.cluster.finetune_jobs import GLOBAL_BATCH_SIZE, INPUTS, SMALL, Workplace
+from tests.cluster.finetune_jobs import ENDLESS, GLOBAL_BATCH_SIZE, INPUTS, SMALL, STEPS, Workplace
 
 HANG_TIMEOUT = "25s"
 _SEED = 7
@@ -22,7 +22,7 @@ class Case:
         inflict: Brings it about, and asserts what must hold after it.
         asserted: What that is, besides what is asserted of every job.
         sections: Of the job's spec, merged over those of a tiny one.
-        is_long: Whether the job is to train for minutes, because what is done to it takes as long.
+        endless: Whether the job is given its end only after the fault, which takes long.
         prepare: Called before the job is applied.
         trains: Whether the job ends with a model.
     """
@@ -31,7 +31,7 @@ class Case:
     inflict: Callable[[Scene], None]
     asserted: str
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    is_long: bool = False
+    endless: bool = False
     prepare: Callable[[Workplace], None] | None = None
     trains: bool = True
 
@@ -40,9 +40,9 @@ class Case:
         """A name for the job and the test."""
         return self.inflict.__name__.replace("_", "-")
 
-    def manifest(self, workplace: Workplace, steps: int) -> dict[str, Any]:
+    def manifest(self, workplace: Workplace) -> dict[str, Any]:
         """The FinetuneJob."""
-        training = {"maxSteps": steps}
+        training = {"maxSteps": ENDLESS if self.endless else STEPS}
         return workplace.manifest(self.slug, **{"training": training, **self.sections})
 
 
@@ -74,7 +74,7 @@ CASES = (
         "operator killed at random moments",
         control_plane.operator_killed_at_random_moments,
         f"{_WORKERS_KEPT}, worker group not started again",
-        is_long=True,
+        endless=True,
     ),
     Case(
         "operator down for the whole time of a head loss",
@@ -85,13 +85,13 @@ CASES = (
         "API server restarted",
         control_plane.api_server_restarted,
         f"{_WORKERS_KEPT}, worker group not started again",
-        is_long=True,
+        endless=True,
     ),
     Case(
         "operator cut off from the pods for two minutes",
         control_plane.operator_cut_off_from_the_pods,
         f"{_WORKERS_KEPT}, worker group not started again, Training Unknown meanwhile",
-        is_long=True,
+        endless=True,
     ),
     Case("node of a worker crashed", nodes.node_of_a_worker_crashed, "the other worker pod kept"),
     Case("node of the head crashed", nodes.node_of_the_head_crashed, f"{_WORKERS_KEPT}; the operator is lost with it"),
@@ -130,7 +130,7 @@ CASES = (
         nodes.gpu_lost,
         "the node is healed",
         sections={"workers": {"resources": SMALL, "podTemplate": _with_a_gpu(_GPU_IMAGE)}},
-        is_long=True,
+        endless=True,
     ),
 )
 """In the order of docs/faults.md."""

@@ -1,7 +1,7 @@
 """A job in training, everything that a fault can be done to, and what must hold after every fault."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,19 +113,24 @@ class Scene:
 
         return self.job.history.wait_for("Ready again", SECONDS_TO_BE_TOLD, told, since=time.time())
 
-    def finish(self, undisturbed: Remains, folder: Path) -> list[Recovery | None]:
+    def finish(self, undisturbed: Callable[[int], Remains], folder: Path) -> list[Recovery | None]:
         """The job ends as if nothing had been done to it, and its status has told the truth all along.
+
+        Args:
+            undisturbed: Gives what a job of so many steps leaves that nobody disturbs.
+            folder: Where what this one leaves is copied to.
 
         Returns:
             How it went on after each strike.
         """
         ended = self.job.wait_until_complete(SECONDS_TO_TRAIN)
         remains = self.job.remains(folder)
-        assert remains.samples() == undisturbed.samples(), "the steps went over other rows than those of the other run"
-        assert remains.sha256() == undisturbed.sha256(), "the weights are others"
         counted = sum(sum(strike.restarts.values()) for strike in self.strikes)
         assert ended.status["restarts"]["total"] == counted, ended.status["restarts"]
         self.refuse_untruths(remains)
+        reference = undisturbed(ended.status["totalSteps"])
+        assert remains.samples() == reference.samples(), "the steps went over other rows than those of the other run"
+        assert remains.sha256() == reference.sha256(), "the weights are others"
         return [recovery(remains, strike.time) if strike.interrupts else None for strike in self.strikes]
 
     def refuse_untruths(self, remains: Remains) -> None:

@@ -9,7 +9,7 @@ from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.faults.catalogue import CASES, Case
 from tests.cluster.faults.records import recorded
 from tests.cluster.faults.scene import Scene
-from tests.cluster.finetune_jobs import STEPS, Remains, Workplace
+from tests.cluster.finetune_jobs import Remains, Workplace
 from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
@@ -23,23 +23,22 @@ def test_job_survives(
     operator: Operator,
     workplace: Workplace,
     undisturbed: Callable[[int], Remains],
-    many_steps: int,
     tmp_path: Path,
 ) -> None:
-    steps = many_steps if case.is_long else STEPS
-    reference = undisturbed(steps)
     with recorded(case.name) as record:
         operator.wait_until_ready()
         if case.prepare is not None:
             case.prepare(workplace)
-        with workplace.running(case.manifest(workplace, steps)) as job:
+        with workplace.running(case.manifest(workplace)) as job:
             scene = Scene(cluster, fault, operator, job)
             case.inflict(scene)
             if not case.trains:
                 record.restarts = _counted(job.history.last.status["restarts"])
                 scene.refuse_untruths(job.remains(tmp_path))
                 return
-            for strike, recovery in zip(scene.strikes, scene.finish(reference, tmp_path), strict=True):
+            if case.endless:
+                job.give_an_end()
+            for strike, recovery in zip(scene.strikes, scene.finish(undisturbed, tmp_path), strict=True):
                 record.restarts = strike.restarts
                 if recovery is not None:
                     record.detect_seconds = round(recovery.seconds_to_detect, 1)

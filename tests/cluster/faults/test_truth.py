@@ -26,7 +26,7 @@ def seen(at: float, phase: str, conditions: Mapping[str, str], since: float | No
         for kind, value in all_conditions.items()
     ]
     figures = {"phase": phase, "step": 0, "generation": 0, "restarts": {"total": 0, "headLost": 0}, **status}
-    return Seen(at, {"metadata": {"generation": 1}, "status": {**figures, "conditions": listed}})
+    return Seen(at, {"metadata": {"generation": 1, "uid": "a"}, "status": {**figures, "conditions": listed}})
 
 
 def life() -> list[Seen]:
@@ -75,7 +75,7 @@ def test_a_true_story_is_believed() -> None:
             "Training before PreflightPassed",
         ),
         (seen(1201, "Training", TRAINING, generation=2, step=89, restarts={"total": 3, "headLost": 1}), "not add up"),
-        (seen(800, "Training", TRAINING), "the first phase was Training"),
+        (seen(800, "Training", TRAINING), "Training, step 0: the first phase"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -41,8 +41,10 @@ def untruths(history: Sequence[Seen], stretches: Sequence[Stretch]) -> list[str]
         stretches: The times in which its worker groups made steps.
     """
     told = [seen for seen in history if seen.status]
-    found = [f"the first phase was {told[0].status['phase']}"] if told and not _may_begin(told[0]) else []
+    found = [f"{_when(first)}: the first phase" for first in _firsts(told) if not _may_begin(first)]
     for before, after in pairwise(told):
+        if before.uid != after.uid:
+            continue
         found += [f"{_when(after)}: {sentence}" for sentence in _against_order(before, after)]
         found += [f"{_when(after)}: {sentence}" for sentence in _against_metav1(before, after)]
     for seen in told:
@@ -52,6 +54,11 @@ def untruths(history: Sequence[Seen], stretches: Sequence[Stretch]) -> list[str]
 
 def _when(seen: Seen) -> str:
     return f"{seen.time:.1f}, {seen.status['phase']}, step {seen.status['step']}"
+
+
+def _firsts(told: Sequence[Seen]) -> list[Seen]:
+    """The first status of each object: a job that was deleted may have been applied again."""
+    return [seen for number, seen in enumerate(told) if number == 0 or told[number - 1].uid != seen.uid]
 
 
 def _may_begin(first: Seen) -> bool:
