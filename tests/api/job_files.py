@@ -48,7 +48,8 @@ spec:
                mlflow: {uri: "http://mlflow:5000", experiment: x}}
   output:     {hub: {repo: me/t5, private: true, tokenSecretRef: {name: hf, key: write}}, mergeAdapter: true}
   workers:    {count: 4, min: 1, gpus: 1, capacity: spot, resources: {limits: {cpu: 8, memory: 64Gi}},
-               serviceAccountName: "", podTemplate: {spec: {nodeSelector: {pool: gpu}}}, resizeCooldown: 10m}
+               serviceAccountName: "", podTemplate: {spec: {nodeSelector: {pool: gpu}}}, resizeCooldown: 10m,
+               onDemandAfter: 10m}
   head:       {capacity: on-demand, resources: {requests: {cpu: 500m}}, podTemplate: {}}
   storage:    {storageClassName: "", size: 200Gi, existingClaim: "", retain: true}
   cluster:    {provider: auto, image: "", rayVersion: "", queueName: ""}
