@@ -131,12 +131,18 @@ def _status(situation: Situation, placed: PlacedJob) -> FinetuneJobStatus:
 
 
 def _claim(rendered: Rendered, seen: Observed) -> Manifest | None:
-    """The claim; a class that nobody asked for is not changed, for it cannot be."""
-    claim = rendered.claim
-    asked_for = rendered.job.spec.storage.storage_class_name
-    if claim is None or asked_for or "PersistentVolumeClaim" not in seen.children:
+    """The claim; one that is there keeps a class that nobody asked for.
+
+    A claim's class cannot be changed, whatever another version of the operator takes for the provider's usual one, nor
+    be left out where it was ours: that would take it away.
+    """
+    claim, there = rendered.claim, seen.children.get("PersistentVolumeClaim")
+    if claim is None or there is None or rendered.job.spec.storage.storage_class_name:
         return claim
-    return claim | {"spec": {name: part for name, part in claim["spec"].items() if name != "storageClassName"}}
+    spec = {name: part for name, part in claim["spec"].items() if name != "storageClassName"}
+    if there.storage_class:
+        spec["storageClassName"] = there.storage_class
+    return claim | {"spec": spec}
 
 
 def _refuse_missing_class(placed: PlacedJob, seen: Observed) -> None:

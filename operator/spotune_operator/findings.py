@@ -11,7 +11,10 @@ from spotune_operator.pending import Trouble
 from spotune_operator.timestamps import unix_time
 
 _USERS_TO_MEND = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
+    {
+        *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"),
+        *("FailedCreateHeadPod", "FailedCreateWorkerPod"),  # but for a quota, which has a reason of its own
+    }
 )
 """Troubles of pods that time does not heal."""
 _DOING = {

@@ -178,8 +178,9 @@ class Reconciler:
         try:
             found = await self._kube.apply(manifest)
         except (RefusedError, NotFoundError) as error:  # a kind that is not installed is not found
-            logger.warning("%s: %s", kind, error)
-            return str(error)
+            words = str(error).partition("\n")[0]  # what follows is a Go programmer's view of the difference
+            logger.warning("%s: %s", kind, words)
+            return words
         version = int(found["metadata"]["resourceVersion"])
         self._applied.setdefault(key, {})[kind] = _Applied(wish, child_view(found, kind).digest, version)
         return ""
