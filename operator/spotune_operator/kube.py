@@ -7,6 +7,7 @@ is the same at all times, so that what we no longer want is taken away by the ne
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ import kopf
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 
 FIELD_MANAGER: Final = "spotune"
-_APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
+_APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 _PAGE: Final = 500
 _REQUEST_SECONDS: Final = 30.0
 _SILENCE_SECONDS: Final = 150.0
 """Bookmarks come about every minute: a watch that is silent for longer is dead."""
+
+_TWO_HALVES: Final = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
 
 Manifest = dict[str, Any]
 Login = Callable[[], kopf.ConnectionInfo]
@@ -242,6 +245,8 @@ class Kube:
         """
         assert self._session is not None, "the client is used within its context"
         text = json.dumps(body) if body is not None else None
+        if text is not None and kind == _APPLY:
+            text = _as_yaml(text)
         headers = {"Content-Type": kind or "application/json"}
         try:
             for is_last in (False, True):
@@ -283,6 +288,16 @@ def _plural(path: str) -> str:
     if not rest:
         return root
     return rest[2] if rest[0] == "namespaces" and len(rest) > 2 else rest[0]
+
+
+def _as_yaml(text: str) -> str:
+    """JSON that is YAML, too: JSON escapes a character beyond 16 bits as two halves, which YAML does not take."""
+
+    def in_one(halves: re.Match[str]) -> str:
+        high, low = int(halves[1], 16) - 0xD800, int(halves[2], 16) - 0xDC00
+        return f"\\U{0x10000 + (high << 10) + low:08x}"
+
+    return _TWO_HALVES.sub(in_one, text)
 
 
 def _error_of(status: int, message: str) -> KubernetesError:

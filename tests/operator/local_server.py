@@ -21,7 +21,12 @@ class Asked:
     words: str
     query: dict[str, str]
     headers: dict[str, str]
-    body: Any
+    text: str
+
+    @property
+    def body(self) -> Any:
+        """Its JSON; None for no text."""
+        return json.loads(self.text) if self.text else None
 
 
 @dataclass
@@ -46,7 +51,7 @@ class LocalServer:
         """Answer a request with what is next."""
         text = await request.text()
         words = f"{request.method} {request.path}"
-        self.asked.append(Asked(words, dict(request.query), dict(request.headers), json.loads(text) if text else None))
+        self.asked.append(Asked(words, dict(request.query), dict(request.headers), text))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return await answer(request)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import kopf
 import pytest
+import yaml
 
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 from spotune_operator.kube import EVENTS, JOBS, NODES, PODS, RAY_CLUSTERS, ConflictError, GoneError, Kube
@@ -58,6 +59,21 @@ def test_apply_is_server_side_and_takes_our_fields_back() -> None:
         assert asked.headers["Content-Type"] == "application/apply-patch+yaml"
         assert asked.headers["Authorization"] == "Bearer token-1"
         assert asked.body == CLAIM
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "text", ["😀", "a\\", "\\😀", "\\ud83d\\ude00", "\x00\x7f\x85\u2028\ufeff", "e\u0301 ٣", '"\t\n']
+)
+def test_what_is_applied_is_read_as_yaml_and_comes_through(text: str) -> None:
+    async def test() -> None:
+        async with talking(answer()) as (kube, server):
+            await kube.apply({**CLAIM, "data": {text: text}})
+            await kube.patch(JOBS, "team", "a", {"status": {"phase": text}}, "status")
+        applied, patched = server.asked
+        assert yaml.safe_load(applied.text)["data"] == {text: text}
+        assert json.loads(patched.text) == {"status": {"phase": text}}
 
     run(test())
 
