@@ -187,6 +187,7 @@ class World:
     answer: dict[str, Any] = field(default_factory=dict)
     crashes: int = 0
     _running: Operator | None = None
+    _heard: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -201,10 +202,10 @@ class World:
         is_up_to_date = False
         for _ in range(_MOST_PASSES):
             operator = self._running or await self._start()
-            before = len(self.fault.log)
+            before, self._heard = len(self.fault.log), False
             try:
                 again = await operator.look(self.key)
-                if is_up_to_date and len(self.fault.log) == before and again != 0.0:
+                if is_up_to_date and len(self.fault.log) == before and again != 0.0 and not self._heard:
                     return
             except Crashed:
                 self.crashes += 1
@@ -222,7 +223,7 @@ class World:
         await kube.__aenter__()
         settings = Settings(**{**_SETTINGS.__dict__, "watch_namespace": self.namespace})
         port = urlsplit(self.server.url).port or 0
-        poller = Poller(settings, lambda _: None, lambda: self.now, port)
+        poller = Poller(settings, self._hear, lambda: self.now, port)
         await poller.__aenter__()
         caches = Caches(kube, settings, lambda _: None, lambda _: None)
         reconciler = Reconciler(kube, caches, poller, settings, Metrics(), lambda: self.now)
@@ -230,6 +231,10 @@ class World:
         await caches.synced()
         self._running = Operator(kube, caches, poller, reconciler)
         return self._running
+
+    def _hear(self, _key: tuple[str, str]) -> None:
+        """The supervisor has said something new, such as that it was told to stop."""
+        self._heard = True
 
     async def stop(self) -> None:
         """The operator's process is gone."""

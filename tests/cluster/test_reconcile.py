@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import kopf
 import pytest
 
 from spotune_operator.children.ports import PROGRESS
 from spotune_operator.kube import CHILDREN, JOBS, RAY_CLUSTERS, Login, Manifest
-from spotune_operator.main import login, registry_of
-from spotune_operator.settings import Settings
+from spotune_operator.main import login
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests.cluster.reconciling import (
@@ -35,6 +30,7 @@ from tests.cluster.reconciling import (
     live,
     world,
 )
+from tests.cluster.whole_operator import whole_operator
 
 pytestmark = pytest.mark.cluster
 
@@ -54,18 +50,20 @@ def _without_kuberay(cluster: ClusterUnderTest) -> Iterator[None]:
     machine = cluster.machine_for("stopping KubeRay")
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
     cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
-    cluster.kubectl.apply(
-        {
-            "apiVersion": "storage.k8s.io/v1",
-            "kind": "StorageClass",
-            "metadata": {"name": STORAGE_CLASS},
-            "provisioner": "example.org/nobody",
-        }
-    )
+    cluster.kubectl.apply(_class_of_nobody(STORAGE_CLASS))
     machine.component("stop", "kuberay-operator")
     yield
     machine.component("start", "kuberay-operator")
     cluster.kubectl("delete", "storageclass", STORAGE_CLASS)
+
+
+def _class_of_nobody(name: str) -> Manifest:
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": "example.org/nobody",
+    }
 
 
 @pytest.fixture
@@ -264,6 +262,28 @@ def test_suspension_of_a_job_in_a_queue_belongs_to_kueue(namespace: Kubectl, cre
     within(namespace, credentials, test)
 
 
+def test_claim_of_a_job_that_names_no_class_is_applied_again_and_again(
+    cluster: ClusterUnderTest, namespace: Kubectl, credentials: Login
+) -> None:
+    """The provider's usual class is ours to apply: the API server would refuse it to be changed or left out."""
+    cluster.kubectl.apply(_class_of_nobody("standard-rwx"))
+
+    async def test(here: World) -> None:
+        await here.create_job(cluster={"provider": "gke"}, storage={"size": "1Gi"})
+        await here.settle()
+        await here.stop()
+        await here.settle()
+        (claim,) = await listed(here.kube, CHILDREN["PersistentVolumeClaim"], here.namespace)
+        assert claim["spec"]["storageClassName"] == "standard-rwx"
+        conditions = {each["type"]: each for each in (await here.picture())["status"]["conditions"]}
+        assert conditions["Stalled"]["status"] == "False", conditions["Stalled"]
+
+    try:
+        within(namespace, credentials, test)
+    finally:
+        cluster.kubectl("delete", "storageclass", "standard-rwx")
+
+
 def test_status_that_somebody_has_spoilt_is_written_again(namespace: Kubectl, credentials: Login) -> None:
     async def test(here: World) -> None:
         (*_, before) = await live(here, TRAINING)
@@ -311,26 +331,13 @@ def test_nothing_is_asked_and_nothing_is_written_while_nothing_changes(
             await here.stop()
             for name, change in OTHERS.items():
                 await here.create_job(name, **change)
-            settings = Settings(
-                host="127.0.0.1", port=_free_port(), image="registry.example/trainer:1", watch_namespace=here.namespace
-            )
-            stop = asyncio.Event()
-            operator = asyncio.create_task(
-                kopf.operator(
-                    registry=registry_of(settings), standalone=True, namespaces=[here.namespace], stop_flag=stop
-                )
-            )
-            try:
+            async with whole_operator(here.namespace) as operator:
                 await _has_said_something(here)
                 await asyncio.sleep(QUIET_AFTER_SECONDS)
-                calls, versions = await _calls(settings.port), await _versions(here)
+                calls, versions = await operator.calls(), await _versions(here)
                 await asyncio.sleep(IDLE_SECONDS)
-                more = await _calls(settings.port) - calls
-                assert {words for words in more if not words.startswith("WATCH")} == set(), more
+                assert await operator.calls() - calls == Counter()
                 assert await _versions(here) == versions
-            finally:
-                stop.set()
-                await operator
 
     asyncio.run(main())
 
@@ -358,20 +365,3 @@ async def _versions(here: World) -> dict[str, str]:
     kinds = [JOBS, *CHILDREN.values()]
     found = [item for kind in kinds for item in await listed(here.kube, kind, here.namespace)]
     return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in found}
-
-
-async def _calls(port: int) -> Counter[str]:
-    """Requests to the API server so far, by verb and kind, as the operator itself counts them."""
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as answer:
-        text = await answer.text()
-    counted = re.findall(
-        r'^spotune_operator_api_calls_total\{kind="(\w+)",verb="(\w+)"\} ([0-9.]+)$', text, re.MULTILINE
-    )
-    return Counter({f"{verb} {kind}": int(float(number)) for kind, verb, number in counted})
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -1,0 +1,69 @@
+"""The whole operator in this process, as `spotune operator` starts it in its pod, and what it counts of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import kopf
+
+from spotune_operator.main import registry_of
+from spotune_operator.settings import Settings
+
+_SAMPLE = re.compile(r"^(?P<name>spotune_\w+)(\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class WholeOperator:
+    """An operator that runs; its credentials are those of KUBECONFIG."""
+
+    port: int
+
+    async def _samples(self, name: str) -> Counter[str]:
+        """Values of a metric, by its labels as they are written."""
+        url = f"http://127.0.0.1:{self.port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            text = await answer.text()
+        found = [match for match in _SAMPLE.finditer(text) if match["name"] == name]
+        return Counter({match["labels"] or "": int(float(match["value"])) for match in found})
+
+    async def calls(self) -> Counter[str]:
+        """Requests to the API server so far that are no watches, by kind and verb."""
+        counted = await self._samples("spotune_operator_api_calls_total")
+        return Counter({labels: number for labels, number in counted.items() if 'verb="WATCH"' not in labels})
+
+    async def passes(self) -> Counter[str]:
+        """Passes so far by result."""
+        return await self._samples("spotune_operator_reconciles_total")
+
+
+@asynccontextmanager
+async def whole_operator(namespace: str, **settings: Any) -> AsyncIterator[WholeOperator]:
+    """An operator for one namespace, until the block ends."""
+    port = _free_port()
+    chosen = Settings(
+        host="127.0.0.1", port=port, image="registry.example/trainer:1", watch_namespace=namespace, **settings
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(
+        kopf.operator(registry=registry_of(chosen), standalone=True, namespaces=[namespace], stop_flag=stop)
+    )
+    try:
+        yield WholeOperator(port)
+    finally:
+        stop.set()
+        await running
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
