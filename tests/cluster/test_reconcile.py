@@ -17,19 +17,8 @@ from spotune_operator.kube import CHILDREN, JOBS, RAY_CLUSTERS, Login, Manifest
 from spotune_operator.main import login
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
-from tests.cluster.reconciling import (
-    LIFE,
-    NAME,
-    STORAGE_CLASS,
-    TRAINING,
-    Fault,
-    Kind,
-    World,
-    differences,
-    listed,
-    live,
-    world,
-)
+from tests.cluster.job_lives import LIFE, TRAINING, live
+from tests.cluster.reconciling import NAME, STORAGE_CLASS, Fault, Kind, World, differences, listed, world
 from tests.cluster.whole_operator import whole_operator
 
 pytestmark = pytest.mark.cluster
