@@ -1,0 +1,231 @@
+"""Generated specs on a real API server: its verdict beside the models', and what becomes of those that it takes.
+
+`SPOTUNE_TEST_SPECS` says how many are tried (10,000 take two minutes), `SPOTUNE_TEST_LIVE_SPECS` how many jobs are made
+of those that the API server takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from spotune.errors import JobError
+from spotune.job import API_VERSION, KIND
+from spotune.load import parse_job
+from spotune.yaml_file import Document
+from spotune_operator.kube import JOBS, Kube, Manifest
+from spotune_operator.main import login
+from spotune_operator.providers import PROVIDERS
+from spotune_testcluster.kubectl import Kubectl
+from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests.cluster.whole_operator import WholeOperator, whole_operator
+from tests.operator.specs import Spec, generated
+
+pytestmark = pytest.mark.cluster
+
+CRD = Path(__file__).parent.parent.parent / "manifests" / "crd.yaml"
+NUMBER = int(os.environ.get("SPOTUNE_TEST_SPECS", "300"))
+LIVE = int(os.environ.get("SPOTUNE_TEST_LIVE_SPECS", "20"))
+AT_ONCE = 16
+QUIET_SECONDS = 15.0
+SETTLED_SECONDS = 180.0
+
+ONLY_THE_SERVER_REFUSES = re.compile(
+    r"must be of type integer(,string)?: \"number\""  # Go's integers end at 2^63
+    r"|Too long: may not be more than 64 bytes"  # a rule on a text has to know how long it can be
+)
+ONLY_THE_MODELS_REFUSE = {
+    "spec.adapter.lora.targetModules": "a structural schema has no union of a word and a list",
+    "spec.retry.backoff.max": "CEL's durations know no days",
+}
+"""What the definition cannot say, and the operator does."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an API server said to a spec.
+
+    Attributes:
+        sent: The job.
+        status: Of HTTP.
+        answer: The job as it would be stored, or the refusal.
+    """
+
+    sent: Manifest
+    status: int
+    answer: Manifest
+
+    @property
+    def is_taken(self) -> bool:
+        return self.status == 201
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_hands(cluster: ClusterUnderTest) -> Iterator[None]:
+    """The definition, the classes that clouds have, and nobody who makes pods and volumes of what jobs ask for."""
+    machine = cluster.machine_for("stopping KubeRay")
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
+    classes = [provider.storage_class for provider in PROVIDERS.values() if provider.storage_class]
+    cluster.kubectl.apply(*(_class_of_nobody(name) for name in classes))
+    for component in ("kuberay-operator", "provisioner"):
+        machine.component("stop", component)
+    yield
+    cluster.kubectl("delete", "storageclass", *classes)
+    for component in ("provisioner", "kuberay-operator"):
+        machine.component("start", component)
+
+
+def _class_of_nobody(name: str) -> Manifest:
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": "example.org/nobody",
+    }
+
+
+@pytest.fixture(autouse=True)
+def _credentials(cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubectl.kubeconfig))
+
+
+def test_api_server_and_models_agree_about_generated_specs(namespace: Kubectl, took: dict[str, float]) -> None:
+    start = time.monotonic()
+    verdicts = asyncio.run(tried(generated(NUMBER), namespace.namespace))
+    took[f"{NUMBER} specs tried by server-side dry-run"] = time.monotonic() - start
+    kinds: Counter[str] = Counter()
+    for verdict in verdicts:
+        kinds[check(verdict)] += 1
+    assert sum(kinds.values()) == NUMBER
+    assert kinds["both take it"] > NUMBER / 10
+    assert kinds["both refuse it"] > NUMBER / 10
+    assert kinds["both refuse it, for other fields"] < NUMBER / 50, kinds
+
+
+def check(verdict: Verdict) -> str:
+    """What kind of agreement there is; one that is not to be expected fails."""
+    said = str(verdict.answer.get("message"))
+    assert verdict.status in (201, 400, 422), f"{verdict.status} {said}: {verdict.sent}"
+    if verdict.is_taken:
+        fields = refused_fields(verdict.answer)
+        assert fields <= ONLY_THE_MODELS_REFUSE.keys(), f"only the models refuse {fields}: {verdict.sent}"
+        return "only the models refuse it" if fields else "both take it"
+    assert "spec" in said, "a refusal names the field"
+    fields = refused_fields(verdict.sent)
+    if not fields:
+        assert ONLY_THE_SERVER_REFUSES.search(said), f"only the API server refuses: {said}"
+        return "only the API server refuses it"
+    return "both refuse it" if any(_names(said, field) for field in fields) else "both refuse it, for other fields"
+
+
+def refused_fields(job: Manifest) -> set[str]:
+    """Fields that the models refuse; none of a job that they take."""
+    try:
+        parse_job(Document(job))
+    except JobError as error:
+        return {problem.field for problem in error.problems}
+    return set()
+
+
+def _names(text: str, field: str) -> bool:
+    """Whether a text names a field, or a section that it is in (a rule may stand on the section)."""
+    parts = re.sub(r"\[(\d+)\]", r".\1", field).split(".")
+    places = [".".join(parts[:length]) for length in range(len(parts), 1, -1)]
+    return any(place in re.sub(r"\[(\d+)\]", r".\1", text) for place in places)
+
+
+async def tried(specs: Sequence[Spec], namespace: str) -> list[Verdict]:
+    """What the API server would say to jobs with these specs, as kubectl asks it (unknown fields are errors)."""
+    access = login()
+    path = f"{access.server}/apis/{API_VERSION}/namespaces/{namespace}/finetunejobs"
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    connector = aiohttp.TCPConnector(ssl=access.as_ssl_context(), limit=AT_ONCE)
+    async with aiohttp.ClientSession(connector=connector, headers=access.as_http_headers()) as session:
+
+        async def attempt(number: int, spec: Spec) -> Verdict:
+            job = a_job(f"job-{number}", namespace, spec)
+            async with session.post(path, params=query, json=job) as answer:
+                return Verdict(job, answer.status, await answer.json())
+
+        return await asyncio.gather(*(attempt(number, spec) for number, spec in enumerate(specs)))
+
+
+def a_job(name: str, namespace: str, spec: Spec) -> Manifest:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
+
+
+def test_every_job_that_the_api_server_takes_ends_with_a_condition_that_says_why(
+    namespace: Kubectl, took: dict[str, float]
+) -> None:
+    """And then there is nothing more to do about it: no pass fails, nothing is asked, nothing is written."""
+    here = namespace.namespace
+
+    async def main() -> None:
+        taken = [verdict.sent for verdict in await tried(generated(LIVE * 10), here) if verdict.is_taken]
+        jobs = taken[:: len(taken) // LIVE][:LIVE]
+        assert len(jobs) == LIVE
+        # What is refused is tried again after this time, which is not to be now.
+        async with Kube(login) as kube, whole_operator(here, refused_seconds=3600.0) as operator:
+            for job in jobs:
+                assert await kube.create(JOBS, job)
+            start = time.monotonic()
+            await until_quiet(operator, kube, here)
+            took[f"{LIVE} generated jobs settled"] = time.monotonic() - start
+            for job in await listed(kube, here):
+                check_settled(job)
+            passes = await operator.passes()
+            assert passes['result="error"'] == 0, passes
+
+    asyncio.run(main())
+
+
+def check_settled(job: Manifest) -> None:
+    """A job that can be run waits for its head, any other says what to change."""
+    conditions = {condition["type"]: condition for condition in job["status"]["conditions"]}
+    ready, stalled = conditions["Ready"], conditions["Stalled"]
+    told = f"{ready} {stalled}: {job['spec']}"
+    assert ready["status"] == "False", told
+    if stalled["status"] == "True":
+        assert "spec" in stalled["message"] or stalled["reason"] == "Refused", told
+        assert conditions["Reconciling"]["status"] == "False", told
+    elif job["spec"]["suspend"]:
+        assert conditions["Suspended"]["status"] == "True", told
+    else:
+        assert ready["message"], told
+        assert conditions["ClusterReady"]["reason"] == "HeadPending", told
+
+
+async def listed(kube: Kube, namespace: str) -> list[Manifest]:
+    return [job async for jobs, _ in kube.pages(JOBS, namespace, "") for job in jobs]
+
+
+async def until_quiet(operator: WholeOperator, kube: Kube, namespace: str) -> None:
+    """Wait until every job has a status, and for some time nobody asks or writes anything any more."""
+    async with asyncio.timeout(SETTLED_SECONDS):
+        while True:
+            before = await state(operator, kube, namespace)
+            await asyncio.sleep(QUIET_SECONDS)
+            have_all = all((job.get("status") or {}).get("conditions") for job in await listed(kube, namespace))
+            if have_all and await state(operator, kube, namespace) == before:
+                return
+
+
+async def state(operator: WholeOperator, kube: Kube, namespace: str) -> tuple[Counter[str], dict[str, str]]:
+    """Requests so far, and the version of every job."""
+    versions = {job["metadata"]["name"]: job["metadata"]["resourceVersion"] for job in await listed(kube, namespace)}
+    return await operator.calls(), versions
