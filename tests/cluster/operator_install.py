@@ -88,18 +88,28 @@ class Operator:
             self.kubectl("delete", "networkpolicy", _OFF)
 
     @contextmanager
-    def healing_nodes(self, **settings: str) -> Iterator[None]:
-        """It may do to nodes what settings such as `cordon="true"` allow, until the block ends."""
-        self.kubectl.apply(*_objects("operator-healing.yaml"))
-        names = {f"SPOTUNE_OPERATOR_HEAL_{name.upper()}": value for name, value in settings.items()}
-        self.kubectl("set", "env", f"deployment/{DEPLOYMENT}", *(f"{name}={value}" for name, value in names.items()))
-        self.wait_until_ready()
+    def with_settings(self, **settings: str) -> Iterator[None]:
+        """It has settings such as `monitoring_namespace="monitoring"` until the block ends."""
+        names = {f"SPOTUNE_OPERATOR_{name.upper()}": value for name, value in settings.items()}
+        self._set_environment(*(f"{name}={value}" for name, value in names.items()))
         try:
             yield
         finally:
-            self.kubectl("set", "env", f"deployment/{DEPLOYMENT}", *(f"{name}-" for name in names))
+            self._set_environment(*(f"{name}-" for name in names))
+
+    @contextmanager
+    def healing_nodes(self, **settings: str) -> Iterator[None]:
+        """It may do to nodes what settings such as `cordon="true"` allow, until the block ends."""
+        self.kubectl.apply(*_objects("operator-healing.yaml"))
+        try:
+            with self.with_settings(**{f"heal_{name}": value for name, value in settings.items()}):
+                yield
+        finally:
             self.kubectl("delete", f"--filename={MANIFESTS / 'operator-healing.yaml'}")
-            self.wait_until_ready()
+
+    def _set_environment(self, *changes: str) -> None:
+        self.kubectl("set", "env", f"deployment/{DEPLOYMENT}", *changes)
+        self.wait_until_ready()
 
     def _api_server_addresses(self) -> list[str]:
         default = self.kubectl.within("default")
@@ -121,6 +131,19 @@ def installed(cluster: ClusterUnderTest) -> Iterator[Operator]:
         yield operator
     finally:
         operator.kubectl("delete", f"--filename={MANIFESTS / 'operator.yaml'}", "--wait=false")
+
+
+@contextmanager
+def no_operator(cluster: ClusterUnderTest) -> Iterator[None]:
+    """No operator but those of the test until the block ends; one that is installed goes, and comes back."""
+    kubectl = cluster.kubectl.within(NAMESPACE)
+    is_there = bool(kubectl("get", "deployment", DEPLOYMENT, "--ignore-not-found"))
+    operator = Operator(cluster, kubectl)
+    if is_there:
+        operator.stop()
+    yield
+    if is_there:
+        operator.start()
 
 
 _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}

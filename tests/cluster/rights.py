@@ -23,6 +23,12 @@ class Right(NamedTuple):
     verb: str
 
 
+PROMETHEUS = frozenset(
+    Right("monitoring.coreos.com", "podmonitors", verb) for verb in ("list", "watch", "create", "patch")
+)
+"""Used only where there is a Prometheus operator."""
+
+
 def granted(manifest: str) -> set[Right]:
     """The rights of the ClusterRoles in a file of manifests/."""
     objects = yaml.safe_load_all((MANIFESTS / manifest).read_text())

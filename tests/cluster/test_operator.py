@@ -1,6 +1,7 @@
 """What `kubectl apply` of a FinetuneJob leads to: a model, and meanwhile a cluster that is as the job says."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spotune_testcluster.errors import DidNotStartError
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.waiting import wait_for
 from tests.cluster import text_to_sql
@@ -20,7 +22,9 @@ from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
-TRAINING_ROWS = 6400
+TRAINING_ROWS = int(os.environ.get("SPOTUNE_TEST_EXAMPLE_ROWS", "9600"))
+"""Of the text-to-SQL example; 80000: all, which takes some minutes, and learns as much as `make demo`."""
+ALL_ROWS = 80_000
 STEPS = TRAINING_ROWS // 64
 NOWHERE = {"podTemplate": {"spec": {"nodeSelector": {"spotune.dev/nowhere": "true"}}}}
 """No node takes such pods: the job stays where it begins."""
@@ -47,7 +51,7 @@ def test_text_to_sql_example_is_trained_by_kubectl_apply(
     operator: Operator, workplace: Workplace, tmp_path: Path
 ) -> None:
     corpus = text_to_sql.write_corpus(tmp_path, TRAINING_ROWS)
-    manifest = text_to_sql.manifest(workplace, every_steps=STEPS // 4, samples=16)
+    manifest = text_to_sql.manifest(workplace, every_steps=STEPS // 4, samples=0 if TRAINING_ROWS == ALL_ROWS else 16)
     with workplace.running(manifest) as job:
         waiting = job.wait_for("the missing data to be named", lambda seen: seen.holds("Stalled"), 180)
         assert waiting.condition("Stalled")["reason"] == "PreflightFailed"
@@ -59,7 +63,7 @@ def test_text_to_sql_example_is_trained_by_kubectl_apply(
         wait_for("the cluster to be given back", 120, lambda: _of_job(job.kubectl, job.name) == _left(job), every=0.5)
 
     moved = {column: {table[column] for table in tables} - {"", "0"} for column in ("STEP", "LOSS", "ETA")}
-    assert all(len(values) >= 3 for values in moved.values()), moved
+    assert all(len(values) >= 2 for values in moved.values()), moved
     assert {"Training", "Complete"} <= {table["PHASE"] for table in tables}
     shown = [tables[-1][column] for column in ("PHASE", "STEP", "CHECKPOINT", "RESTARTS")]
     assert shown == ["Complete", str(STEPS), str(STEPS), "0"]
@@ -69,7 +73,7 @@ def test_text_to_sql_example_is_trained_by_kubectl_apply(
     assert status["evalLoss"] == pytest.approx(remains.ledger.records("evaluated")[-1]["loss"], rel=1e-4)
     result = json.loads(remains.directory.result.read_text())
     assert result["exportSha256"] == remains.sha256()
-    assert result["executionAccuracy"] is not None
+    assert result["executionAccuracy"] >= (0.85 if TRAINING_ROWS == ALL_ROWS else 0)
 
 
 def _tables_until_complete(job: RunningJob) -> list[dict[str, str]]:
@@ -150,13 +154,55 @@ def test_deleted_child_is_made_again(kind: str, nowhere: Callable[..., RunningJo
     name = f"spotune-{job.name}"
     wait_for("its children", 60, lambda: _has_children(job), every=0.3)
     before = job.kubectl.get(kind, name)["metadata"]["uid"]
-    job.kubectl("delete", kind, name)
+    job.kubectl("delete", kind, name, "--wait=false")
 
     def made_again() -> bool:
         found = job.kubectl("get", kind, name, "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
         return found not in ("", before)
 
-    wait_for(f"another {kind}", 60, made_again, every=0.3)
+    try:
+        wait_for(f"another {kind}", 180, made_again, every=0.3)
+    except DidNotStartError as error:
+        error.add_note(job.kubectl("describe", f"{kind},pods"))
+        raise
+
+
+@pytest.fixture
+def _prometheus(operator: Operator) -> Iterator[None]:
+    """The definition that comes with a Prometheus operator, without its schema, and an operator that is told of it."""
+    names = {"plural": "podmonitors", "singular": "podmonitor", "kind": "PodMonitor", "listKind": "PodMonitorList"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "names": names,
+            "scope": "Namespaced",
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }
+    operator.cluster.kubectl.apply(definition)
+    operator.cluster.kubectl("wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com")
+    with operator.with_settings(monitoring_namespace="monitoring"):
+        yield
+    operator.cluster.kubectl("delete", "crd", "podmonitors.monitoring.coreos.com")
+
+
+@pytest.mark.usefixtures("_prometheus")
+def test_prometheus_is_told_where_to_look(nowhere: Callable[..., RunningJob]) -> None:
+    job = nowhere("monitored")
+    name = f"spotune-{job.name}"
+
+    def there() -> str:
+        return job.kubectl("get", "podmonitor", name, "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
+
+    first = wait_for("a PodMonitor", 60, there, every=0.3)
+    found = job.kubectl.get("podmonitor", name)
+    assert found["spec"]["selector"]["matchLabels"]["spotune.dev/job"] == job.name
+    job.kubectl("delete", "podmonitor", name)
+    wait_for("another PodMonitor", 60, lambda: there() not in ("", first), every=0.3)
 
 
 DRIFT = {

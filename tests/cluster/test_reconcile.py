@@ -18,6 +18,7 @@ from spotune_operator.main import login
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests.cluster.job_lives import LIFE, TRAINING, live
+from tests.cluster.operator_install import no_operator
 from tests.cluster.reconciling import NAME, STORAGE_CLASS, Fault, Kind, World, differences, listed, world
 from tests.cluster.whole_operator import whole_operator
 
@@ -35,13 +36,14 @@ IDLE_SECONDS = 60.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_kuberay(cluster: ClusterUnderTest) -> Iterator[None]:
-    """The definition, a class that nobody provisions, and no KubeRay, which would make pods."""
+    """The definition, a class that nobody provisions, no KubeRay, which would make pods, and no other operator."""
     machine = cluster.machine_for("stopping KubeRay")
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
     cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
     cluster.kubectl.apply(_class_of_nobody(STORAGE_CLASS))
     machine.component("stop", "kuberay-operator")
-    yield
+    with no_operator(cluster):
+        yield
     machine.component("start", "kuberay-operator")
     cluster.kubectl("delete", "storageclass", STORAGE_CLASS)
 

@@ -7,10 +7,6 @@ from spotune_testcluster.waiting import wait_for
 from tests.cluster.operator_install import Operator
 from tests.cluster.rights import Right, granted, refused, used
 
-ONLY_WITH_PROMETHEUS = {
-    Right("monitoring.coreos.com", "podmonitors", verb) for verb in ("list", "watch", "create", "patch")
-}
-"""There is no Prometheus operator in the test cluster."""
 ONLY_ON_DEAD_NODES = {Right("", "pods", "delete")}
 """`make faults` crashes nodes; these tests do not."""
 
@@ -30,7 +26,7 @@ def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator:
     machine = cluster.machine_for("the audit log")
     operator.wait_until_ready()
     log = machine.files.audit_log
-    expected = granted("operator.yaml") - ONLY_WITH_PROMETHEUS - ONLY_ON_DEAD_NODES
+    expected = granted("operator.yaml") - ONLY_ON_DEAD_NODES
     what = "all rights to have been used (by test_operator.py, before this)"
     wait_for(what, 30, lambda: expected <= used(log), every=1)
     assert not refused(log)

@@ -27,6 +27,7 @@ from spotune_operator.main import login
 from spotune_operator.providers import PROVIDERS
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests.cluster.operator_install import no_operator
 from tests.cluster.whole_operator import WholeOperator, whole_operator
 from tests.operator.specs import Spec, generated
 
@@ -71,7 +72,7 @@ class Verdict:
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_hands(cluster: ClusterUnderTest) -> Iterator[None]:
-    """The definition, the classes that clouds have, and nobody who makes pods and volumes of what jobs ask for."""
+    """The definition, the classes that clouds have, and nobody who acts on what jobs ask for."""
     machine = cluster.machine_for("stopping KubeRay")
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
     cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
@@ -79,7 +80,8 @@ def _without_hands(cluster: ClusterUnderTest) -> Iterator[None]:
     cluster.kubectl.apply(*(_class_of_nobody(name) for name in classes))
     for component in ("kuberay-operator", "provisioner"):
         machine.component("stop", component)
-    yield
+    with no_operator(cluster):
+        yield
     cluster.kubectl("delete", "storageclass", *classes)
     for component in ("provisioner", "kuberay-operator"):
         machine.component("start", component)

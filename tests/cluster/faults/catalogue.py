@@ -61,6 +61,7 @@ def _with_a_gpu(image: str) -> dict[str, Any]:
 
 _SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _GPU_IMAGE = "testcluster.local/trainer:1"
+_ON_GPUS = {"workers": {"resources": SMALL, "podTemplate": _with_a_gpu(_GPU_IMAGE)}}
 
 CASES = (
     Case("worker pod deleted", pods.worker_pod_deleted, "the other worker pod kept"),
@@ -128,8 +129,15 @@ CASES = (
     Case(
         "GPU lost on a node",
         nodes.gpu_lost,
-        "the node is healed",
-        sections={"workers": {"resources": SMALL, "podTemplate": _with_a_gpu(_GPU_IMAGE)}},
+        f"the node is healed, {_WORKERS_KEPT}",
+        sections=_ON_GPUS,
+        endless=True,
+    ),
+    Case(
+        "GPU lost for good",
+        nodes.gpu_lost_for_good,
+        "the node is drained and given back, the other worker pod kept",
+        sections=_ON_GPUS,
         endless=True,
     ),
 )

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from spotune_testcluster.providers import Provider
+from spotune_testcluster.providers import Capacity, Provider
 from spotune_testcluster.settings import NodeSettings
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.faults.scene import Scene
 
 _SPARE = NodeSettings(number=4, provider=Provider.AKS, zone="westeurope-1")
+_SPARE_WITH_A_GPU = NodeSettings(number=5, provider=Provider.AKS, capacity=Capacity.SPOT, gpus=1, zone="westeurope-1")
 _GPU = "GPU-0"
 _RESOURCE = "nvidia.com/gpu"
 
@@ -50,6 +51,24 @@ def gpu_lost(scene: Scene) -> None:
             scene.fault.set_gpu(node, _GPU, "failed")
             wait_for(f"loss of the GPU of {node}", 60, lambda: _gpus(scene, node) == 0, every=0.3)
             wait_for(f"healing of {node}", 300, lambda: _gpus(scene, node) == 1 and _takes_pods(scene, node), every=0.5)
+
+
+def gpu_lost_for_good(scene: Scene) -> None:
+    """A new device plugin does not find it either: the operator drains the node and gives it back; another is there."""
+    steps = dict.fromkeys(("cordon", "restart_device_plugin", "drain", "delete_node"), "true")
+    scene.machine("another node").add_node(_SPARE_WITH_A_GPU)
+    with scene.operator.healing_nodes(**steps, after_seconds="5", step_seconds="15", drain_seconds="60"):
+        node = scene.job.pods("workers")[0]["spec"]["nodeName"]
+        with scene.survives("workerLost", loses=1):
+            scene.fault.set_gpu(node, _GPU, "lost")
+            wait_for(f"the end of {node}", 300, lambda: not _is_there(scene, node), every=0.5)
+    scene.fault.crash_node(node)
+    scene.fault.set_gpu(node, _GPU, "healthy")
+    scene.fault.start_node(node)
+
+
+def _is_there(scene: Scene, node: str) -> bool:
+    return bool(scene.cluster.kubectl("get", "node", node, "--ignore-not-found"))
 
 
 def _gpus(scene: Scene, node: str) -> int:

@@ -11,6 +11,7 @@ from tests.cluster.faults.records import recorded
 from tests.cluster.faults.scene import Scene
 from tests.cluster.finetune_jobs import Remains, Workplace
 from tests.cluster.operator_install import Operator
+from tests.cluster.rights import PROMETHEUS, granted, refused, used
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -47,3 +48,11 @@ def test_job_survives(
 
 def _counted(restarts: dict[str, int]) -> dict[str, int]:
     return {cause: count for cause, count in restarts.items() if count and cause != "total"}
+
+
+def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator: Operator) -> None:
+    """All of it, with what heals nodes; after all the faults. The rights for Prometheus are for ../test_rights.py."""
+    operator.wait_until_ready()
+    log = cluster.machine_for("the audit log").files.audit_log
+    assert granted("operator.yaml") | granted("operator-healing.yaml") == used(log) | PROMETHEUS
+    assert not refused(log)
