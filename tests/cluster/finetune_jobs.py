@@ -224,8 +224,7 @@ class RunningJob:
 
         Only a job that is new may ask for less; it goes on where the one before it was.
         """
-        self.patch({"suspend": True})
-        self.wait_for("Suspended", lambda seen: seen.holds("Suspended"))
+        self.suspend()
         steps = self.progress()["step"] + _STEPS_TO_THE_END
         self.delete()
         spec = self._manifest["spec"]
@@ -234,6 +233,12 @@ class RunningJob:
     def patch(self, spec: Mapping[str, Any]) -> None:
         """Change the spec; sections are merged."""
         self.kubectl("patch", "ftj", self.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+    def suspend(self) -> Seen:
+        """Suspend it, and wait until its status says that it is."""
+        since = time.time()
+        self.patch({"suspend": True})
+        return self.history.wait_for("Suspended", 180, lambda seen: seen.holds("Suspended"), since)
 
     def delete(self) -> None:
         """Delete the job, and wait until its pods are gone."""

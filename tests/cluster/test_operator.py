@@ -16,8 +16,7 @@ from spotune_testcluster.waiting import wait_for
 from tests.cluster import text_to_sql
 from tests.cluster.faults.timeline import stretches
 from tests.cluster.faults.truth import untruths
-from tests.cluster.finetune_jobs import STEPS as SHORT
-from tests.cluster.finetune_jobs import Remains, RunningJob, Workplace
+from tests.cluster.finetune_jobs import RunningJob, Workplace
 from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
@@ -92,29 +91,6 @@ def _left(job: RunningJob) -> set[str]:
     """What stays of a job that is trained until it is deleted: its volume, and what costs nothing."""
     name = f"spotune-{job.name}"
     return {f"persistentvolumeclaim/{name}", f"configmap/{name}", f"networkpolicy.networking.k8s.io/{name}"}
-
-
-def test_suspended_job_has_no_pods_and_goes_on_where_it_was(
-    workplace: Workplace, undisturbed: Callable[[int], Remains], tmp_path: Path
-) -> None:
-    reference = undisturbed(SHORT)
-    with workplace.running(workplace.manifest("suspended", training={"maxSteps": SHORT})) as job:
-        job.wait_for_commit()
-        job.patch({"suspend": True})
-        suspended = job.wait_for("Suspended", lambda seen: seen.holds("Suspended"), 180)
-        assert suspended.status["phase"] == "Suspended"
-        assert not suspended.holds("Ready")
-        assert not job.pods("head") + job.pods("workers")
-        stopped = job.progress()
-        assert stopped["lastCheckpoint"]["step"] == stopped["step"], "the workers commit before they go"
-        job.patch({"suspend": False})
-        ended = job.wait_until_complete()
-        remains = job.remains(tmp_path)
-    assert ended.status["resumedFromStep"] == stopped["step"]
-    assert ended.status["stepsLost"] == ended.status["restarts"]["total"] == 0
-    assert remains.samples() == reference.samples()
-    assert remains.sha256() == reference.sha256()
-    assert untruths(job.history.seen, stretches(remains)) == []
 
 
 @pytest.fixture

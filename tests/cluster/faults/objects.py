@@ -25,6 +25,23 @@ def ray_cluster_deleted(scene: Scene) -> None:
         scene.job.kubectl("delete", "raycluster", f"spotune-{scene.job.name}", "--wait=false")
 
 
+def suspended_and_resumed(scene: Scene) -> None:
+    """All pods go, by the path of a notice: the workers commit before. It goes on where it was, and nothing is lost."""
+    job = scene.job
+    lost = job.history.last.status["stepsLost"]
+    with scene.starts_anew():
+        suspended = job.suspend()
+        assert suspended.status["phase"] == "Suspended"
+        assert not suspended.holds("Ready")
+        assert not job.pods("head") + job.pods("workers")
+        stopped = job.progress()
+        assert stopped["lastCheckpoint"]["step"] == stopped["step"], "the workers commit before they go"
+        job.patch({"suspend": False})
+    status = job.history.last.status
+    assert status["resumedFromStep"] == stopped["step"]
+    assert status["stepsLost"] == lost
+
+
 def volume_full_then_grown(scene: Scene) -> None:
     """On a volume of the job's own, which the operator has made; a larger `storage.size` is all that it takes."""
     job = scene.job

@@ -87,6 +87,14 @@ class Scene:
         assert len(kept) == len(uids) - loses, f"{len(uids) - len(kept)} worker pods were replaced, in place of {loses}"
         self.strikes.append(strike)
 
+    @contextmanager
+    def starts_anew(self) -> Iterator[None]:
+        """The job trains; the block ends its pods in order; and it goes on with others, without a restart counted."""
+        before = self._training()
+        yield
+        self._wait_for_new_steps(before, interrupted=True)
+        self._wait_until_told(before, ())
+
     def _training(self) -> dict[str, Any]:
         """What the trainer says as soon as it has committed anew, and the status has taken in all restarts so far."""
         self.job.wait_for_commit(self.job.wait_for_step(1)["step"] + 1)
