@@ -83,7 +83,7 @@ class Situation:
     def is_training(self) -> bool:
         """Whether steps are made, as far as anybody can tell."""
         said = self.reading.said
-        return said.phase in STEPPING and not said.is_old and not self.unreachable
+        return said.phase in STEPPING and not (said.is_old or said.is_silent or self.unreachable)
 
     @cached_property
     def outdated(self) -> list[Pod]:

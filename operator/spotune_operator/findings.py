@@ -78,7 +78,7 @@ def _phase_of_head(situation: Situation, before: str) -> str:
     if not situation.preflight_passed:
         return "Preflight"
     said = situation.reading.said.phase or "Starting"
-    if said in STEPPING and not situation.is_training and not situation.unreachable:
+    if said in STEPPING and situation.reading.said.is_old and not situation.unreachable:
         return "Recovering"
     return {"Done": "Exporting", "Failed": "Starting"}.get(said, said)
 
@@ -237,8 +237,11 @@ def _training(situation: Situation) -> Iterator[Finding]:
             yield Finding("Training", "False", "Starting", "the supervisor has not been asked yet")
         return
     said = reading.said.phase or "Starting"
-    if said in STEPPING and not situation.is_training:
+    if said in STEPPING and reading.said.is_old:
         yield Finding("Training", "False", "Recovering", "the driver is silent; the supervisor starts another")
+        return
+    if reading.said.is_silent:
+        yield Finding("Training", "Unknown", "NoSignOfLife", "the workers are silent; one of them may be lost")
         return
     if said in STEPPING:
         yield Finding("Training", "True", said, _DOING[said])

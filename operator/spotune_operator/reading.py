@@ -34,6 +34,10 @@ _END_OF_TIME: Final = 253402300799.0
 _LONGEST_WAIT_SECONDS: Final = 1e9
 _OLD_SECONDS: Final = 20.0
 """A driver that lives writes twice a second, if the volume lets it."""
+_SILENT_SECONDS: Final = 15.0
+"""Workers that train give a sign of life with every micro-batch. A status is to be true within half a minute, and
+supervisors are asked every 12 s at least."""
+_WITH_SIGNS: Final = frozenset({"Training", "Evaluating"})
 
 
 def _storable(text: str) -> str:
@@ -134,6 +138,7 @@ class Said(_Said):
     tokens_per_second: Amount | None = None
     mfu: Amount | None = None
     age_seconds: Amount | None = None
+    silent_seconds: Amount | None = None
     eta_seconds: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_SECONDS)] | None = None
     resumed_from_step: Count | None = None
     steps_lost: Count | None = None
@@ -147,10 +152,17 @@ class Said(_Said):
         """Whether the driver has written nothing for so long that it is likely to be gone: its last words stay."""
         return self.age_seconds is not None and self.age_seconds > _OLD_SECONDS
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether workers that train have given no sign of life for so long that one of them may be gone."""
+        return self.phase in _WITH_SIGNS and (self.silent_seconds or 0.0) > _SILENT_SECONDS
+
     def says_the_same(self, other: Said) -> bool:
         """Whether nothing has happened between the two; the time left, and their age, change without that."""
-        times = {"eta_seconds": None, "age_seconds": None}
-        return self.is_old == other.is_old and self.model_copy(update=times) == other.model_copy(update=times)
+        times = {"eta_seconds": None, "age_seconds": None, "silent_seconds": None}
+        if (self.is_old, self.is_silent) != (other.is_old, other.is_silent):
+            return False
+        return self.model_copy(update=times) == other.model_copy(update=times)
 
 
 def understood(content: Mapping[str, Any]) -> Said:

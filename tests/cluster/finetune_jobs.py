@@ -1,8 +1,8 @@
 """Tiny FinetuneJobs on the cluster: their data on a volume, what became of them, and what they left behind.
 
 A `Workplace` is a namespace of the strictest kind with one volume that all its jobs share (`storage.existingClaim`), so
-that their model and shards are copied once. A job has two CPU workers and takes some tens of milliseconds a step: long
-enough that a fault hits it while it trains.
+that their model and shards are copied once. A job has two CPU workers, never fewer, so that its weights are those of an
+undisturbed run bit for bit, and takes some tens of milliseconds a step, so that a fault hits it while it trains.
 """
 
 import hashlib
@@ -41,6 +41,8 @@ SMALL = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "2", 
 CLAIM = "shared"
 READER = "reader"
 SECONDS_TO_TRAIN = 1800.0
+SECONDS_TO_READ = 300.0
+"""A node that has just come back may look at its pods only after minutes."""
 INPUTS = "/data/inputs"
 _STEPS_TO_THE_END = 20
 _NOT_COPIED = ("checkpoints", ".ray-train", "logs/tensorboard")
@@ -73,7 +75,7 @@ class Workplace:
             },
             "execution": {"microBatchSize": 2, "zeroStage": 1},
             "checkpoint": {"every": 20},
-            "workers": {"count": WORKERS, "gpus": 0, "resources": SMALL},
+            "workers": {"count": WORKERS, "min": WORKERS, "gpus": 0, "resources": SMALL},
             "head": {"resources": SMALL},
             "storage": {"existingClaim": CLAIM},
             "cluster": {"provider": "aks" if self.cluster.machine else "none", "image": self.cluster.image},
@@ -109,7 +111,7 @@ class Workplace:
         """A pod that has a volume at /data."""
         found = restricted(pod(name, self.cluster.image, node=node, claims={"/data": claim_name}))
         self.kubectl.apply(found)
-        wait_until_running(self.kubectl, name)
+        wait_until_running(self.kubectl, name, seconds=SECONDS_TO_READ)
 
 
 @contextmanager

@@ -81,7 +81,8 @@ def claim(name: str, size: str, storage_class: str) -> dict[str, Any]:
 def wait_until_running(kubectl: Kubectl, *names: str, seconds: float = SECONDS_TO_RUN) -> None:
     """Wait until pods are Ready; the error says where each one stands."""
     try:
-        kubectl("wait", "--for=condition=Ready", f"--timeout={seconds:.0f}s", *(f"pod/{name}" for name in names))
+        pods = [f"pod/{name}" for name in names]
+        kubectl("wait", "--for=condition=Ready", f"--timeout={seconds:.0f}s", *pods, timeout=seconds + 20)
     except KubectlError as error:
         raise KubectlError(f"{error}\n{kubectl('get', 'pods,events', '--output=wide')}") from error
 

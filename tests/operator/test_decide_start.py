@@ -175,6 +175,26 @@ def test_words_of_a_driver_that_is_gone_are_not_taken_for_training() -> None:
     assert life.is_true("Training")
 
 
+def test_workers_that_give_no_sign_of_life_are_not_said_to_train() -> None:
+    """A machine that is gone says nothing: its peers wait for it until Ray gives it up."""
+    life = a_training_life()
+    life.trains(step=40, silentSeconds=16.0)
+    life.decide()
+    assert (life.condition("Training").status, life.condition("Training").reason) == ("Unknown", "NoSignOfLife")
+    assert not life.is_true("Ready")
+    assert life.status.phase == "Training"
+    life.trains(step=41, silentSeconds=0.4)
+    life.decide()
+    assert life.is_true("Ready")
+
+
+def test_exporting_takes_its_time() -> None:
+    life = a_training_life()
+    life.trains(phase="Exporting", step=100, silentSeconds=90.0)
+    life.decide()
+    assert life.is_true("Training")
+
+
 # Ends
 
 

@@ -96,7 +96,9 @@ def test_text_comes_back_from_the_api_server_as_it_was_written() -> None:
 
 def test_the_time_left_alone_is_no_news() -> None:
     before = understood({"step": 3, "etaSeconds": 9.0, "heartbeat": 1})
-    assert before.says_the_same(understood({"step": 3, "etaSeconds": 8.0, "heartbeat": 2, "ageSeconds": 0.3}))
+    assert before.says_the_same(
+        understood({"step": 3, "etaSeconds": 8.0, "heartbeat": 2, "ageSeconds": 0.3, "silentSeconds": 3})
+    )
     assert not before.says_the_same(understood({"step": 4, "etaSeconds": 9.0}))
 
 

@@ -65,6 +65,7 @@ class Monitor:
             "startup": {},
         }
         self._generation: _GenerationFiles | None = None
+        self._heard = (self._beats, time.time())
 
     def __enter__(self) -> Monitor:
         self._publish()
@@ -146,9 +147,11 @@ class Monitor:
         self._status.update(progress, startup=startup, workers=workers)
 
     def _publish(self) -> None:
-        files.write_json(
-            self._directory.status, {"time": time.time(), "heartbeat": self._beats, **self._status}, durable=False
-        )
+        now = time.time()
+        if self._beats != self._heard[0]:
+            self._heard = (self._beats, now)
+        signs = {"time": now, "heartbeat": self._beats, "silentSeconds": round(now - self._heard[1], 1)}
+        files.write_json(self._directory.status, {**signs, **self._status}, durable=False)
 
 
 class _GenerationFiles:

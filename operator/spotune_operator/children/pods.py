@@ -52,6 +52,12 @@ _HEAD_LOSS = {
     "RAY_raylet_liveness_self_check_interval_ms": "1000",
 }
 """With these a worker notices a lost head in seconds (by default up to a minute) and joins the new one."""
+_WORKER_LOSS = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "4",
+}
+"""With these the head gives up a worker whose machine is gone after a quarter of a minute (by default half of one)."""
 _CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
@@ -74,7 +80,7 @@ def head_pod(placed: PlacedJob) -> Pod:
     """
     amounts = _resources(placed, "head", HEAD_CONTAINER, HEAD)
     # KubeRay's head Service has the ports of the first container only, so the supervisor's is named here.
-    ray = _ray_container(placed, HEAD_CONTAINER, (GCS, DASHBOARD, METRICS, PROGRESS), {})
+    ray = _ray_container(placed, HEAD_CONTAINER, (GCS, DASHBOARD, METRICS, PROGRESS), _WORKER_LOSS)
     owned = _owned(placed, placed.job.spec.head.capacity, gpus=False, grace_seconds=HEAD_GRACE_SECONDS)
     owned["containers"] = [ray | {"resources": amounts}, _supervisor(placed)]
     owned["volumes"].append({"name": "job", "configMap": {"name": placed.name}})

@@ -95,7 +95,12 @@ CASES = (
         endless=True,
     ),
     Case("node of a worker crashed", nodes.node_of_a_worker_crashed, "the other worker pod kept"),
-    Case("node of the head crashed", nodes.node_of_the_head_crashed, f"{_WORKERS_KEPT}; the operator is lost with it"),
+    Case(
+        "node of the head crashed",
+        nodes.node_of_the_head_crashed,
+        f"{_WORKERS_KEPT}; the operator is lost with it",
+        endless=True,
+    ),
     Case("RayCluster deleted by hand", objects.ray_cluster_deleted, "made again"),
     Case(
         "volume full, then grown",

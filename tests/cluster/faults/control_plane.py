@@ -25,15 +25,11 @@ def operator_killed_at_random_moments(scene: Scene, kills: int = 3) -> None:
 
 
 def operator_down_while_the_head_is_lost(scene: Scene) -> None:
-    with scene.survives("headLost") as strike:
-        scene.operator.stop()
-        try:
-            strike.falls_now()
-            before = scene.job.progress()
-            scene.delete([scene.job.head()])
-            scene.job.wait_for_step(before["step"] + 1, before["generation"] + 1)
-        finally:
-            scene.operator.start()
+    with scene.survives("headLost") as strike, scene.without_operator():
+        strike.falls_now()
+        before = scene.job.progress()
+        scene.delete([scene.job.head()])
+        scene.job.wait_for_step(before["step"] + 1, before["generation"] + 1)
 
 
 def api_server_restarted(scene: Scene) -> None:

@@ -48,6 +48,7 @@ class Scene:
         operator: The operator that looks after the job.
         job: The job.
         strikes: What was done to it so far.
+        unattended: From when until when there was no operator.
     """
 
     cluster: ClusterUnderTest
@@ -55,6 +56,7 @@ class Scene:
     operator: Operator
     job: RunningJob
     strikes: list[Strike] = field(default_factory=list)
+    unattended: list[tuple[float, float]] = field(default_factory=list)
 
     def machine(self, what: str) -> Cluster:
         """The machine below the cluster; skips the test where it is somebody else's."""
@@ -86,6 +88,17 @@ class Scene:
         kept = uids & self.job.worker_uids()
         assert len(kept) == len(uids) - loses, f"{len(uids) - len(kept)} worker pods were replaced, in place of {loses}"
         self.strikes.append(strike)
+
+    @contextmanager
+    def without_operator(self) -> Iterator[None]:
+        """There is no operator until the block ends."""
+        left = time.time()
+        self.operator.stop()
+        try:
+            yield
+        finally:
+            self.operator.start()
+            self.unattended.append((left, time.time()))
 
     @contextmanager
     def starts_anew(self) -> Iterator[None]:
@@ -143,7 +156,7 @@ class Scene:
 
     def refuse_untruths(self, remains: Remains) -> None:
         """Raise AssertionError for whatever the statuses so far said that was not so."""
-        found = untruths(self.job.history.seen, stretches(remains))
+        found = untruths(self.job.history.seen, stretches(remains), self.unattended)
         assert not found, "the status did not tell the truth:\n" + "\n".join(found)
 
 

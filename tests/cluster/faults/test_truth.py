@@ -86,7 +86,15 @@ def test_a_lie_is_found(lie: Seen, words: str) -> None:
 def test_ready_for_too_long_after_the_last_step_is_found() -> None:
     without_the_loss = [one for one in life() if one.time not in (1105, 1140)]
     found = untruths(without_the_loss, STRETCHES)
-    assert any("Ready for more than 30 s after the last step" in said for said in found)
+    assert any("Ready 30 s after the last step" in said for said in found)
+
+
+def test_without_an_operator_nobody_can_say_so() -> None:
+    """It has half a minute from when it is back."""
+    silent = [one for one in life() if one.time not in (1105, 1140)]
+    end, begin = STRETCHES[0].end, STRETCHES[1].begin
+    assert not any("after the last step" in said for said in untruths(silent, STRETCHES, [(end - 5, begin - 20)]))
+    assert any("after the last step" in said for said in untruths(silent, STRETCHES, [(end - 50, end - 40)]))
 
 
 def test_a_transition_time_that_moves_alone_or_stands_still_is_found() -> None:

@@ -33,12 +33,17 @@ _TRUE_TOGETHER = (
 """Conditions of which only one may be True (for the first of them: kstatus)."""
 
 
-def untruths(history: Sequence[Seen], stretches: Sequence[Stretch]) -> list[str]:
+Times = Sequence[tuple[float, float]]
+"""Beginnings and ends."""
+
+
+def untruths(history: Sequence[Seen], stretches: Sequence[Stretch], unattended: Times = ()) -> list[str]:
     """What the statuses of a job said that was not so.
 
     Args:
         history: All statuses, oldest first; the last one may be before or after the job's end.
         stretches: The times in which its worker groups made steps.
+        unattended: The times in which there was no operator: what it said last is what a status says.
     """
     told = [seen for seen in history if seen.status]
     found = [f"{_when(first)}: the first phase" for first in _firsts(told) if not _may_begin(first)]
@@ -49,7 +54,7 @@ def untruths(history: Sequence[Seen], stretches: Sequence[Stretch]) -> list[str]
         found += [f"{_when(after)}: {sentence}" for sentence in _against_metav1(before, after)]
     for seen in told:
         found += [f"{_when(seen)}: {sentence}" for sentence in _against_each_other(seen)]
-    return [*found, *_against_steps(told, stretches)]
+    return [*found, *_against_steps(told, stretches, unattended)]
 
 
 def _when(seen: Seen) -> str:
@@ -119,16 +124,25 @@ def _against_each_other(seen: Seen) -> Iterator[str]:
         yield f"restarts do not add up: {restarts}"
 
 
-def _against_steps(told: Sequence[Seen], stretches: Sequence[Stretch]) -> Iterator[str]:
+def _against_steps(told: Sequence[Seen], stretches: Sequence[Stretch], unattended: Times) -> Iterator[str]:
     """In a time without steps, Ready and Training may be True only until they were found out, and not again."""
     gaps = [(before.end, after.begin) for before, after in pairwise(stretches)]
     first = stretches[0].begin if stretches else float("inf")
     for begin, end in [(0.0, first), *gaps]:
         for kind in ("Ready", "Training"):
-            yield from _against_gap(told, kind, begin, end)
+            yield from _against_gap(told, kind, begin, end, _to_be_known(begin, unattended))
 
 
-def _against_gap(told: Sequence[Seen], kind: str, begin: float, end: float) -> Iterator[str]:
+def _to_be_known(begin: float, unattended: Times) -> float:
+    """By when it has to be known that no steps are made since `begin`."""
+    known = begin + SECONDS_OLD
+    for left, back in unattended:
+        if left <= known <= back + SECONDS_OLD:
+            known = back + SECONDS_OLD
+    return known
+
+
+def _against_gap(told: Sequence[Seen], kind: str, begin: float, end: float, known: float) -> Iterator[str]:
     within = [seen for seen in told if begin + SECONDS_APART < seen.time < end - SECONDS_APART]
     found_out = begin == 0.0
     for seen in within:
@@ -136,6 +150,6 @@ def _against_gap(told: Sequence[Seen], kind: str, begin: float, end: float) -> I
         if holds and found_out:
             yield f"{_when(seen)}: {kind} again, {end - seen.time:.1f} s before the next step began"
         found_out = found_out or not holds
-    last_before = next((seen for seen in reversed(told) if seen.time <= begin + SECONDS_OLD), None)
-    if end - begin > SECONDS_OLD + SECONDS_APART and last_before is not None and last_before.holds(kind):
-        yield f"{kind} for more than {SECONDS_OLD:.0f} s after the last step, which was done at {begin:.1f}"
+    last_before = next((seen for seen in reversed(told) if seen.time <= known), None)
+    if end > known + SECONDS_APART and last_before is not None and last_before.holds(kind):
+        yield f"{kind} {known - begin:.0f} s after the last step, which was done at {begin:.1f}"
