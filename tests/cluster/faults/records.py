@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ class Record:
         detect_seconds: From the fault to the first record of it; None where nothing had to start again.
         new_step_seconds: From the fault to the first step that nobody had done before.
         wall_seconds: Of the whole test.
+        commit: Of the code that was tried.
     """
 
     fault: str
@@ -30,12 +32,13 @@ class Record:
     detect_seconds: float | None = None
     new_step_seconds: float | None = None
     wall_seconds: float = 0.0
+    commit: str = ""
 
 
 @contextmanager
 def recorded(fault: str) -> Iterator[Record]:
     """A record that is kept however the block ends, where $SPOTUNE_FAULTS_RECORDS names a file."""
-    record, start = Record(fault), time.monotonic()
+    record, start = Record(fault, commit=commit()), time.monotonic()
     try:
         yield record
         record.result = "passed"
@@ -47,6 +50,16 @@ def recorded(fault: str) -> Iterator[Record]:
         if path := os.environ.get(VARIABLE):
             with Path(path).open("a") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
+
+
+def commit() -> str:
+    """Of the checkout, and whether something in it is not committed."""
+    changed = " with uncommitted changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
+    return f"`{_git('rev-parse', '--short=12', 'HEAD')}`{changed}"
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def read_records(path: Path) -> dict[str, Record]:

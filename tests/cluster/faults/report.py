@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import re
-import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -43,13 +43,15 @@ def report(cases: Sequence[Case], records: Mapping[str, Record], machine: str, r
     Args:
         cases: All faults.
         records: What became of them, by name.
-        machine: Where they were brought about, and of which commit.
+        machine: Where they were brought about, and when.
         recovery: What benchmarks/recovery.py has measured; empty where it has not.
     """
     rows = ["| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
     rows += ["| " + " | ".join(_row(case, records.get(case.name))) + " |" for case in cases]
     passed = sum(record.result == "passed" for record in records.values())
-    about = f"{passed} of {len(cases)} passed. {machine}"
+    commits = Counter(record.commit for record in records.values())
+    tried = " and ".join(f"{commit} ({count} faults)" for commit, count in commits.most_common())
+    about = f"{passed} of {len(cases)} passed, of commit {tried}. {machine}"
     times = "Times are of a tiny model on a machine that does everything at once: what they are good for is comparison."
     return "\n".join([_TEXT, about, "", *rows, "", times, "", *_recovery(recovery)])
 
@@ -97,19 +99,13 @@ def _cell(text: str) -> str:
 
 
 def machine() -> str:
-    """Commit, day and machine of this run."""
-    commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = " with uncommitted changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
+    """Day and machine of this run."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     libraries = ", ".join(f"{name} {version(name)}" for name in ("ray", "torch", "deepspeed"))
     return (
-        f"Commit `{commit}`{changed}, {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores and {memory:.0f} GiB "
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores and {memory:.0f} GiB "
         f"({platform.machine()}), Linux {platform.release()}, {libraries}."
     )
-
-
-def _git(*command: str) -> str:
-    return subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:

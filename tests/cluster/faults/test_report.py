@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.faults import records
 from tests.cluster.faults.catalogue import CASES
 from tests.cluster.faults.records import VARIABLE, read_records, recorded
 from tests.cluster.faults.report import report
@@ -16,11 +17,12 @@ MEASURED = {"machine": {"cores": 2, "date": "2026-01-02"}, "seconds": {"headPodD
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The page after one fault was survived and one was not."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "records.jsonl"))
+    monkeypatch.setattr(records, "commit", lambda: "`0123`")
     with recorded(CASES[0].name) as record:
         record.restarts, record.detect_seconds, record.new_step_seconds = {"workerLost": 1}, 1.2, 33.3
     with pytest.raises(AssertionError), recorded(CASES[1].name):
         raise AssertionError("the weights | are others\nand more")
-    return report(CASES, read_records(tmp_path / "records.jsonl"), "Commit `0123`.", MEASURED).splitlines()
+    return report(CASES, read_records(tmp_path / "records.jsonl"), "On a machine.", MEASURED).splitlines()
 
 
 def _row(page: list[str], name: str) -> list[str]:
@@ -30,7 +32,7 @@ def _row(page: list[str], name: str) -> list[str]:
 
 def test_every_fault_has_a_row(page: list[str]) -> None:
     assert [_row(page, case.name)[1] for case in CASES] == [case.asserted for case in CASES]
-    assert f"1 of {len(CASES)} passed. Commit `0123`." in page
+    assert f"1 of {len(CASES)} passed, of commit `0123` (2 faults). On a machine." in page
 
 
 def test_row_says_what_became_of_a_fault(page: list[str]) -> None:
