@@ -42,8 +42,10 @@ class Case:
 
     def manifest(self, workplace: Workplace) -> dict[str, Any]:
         """The FinetuneJob."""
-        training = {"maxSteps": ENDLESS if self.endless else STEPS}
-        return workplace.manifest(self.slug, **{"training": training, **self.sections})
+        sections = {"training": {"maxSteps": ENDLESS if self.endless else STEPS}, **self.sections}
+        if "storage" in sections:
+            sections["storage"] = {"storageClassName": workplace.cluster.storage_class, **sections["storage"]}
+        return workplace.manifest(self.slug, **sections)
 
 
 def _break_data(workplace: Workplace) -> None:
