@@ -144,12 +144,12 @@ class Worker:
         del self.engine, self.loop
 
     def run_steps(self, first_step: int) -> bool:
-        """Train from `first_step`; True where a notice stopped it."""
-        self.journal.enter(Phase.TRAINING)
+        """Train from `first_step`; True where a notice stopped it. Who is told of training may rely on a step."""
         with closing(self._batches(first_step)) as batches:
             for step in self.loop.run(batches, first_step, self._ask):
                 if step.number == first_step + 1:
                     self.journal.started("firstStep")
+                    self.journal.enter(Phase.TRAINING)
                 if step.flags.commit:
                     self.commit(step.number)
                 if step.flags.stop and step.number < self.total_steps:
