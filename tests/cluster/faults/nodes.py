@@ -62,8 +62,8 @@ def gpu_lost_for_good(scene: Scene) -> None:
         with scene.survives("workerLost", loses=1):
             scene.fault.set_gpu(node, _GPU, "lost")
             wait_for(f"the end of {node}", 300, lambda: not _is_there(scene, node), every=0.5)
-    scene.fault.crash_node(node)
     scene.fault.set_gpu(node, _GPU, "healthy")
+    scene.fault.crash_node(node)
     scene.fault.start_node(node)
 
 
