@@ -1,5 +1,6 @@
 """Nodes that crash under a job's pods, and GPUs that fall off the bus."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,9 +27,20 @@ def node_of_the_head_crashed(scene: Scene) -> None:
         node = scene.job.head()["spec"]["nodeName"]
         assert scene.operator.pod()["spec"]["nodeName"] == node, "the operator is to be lost with the head"
         with scene.survives("headLost"):
+            struck = time.time()
             scene.fault.crash_node(node)
+            wait_for("the operator on another node", 300, lambda: _operator_runs_elsewhere(scene, node), every=0.5)
+            scene.unattended.append((struck, time.time()))
         scene.fault.start_node(node)
         scene.operator.wait_until_ready()
+
+
+def _operator_runs_elsewhere(scene: Scene, node: str) -> bool:
+    for pod in scene.operator.pods():
+        conditions = {found["type"]: found["status"] for found in pod["status"].get("conditions", [])}
+        if pod["spec"].get("nodeName") != node and conditions.get("Ready") == "True":
+            return True
+    return False
 
 
 @contextmanager
