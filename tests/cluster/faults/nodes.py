@@ -57,7 +57,8 @@ def _spare_node(scene: Scene) -> Iterator[None]:
 
 def gpu_lost(scene: Scene) -> None:
     """The operator takes the node out, and the worker that held the GPU goes to another one."""
-    with scene.operator.healing_nodes(cordon="true", restart_device_plugin="true"):
+    times = {"after_seconds": "10", "step_seconds": "20"}
+    with scene.operator.healing_nodes(cordon="true", restart_device_plugin="true", **times):
         node = scene.job.pods("workers")[0]["spec"]["nodeName"]
         with scene.survives():
             scene.fault.set_gpu(node, _GPU, "failed")

@@ -21,15 +21,18 @@ const (
 type devices struct {
 	mu      sync.Mutex
 	health  map[string]string // by device id
+	reset   map[string]bool   // those that had failed before the start, until something else is said of them
 	changed chan struct{}     // closed at the next change
 }
 
 func newDevices(states map[string]string) *devices {
-	d := &devices{health: map[string]string{}, changed: make(chan struct{})}
+	d := &devices{health: map[string]string{}, reset: map[string]bool{}, changed: make(chan struct{})}
 	for id, state := range states {
-		if strings.TrimSpace(state) != stateLost {
+		state = strings.TrimSpace(state)
+		if state != stateLost {
 			d.health[id] = pluginapi.Healthy
 		}
+		d.reset[id] = state == stateFailed
 	}
 	return d
 }
@@ -46,7 +49,8 @@ func (d *devices) update(states map[string]string) []string {
 		if !found {
 			state = stateLost
 		}
-		if state == stateHealthy || state == "" || d.health[id] == pluginapi.Unhealthy {
+		d.reset[id] = d.reset[id] && (state == stateFailed || state == "")
+		if d.reset[id] || state == stateHealthy || state == "" || d.health[id] == pluginapi.Unhealthy {
 			continue
 		}
 		d.health[id] = pluginapi.Unhealthy

@@ -33,6 +33,18 @@ func TestFailedDeviceStaysUnhealthyUntilThePluginStartsAgain(t *testing.T) {
 	}
 }
 
+func TestDeviceThatHadFailedBeforeTheStartIsResetByIt(t *testing.T) {
+	failed := map[string]string{"GPU-0": "failed"}
+	d := newDevices(failed)
+	if changes := d.update(failed); changes != nil {
+		t.Errorf("changes = %q, want none", changes)
+	}
+	d.update(map[string]string{"GPU-0": "healthy"})
+	if changes := d.update(failed); len(changes) != 1 {
+		t.Errorf("changes after another failure = %q, want one", changes)
+	}
+}
+
 func TestLostDeviceIsNotListedByThePluginThatStartsNext(t *testing.T) {
 	d := newDevices(map[string]string{"GPU-0": "healthy"})
 	lost := map[string]string{"GPU-0": "lost"}
