@@ -237,6 +237,9 @@ def _training(situation: Situation) -> Iterator[Finding]:
             yield Finding("Training", "False", "Starting", "the supervisor has not been asked yet")
         return
     said = reading.said.phase or "Starting"
+    if said in STEPPING and reading.said.is_old and reading.said.checkpoint_problem:
+        yield Finding("Training", "Unknown", "NotWritten", reading.said.checkpoint_problem)
+        return
     if said in STEPPING and reading.said.is_old:
         yield Finding("Training", "False", "Recovering", "the driver is silent; the supervisor starts another")
         return
@@ -274,8 +277,11 @@ def _not_progressing(situation: Situation, last_progress: str) -> Finding:
 
 
 def _checkpoint(situation: Situation) -> Iterator[Finding]:
-    newest = situation.reading.said.last_checkpoint
-    if newest is not None:
+    newest, problem = situation.reading.said.last_checkpoint, situation.reading.said.checkpoint_problem
+    if problem:
+        since = f"nothing since step {newest.step} is saved" if newest is not None else "nothing is saved yet"
+        yield Finding("CheckpointHealthy", "False", "CommitFails", f"{since}: {problem}")
+    elif newest is not None:
         yield Finding("CheckpointHealthy", "True", "Committed", f"step {newest.step}")
     elif situation.previous.last_checkpoint is None:
         yield Finding("CheckpointHealthy", "Unknown", "NoneYet", "nothing is committed yet")

@@ -144,6 +144,7 @@ class Said(_Said):
     steps_lost: Count | None = None
     goodput: Amount | None = None
     last_checkpoint: SaidCheckpoint | None = None
+    checkpoint_problem: Text = ""
     restarts: SaidRestarts = SaidRestarts()
     supervisor: SaidSupervisor = SaidSupervisor()
 

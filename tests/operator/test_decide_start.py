@@ -195,6 +195,27 @@ def test_exporting_takes_its_time() -> None:
     assert life.is_true("Training")
 
 
+def test_commits_that_fail_are_said_while_training_goes_on() -> None:
+    life = a_training_life()
+    life.trains(step=40, lastCheckpoint={"step": 20, "time": NOW}, checkpointProblem="the volume is slow")
+    life.decide()
+    found = life.condition("CheckpointHealthy")
+    assert (found.status, found.reason) == ("False", "CommitFails")
+    assert found.message == "nothing since step 20 is saved: the volume is slow"
+    assert life.is_true("Ready")
+    life.trains(step=60, lastCheckpoint={"step": 60, "time": NOW})
+    life.decide()
+    assert life.is_true("CheckpointHealthy")
+
+
+def test_full_volume_is_no_silent_driver() -> None:
+    life = a_training_life()
+    life.trains(step=40, ageSeconds=45.0, checkpointProblem="No space left on the volume")
+    life.decide()
+    assert (life.condition("Training").status, life.condition("Training").reason) == ("Unknown", "NotWritten")
+    assert not life.is_true("Ready")
+
+
 # Ends
 
 

@@ -20,7 +20,7 @@ from spotune_trainer.tracking import TensorBoardTracker
 KEYS = {
     *("time", "heartbeat", "phase", "generation", "attempt", "step", "totalSteps", "epoch", "loss", "learningRate"),
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
-    *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds"),
+    *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
 }
 
 

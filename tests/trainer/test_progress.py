@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -161,3 +164,24 @@ def test_steps_are_on_the_disk_before_a_commit(logs: GenerationLogs) -> None:
         journal.step(STEP, samples=16, total_steps=10)
         journal.sync()
     assert len(list(files.read_lines(logs.steps))) == 1
+
+
+def test_a_volume_that_takes_nothing_gets_every_step_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = GenerationLogs(tmp_path)
+    real = files.append_json
+
+    def refuse(path: Path, value: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with Journal(logs, 0, hang_timeout_seconds=600) as journal:
+        journal.step(STEP, samples=16, total_steps=10)
+        monkeypatch.setattr(files, "append_json", refuse)
+        journal.step(dataclasses.replace(STEP, step=4), samples=16, total_steps=10)
+        journal.event("restored", step=3)
+        with pytest.raises(OSError, match="could not be written yet"):
+            journal.sync()
+        monkeypatch.setattr(files, "append_json", real)
+        journal.step(dataclasses.replace(STEP, step=5), samples=16, total_steps=10)
+        journal.sync()
+    assert [line["step"] for line in files.read_lines(logs.steps)] == [3, 4, 5]
+    assert [line["event"] for line in files.read_lines(logs.events)] == ["restored"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_progress_is_the_status_and_its_age(job: Job) -> None:
     assert code == 200
     assert progress["step"] == 30
     assert progress["ageSeconds"] >= 3
+
+
+def test_progress_says_that_the_volume_is_full(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could write it down."""
+    files.write_json(job.directory.status, STATUS)
+    assert json.loads(get(f"{job.url}/progress")[1])["checkpointProblem"] is None
+    volume = os.statvfs_result((4096, 4096, 100_000, 10, 10, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: volume)
+    problem = json.loads(get(f"{job.url}/progress")[1])["checkpointProblem"]
+    assert problem == "No space left on the volume, of whose 0.4 GB 0.0 MB are free"
 
 
 def test_progress_before_the_first_status_is_not_available(job: Job) -> None:

@@ -43,11 +43,11 @@ def save_config(directory: Path, task: str, **values: Any) -> None:
     """A T5 or Llama configuration of a few thousand parameters, saved to a folder."""
     if task == "seq2seq":
         t5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.1}
-        T5Config(vocab_size=VOCABULARY, **{**t5, **values}).save_pretrained(directory)
+        T5Config(**{"vocab_size": VOCABULARY, **t5, **values}).save_pretrained(directory)
     else:
         llama = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
         ends = {"bos_token_id": 1, "eos_token_id": 1}
-        LlamaConfig(vocab_size=VOCABULARY, **{**llama, **ends, **values}).save_pretrained(directory)
+        LlamaConfig(**{"vocab_size": VOCABULARY, **llama, **ends, **values}).save_pretrained(directory)
 
 
 def save_source(directory: Path, task: str, **values: Any) -> Path:

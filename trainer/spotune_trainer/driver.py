@@ -25,6 +25,7 @@ import ray
 from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
 from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
+from spotune.plan.interval import seconds_to_preemption
 from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files
 from spotune_trainer.capacity import choose_world_size, live_slots
@@ -214,6 +215,7 @@ class Driver:
             restore=str(name) if name else None,
             job=self.job.model_dump(mode="json"),
             plan=plan.to_json(),
+            seconds_to_preemption=seconds_to_preemption(self.ledger.worker_seconds(), self.ledger.workers_lost()),
         )
 
     def _steps_past(self, restored: CheckpointName | None) -> int:

@@ -59,6 +59,11 @@ class Ledger:
         """Steps that were trained and then lost with a worker group, over all generations."""
         return sum(record["stepsLost"] for record in self.records("generation-started"))
 
+    def workers_lost(self) -> int:
+        """How often a worker group ended because a worker, or the head, was taken away."""
+        taken = {FailureCause.WORKER_LOST, FailureCause.HEAD_LOST, FailureCause.PREEMPTED}
+        return sum(failure.cause in taken for failure in self.failures())
+
     def worker_seconds(self) -> float:
         """Seconds that workers were held, summed over workers and generations that have ended."""
         return float(sum(record["seconds"] * record["worldSize"] for record in self.records("generation-ended")))

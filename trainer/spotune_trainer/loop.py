@@ -102,6 +102,7 @@ class TrainingLoop:
         journal: Journal,
         speed: Speed,
         control: Any,
+        before_update: Callable[[], None] = lambda: None,
     ) -> None:
         self.engine = engine
         self.training = training
@@ -113,6 +114,7 @@ class TrainingLoop:
         self.journal = journal
         self.speed = speed
         self.control = control
+        self.before_update = before_update
         self.world_size = distributed.get_world_size(control)
         self._weightless = weightless_batch(task).to(engine.device)
         self._pending: Outcome | None = None
@@ -159,6 +161,7 @@ class TrainingLoop:
                 self.engine.backward(loss * 0.0, scale_wrt_gas=False)
             if index == self.accumulation - 1:
                 outcome.grad_norm = unsharded_gradient_norm(self.engine)
+                self.before_update()
             self.engine.step()
             self.journal.beat()
         if outcome.grad_norm is None:

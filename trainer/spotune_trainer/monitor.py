@@ -34,6 +34,7 @@ _NO_STATUS: dict[str, Any] = dict.fromkeys(
         "mfu",
         "etaSeconds",
         "lastCheckpoint",
+        "checkpointProblem",
         "resumedFromStep",
         "message",
     )

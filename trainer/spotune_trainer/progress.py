@@ -8,14 +8,17 @@ ends the process.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -89,6 +92,7 @@ class Journal:
         }
         self._wound = self._written = self._mark = float("-inf")
         self._window: deque[tuple[float, int, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
+        self._unwritten: deque[tuple[Path, dict[str, Any]]] = deque()
 
     def __enter__(self) -> Self:
         self.logs.root.mkdir(parents=True, exist_ok=True)
@@ -141,8 +145,7 @@ class Journal:
             samples: number of samples in it, for the rate.
             total_steps: steps of the whole run, for the time left.
         """
-        if self.rank == 0:
-            files.append_json(self.logs.steps, record.__dict__)
+        self._append(self.logs.steps, record.__dict__)
         self._window.append((record.seconds, record.tokens, samples))
         seconds = sum(entry[0] for entry in self._window) or 1e-9
         rate = len(self._window) / seconds
@@ -161,11 +164,16 @@ class Journal:
 
     def event(self, name: str, **values: Any) -> None:
         """Append an event for the ledger (rank 0)."""
-        if self.rank == 0:
-            files.append_json(self.logs.events, {"time": time.time(), "event": name, **values})
+        self._append(self.logs.events, {"time": time.time(), "event": name, **values})
 
     def sync(self) -> None:
-        """Make the steps durable, before a commit that relies on them (rank 0)."""
+        """Make the steps durable, before a commit that relies on them (rank 0); from any thread.
+
+        Raises:
+            OSError: the volume does not take them.
+        """
+        if self._unwritten:
+            raise OSError(errno.EAGAIN, "the log of the steps could not be written yet", str(self.logs.steps))
         if self.rank == 0 and self.logs.steps.exists():
             descriptor = os.open(self.logs.steps, os.O_RDONLY)
             try:
@@ -173,7 +181,25 @@ class Journal:
             finally:
                 os.close(descriptor)
 
+    def _append(self, path: Path, record: dict[str, Any]) -> None:
+        if self.rank == 0:
+            self._unwritten.append((path, record))
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        """Write what is to be appended; a volume that does not take it now is asked again with the next line."""
+        while self._unwritten:
+            path, record = self._unwritten[0]
+            try:
+                files.append_json(path, record)
+            except OSError as error:
+                logger.warning("%s cannot be written, and will be: %s", path.name, error)
+                return
+            self._unwritten.popleft()
+
     def _write(self) -> None:
         self._written = self._clock()
         if self.rank == 0:
-            files.write_json(self.logs.progress, {"time": time.time(), **self._state}, durable=False)
+            self._write_lines()
+            with suppress(OSError):  # a volume that is full now may be grown: the next one says it all
+                files.write_json(self.logs.progress, {"time": time.time(), **self._state}, durable=False)

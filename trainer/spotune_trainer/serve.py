@@ -6,6 +6,7 @@ Everything comes from `status.json` at the moment of the request; there is no st
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import threading
@@ -15,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -24,6 +26,8 @@ from spotune_trainer.layout import JobDirectory
 
 _POLL_SECONDS = 0.05
 _FOLLOW_SECONDS = 1.0
+_FULL_BYTES = 1 << 20
+"""With less than this a volume counts as full."""
 _IDLE_SECONDS = 60
 """A connection without a request, or on which nothing can be sent, is closed after this time."""
 _MOST_BODY_BYTES = 4096
@@ -225,13 +229,25 @@ class _Handler(BaseHTTPRequestHandler):
 def read_status(directory: JobDirectory) -> dict[str, Any] | None:
     """What the driver last published, with its age; None before it has.
 
+    On a volume without any space left nobody can publish that there is none, so that is seen from here.
+
     Raises:
         OSError, ValueError: the volume is away, or the file is damaged.
     """
     status: dict[str, Any] | None = files.read_json(directory.status)
     if status is not None:
         status["ageSeconds"] = round(max(0.0, time.time() - status["time"]), 3)
+        status["checkpointProblem"] = _full(directory.root) or status.get("checkpointProblem")
     return status
+
+
+def _full(path: Path) -> str | None:
+    """That a volume is full, in words; None while there is space for a status."""
+    volume = os.statvfs(path)
+    free, size = volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
+    if free > _FULL_BYTES:
+        return None
+    return f"No space left on the volume, of whose {size / 1e9:,.1f} GB {free / 1e6:,.1f} MB are free"
 
 
 def _progress_page(status: dict[str, Any] | None) -> Page:

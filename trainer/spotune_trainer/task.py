@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from spotune.plan.interval import SECONDS_TO_PREEMPTION
+
 
 @dataclass(frozen=True)
 class WorkerTask:
@@ -19,6 +21,7 @@ class WorkerTask:
         restore: name of the checkpoint to start from; None: from the beginning.
         job: the job as JSON.
         plan: the plan as JSON.
+        seconds_to_preemption: mean time until a worker is taken away, as far as is known.
     """
 
     directory: str
@@ -26,6 +29,7 @@ class WorkerTask:
     restore: str | None
     job: dict[str, Any]
     plan: dict[str, Any]
+    seconds_to_preemption: float = SECONDS_TO_PREEMPTION
 
 
 def train_function(task: dict[str, Any]) -> dict[str, Any]:

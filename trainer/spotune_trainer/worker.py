@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from torch import distributed
 from spotune.errors import SupersededError
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint import fragments
+from spotune_trainer.checkpoint.committer import Committed, Committer
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
-from spotune_trainer.checkpoint.writer import commit, prune, write_fragments
 from spotune_trainer.data.loader import MicroBatches, MicroBatchLoader
 from spotune_trainer.datasets import Datasets, open_datasets
 from spotune_trainer.engine import EngineConfig, build_engine, learning_rate
@@ -60,7 +61,8 @@ class Worker:
         self.rank = rank
         self.world_size = world_size
         self.journal = journal
-        self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size)
+        self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
+        self.committer = Committer(self.directory, rank, world_size, self.job.spec.checkpoint)
         self.notices = NoticeWatch(self.directory.notice)
         self.last_commit = CheckpointName.parse(task.restore) if task.restore else None
 
@@ -106,7 +108,9 @@ class Worker:
             journal=self.journal,
             speed=speed,
             control=self.control,
+            before_update=self.committer.protect,
         )
+        self.committer.reserve(fragments.owned_fragments(self.engine))
         self.journal.started("engine")
 
     def restore(self) -> int:
@@ -150,30 +154,39 @@ class Worker:
                 if step.number == first_step + 1:
                     self.journal.started("firstStep")
                     self.journal.enter(Phase.TRAINING)
+                self._take_in(self.committer.poll())
                 if step.flags.commit:
                     self.commit(step.number)
                 if step.flags.stop and step.number < self.total_steps:
+                    self.finish_commit()
                     self.loop.settle()
                     return True
                 self._evaluate_if_due(step.number)
         if self.last_commit is None or self.last_commit.step < self.total_steps:
             self.commit(self.total_steps)
+        self.finish_commit()
         return False
 
     def commit(self, step: int) -> None:
-        """Save the state after `step` optimizer steps; synchronous."""
-        started = time.monotonic()
+        """Begin to save the state after `step` optimizer steps; the one before it is complete then."""
+        self.finish_commit()
         self.loop.settle()
-        self.journal.sync()
-        if self.rank == 0:
-            self.refuse_if_superseded()
         name = CheckpointName(step, self.task.generation)
-        write_fragments(self.directory.checkpoints / str(name), self.rank, fragments.owned_fragments(self.engine))
-        if self.rank == 0:
-            manifest = commit(self.directory, name, self.world_size, lambda entries: self._manifest(step, entries))
-            self._report_commit(name, manifest, time.monotonic() - started)
+        manifest = partial(self._manifest, step, fragments.optimizer_step(self.engine))
+        self.committer.begin(name, fragments.owned_fragments(self.engine), manifest)
+        self.policy.begun()
         self.last_commit = name
         self.journal.beat()
+
+    def finish_commit(self) -> None:
+        """Wait until nothing is being saved any more; a volume that fails is known, and no hang."""
+
+        def say() -> None:
+            self.journal.set(checkpointProblem=self.committer.problem)
+            if self.committer.problem:
+                self.journal.beat()
+
+        self._take_in(self.committer.wait(say))
 
     def _batches(self, first_step: int) -> Generator[MicroBatches]:
         yield from MicroBatchLoader(
@@ -192,7 +205,7 @@ class Worker:
         """What rank 0 wants once `step` steps are done; the others follow."""
         if self.rank != 0:
             return Flags()
-        return Flags(commit=self.policy.due(step)) | self.notices.flags()
+        return Flags(commit=self.policy.due(step) and not self.committer.is_busy) | self.notices.flags()
 
     def _evaluate_if_due(self, step: int) -> None:
         every = self.job.spec.training.evaluation.every_steps
@@ -201,11 +214,13 @@ class Worker:
             evaluate_now(self, step)
             self.journal.enter(Phase.TRAINING)
 
-    def _manifest(self, step: int, entries: tuple[FileEntry, ...]) -> Manifest:
+    def _manifest(self, step: int, optimizer_step: int, entries: tuple[FileEntry, ...]) -> Manifest:
+        """Called in a thread once the files of all ranks are durable; by then the steps have to be, too."""
+        self.journal.sync()
         return Manifest(
             step=step,
             generation=self.task.generation,
-            optimizer_step=fragments.optimizer_step(self.engine),
+            optimizer_step=optimizer_step,
             fingerprint=self.plan.fingerprint,
             plan_version=self.plan.version,
             world_size=self.world_size,
@@ -215,13 +230,21 @@ class Worker:
             parameters=fragments.parameter_shapes(self.engine),
         )
 
-    def _report_commit(self, name: CheckpointName, manifest: Manifest, seconds: float) -> None:
-        self.policy.committed(seconds)
-        size = sum(entry.size for entry in manifest.files)
-        self.journal.set(lastCheckpoint={"step": name.step, "time": manifest.time})
-        self.journal.event("committed", step=name.step, checkpoint=str(name), seconds=round(seconds, 3), bytes=size)
-        keep = self.job.spec.checkpoint
-        prune(self.directory, self.task.generation, keep.keep, keep.keep_every_steps)
+    def _take_in(self, ended: Committed | None) -> None:
+        """Say on rank 0 what has been committed, and what keeps the next one from it."""
+        self.journal.set(checkpointProblem=self.committer.problem)
+        if ended is None or ended.manifest is None:
+            return
+        self.policy.committed(ended.stall_seconds, ended.seconds)
+        self.journal.set(lastCheckpoint={"step": ended.name.step, "time": ended.manifest.time})
+        self.journal.event(
+            "committed",
+            step=ended.name.step,
+            checkpoint=str(ended.name),
+            seconds=round(ended.seconds, 3),
+            stallSeconds=round(ended.stall_seconds, 4),
+            bytes=sum(entry.size for entry in ended.manifest.files),
+        )
 
     def _load(self, checkpoint: Checkpoint) -> str | None:
         """Verify this rank's share of the files and read its fragments; what is wrong, or None."""

@@ -60,6 +60,19 @@ def checkpoint_interval_seconds(
     return max(minimum_seconds, save_seconds, min(interval, maximum_seconds))
 
 
+def seconds_to_preemption(worker_seconds: float, losses: int) -> float:
+    """Mean time until one worker is taken away, from what was seen and, while that is little, what is assumed.
+
+    The posterior mean of the rate of a Poisson process whose prior is one loss in `SECONDS_TO_PREEMPTION` (a gamma
+    distribution, its conjugate).
+
+    Args:
+        worker_seconds: that workers were held for, summed.
+        losses: workers that were lost in that time.
+    """
+    return (SECONDS_TO_PREEMPTION + worker_seconds) / (1 + losses)
+
+
 def mean_seconds_between_failures(mean_seconds_to_preemption: float, world_size: int) -> float:
     """Of a job that stops when any of `world_size` workers does: independent exponential times, so the rates add up."""
     return mean_seconds_to_preemption / world_size

@@ -46,9 +46,12 @@ def volume_full_then_grown(scene: Scene) -> None:
     """On a volume of the job's own, which the operator has made; a larger `storage.size` is all that it takes."""
     job = scene.job
     job.move_to_own_volume()
-    with scene.survives("workerLost"):
+    with scene.survives():
         job.on_volume("bash", "-c", "dd if=/dev/zero of=/data/fill bs=1M 2>/dev/null; true")
-        job.wait_for("the status to name the cause", lambda seen: "No space left" in str(seen.status), 300)
+        healthy = job.wait_for(
+            "no commits", lambda seen: seen.condition("CheckpointHealthy").get("status") == "False", 300
+        )
+        assert "No space left" in healthy.condition("CheckpointHealthy")["message"]
         job.patch({"storage": {"size": GROWN_VOLUME}})
 
 

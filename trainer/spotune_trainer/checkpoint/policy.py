@@ -13,6 +13,8 @@ from spotune.plan.interval import (
     mean_seconds_between_failures,
 )
 
+_SHORTEST_STALL_SECONDS = 1e-3
+
 
 class CommitPolicy:
     """Decides on rank 0 after which steps a checkpoint is committed; the last step always is.
@@ -20,12 +22,19 @@ class CommitPolicy:
     Args:
         every: `checkpoint.every` of the job: auto, a duration, or a number of steps.
         world_size: workers of the group; the more there are, the sooner one is lost.
+        seconds_to_preemption: mean time until one worker is taken away.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, every: str | int, world_size: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        every: str | int,
+        world_size: int = 1,
+        seconds_to_preemption: float = SECONDS_TO_PREEMPTION,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._every = every
-        self._seconds_between_failures = mean_seconds_between_failures(SECONDS_TO_PREEMPTION, world_size)
+        self._seconds_between_failures = mean_seconds_between_failures(seconds_to_preemption, world_size)
         self._clock = clock
         self._last = clock()
         self._interval_seconds = every.seconds if isinstance(every, Duration) else MINIMUM_INTERVAL_SECONDS
@@ -36,8 +45,18 @@ class CommitPolicy:
             return step % self._every == 0
         return self._clock() - self._last >= self._interval_seconds
 
-    def committed(self, stall_seconds: float) -> None:
-        """A commit stalled training for so long; with `auto` the next interval follows from that by Daly's formula."""
+    def begun(self) -> None:
+        """A commit has begun; a time counts from here, since this is the state that a failure goes back to."""
         self._last = self._clock()
+
+    def committed(self, stall_seconds: float, seconds: float) -> None:
+        """A commit kept training waiting for so long, and was durable after so long.
+
+        With `auto` the next interval follows from the first by Daly's formula, and is not shorter than the second.
+        """
         if self._every == "auto":
-            self._interval_seconds = checkpoint_interval_seconds(stall_seconds, self._seconds_between_failures)
+            self._interval_seconds = checkpoint_interval_seconds(
+                max(stall_seconds, _SHORTEST_STALL_SECONDS),
+                self._seconds_between_failures,
+                minimum_seconds=max(MINIMUM_INTERVAL_SECONDS, seconds),
+            )

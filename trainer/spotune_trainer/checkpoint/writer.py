@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import xxhash
+from torch import Tensor
 
 from spotune_trainer import files
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
@@ -33,6 +34,8 @@ from spotune_trainer.generations import in_lineage, list_generations
 from spotune_trainer.layout import JobDirectory
 
 _POLL_SECONDS = 0.01
+_BLOCK_BYTES = 1 << 22
+"""Hashed and written at once. Hashing keeps Python's lock, which the training loop needs, too."""
 
 
 def tensor_name(parameter: str, offset: int, state: str) -> str:
@@ -41,7 +44,11 @@ def tensor_name(parameter: str, offset: int, state: str) -> str:
 
 
 def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> None:
-    """Write this rank's file and then its `.ok`; both are on the disk when it returns."""
+    """Write this rank's file and then its `.ok`; both are on the disk when it returns.
+
+    Raises:
+        OSError: the volume does not take it; what was written in part is removed, which gives a full one room.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = [
         (tensor_name(fragment.parameter, fragment.offset, state), fragment.states[state])
@@ -57,19 +64,31 @@ def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> N
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     path = folder / rank_file(rank)
+    try:
+        checksum = _write_tensors(path, encoded, [tensor for _, tensor in tensors])
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    entry = FileEntry(path.name, 8 + len(encoded) + position, checksum)
+    files.write_json(folder / rank_ok(rank), {"name": entry.name, "size": entry.size, "xxh3": entry.xxh3})
+
+
+def _write_tensors(path: Path, header: bytes, tensors: Sequence[Tensor]) -> str:
+    """Write a safetensors file; returns the checksum of its content."""
     digest = xxhash.xxh3_64()
     with path.open("wb", buffering=0) as stream:
-        for block in (struct.pack("<Q", len(encoded)), encoded):
-            digest.update(block)
-            stream.write(block)
-        for _, tensor in tensors:
+        for head in (struct.pack("<Q", len(header)), header):
+            digest.update(head)
+            _write_all(stream.fileno(), memoryview(head))
+        for tensor in tensors:
             elements: Any = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
             data = memoryview(elements).cast("B")
-            digest.update(data)
-            _write_all(stream.fileno(), data)
+            for start in range(0, len(data), _BLOCK_BYTES):
+                block = data[start : start + _BLOCK_BYTES]
+                digest.update(block)
+                _write_all(stream.fileno(), block)
         os.fsync(stream.fileno())
-    entry = FileEntry(path.name, 8 + len(encoded) + position, digest.hexdigest())
-    files.write_json(folder / rank_ok(rank), {"name": entry.name, "size": entry.size, "xxh3": entry.xxh3})
+    return digest.hexdigest()
 
 
 def commit(
