@@ -1,14 +1,18 @@
 """What several cluster tests share: the installed operator, a place for its jobs, and jobs that nobody disturbs."""
 
+import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
+from spotune.job import FinetuneJob
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from spotune_trainer.layout import JobDirectory
 from tests.cluster import finetune_jobs, operator_install
-from tests.cluster.finetune_jobs import Remains, Workplace
+from tests.cluster.finetune_jobs import INPUTS, WORKERS, Remains, Workplace
 from tests.cluster.operator_install import Operator
+from tests.trainer.groups import run_group
+from tests.trainer.runs import Layout, make_task, start_generation, train_rank
 
 
 @pytest.fixture(scope="session")
@@ -26,24 +30,20 @@ def workplace(cluster: ClusterUnderTest) -> Iterator[Workplace]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(
-    operator: Operator, workplace: Workplace, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int], Remains]:
-    """What a job of so many steps leaves that nobody disturbs; each is run once, when it is first asked for."""
+def undisturbed(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Remains]:
+    """What a job of so many steps leaves that nobody disturbs: two processes here, no Ray, no cluster."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    found: dict[int, Remains] = {}
 
     def remains(steps: int) -> Remains:
-        if steps not in found:
-            found[steps] = _train(operator, workplace, steps, folder)
-        return found[steps]
+        directory = JobDirectory(folder / str(steps))
+        if not directory.export.exists():
+            directory.root.mkdir()
+            manifest = json.dumps(workplace.manifest("undisturbed", training={"maxSteps": steps}))
+            job = FinetuneJob.model_validate_json(manifest.replace(INPUTS, str(workplace.inputs)))
+            execution = job.spec.execution
+            layout, batch = Layout(WORKERS, int(execution.zero_stage)), int(execution.micro_batch_size)
+            task = make_task(directory, job, layout, start_generation(directory), batch)
+            run_group(WORKERS, train_rank, task, timeout=900.0)
+        return Remains(directory)
 
     return remains
-
-
-def _train(operator: Operator, workplace: Workplace, steps: int, folder: Path) -> Remains:
-    operator.wait_until_ready()
-    manifest = workplace.manifest(f"undisturbed-{steps}", training={"maxSteps": steps})
-    with workplace.running(manifest) as job:
-        job.wait_until_complete()
-        return job.remains(folder)
