@@ -56,21 +56,16 @@ SIZES = {
 WARM_UP_STEPS = 5
 
 
-def make_inputs(folder: Path, size: str, length: int, options: argparse.Namespace) -> FinetuneJob:
+def make_inputs(folder: Path, options: argparse.Namespace) -> FinetuneJob:
     """A source, shards, and the job over them."""
-    save_source(folder / "source", "causal", **SIZES[size])
+    save_source(folder / "source", "causal", **SIZES[options.size])
     samples = 256
     random = np.random.default_rng(0)
     columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     with MDSWriter(out=str(folder / "shards"), columns=columns) as writer:
         for _ in range(samples):
-            row = random.integers(3, VOCABULARY, length, dtype=np.int32)
+            row = random.integers(3, VOCABULARY, options.length, dtype=np.int32)
             writer.write({"input_ids": row, "labels": row})
-    return job(folder, options)
-
-
-def job(folder: Path, options: argparse.Namespace) -> FinetuneJob:
-    """The job over what `make_inputs` has made."""
     return make_job(
         folder / "source",
         "causal",
@@ -141,7 +136,7 @@ def main() -> None:
     shared: list[Any] = [None]
     if rank == 0:
         root = Path(tempfile.mkdtemp())
-        made = make_inputs(root, options.size, options.length, options)
+        made = make_inputs(root, options)
         directory = JobDirectory(root / "job")
         directory.root.mkdir()
         layout = Layout(world_size, options.zero_stage)

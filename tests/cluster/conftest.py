@@ -11,8 +11,7 @@ from spotune_trainer.layout import JobDirectory
 from tests.cluster import finetune_jobs, operator_install
 from tests.cluster.finetune_jobs import INPUTS, WORKERS, Remains, Workplace
 from tests.cluster.operator_install import Operator
-from tests.trainer.groups import run_group
-from tests.trainer.runs import Layout, make_task, start_generation, train_rank
+from tests.trainer.runs import Layout, train_generation
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +41,7 @@ def undisturbed(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) 
             job = FinetuneJob.model_validate_json(manifest.replace(INPUTS, str(workplace.inputs)))
             execution = job.spec.execution
             layout, batch = Layout(WORKERS, int(execution.zero_stage)), int(execution.micro_batch_size)
-            task = make_task(directory, job, layout, start_generation(directory), batch)
-            run_group(WORKERS, train_rank, task, timeout=900.0)
+            train_generation(directory, job, layout, micro_batch_size=batch, timeout=900.0)
         return Remains(directory)
 
     return remains

@@ -124,6 +124,11 @@ def _has_children(job: RunningJob) -> bool:
     return all(job.kubectl("get", kind, f"spotune-{job.name}", "--ignore-not-found") for kind in CHILDREN)
 
 
+def _uid(job: RunningJob, kind: str) -> str:
+    """Of a child of a job; empty where there is none."""
+    return job.kubectl("get", kind, f"spotune-{job.name}", "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
+
+
 @pytest.mark.parametrize("kind", CHILDREN)
 def test_deleted_child_is_made_again(kind: str, nowhere: Callable[..., RunningJob]) -> None:
     job = nowhere(f"without-{kind}")
@@ -132,12 +137,8 @@ def test_deleted_child_is_made_again(kind: str, nowhere: Callable[..., RunningJo
     before = job.kubectl.get(kind, name)["metadata"]["uid"]
     job.kubectl("delete", kind, name, "--wait=false")
 
-    def made_again() -> bool:
-        found = job.kubectl("get", kind, name, "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
-        return found not in ("", before)
-
     try:
-        wait_for(f"another {kind}", 180, made_again, every=0.3)
+        wait_for(f"another {kind}", 180, lambda: _uid(job, kind) not in ("", before), every=0.3)
     except DidNotStartError as error:
         error.add_note(job.kubectl("describe", f"{kind},pods"))
         raise
@@ -171,14 +172,11 @@ def test_prometheus_is_told_where_to_look(nowhere: Callable[..., RunningJob]) ->
     job = nowhere("monitored")
     name = f"spotune-{job.name}"
 
-    def there() -> str:
-        return job.kubectl("get", "podmonitor", name, "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
-
-    first = wait_for("a PodMonitor", 60, there, every=0.3)
+    first = wait_for("a PodMonitor", 60, lambda: _uid(job, "podmonitor"), every=0.3)
     found = job.kubectl.get("podmonitor", name)
     assert found["spec"]["selector"]["matchLabels"]["spotune.dev/job"] == job.name
     job.kubectl("delete", "podmonitor", name)
-    wait_for("another PodMonitor", 60, lambda: there() not in ("", first), every=0.3)
+    wait_for("another PodMonitor", 60, lambda: _uid(job, "podmonitor") not in ("", first), every=0.3)
 
 
 DRIFT = {

@@ -179,10 +179,11 @@ def train_generation(
     layout: Layout,
     worker: type[Worker] | None = None,
     micro_batch_size: int = MICRO_BATCH,
+    timeout: float = 120.0,
 ) -> WorkerEnd:
     """Run the next generation to its end; what rank 0 says about it."""
     task = make_task(directory, job, layout, start_generation(directory), micro_batch_size)
-    ended: WorkerEnd = run_group(layout.world_size, train_rank, task, worker)[0]
+    ended: WorkerEnd = run_group(layout.world_size, train_rank, task, worker, timeout=timeout)[0]
     return ended
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from spotune_trainer.checkpoint.snapshot import Snapshot
 from spotune_trainer.generations import choose_checkpoint, claim
 from spotune_trainer.layout import JobDirectory
 from tests.trainer.checkpoints import State, cut, make_manifest, make_state
+from tests.trainer.waiting import wait_until
 
 FIRST, SECOND = CheckpointName(5, 1), CheckpointName(10, 1)
 
@@ -142,7 +143,7 @@ def test_a_volume_that_fails_is_tried_again_and_the_last_commit_stays(
 
     monkeypatch.setattr(os, "write", write)
     begin(committer, SECOND, make_state(10))
-    _until(lambda: committer.problem is not None)
+    assert wait_until(lambda: committer.problem is not None, timeout_seconds=10)
     assert committer.problem == ("the commit of step 10 fails, and is tried again: [Errno 28] No space left on device")
     assert committer.is_busy
     assert choose_checkpoint(directory).checkpoint == whole(directory, FIRST)
@@ -217,10 +218,3 @@ def test_a_kill_before_any_system_call_leaves_the_last_commit_or_the_next(tmp_pa
     assert set(steps) == {5, 10}
     assert [one["killed"] for one in found] == [True] * (len(found) - 1) + [False]
     assert len(found) > 30
-
-
-def _until(seen: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < end
-        time.sleep(0.005)

@@ -14,7 +14,7 @@ from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.data.schedule import SampleSchedule
 from spotune_trainer.evaluate import EvaluationResult, Ranks, evaluate
 from spotune_trainer.export import export_model
-from spotune_trainer.generations import surviving_steps
+from spotune_trainer.generations import refuse_superseded, surviving_steps
 from spotune_trainer.progress import Phase
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def finish(worker: Worker) -> dict[str, Any]:
     worker.journal.enter(Phase.EXPORTING)
     checkpoint = open_checkpoint(worker.directory.checkpoints / str(worker.final_checkpoint()))
     assert isinstance(checkpoint, Checkpoint)
-    worker.refuse_if_superseded()
+    refuse_superseded(worker.directory, worker.task.generation)
     worker.release()
     sha256 = export_model(read_parameters(checkpoint), worker.job, worker.directory.export, figures)
     worker.journal.event("exported", sha256=sha256)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spotune.errors import SupersededError
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, list_checkpoints
 from spotune_trainer.layout import JobDirectory
@@ -60,6 +61,16 @@ def latest_generation(directory: JobDirectory) -> int:
 def is_superseded(directory: JobDirectory, generation: int) -> bool:
     """Whether a later generation has started."""
     return latest_generation(directory) > generation
+
+
+def refuse_superseded(directory: JobDirectory, generation: int) -> None:
+    """Write nothing that others read once a later worker group has started.
+
+    Raises:
+        SupersededError: one has.
+    """
+    if is_superseded(directory, generation):
+        raise SupersededError(f"generation {generation} was superseded by a later one of this job; nothing was saved")
 
 
 def claim(directory: JobDirectory, restored: CheckpointName | None) -> Generation:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-from spotune.errors import SupersededError
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint import fragments
 from spotune_trainer.checkpoint.committer import Committed, Committer
@@ -29,7 +28,6 @@ from spotune_trainer.engine import EngineConfig, build_engine, learning_rate
 from spotune_trainer.failures import record_failure
 from spotune_trainer.finish import evaluate_now, finish
 from spotune_trainer.flops import ModelShape, peak_flops
-from spotune_trainer.generations import is_superseded
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.log_files import logging_to
 from spotune_trainer.loop import Speed, TrainingLoop
@@ -131,17 +129,6 @@ class Worker:
         """The checkpoint of the last step: this generation's, or the one it was started from."""
         assert self.last_commit is not None
         return self.last_commit
-
-    def refuse_if_superseded(self) -> None:
-        """Write nothing that others read once a later worker group has started.
-
-        Raises:
-            SupersededError: one has.
-        """
-        if is_superseded(self.directory, self.task.generation):
-            raise SupersededError(
-                f"generation {self.task.generation} was superseded by a later one of this job; nothing was saved"
-            )
 
     def release(self) -> None:
         """Give the engine's memory back; nothing but the export follows."""

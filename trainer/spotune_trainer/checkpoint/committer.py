@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from spotune.errors import SupersededError
 from spotune.job import CheckpointSpec
 from spotune_trainer.checkpoint.fragment import Fragment
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
 from spotune_trainer.checkpoint.snapshot import Snapshot
 from spotune_trainer.checkpoint.writer import commit, prune, write_fragments
-from spotune_trainer.generations import is_superseded
+from spotune_trainer.generations import refuse_superseded
 from spotune_trainer.layout import JobDirectory
 
 logger = logging.getLogger("spotune.worker")
@@ -166,7 +165,7 @@ class Committer:
             fragments = self._snapshot.fragments()
             self._insist(flight, lambda: write_fragments(folder, self._rank, fragments))
             if self._rank == 0:
-                self._refuse_if_superseded(flight.name)
+                refuse_superseded(self._directory, flight.name.generation)
                 flight.manifest = self._insist(
                     flight, lambda: commit(self._directory, flight.name, self._world_size, manifest)
                 )
@@ -179,12 +178,6 @@ class Committer:
         finally:
             flight.seconds = self._clock() - flight.started
             flight.done.set()
-
-    def _refuse_if_superseded(self, name: CheckpointName) -> None:
-        if is_superseded(self._directory, name.generation):
-            raise SupersededError(
-                f"generation {name.generation} was superseded by a later one of this job; nothing was saved"
-            )
 
     def _insist(self, flight: _Flight, write: Callable[[], T]) -> T:
         """Try again until the volume takes it."""

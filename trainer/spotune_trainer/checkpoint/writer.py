@@ -34,8 +34,6 @@ from spotune_trainer.generations import in_lineage, list_generations
 from spotune_trainer.layout import JobDirectory
 
 _POLL_SECONDS = 0.01
-_BLOCK_BYTES = 1 << 22
-"""Hashed and written at once. Hashing keeps Python's lock, which the training loop needs, too."""
 
 
 def tensor_name(parameter: str, offset: int, state: str) -> str:
@@ -77,16 +75,14 @@ def _write_tensors(path: Path, header: bytes, tensors: Sequence[Tensor]) -> str:
     """Write a safetensors file; returns the checksum of its content."""
     digest = xxhash.xxh3_64()
     with path.open("wb", buffering=0) as stream:
-        for head in (struct.pack("<Q", len(header)), header):
-            digest.update(head)
-            _write_all(stream.fileno(), memoryview(head))
+        for block in (struct.pack("<Q", len(header)), header):
+            digest.update(block)
+            _write_all(stream.fileno(), memoryview(block))
         for tensor in tensors:
             elements: Any = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
             data = memoryview(elements).cast("B")
-            for start in range(0, len(data), _BLOCK_BYTES):
-                block = data[start : start + _BLOCK_BYTES]
-                digest.update(block)
-                _write_all(stream.fileno(), block)
+            digest.update(data)
+            _write_all(stream.fileno(), data)
         os.fsync(stream.fileno())
     return digest.hexdigest()
 
