@@ -107,17 +107,21 @@ test: lint type ## All that CI runs: lint, type, every test, coverage of api >= 
 	@if $(BIN)/spotune-testcluster check; then $(MAKE) --no-print-directory cluster-build; fi
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 half-here half-cluster
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-ray
 	$(BIN)/coverage combine --quiet
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
-	@tail --quiet --lines 1 build/pytest-here.txt build/pytest-cluster.txt
+	@tail --quiet --lines 1 build/pytest-*.txt
 
-# The two halves of `make test`, at the same time: each waits for what it has started more than it computes.
-.PHONY: half-here half-cluster
-half-here:
-	$(BIN)/coverage run -m pytest -m "not cluster" 2>&1 | tee build/pytest-here.txt
-half-cluster:
-	@echo "The tests on a real Kubernetes write to build/pytest-cluster.txt, shown once they have ended."
-	@failed=0; $(BIN)/coverage run -m pytest -m cluster > build/pytest-cluster.txt 2>&1 || failed=1; cat build/pytest-cluster.txt; exit $$failed
+# The parts of `make test`. On a Kubernetes most time goes by waiting, so what needs one processor runs beside it; what
+# starts a Ray on this machine runs by itself, after both, even if they failed.
+.PHONY: test-here test-kubernetes test-ray
+test-here:
+	nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray" 2>&1 | tee build/pytest-here.txt
+test-kubernetes:
+	@echo "The tests on a real Kubernetes write to build/pytest-kubernetes.txt, shown once they have ended."
+	@failed=0; $(BIN)/coverage run -m pytest -m cluster > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
+test-ray:
+	@failed=0; $(MAKE) --no-print-directory --keep-going test-here test-kubernetes || failed=1; \
+	$(BIN)/coverage run -m pytest -m ray 2>&1 | tee build/pytest-ray.txt || failed=1; exit $$failed

@@ -11,7 +11,7 @@ after every step, and deletes in turn the head pod and a worker pod. Each loss i
 
 Run by hand, on a machine that does nothing else:
 
-    python benchmarks/recovery.py --output benchmarks/recovery.json
+    python -m benchmarks.recovery --output benchmarks/recovery.json
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the driver's claim of the first generation to its first step; a recovery is the 
 next step that was never reached before. Both hold the start of a worker group; the ratio is what counts, since these
 machines are shared and slow.
 
-    python benchmarks/recovery_local.py --output benchmarks/results/recovery_local.json
+    python -m benchmarks.recovery_local --output benchmarks/results/recovery_local.json
 """
 
 from __future__ import annotations
