@@ -7,7 +7,7 @@ nothing to say on one machine, and the operator reads them in a cluster.
 from collections.abc import Iterator
 
 from spotune.errors import JobError, Problem
-from spotune.job import FinetuneJob, FinetuneJobSpec, TrainingSpec
+from spotune.job import FinetuneJob, FinetuneJobSpec
 from spotune.yaml_file import Document
 
 
@@ -64,10 +64,6 @@ def _in_execution(spec: FinetuneJobSpec) -> Iterator[tuple[str, str]]:
 
 def _in_outcome(spec: FinetuneJobSpec) -> Iterator[tuple[str, str]]:
     """(field, reason) in what comes out, and when."""
-    default = TrainingSpec.model_fields["max_bad_steps"].default  # which the API server fills in
-    if spec.training.max_bad_steps != default:
-        remedy = "leave it out; the run fails at the first one and names its samples"
-        yield "training.maxBadSteps", f"skipping steps whose loss is not finite is not built yet: {remedy}"
     if spec.suspend:
         yield "suspend", "a suspended job is not run: set it to false, or leave it out"
     if spec.tracking.wandb is not None:

@@ -68,13 +68,6 @@ SECRET = {"name": "hf", "key": "token"}
             "spec.tracking.mlflow: logging to MLflow is not built yet: leave it out and use tensorboard",
         ),
         (
-            {"training": {"epochs": 1, "maxBadSteps": 3}},
-            (
-                "spec.training.maxBadSteps: skipping steps whose loss is not finite is not built yet: leave it out; "
-                "the run fails at the first one and names its samples"
-            ),
-        ),
-        (
             {"suspend": True},
             "spec.suspend: a suspended job is not run: set it to false, or leave it out",
         ),
@@ -103,7 +96,6 @@ def test_all_of_them_are_listed_at_once(tmp_path: Path) -> None:
         "spec.model.tokenSecretRef",
         "spec.adapter",
         "spec.dataset.credentials",
-        "spec.training.maxBadSteps",
         "spec.tracking.wandb",
         "spec.tracking.mlflow",
         "spec.output.hub",

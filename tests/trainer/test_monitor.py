@@ -21,6 +21,7 @@ KEYS = {
     *("time", "heartbeat", "phase", "generation", "attempt", "step", "totalSteps", "epoch", "loss", "learningRate"),
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
+    "skippedSteps",
 }
 
 
@@ -49,6 +50,7 @@ def step_record(generation: int, step: int) -> StepRecord:
         epoch=step / 5,
         loss=10.0 * generation + step,
         gradNorm=1.0,
+        skipped=False,
         learningRate=1e-3,
         tokens=100,
         seconds=0.5,

@@ -51,6 +51,7 @@ STEP = StepRecord(
     epoch=0.6,
     loss=2.5,
     gradNorm=1.0,
+    skipped=False,
     learningRate=1e-3,
     tokens=200,
     seconds=0.5,

@@ -82,12 +82,19 @@ def set_learning_rate(engine: Any, value: float) -> None:
         group["lr"] = value
 
 
-def unsharded_gradient_norm(engine: Any) -> torch.Tensor | None:
-    """Norm of the reduced gradient at stage 0, just before the optimizer steps; stages 1-3 compute it themselves."""
+def gradient_norm_before_update(engine: Any) -> torch.Tensor | None:
+    """Norm of the reduced gradient at stage 0, just before the optimizer steps; stages 1-3 compute it themselves.
+
+    Those take no step on a gradient that is not finite. At stage 0 the fused optimizer is told not to.
+    """
     if engine.zero_optimization_stage() > 0:
         return None
     gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # What torch.amp.GradScaler sets: the kernel leaves everything as it is, Adam's step count too, and nobody waits.
+    engine.basic_optimizer.grad_scale = None
+    engine.basic_optimizer.found_inf = (~torch.isfinite(norm)).float()
+    return norm
 
 
 def _backend() -> str:

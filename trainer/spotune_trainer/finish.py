@@ -75,11 +75,12 @@ def step_figures(records: Sequence[Mapping[str, Any]], schedule: SampleSchedule)
     epochs, rest = divmod(steps, schedule.steps_per_epoch)
     samples = epochs * schedule.num_samples + rest * schedule.global_batch_size
     seconds = sum(record["seconds"] for record in records)
+    losses = [record["loss"] for record in records if record["loss"] is not None]
     used = [record["mfu"] * record["seconds"] for record in records if record["mfu"] is not None]
     return {
         "steps": steps,
         "samples": samples,
-        "trainLoss": sum(record["loss"] for record in records) / max(steps, 1),
+        "trainLoss": sum(losses) / max(len(losses), 1),
         "tokensPerSecond": round(sum(record["tokens"] for record in records) / seconds, 1) if seconds else None,
         "samplesPerSecond": round(samples / seconds, 1) if seconds else None,
         "mfu": round(sum(used) / seconds, 4) if used else None,

@@ -20,10 +20,11 @@ from torch import Tensor, distributed
 
 from spotune.errors import JobError
 from spotune.job import TrainingSpec
+from spotune_trainer.bad_steps import BadSteps, spoiled_by
 from spotune_trainer.data.batches import Batch, Task, combine_hashes
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule
-from spotune_trainer.engine import LearningRate, set_learning_rate, unsharded_gradient_norm
+from spotune_trainer.engine import LearningRate, gradient_norm_before_update, set_learning_rate
 from spotune_trainer.flops import ModelShape, mfu
 from spotune_trainer.loss import summed_loss, weightless_batch
 from spotune_trainer.notice import Flags
@@ -116,6 +117,7 @@ class TrainingLoop:
         self.control = control
         self.before_update = before_update
         self.world_size = distributed.get_world_size(control)
+        self.bad_steps = BadSteps(training.max_bad_steps)
         self._weightless = weightless_batch(task).to(engine.device)
         self._pending: Outcome | None = None
 
@@ -152,7 +154,7 @@ class TrainingLoop:
                 g, batch = micro_batches[index]
                 torch.manual_seed(_seed(self.training.seed, step, g))
                 loss = summed_loss(self.engine, batch.to(self.engine.device), self.training.label_smoothing)
-                self.engine.backward(loss * weight, scale_wrt_gas=False)
+                self.engine.backward(loss * spoiled_by(loss, weight), scale_wrt_gas=False)
                 outcome.loss_sum += loss.detach()
                 outcome.row_hash = combine_hashes([outcome.row_hash, *batch.row_hashes()])
                 outcome.flops += self.speed.flops(batch)
@@ -160,7 +162,7 @@ class TrainingLoop:
                 loss = summed_loss(self.engine, self._weightless)
                 self.engine.backward(loss * 0.0, scale_wrt_gas=False)
             if index == self.accumulation - 1:
-                outcome.grad_norm = unsharded_gradient_norm(self.engine)
+                outcome.grad_norm = gradient_norm_before_update(self.engine)
                 self.before_update()
             self.engine.step()
             self.journal.beat()
@@ -204,23 +206,24 @@ class TrainingLoop:
         return int(total), Flags(commit > 0, notice > 0, stop > 0)
 
     def _log(self, outcome: Outcome, loss: float, row_hash: int) -> None:
-        if not math.isfinite(loss):
-            ids = self.schedule.sample_ids(outcome.step - 1)
-            raise JobError(
-                f"training: the loss of step {outcome.step} is {loss} (samples {_some(ids)}): lower "
-                "training.learningRate, set training.maxGradNorm, or try model.dtype float32 in case it overflowed"
-            )
+        grad_norm = float(outcome.grad_norm) if outcome.grad_norm is not None else None
+        samples = _some(self.schedule.sample_ids(outcome.step - 1))
+        skipped = self.bad_steps.take_in(outcome.step, loss, grad_norm, samples)
+        if skipped:
+            self.journal.event("step-skipped", step=outcome.step, loss=_finite(loss), samples=samples)
+            self.journal.set(skippedSteps=self.bad_steps.total)
         record = StepRecord(
             generation=self.generation,
             step=outcome.step,
             epoch=outcome.step / self.schedule.steps_per_epoch,
-            loss=loss,
-            gradNorm=float(outcome.grad_norm) if outcome.grad_norm is not None else None,
+            loss=_finite(loss),
+            gradNorm=_finite(grad_norm),
             learningRate=outcome.learning_rate,
             tokens=outcome.tokens,
             seconds=round(outcome.seconds, 6),
             worldSize=self.world_size,
             samples=f"{row_hash:016x}",
+            skipped=skipped,
             mfu=self.speed.utilisation(outcome.flops, outcome.seconds, self.world_size),
         )
         self.journal.step(record, outcome.samples, self.total_steps)
@@ -229,6 +232,11 @@ class TrainingLoop:
 def _seed(seed: int, step: int, micro_batch: int) -> int:
     """Seed of one micro-batch's dropout, independent of rank and world size."""
     return xxhash.xxh3_64_intdigest(f"{seed}/{step}/{micro_batch}".encode()) >> 1
+
+
+def _finite(value: float | None) -> float | None:
+    """The value, or None in place of one that JSON has no word for."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _some(ids: SampleIds, most: int = 8) -> str:

@@ -28,6 +28,7 @@ _NO_STATUS: dict[str, Any] = dict.fromkeys(
         "loss",
         "learningRate",
         "gradNorm",
+        "skippedSteps",
         "evalLoss",
         "tokensPerSecond",
         "samplesPerSecond",

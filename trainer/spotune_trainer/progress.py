@@ -51,6 +51,8 @@ class StepRecord:
     """One line of `steps.jsonl`; `step` is the number of optimizer steps done after it.
 
     Attributes:
+        loss: mean per label token; None where it is not finite.
+        skipped: loss or gradient was not finite, so that the step changed no weights.
         samples: hash over (id, token bytes) of the rows that went through backward, as 16 hex digits.
         tokens: label tokens that carried loss, over all ranks.
         seconds: wall time of the step on rank 0.
@@ -60,13 +62,14 @@ class StepRecord:
     generation: int
     step: int
     epoch: float
-    loss: float
+    loss: float | None
     gradNorm: float | None  # noqa: N815 - the file's own spelling
     learningRate: float  # noqa: N815
     tokens: int
     seconds: float
     worldSize: int  # noqa: N815
     samples: str
+    skipped: bool
     mfu: float | None
 
 
@@ -149,11 +152,12 @@ class Journal:
         self._window.append((record.seconds, record.tokens, samples))
         seconds = sum(entry[0] for entry in self._window) or 1e-9
         rate = len(self._window) / seconds
+        if record.loss is not None:
+            self.set(loss=record.loss)
         self.set(
             step=record.step,
             totalSteps=total_steps,
             epoch=round(record.epoch, 4),
-            loss=record.loss,
             gradNorm=record.gradNorm,
             learningRate=record.learningRate,
             mfu=record.mfu,

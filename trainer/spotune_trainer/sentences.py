@@ -64,6 +64,9 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "checkpoint-skipped": lambda event: f"checkpoint {event['checkpoint']} is passed over: {event['reason']}",
     "committed": _committed,
     "failure": _failure,
+    "step-skipped": lambda event: (
+        f"step {event['step']} changes nothing: its loss or gradient is not finite (samples {event['samples']})"
+    ),
     "evaluated": _evaluated,
     "exported": lambda _: "the model is exported",
     "superseded": lambda _: "a later generation of this job runs",

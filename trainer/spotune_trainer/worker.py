@@ -121,6 +121,9 @@ class Worker:
         assert isinstance(checkpoint, Checkpoint)
         fragments.set_optimizer_step(self.engine, checkpoint.manifest.optimizer_step)
         fragments.publish(self.engine)
+        skipped = checkpoint.name.step - checkpoint.manifest.optimizer_step
+        self.loop.bad_steps.restore(checkpoint.manifest.bad_steps, skipped)
+        self.journal.set(skippedSteps=skipped)
         self.journal.event("restored", step=checkpoint.name.step, checkpoint=str(checkpoint.name))
         self.journal.started("restore")
         return checkpoint.name.step
@@ -159,7 +162,7 @@ class Worker:
         self.finish_commit()
         self.loop.settle()
         name = CheckpointName(step, self.task.generation)
-        manifest = partial(self._manifest, step, fragments.optimizer_step(self.engine))
+        manifest = partial(self._manifest, step, fragments.optimizer_step(self.engine), self.loop.bad_steps.in_a_row)
         self.committer.begin(name, fragments.owned_fragments(self.engine), manifest)
         self.policy.begun()
         self.last_commit = name
@@ -201,7 +204,7 @@ class Worker:
             evaluate_now(self, step)
             self.journal.enter(Phase.TRAINING)
 
-    def _manifest(self, step: int, optimizer_step: int, entries: tuple[FileEntry, ...]) -> Manifest:
+    def _manifest(self, step: int, optimizer_step: int, bad_steps: int, entries: tuple[FileEntry, ...]) -> Manifest:
         """Called in a thread once the files of all ranks are durable; by then the steps have to be, too."""
         self.journal.sync()
         return Manifest(
@@ -215,6 +218,7 @@ class Worker:
             time=time.time(),
             files=entries,
             parameters=fragments.parameter_shapes(self.engine),
+            bad_steps=bad_steps,
         )
 
     def _take_in(self, ended: Committed | None) -> None:

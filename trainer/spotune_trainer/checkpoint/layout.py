@@ -67,6 +67,7 @@ class Manifest:
         zero_stage: ZeRO stage it was written at; any stage can read it.
         time: seconds since the epoch when it was committed.
         files: one for each rank.
+        bad_steps: steps up to this one, in a row, whose loss or gradient was not finite.
         parameters: shape of every trainable parameter by name.
     """
 
@@ -80,6 +81,7 @@ class Manifest:
     time: float
     files: tuple[FileEntry, ...]
     parameters: dict[str, tuple[int, ...]]
+    bad_steps: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the format's version."""
