@@ -72,7 +72,7 @@ test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/clust
 faults: cluster-build ## Put training jobs through every fault on a real Kubernetes, and write docs/faults.md (an hour or two)
 	@mkdir -p build
 	@rm -f build/faults.jsonl
-	failed=0; SPOTUNE_FAULTS_RECORDS=build/faults.jsonl $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/suite.py || failed=1; \
+	failed=0; SPOTUNE_FAULTS_RECORDS=build/faults.jsonl $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/elastic.py tests/cluster/faults/suite.py || failed=1; \
 	$(BIN)/python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md; exit $$failed
 
 .PHONY: scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,10 @@ from spotune_trainer.generations import claim
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.notice import write_notice
 from spotune_trainer.task import WorkerTask
-from spotune_trainer.worker_group import CorruptCheckpoint, Failed, GroupEnd, Stopped, Superseded, Trained
+from spotune_trainer.worker_group import CorruptCheckpoint, Failed, GroupEnd, Left, Stopped, Superseded, Trained
 from tests.trainer.checkpoints import put_checkpoint
 from tests.trainer.runs import Runs
+from tests.trainer.waiting import wait_until
 
 FIGURES = {"steps": 10, "samples": 150, "trainLoss": 1.5, "evalLoss": 1.25, "exportSha256": "ab"}
 TRAINED = Trained(FIGURES)
@@ -46,6 +48,7 @@ class World:
 
     groups: list[Group]
     slots: int = 2
+    draining: dict[str, float] = field(default_factory=dict)
     tasks: list[WorkerTask] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     started: list[float] = field(default_factory=list)
@@ -53,10 +56,10 @@ class World:
     while_sleeping: Callable[[], object] | None = None
 
     def surroundings(self) -> Surroundings:
-        return Surroundings(nodes=self.nodes, run_group=self.run_group, clock=lambda: self.now, sleep=self.sleep)
+        return Surroundings(self.nodes, lambda: self.draining, self.run_group, lambda: self.now, self.sleep)
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": {"CPU": float(self.slots)}}]
+        return [{"NodeID": f"n{number}", "Alive": True, "Resources": {"CPU": 1.0}} for number in range(self.slots)]
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -70,6 +73,8 @@ class World:
         self.started.append(self.now)
         logs = directory.generation_logs(task.generation)
         logs.root.mkdir(parents=True)
+        for rank in range(world_size):
+            files.write_json(logs.node(rank), f"n{rank}")
         first = CheckpointName.parse(task.restore).step if task.restore else 0
         for step in range(first + 1, group.last + 1):
             record = {"generation": task.generation, "step": step, "seconds": 0.1, "tokens": 10, "loss": 1.0}
@@ -269,6 +274,58 @@ def test_too_few_workers_are_waited_for_and_said(runs: Runs, directory: JobDirec
     assert seen[0]["message"] == "1 of 4 workers are there (2 are needed)"
     beats = [each["heartbeat"] for each in seen]
     assert beats == sorted(set(beats)), "a driver that waits is alive"
+
+
+def announced(world: World, directory: JobDirectory, node: str) -> Callable[[], object]:
+    """During a group the node is announced to go, and the group is told."""
+
+    def announce() -> None:
+        world.draining[node] = time.time() + 30
+        assert wait_until(directory.generation_logs(len(world.tasks)).notice.exists, 30)
+
+    return announce
+
+
+def test_a_group_that_leaves_before_its_node_goes_is_followed_on_the_others(
+    runs: Runs, directory: JobDirectory
+) -> None:
+    world = World([Group(Left(), last=6, commits=[6]), Group(TRAINED, last=10)])
+    world.groups[0].before_end = announced(world, directory, "n1")
+    driver = make_driver(runs, directory, world)
+    driver.run()
+    assert world.sizes == [2, 1]
+    assert world.now == pytest.approx(30, abs=1), "the worker's replacement is waited for, but not for ever"
+    assert world.tasks[1].restore == "step-00000006.gen-1"
+    (failure,) = events(driver, "failure")
+    assert failure["cause"] == "preempted"
+    assert failure["message"] == "1 node(s) of the workers are being taken away; the state is committed"
+    assert [event["generation"] for event in events(driver, "leaving")] == [1]
+    assert events(driver, "generation-started")[1]["stepsLost"] == 0
+    assert status(directory)["restarts"]["preempted"] == 1
+
+
+def test_a_worker_whose_node_was_announced_to_go_was_preempted(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(LOST, last=6, commits=[5]), Group(TRAINED, last=10)])
+    world.groups[0].before_end = announced(world, directory, "n0")
+    driver = make_driver(runs, directory, world)
+    driver.run()
+    (failure,) = events(driver, "failure")
+    assert (failure["cause"], failure["message"]) == ("preempted", LOST.message)
+
+
+def test_a_group_that_leaves_for_more_workers_counts_as_no_restart(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(Left(), last=6, commits=[6]), Group(TRAINED, last=10)], slots=2)
+
+    def grow() -> None:
+        world.slots = 3
+
+    world.groups[0].before_end = grow
+    driver = make_driver(runs, directory, world, count=4)
+    driver.run()
+    assert world.sizes == [2, 3]
+    assert world.now == pytest.approx(30, abs=1), "for the first group alone; what the second one has room for is known"
+    assert [event["step"] for event in events(driver, "left")] == [6]
+    assert events(driver, "failure") == []
 
 
 def test_a_stop_while_waiting_ends_the_attempt(runs: Runs, directory: JobDirectory) -> None:

@@ -14,6 +14,7 @@ from spotune_trainer.failures import read_failures
 from spotune_trainer.generations import choose_checkpoint, claim, surviving_steps
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.notice import write_notice
+from spotune_trainer.task import Ending
 from tests.trainer.groups import run_group
 from tests.trainer.runs import (
     STEPS,
@@ -85,15 +86,33 @@ def test_a_notice_to_stop_commits_at_once_and_nothing_is_lost(runs: Runs) -> Non
     layout = Layout(2, 1)
     directory = runs.empty("noticed")
     write_notice(directory.notice, seconds=30, stop=True, reason="spot")
-    assert train_generation(directory, runs.job(), layout).stopped
+    assert train_generation(directory, runs.job(), layout).ending is Ending.STOPPED
     stopped_at = len(losses(directory))
     assert stopped_at < STEPS
     assert [path.name for path in directory.checkpoints.iterdir()] == [str(CheckpointName(stopped_at, 1))]
     directory.notice.unlink()
-    assert not train_generation(directory, runs.job(), layout).stopped
+    assert train_generation(directory, runs.job(), layout).ending is Ending.TRAINED
     undisturbed = runs.finished(layout)
     assert losses(directory) == losses(undisturbed)
     assert sample_hashes(directory) == sample_hashes(undisturbed)
+
+
+def test_a_group_told_to_leave_commits_and_another_goes_on_at_once(runs: Runs) -> None:
+    before, after = Layout(2, 1), Layout(3, 2)
+    directory = runs.empty("leaving")
+    logs = directory.generation_logs(1)
+    logs.root.mkdir(parents=True)
+    write_notice(logs.notice, seconds=None, reason="there is room for 3 workers", leave=True)
+    assert train_generation(directory, runs.job(), before).ending is Ending.LEFT
+    left_at = len(losses(directory))
+    assert 0 < left_at < STEPS
+    assert train_generation(directory, runs.job(), after).ending is Ending.TRAINED
+    sizes = [record["worldSize"] for record in surviving_steps(directory)]
+    assert sizes == [2] * left_at + [3] * (STEPS - left_at)
+    assert once_per_epoch(runs, directory)
+    undisturbed = runs.finished(before)
+    assert sample_hashes(directory) == sample_hashes(undisturbed)
+    assert losses(directory) == pytest.approx(losses(undisturbed), rel=FP32)
 
 
 def test_a_longer_run_goes_on_after_the_last_step(runs: Runs) -> None:

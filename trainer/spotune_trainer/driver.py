@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
 from spotune_trainer.log_files import LineFormatter
 from spotune_trainer.monitor import Monitor
+from spotune_trainer.node_watch import NodeWatch, draining_nodes, staying
 from spotune_trainer.planning import plan_run, save_plan
 from spotune_trainer.progress import Phase
 from spotune_trainer.run_plan import RunPlan
@@ -45,6 +47,7 @@ from spotune_trainer.worker_group import (
     CorruptCheckpoint,
     Failed,
     GroupEnd,
+    Left,
     Stopped,
     Superseded,
     Trained,
@@ -71,12 +74,14 @@ class Surroundings:
 
     Attributes:
         nodes: the cluster's nodes, as `ray.nodes()` gives them.
+        draining: nodes that are going away, with their deadlines.
         run_group: runs one worker group to its end.
         clock: seconds, monotonic.
         sleep: waits for some seconds.
     """
 
     nodes: Callable[[], Sequence[Mapping[str, Any]]] = ray.nodes
+    draining: Callable[[], Mapping[str, float]] = draining_nodes
     run_group: Callable[[WorkerTask, int, int, JobDirectory], GroupEnd] = run_worker_group
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -97,6 +102,7 @@ class Driver:
         self._job_content: object = None
         self._refused: set[CheckpointName] = set()
         self._claimed: int | None = None
+        self._patience_seconds = _PATIENCE_SECONDS
 
     def run(self) -> None:
         """Train to the end.
@@ -144,11 +150,12 @@ class Driver:
         self.monitor.startup("plan", time.monotonic() - started)
         task = self._claim(choice.checkpoint, plan, world_size)
         started = time.monotonic()
-        end = self.surroundings.run_group(task, world_size, self.job.spec.workers.gpus, self.directory)
+        with self._watch_nodes(task, world_size) as watch:
+            end = self.surroundings.run_group(task, world_size, self.job.spec.workers.gpus, self.directory)
         self.monitor.end()
         seconds = round(time.monotonic() - started, 3)
         self.ledger.append("generation-ended", generation=task.generation, worldSize=world_size, seconds=seconds)
-        return self._judge(end, plan, task)
+        return self._judge(end, plan, task, watch)
 
     def _take_in_job(self) -> None:
         """Go on with the job as it is in `job.json` by now, unless that trains something else."""
@@ -170,9 +177,10 @@ class Driver:
             workers = self.job.spec.workers
             fewest, wanted = workers.min_world_size, workers.world_size
             resource = "GPU" if workers.gpus else "CPU"
-            slots = live_slots(self.surroundings.nodes(), resource)
-            size = choose_world_size(slots, fewest, wanted, clock() - started, _PATIENCE_SECONDS)
+            slots = live_slots(staying(self.surroundings.nodes(), self.surroundings.draining()), resource)
+            size = choose_world_size(slots, fewest, wanted, clock() - started, self._patience_seconds)
             if size is not None:
+                self._patience_seconds = _PATIENCE_SECONDS
                 return size
             self.monitor.update(
                 Phase.WAITING_FOR_WORKERS,
@@ -216,6 +224,17 @@ class Driver:
             job=self.job.model_dump(mode="json"),
             plan=plan.to_json(),
             seconds_to_preemption=seconds_to_preemption(self.ledger.worker_seconds(), self.ledger.workers_lost()),
+            commit_seconds=self.ledger.last_commit_seconds(),
+        )
+
+    def _watch_nodes(self, task: WorkerTask, world_size: int) -> NodeWatch:
+        return NodeWatch(
+            self.directory.generation_logs(task.generation),
+            world_size,
+            lambda: job_of(self.directory) or self.job,
+            self.surroundings.nodes,
+            self.surroundings.draining,
+            partial(self.ledger.append, "leaving", generation=task.generation),
         )
 
     def _steps_past(self, restored: CheckpointName | None) -> int:
@@ -227,7 +246,7 @@ class Driver:
         last: int = max((line["step"] for line in lines), default=generations[-1].first_step)
         return max(0, last - (restored.step if restored else 0))
 
-    def _judge(self, end: GroupEnd, plan: RunPlan, task: WorkerTask) -> bool:
+    def _judge(self, end: GroupEnd, plan: RunPlan, task: WorkerTask, watch: NodeWatch) -> bool:
         """Act on the end of a worker group; True when the model is trained."""
         match end:
             case Trained(figures):
@@ -243,6 +262,13 @@ class Driver:
             case Stopped():
                 self.ledger.append("notice", generation=task.generation, step=self._last_step(task))
                 raise StoppedError("stopped as asked; the state is committed, and the same command goes on from it")
+            case Left() if not watch.preempted:
+                self.ledger.append("left", generation=task.generation, step=self._last_step(task))
+                self._patience_seconds = 0.0  # what there is room for is known
+            case Left():
+                self._retry(FailureCause.PREEMPTED, f"{watch.leaving_for}; the state is committed", plan, task)
+            case Failed(FailureCause.WORKER_LOST, message) if watch.preempted:
+                self._retry(FailureCause.PREEMPTED, message, plan, task)
             case Superseded(message):
                 self.ledger.append("superseded", generation=task.generation)
                 raise SupersededError(message)

@@ -108,7 +108,7 @@ class JobDirectory:
 
 @dataclass(frozen=True)
 class GenerationLogs:
-    """What the workers of one generation write; nobody else does."""
+    """What the workers of one generation write, and what the driver tells them."""
 
     root: Path
 
@@ -126,6 +126,15 @@ class GenerationLogs:
     def progress(self) -> Path:
         """Heartbeat, phase and last step."""
         return self.root / "progress.json"
+
+    @property
+    def notice(self) -> Path:
+        """Why and until when this generation is to leave, written by the driver."""
+        return self.root / "notice.json"
+
+    def node(self, rank: int) -> Path:
+        """Ray's id of the node that `rank` runs on."""
+        return self.root / f"node-rank-{rank:05d}.json"
 
     def worker(self, rank: int) -> Path:
         """What `rank` said, and the traceback that it ended with."""

@@ -64,6 +64,11 @@ class Ledger:
         taken = {FailureCause.WORKER_LOST, FailureCause.HEAD_LOST, FailureCause.PREEMPTED}
         return sum(failure.cause in taken for failure in self.failures())
 
+    def last_commit_seconds(self) -> float | None:
+        """What the last commit took until it was durable; None where there was none."""
+        commits = self.records("committed")
+        return float(commits[-1]["seconds"]) if commits else None
+
     def worker_seconds(self) -> float:
         """Seconds that workers were held, summed over workers and generations that have ended."""
         return float(sum(record["seconds"] * record["worldSize"] for record in self.records("generation-ended")))

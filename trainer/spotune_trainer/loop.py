@@ -1,9 +1,9 @@
 """The training loop: micro-batches, loss over the step's tokens, backward, clip, step; and what all ranks agree on.
 
-One small all-reduce opens every step. It carries the step's token count and the flags (commit, notice, stop), so that
-all ranks act at the same step, and the outcome of the step before (loss, row hash), so that no second one is needed.
-Micro-batch g of a step goes to rank g mod world size; ranks without one run a weightless batch. Dropout is seeded
-from (seed, step, g) and the learning rate is a function of the step: nothing random or scheduled needs saving.
+One small all-reduce opens every step. It carries the step's token count and the flags (commit, notice, stop, leave), so
+that all ranks act at the same step, and the outcome of the step before (loss, row hash), so that no second one is
+needed. Micro-batch g of a step goes to rank g mod world size; ranks without one run a weightless batch. Dropout is
+seeded from (seed, step, g) and the learning rate is a function of the step: nothing random or scheduled needs saving.
 """
 
 from __future__ import annotations
@@ -189,6 +189,7 @@ class TrainingLoop:
                 wanted.commit,
                 wanted.notice,
                 wanted.stop,
+                wanted.leave,
                 last.loss_sum.item() if last else 0.0,
                 # Two halves, each exact in a double whatever the world size.
                 last.row_hash % _WORD if last else 0,
@@ -198,12 +199,12 @@ class TrainingLoop:
             dtype=torch.float64,
         )
         distributed.all_reduce(mine, group=self.control)
-        total, commit, notice, stop, loss_sum, low, high, flops = mine.tolist()
+        total, commit, notice, stop, leave, loss_sum, low, high, flops = mine.tolist()
         self._pending = None
         if last is not None:
             last.flops = flops
             self._log(last, loss_sum / last.tokens, (int(low) + (int(high) << 32)) % (1 << 64))
-        return int(total), Flags(commit > 0, notice > 0, stop > 0)
+        return int(total), Flags(commit > 0, notice > 0, stop > 0, leave > 0)
 
     def _log(self, outcome: Outcome, loss: float, row_hash: int) -> None:
         grad_norm = float(outcome.grad_norm) if outcome.grad_norm is not None else None

@@ -69,6 +69,10 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     ),
     "evaluated": _evaluated,
     "exported": lambda _: "the model is exported",
+    "leaving": lambda event: (
+        f"{event['reason']}: the workers commit and leave"
+        + (f" within {event['seconds']:.0f} s" if event["seconds"] is not None else "")
+    ),
     "superseded": lambda _: "a later generation of this job runs",
     "job-changed": lambda event: f"the job was changed: {', '.join(event['fields'])}",
     "notice": lambda event: f"stopped at step {event['step']}, as asked",

@@ -6,9 +6,22 @@ Light to import: Ray unpickles the train function in its controller too, which s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from spotune.plan.interval import SECONDS_TO_PREEMPTION
+from spotune_trainer.layout import JobDirectory
+
+
+class Ending(StrEnum):
+    """How a worker group ends that does not fail."""
+
+    TRAINED = "trained"
+    STOPPED = "stopped"
+    """Committed and left, as the whole run was told to."""
+    LEFT = "left"
+    """Committed and left, so that another group can go on."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,7 @@ class WorkerTask:
         job: the job as JSON.
         plan: the plan as JSON.
         seconds_to_preemption: mean time until a worker is taken away, as far as is known.
+        commit_seconds: what the last commit took until it was durable; None: there was none.
     """
 
     directory: str
@@ -30,13 +44,17 @@ class WorkerTask:
     job: dict[str, Any]
     plan: dict[str, Any]
     seconds_to_preemption: float = SECONDS_TO_PREEMPTION
+    commit_seconds: float | None = None
 
 
 def train_function(task: dict[str, Any]) -> dict[str, Any]:
     """What Ray Train calls on every worker, in a thread of its process; Ray has set up the process group."""
     from torch import distributed
 
+    from spotune_trainer.node_watch import record_node
     from spotune_trainer.worker import run_worker
 
-    trained = run_worker(WorkerTask(**task), distributed.get_rank(), distributed.get_world_size())
-    return {"stopped": trained.stopped, "figures": trained.figures}
+    asked, rank = WorkerTask(**task), distributed.get_rank()
+    record_node(JobDirectory(Path(asked.directory)).generation_logs(asked.generation), rank)
+    ended = run_worker(asked, rank, distributed.get_world_size())
+    return {"ending": ended.ending.value, "figures": ended.figures}

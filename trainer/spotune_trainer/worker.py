@@ -35,16 +35,16 @@ from spotune_trainer.models import DTYPES, build_model, check_vocabulary, load_t
 from spotune_trainer.notice import Flags, NoticeWatch
 from spotune_trainer.progress import Journal, Phase
 from spotune_trainer.run_plan import RunPlan
-from spotune_trainer.task import WorkerTask
+from spotune_trainer.task import Ending, WorkerTask
 
 logger = logging.getLogger("spotune.worker")
 
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How a worker ended: `stopped` when a notice asked it to leave, else with the figures of the run (rank 0)."""
+    """How a worker ended; once trained, with the figures of the run (rank 0)."""
 
-    stopped: bool
+    ending: Ending
     figures: dict[str, Any]
 
 
@@ -61,15 +61,16 @@ class Worker:
         self.journal = journal
         self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
         self.committer = Committer(self.directory, rank, world_size, self.job.spec.checkpoint)
-        self.notices = NoticeWatch(self.directory.notice)
+        self.notices = NoticeWatch([self.directory.notice, journal.logs.notice])
+        self.commit_seconds = task.commit_seconds
         self.last_commit = CheckpointName.parse(task.restore) if task.restore else None
 
     def train(self) -> WorkerEnd:
-        """Train to the end, or until told to stop."""
+        """Train to the end, or until told to end before it."""
         self.set_up()
         first_step = self.restore()
-        stopped = self.run_steps(first_step)
-        return WorkerEnd(stopped=True, figures={}) if stopped else WorkerEnd(False, finish(self))
+        ending = self.run_steps(first_step)
+        return WorkerEnd(ending, finish(self) if ending is Ending.TRAINED else {})
 
     def set_up(self) -> None:
         """Process group, data, model and engine."""
@@ -137,8 +138,8 @@ class Worker:
         """Give the engine's memory back; nothing but the export follows."""
         del self.engine, self.loop
 
-    def run_steps(self, first_step: int) -> bool:
-        """Train from `first_step`; True where a notice stopped it. Who is told of training may rely on a step."""
+    def run_steps(self, first_step: int) -> Ending:
+        """Train from `first_step` to the last one or a notice. Who is told of training may rely on a step."""
         with closing(self._batches(first_step)) as batches:
             for step in self.loop.run(batches, first_step, self._ask):
                 if step.number == first_step + 1:
@@ -147,15 +148,15 @@ class Worker:
                 self._take_in(self.committer.poll())
                 if step.flags.commit:
                     self.commit(step.number)
-                if step.flags.stop and step.number < self.total_steps:
+                if (step.flags.stop or step.flags.leave) and step.number < self.total_steps:
                     self.finish_commit()
                     self.loop.settle()
-                    return True
+                    return Ending.STOPPED if step.flags.stop else Ending.LEFT
                 self._evaluate_if_due(step.number)
         if self.last_commit is None or self.last_commit.step < self.total_steps:
             self.commit(self.total_steps)
         self.finish_commit()
-        return False
+        return Ending.TRAINED
 
     def commit(self, step: int) -> None:
         """Begin to save the state after `step` optimizer steps; the one before it is complete then."""
@@ -195,7 +196,9 @@ class Worker:
         """What rank 0 wants once `step` steps are done; the others follow."""
         if self.rank != 0:
             return Flags()
-        return Flags(commit=self.policy.due(step) and not self.committer.is_busy) | self.notices.flags()
+        return Flags(commit=self.policy.due(step) and not self.committer.is_busy) | self.notices.flags(
+            self.commit_seconds
+        )
 
     def _evaluate_if_due(self, step: int) -> None:
         every = self.job.spec.training.evaluation.every_steps
@@ -227,6 +230,7 @@ class Worker:
         if ended is None or ended.manifest is None:
             return
         self.policy.committed(ended.stall_seconds, ended.seconds)
+        self.commit_seconds = ended.seconds
         self.journal.set(lastCheckpoint={"step": ended.name.step, "time": ended.manifest.time})
         self.journal.event(
             "committed",
@@ -275,5 +279,5 @@ def run_worker(task: WorkerTask, rank: int, world_size: int) -> WorkerEnd:
             logger.exception("rank %d ends", rank)
             record_failure(logs, rank, error)
             raise
-        logger.info("stopped as asked" if ended.stopped else "trained")
+        logger.info("%s", ended.ending.value)
         return ended

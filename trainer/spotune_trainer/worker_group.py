@@ -19,14 +19,14 @@ from ray.train.v2.torch.torch_trainer import TorchTrainer
 from spotune.retry import FailureCause
 from spotune_trainer.failures import WorkerFailure, hung_ranks, read_failures
 from spotune_trainer.layout import GenerationLogs, JobDirectory
-from spotune_trainer.task import WorkerTask, train_function
+from spotune_trainer.task import Ending, WorkerTask, train_function
 
 # Read by Ray Train when a group starts, and handed on to its controller and workers. Every helper actor that is left
 # out saves the start of a Python process.
 _RAY_TRAIN_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a lost worker is noticed in a fifth of a second instead of two
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "60",  # then the driver looks again how many workers there are
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # notices reach the workers by the volume
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the driver looks for them itself (node_watch)
     "RAY_TRAIN_METRICS_ENABLED": "0",  # the supervisor serves metrics
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # workers write nothing into their working directory
 }
@@ -53,6 +53,11 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Left:
+    """The group committed and left, so that another one goes on."""
+
+
+@dataclass(frozen=True)
 class Superseded:
     """A later generation has started; this driver must leave."""
 
@@ -75,7 +80,7 @@ class Failed:
     message: str
 
 
-GroupEnd = Trained | Stopped | Superseded | CorruptCheckpoint | Failed
+GroupEnd = Trained | Stopped | Left | Superseded | CorruptCheckpoint | Failed
 
 
 def run_worker_group(task: WorkerTask, world_size: int, gpus_per_worker: int, directory: JobDirectory) -> GroupEnd:
@@ -106,7 +111,13 @@ def run_worker_group(task: WorkerTask, world_size: int, gpus_per_worker: int, di
     except RayError as error:
         return explain(logs, {}, f"Ray's controller was lost: {error}")
     value: Any = result.return_value  # type: ignore[attr-defined]  # of Ray Train v2's Result
-    return Stopped() if value["stopped"] else Trained(value["figures"])
+    match Ending(value["ending"]):
+        case Ending.STOPPED:
+            return Stopped()
+        case Ending.LEFT:
+            return Left()
+        case Ending.TRAINED:
+            return Trained(value["figures"])
 
 
 def explain(logs: GenerationLogs, lost: Mapping[int, str], text: str) -> GroupEnd:

@@ -1,0 +1,91 @@
+"""Notices and changes of the number of workers on a real cluster: whoever leaves in time loses no step.
+
+A part of `make faults`. Checkpoints are so rare that each commit of the job is one that a notice has asked for.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.finetune_jobs import STEPS, Remains, RunningJob, Workplace
+from tests.cluster.operator_install import Operator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+
+RARELY = 100_000
+MANY = 100_000
+
+
+@pytest.fixture
+def job(operator: Operator, workplace: Workplace) -> Iterator[RunningJob]:
+    """A job of one worker, of which there may be more."""
+    operator.wait_until_ready()
+    manifest = workplace.manifest(
+        "elastic",
+        training={"maxSteps": MANY},
+        checkpoint={"every": RARELY},
+        workers={"count": 1, "min": 1, "resizeCooldown": "5s"},
+    )
+    with workplace.running(manifest) as running:
+        yield running
+
+
+def trains_with(job: RunningJob, workers: int, after: dict[str, Any]) -> dict[str, Any]:
+    """Wait until so many workers have made new steps, in a generation after the one that `after` tells of."""
+
+    def wanted(found: dict[str, Any]) -> bool:
+        is_new = found["generation"] > after["generation"] and found["step"] > after["step"]
+        return bool(is_new and found["phase"] == "Training" and found["workers"]["running"] == workers)
+
+    return job.wait_for_progress(f"{workers} workers train", wanted)
+
+
+def delete_a_worker(job: RunningJob, grace_seconds: int) -> None:
+    name = job.pods("workers")[0]["metadata"]["name"]
+    job.kubectl("delete", "pod", name, "--wait=false", f"--grace-period={grace_seconds}")
+
+
+def told(job: RunningJob, progress: dict[str, Any]) -> dict[str, Any]:
+    """The status of the object, once it says as much as the trainer."""
+    generation = progress["generation"]
+    seen = job.wait_for(f"generation {generation}", lambda seen: seen.status.get("generation", 0) >= generation, 90)
+    return seen.status
+
+
+def test_number_of_workers_follows_the_spec_and_what_there_is_and_no_step_is_lost(
+    job: RunningJob, undisturbed_samples: list[str], tmp_path: Path
+) -> None:
+    alone = job.wait_for_step(10)
+    job.patch({"workers": {"count": 2}})
+    two = trains_with(job, 2, after=alone)
+    assert (two["stepsLost"], sum(two["restarts"].values())) == (0, 0)
+
+    delete_a_worker(job, grace_seconds=60)
+    again = trains_with(job, 2, after=two)  # at once, or grown back after some steps of one worker
+    assert again["stepsLost"] == 0
+    assert again["restarts"]["preempted"] == 1
+    status = told(job, again)
+    assert status.get("stepsLost", 0) == 0
+    assert status["restarts"]["preempted"] == 1
+
+    job.patch({"workers": {"count": 1}})
+    fewer = trains_with(job, 1, after=again)
+    assert (fewer["stepsLost"], fewer["restarts"]["preempted"]) == (0, 1), "fewer workers were asked for"
+
+    delete_a_worker(job, grace_seconds=5)  # less than was announced: what was committed at the notice counts
+    last = trains_with(job, 1, after=fewer)
+    assert last["resumedFromStep"] >= fewer["step"], "it goes on from the commit that the notice asked for"
+    assert last["restarts"]["preempted"] == 2
+    assert told(job, last).get("stepsLost", 0) == last["stepsLost"]
+
+    samples = job.remains(tmp_path).samples()
+    assert len(samples) >= len(undisturbed_samples)
+    assert samples[: len(undisturbed_samples)] == undisturbed_samples
+
+
+@pytest.fixture(scope="module")
+def undisturbed_samples(undisturbed: Callable[[int], Remains]) -> list[str]:
+    """Hash of the rows of each of the first steps, by two processes that nobody disturbs."""
+    return undisturbed(STEPS).samples()
