@@ -82,6 +82,10 @@ class JobError(SpotuneError):
         return super().as_json() | {"problems": [problem.as_json() for problem in self.problems]}
 
 
+class DataError(JobError):
+    """A file of a dataset is missing, forbidden or damaged, also after it was asked for again."""
+
+
 class SupersededError(SpotuneError):
     """A later generation of the same job runs: this one must stop and must not be started again."""
 

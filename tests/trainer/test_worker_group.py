@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributed
 
-from spotune.errors import InfrastructureError, JobError, SupersededError
+from spotune.errors import DataError, InfrastructureError, JobError, SupersededError
 from spotune.retry import FailureCause
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
 from spotune_trainer.failures import classify, read_failures, record_failure
@@ -27,6 +27,7 @@ def logs(tmp_path: Path) -> GenerationLogs:
     ("error", "cause"),
     [
         (JobError("dataset: no label tokens"), FailureCause.APP_ERROR),
+        (DataError("shard.00001.mds is missing"), FailureCause.DATA),
         (ZeroDivisionError("division by zero"), FailureCause.APP_ERROR),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), FailureCause.APP_ERROR),
         (torch.OutOfMemoryError("CUDA out of memory"), FailureCause.OUT_OF_MEMORY),
@@ -67,6 +68,12 @@ def test_the_users_error_says_more_than_the_complaints_of_the_others(logs: Gener
 def test_out_of_memory_says_more_than_anything(logs: GenerationLogs) -> None:
     end = explained(logs, {0: KeyError("x"), 1: torch.OutOfMemoryError("CUDA out of memory")}, {2: "ActorDiedError"})
     assert end == Failed(FailureCause.OUT_OF_MEMORY, "rank 1: OutOfMemoryError: CUDA out of memory")
+
+
+def test_memory_of_a_node_that_is_used_up_is_no_lost_worker(logs: GenerationLogs) -> None:
+    end = explained(logs, {0: GLOO}, {1: "OutOfMemoryError"})
+    assert isinstance(end, Failed)
+    assert end.cause is FailureCause.OUT_OF_MEMORY
 
 
 def test_storage_says_more_than_communication(logs: GenerationLogs) -> None:

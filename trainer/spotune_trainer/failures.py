@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from spotune.errors import InfrastructureError, JobError, SpotuneError
+from spotune.errors import DataError, InfrastructureError, JobError, SpotuneError
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
@@ -45,7 +45,7 @@ class WorkerFailure:
 def classify(error: BaseException) -> FailureCause:
     """The cause of an exception raised in a worker."""
     if isinstance(error, JobError):
-        return FailureCause.APP_ERROR
+        return FailureCause.DATA if isinstance(error, DataError) else FailureCause.APP_ERROR
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return FailureCause.OUT_OF_MEMORY
     if isinstance(error, OSError | InfrastructureError):

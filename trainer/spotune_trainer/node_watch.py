@@ -82,6 +82,7 @@ class NodeWatch:
         self._clock = clock
         self._started = clock()
         self._room_since: float | None = None
+        self._node_of: dict[int, str] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self.leaving_for: str | None = None
@@ -147,6 +148,8 @@ class NodeWatch:
         return "GPU" if self._job().spec.workers.gpus else "CPU"
 
     def _occupied(self) -> set[str]:
-        """Nodes that ranks of this generation run on."""
-        found = (files.read_json(self._logs.node(rank)) for rank in range(self._world_size))
-        return {node for node in found if node is not None}
+        """Nodes that ranks of this generation run on, as far as they have said so."""
+        for rank in range(self._world_size):
+            if rank not in self._node_of and (node := files.read_json(self._logs.node(rank))) is not None:
+                self._node_of[rank] = node
+        return set(self._node_of.values())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayError
 from ray.train.torch import TorchConfig
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
@@ -35,6 +35,7 @@ _RAY_TRAIN_SETTINGS = {
 _MOST_TELLING = (
     FailureCause.OUT_OF_MEMORY,
     FailureCause.APP_ERROR,
+    FailureCause.DATA,
     FailureCause.INFRASTRUCTURE,
     FailureCause.COMMUNICATION,
 )
@@ -139,6 +140,10 @@ def explain(logs: GenerationLogs, lost: Mapping[int, str], text: str) -> GroupEn
         ranks = ", ".join(str(rank) for rank in hung)
         message = f"rank {ranks} made no progress within retry.hangTimeout; stacks are in {logs.stacks(hung[0])}"
         return Failed(FailureCause.HANG, message)
+    killed = [rank for rank, reason in lost.items() if reason == OutOfMemoryError.__name__]
+    if killed:
+        message = f"rank {killed[0]} was ended by Ray because the memory of its node was used up"
+        return Failed(FailureCause.OUT_OF_MEMORY, message)
     if lost and _first(recorded, FailureCause.OUT_OF_MEMORY) is None:
         ranks = ", ".join(f"rank {rank} ({reason})" for rank, reason in sorted(lost.items()))
         return Failed(FailureCause.WORKER_LOST, f"lost {ranks}")

@@ -23,7 +23,7 @@ from streaming.base.format import FileInfo
 from streaming.base.hashing import get_hash, is_hash
 from streaming.base.storage import CloudDownloader
 
-from spotune.errors import InfrastructureError, JobError, SpotuneError
+from spotune.errors import DataError, InfrastructureError, JobError, SpotuneError
 
 Result = TypeVar("Result")
 
@@ -40,7 +40,7 @@ _USERS_FAULT = frozenset({
 })  # fmt: skip
 
 
-class DamagedFileError(JobError):
+class DamagedFileError(DataError):
     """A stored file is not what the index of its dataset says."""
 
 
@@ -73,7 +73,7 @@ class FileSource:
         """The result of ``attempt``, called again after growing pauses when it fails.
 
         Raises:
-            JobError: The last attempt found the file missing, forbidden or damaged.
+            DataError: The last attempt found the file missing, forbidden or damaged.
             InfrastructureError: The last attempt failed for any other reason.
         """
         delay = FIRST_DELAY
@@ -92,12 +92,12 @@ class FileSource:
     def _explained(self, what: str, error: Exception) -> SpotuneError:
         place = f"{what} of {self.source} could not be read in {ATTEMPTS} attempts"
         if isinstance(error, DamagedFileError):
-            return JobError(f"{place}: {error}. Upload it again, or write the dataset again with `spotune shard`.")
+            return DataError(f"{place}: {error}. Upload it again, or write the dataset again with `spotune shard`.")
         detail = " ".join(str(error).split()) or type(error).__name__
         response = getattr(error, "response", None)  # botocore's errors carry their code in here
         code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
         if _USERS_FAULT & {type(error).__name__, code}:
-            return JobError(f"{place}: it is missing or may not be read ({detail}). Check the source and credentials.")
+            return DataError(f"{place}: it is missing or may not be read ({detail}). Check the source and credentials.")
         return InfrastructureError(f"{place}: {type(error).__name__}: {detail}")
 
 
@@ -117,7 +117,7 @@ class ShardCache:
         """The local path of a shard, downloaded and unpacked if need be.
 
         Raises:
-            JobError: The shard is missing or damaged.
+            DataError: The shard is missing or damaged.
             InfrastructureError: It could not be downloaded for another reason.
         """
         in_place = self._in_place(raw)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from streaming.base.format.mds import MDSReader
 
-from spotune.errors import JobError
+from spotune.errors import DataError, JobError
 from spotune_trainer.data.cache import FileSource, ShardCache, damage
 
 INDEX = "index.json"
@@ -84,7 +84,7 @@ class ShardedDataset:
 
         Raises:
             IndexError: There is no such sample.
-            JobError: Its shard is missing or damaged; the message names the shard.
+            DataError: Its shard is missing or damaged; the message names the shard.
             InfrastructureError: Its shard could not be downloaded.
         """
         if not 0 <= sample_id < self.num_samples:
@@ -147,7 +147,7 @@ class ShardedDataset:
             path = self._cache.local(reader.raw_data, reader.zip_data, reader.compression)
             opened = _OpenShard(path, reader)
         if opened.damage:
-            raise JobError(
+            raise DataError(
                 f"the shard {path} is damaged: {opened.damage}. Copy it again, or write the dataset again "
                 "with `spotune shard`."
             )
