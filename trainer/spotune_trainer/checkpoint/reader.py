@@ -1,21 +1,23 @@
 """Read fragments back: any range of any parameter, whoever wrote it, with the checksums verified.
 
-A reader maps every rank's file and copies the ranges it is asked for. Files are verified whole (XXH3-64, memory
-speed), shared out over the ranks of the reading group so that each byte is hashed once.
+A reader knows from the headers where in the ranks' files each fragment lies, and reads the ranges it is asked for and
+nothing else, straight into place. They are read, not mapped: a volume that fails is then an error, and no SIGBUS.
+Files are verified whole (XXH3-64, memory speed), shared out over the ranks of the reading group so that each byte is
+hashed once.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 from torch import Tensor
@@ -25,6 +27,9 @@ from spotune_trainer.checkpoint.fragment import STATES, Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
 
 _HASH_BLOCK_BYTES = 16 << 20
+_ELEMENT_BYTES = 4
+_PIECE_ELEMENTS = 1 << 24
+"""64 MiB: what is on its way to a device takes no more host memory."""
 
 
 class CorruptCheckpointError(SpotuneError):
@@ -42,10 +47,21 @@ class CorruptCheckpointError(SpotuneError):
 
 @dataclass(frozen=True)
 class _Run:
-    """One tensor within a rank's file: elements [offset, offset + data.size) of a parameter."""
+    """One tensor within a rank's file: elements [offset, offset + length) of a parameter, from byte `position` on."""
 
+    file: str
+    position: int
     offset: int
-    data: npt.NDArray[np.float32]
+    length: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Bytes of a file from `position` on, and the 1-D fp32 view that they belong into."""
+
+    file: str
+    position: int
+    out: Tensor
 
 
 def verify(checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None) -> None:
@@ -73,50 +89,69 @@ class CheckpointReader:
         self.checkpoint = checkpoint
         self._runs: dict[tuple[str, str], list[_Run]] = defaultdict(list)
         for entry in checkpoint.manifest.files:
-            for parameter, offset, state, data in self._map(checkpoint.path / entry.name):
-                self._runs[parameter, state].append(_Run(offset, data))
+            for parameter, state, run in self._header(entry.name):
+                self._runs[parameter, state].append(run)
 
     def read(self, parameter: str, state: str, offset: int, out: Tensor) -> None:
         """Copy elements [offset, offset + out.numel()) of a parameter's state into the 1-D fp32 tensor `out`.
 
         Raises:
-            CorruptCheckpointError: the files together do not cover that range.
+            CorruptCheckpointError: the files together do not cover that range, or cannot be read.
         """
+        self._fill(self._parts(parameter, state, offset, out))
+
+    def restore(self, fragments: Iterable[Fragment]) -> None:
+        """Fill the fragments' states in place; raises as `read` does."""
+        parts = [
+            part
+            for fragment in fragments
+            for state in STATES
+            for part in self._parts(fragment.parameter, state, fragment.offset, fragment.states[state])
+        ]
+        # Each file is opened once and read from front to back.
+        self._fill(sorted(parts, key=lambda part: (part.file, part.position)))
+
+    def _parts(self, parameter: str, state: str, offset: int, out: Tensor) -> list[_Part]:
+        """Where the elements of `out` lie."""
+        parts: list[_Part] = []
         missing = out.numel()
         for run in self._runs.get((parameter, state), ()):
             start = max(offset, run.offset)
-            end = min(offset + out.numel(), run.offset + run.data.size)
+            end = min(offset + out.numel(), run.offset + run.length)
             if start < end:
-                # A copy of its own: a mapped file is read-only, and torch wants memory it may write.
-                part = torch.from_numpy(run.data[start - run.offset : end - run.offset].copy())
-                out[start - offset : end - offset].copy_(part)
+                position = run.position + (start - run.offset) * _ELEMENT_BYTES
+                parts.append(_Part(run.file, position, out.detach()[start - offset : end - offset]))
                 missing -= end - start
         if missing != 0:
-            raise CorruptCheckpointError(
-                str(self.checkpoint.name),
-                f"{missing} of {out.numel()} elements of {parameter} ({state}) from {offset} are in no file",
+            raise self._corrupt(
+                f"{missing} of {out.numel()} elements of {parameter} ({state}) from {offset} are in no file"
             )
+        return parts
 
-    def restore(self, fragments: Iterable[Fragment]) -> None:
-        """Fill the fragments' states in place."""
-        for fragment in fragments:
-            for state in STATES:
-                self.read(fragment.parameter, state, fragment.offset, fragment.states[state])
+    def _fill(self, parts: Iterable[_Part]) -> None:
+        for file, of_file in groupby(parts, key=lambda part: part.file):
+            try:
+                with (self.checkpoint.path / file).open("rb", buffering=0) as stream:
+                    for part in of_file:
+                        _read_into(part.out, stream.fileno(), part.position)
+            except OSError as error:
+                raise self._corrupt(f"{file} cannot be read: {error}") from error
 
-    def _map(self, path: Path) -> Iterator[tuple[str, int, str, npt.NDArray[np.float32]]]:
+    def _header(self, file: str) -> Iterator[tuple[str, str, _Run]]:
+        """Parameter, state and place of every tensor in a file."""
         try:
-            with path.open("rb") as stream:
+            with (self.checkpoint.path / file).open("rb", buffering=0) as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
                 header: dict[str, Any] = json.loads(stream.read(length))
-            if not header:
-                return
-            data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length)
         except (OSError, ValueError, struct.error) as error:
-            raise CorruptCheckpointError(str(self.checkpoint.name), f"{path.name} cannot be read: {error}") from error
+            raise self._corrupt(f"{file} cannot be read: {error}") from error
         for name, value in header.items():
             parameter, offset, state = name.rsplit("|", 2)
             start, end = value["data_offsets"]
-            yield parameter, int(offset), state, data[start:end].view(np.float32)
+            yield parameter, state, _Run(file, 8 + length + start, int(offset), (end - start) // _ELEMENT_BYTES)
+
+    def _corrupt(self, reason: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(str(self.checkpoint.name), reason)
 
 
 def read_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -143,3 +178,22 @@ def _digest(checkpoint: Checkpoint, entry: FileEntry) -> str:
     except OSError as error:
         raise CorruptCheckpointError(str(checkpoint.name), f"{entry.name} cannot be read: {error}") from error
     return digest.hexdigest()
+
+
+def _read_into(out: Tensor, descriptor: int, position: int) -> None:
+    """Read bytes of a file into a 1-D fp32 tensor on any device.
+
+    Raises:
+        OSError: the file cannot be read, or ends too early.
+    """
+    for piece in torch.split(out, _PIECE_ELEMENTS):
+        host = piece if piece.device.type == "cpu" else torch.empty(piece.numel(), dtype=torch.float32)
+        elements: Any = host.numpy()
+        block = memoryview(elements).cast("B")
+        while block:
+            count = os.preadv(descriptor, [block], position)
+            if count == 0:
+                raise OSError(f"it ends at byte {position}")
+            block, position = block[count:], position + count
+        if host is not piece:
+            piece.copy_(host)
