@@ -81,4 +81,5 @@ def _rank(
         results.put((rank, None, traceback.format_exc()))
         raise
     results.put((rank, value, None))
-    distributed.destroy_process_group()
+    if distributed.is_initialized():  # a function may have left it for groups of its own
+        distributed.destroy_process_group()

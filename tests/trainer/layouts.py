@@ -1,0 +1,153 @@
+"""Engines of every ZeRO stage and world size in one pool of processes, and what DeepSpeed itself says they hold.
+
+The model is a Llama of two hundred parameters: the embedding tied to the head, a matrix and a norm frozen, sizes that
+no world size divides, and norms of fewer elements than there are ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import (
+    lazy_init_hp_params_optimizer_state,
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+)
+from torch import Tensor, distributed
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from spotune_trainer.checkpoint import fragments
+from spotune_trainer.checkpoint.fragment import STATES
+from spotune_trainer.engine import EngineConfig, build_engine, set_learning_rate
+from tests.trainer.tiny import make_job
+
+VOCABULARY = 37
+FROZEN = ("model.layers.0.self_attn.k_proj.weight", "model.norm.weight")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A ZeRO stage, a number of ranks, and the precision of the model's own parameters."""
+
+    stage: int
+    world_size: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} on {self.world_size} ranks in {self.dtype}"
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that an engine of this layout takes; they differ, so that no state is another's."""
+        return 1 + (self.stage + self.world_size) % 3
+
+
+@contextmanager
+def process_group(rank: int, world_size: int, store: Path) -> Iterator[None]:
+    """A gloo group of the first `world_size` processes of the pool, as the group that an engine trains in."""
+    os.environ["WORLD_SIZE"] = str(world_size)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    yield
+    leave_process_group()
+
+
+def leave_process_group() -> None:
+    """Leave the default group together, and have DeepSpeed forget the groups that it has made of it."""
+    distributed.barrier()
+    if deepspeed.comm.comm.cdb is None:
+        distributed.destroy_process_group()
+    else:
+        deepspeed.comm.destroy_process_group()
+        deepspeed.comm.comm.cdb = None
+
+
+def build_model(seed: int = 0) -> PreTrainedModel:
+    """The model, in float32."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 3,
+        "head_dim": 2,
+        "intermediate_size": 5,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    config = LlamaConfig(vocab_size=VOCABULARY, **sizes, tie_word_embeddings=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    for name in FROZEN:
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def build(layout: Layout) -> Any:
+    """An engine that has not taken a step."""
+    config = EngineConfig(layout.stage, 1, 1, _DTYPES[layout.dtype], gradient_checkpointing=False)
+    model: Any = build_model()
+    model.to(config.dtype)
+    return build_engine(model, make_job("/model", training={"learningRate": 0.01}).spec.training, config)
+
+
+def train(engine: Any, steps: int) -> None:
+    """Take optimizer steps on random tokens, other ones on every rank and at every layout."""
+    seed = 100 * engine.zero_optimization_stage() + 10 * engine.dp_world_size + engine.global_rank
+    random = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        tokens = torch.randint(1, VOCABULARY, (2, 6), generator=random)
+        set_learning_rate(engine, 0.01)
+        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+        engine.step()
+
+
+def state_of(engine: Any) -> dict[str, Tensor]:
+    """Whole masters and moments by "parameter/state", and the step, by DeepSpeed's own means; on every rank."""
+    if engine.zero_optimization_stage() in (1, 2):
+        optimizer = engine.optimizer
+        # DeepSpeed does so once, in the first step of the first parameter group: too early for the other groups.
+        for group, flat in zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True):
+            lazy_init_hp_params_optimizer_state(group, flat, optimizer.optimizer.state)
+    state = {"step": torch.tensor(fragments.optimizer_step(engine))}
+    for name, parameter in trainable(engine):
+        for each in STATES:
+            state[f"{name}/{each}"] = _whole(engine, parameter, each).detach().clone().flatten()
+    return state
+
+
+def weights_of(engine: Any) -> dict[str, Tensor]:
+    """The model's own parameters, as the forward pass sees them; on every rank."""
+    weights = {}
+    for name, parameter in trainable(engine):
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            weights[name] = parameter.detach().clone().flatten()
+    return weights
+
+
+def trainable(engine: Any) -> list[tuple[str, Any]]:
+    """Names and parameters that are not frozen, tied ones once."""
+    return [(name, parameter) for name, parameter in engine.module.named_parameters() if name not in FROZEN]
+
+
+def differences(engine: Any, expected: Mapping[str, Tensor]) -> list[str]:
+    """Names of what an engine does not hold bit for bit: masters, moments, step, and the model's own weights."""
+    found = state_of(engine)
+    assert found.keys() == expected.keys()
+    wrong = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
+    for name, weight in weights_of(engine).items():
+        if not torch.equal(weight, expected[f"{name}/fp32"].to(weight.dtype)):
+            wrong.append(f"{name} of the model")
+    return wrong
+
+
+def _whole(engine: Any, parameter: Any, state: str) -> Tensor:
+    if engine.zero_optimization_stage() == 0:
+        return parameter if state == "fp32" else engine.basic_optimizer.state[parameter][state]  # type: ignore[no-any-return]
+    if state == "fp32":
+        return safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
+    return safe_get_full_optimizer_state(parameter, state)  # type: ignore[no-any-return]
