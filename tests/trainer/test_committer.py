@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from spotune.job import CheckpointSpec
 from spotune_trainer.checkpoint import committer as committer_module
 from spotune_trainer.checkpoint import writer
 from spotune_trainer.checkpoint.committer import Committed, Committer
+from spotune_trainer.checkpoint.fragment import Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
 from spotune_trainer.checkpoint.reader import read_parameters, verify
 from spotune_trainer.checkpoint.snapshot import Snapshot
@@ -197,6 +198,36 @@ def test_memory_is_taken_once() -> None:
         addresses.add(copy.states["fp32"].data_ptr())
         assert torch.equal(copy.states["exp_avg"], before)
     assert len(addresses) == 1
+
+
+class FailingSnapshot(Snapshot):
+    """As on a GPU without room for a copy within it, whose copies to the host fail."""
+
+    def take(self, fragments: Sequence[Fragment]) -> None:
+        super().take(fragments)
+        self._read.clear()
+        self._sources = [tensor for fragment in fragments for tensor in fragment.states.values()]
+        self._are_originals = True
+
+    def fragments(self) -> list[Fragment]:
+        self._copy_to_host = self._fail  # type: ignore[method-assign]
+        return super().fragments()
+
+    def _fail(self) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_copy_that_fails_ends_its_commit_and_keeps_no_optimizer_waiting(directory: JobDirectory) -> None:
+    committer = make(directory)
+    committer._snapshot = FailingSnapshot()
+    begin(committer, FIRST, make_state())
+    optimizer = threading.Thread(target=committer.protect, daemon=True)
+    optimizer.start()
+    optimizer.join(timeout=10)
+    assert not optimizer.is_alive()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        committer.wait()
+    assert choose_checkpoint(directory).checkpoint is None
 
 
 def test_a_kill_before_any_system_call_leaves_the_last_commit_or_the_next(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class Snapshot:
         self._sources = _tensors(fragments)
         if self._stream is None:
             self._copy_to_host()
+            self._release()
             return
         staged = self._room()
         self._are_originals = staged is None
@@ -74,10 +75,14 @@ class Snapshot:
             self._read.wait()
 
     def fragments(self) -> list[Fragment]:
-        """The copy, once it is complete; from any thread."""
+        """The copy, once it is complete; from any thread. Where the copying fails, ``protect`` waits for it no more."""
         if not self._read.is_set():
-            with torch.cuda.device(self._sources[0].device), torch.cuda.stream(self._stream):
-                self._copy_to_host()
+            try:
+                device = torch.cuda.device_of(self._sources[0])  # type: ignore[no-untyped-call]
+                with device, torch.cuda.stream(self._stream):
+                    self._copy_to_host()
+            finally:  # a copy that has failed reads no more than one that is complete
+                self._release()
         return self._copy
 
     def _copy_to_host(self) -> None:
@@ -88,6 +93,9 @@ class Snapshot:
                 start += piece.numel()
                 if self._stream is not None:
                     self._stream.synchronize()
+
+    def _release(self) -> None:
+        """Nothing is read any more: the fragments may change."""
         self._sources = []
         self._are_originals = False
         self._read.set()
