@@ -7,7 +7,7 @@ no world size divides, and norms of fewer elements than there are ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +21,20 @@ from deepspeed.utils import (
     safe_get_full_optimizer_state,
 )
 from torch import Tensor, distributed
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune_trainer.checkpoint import fragments
 from spotune_trainer.checkpoint.fragment import STATES
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
+from spotune_trainer.checkpoint.reader import CheckpointReader
+from spotune_trainer.checkpoint.writer import commit, write_fragments
 from spotune_trainer.engine import EngineConfig, build_engine, set_learning_rate
+from spotune_trainer.layout import JobDirectory
 from tests.trainer.tiny import make_job
 
 VOCABULARY = 37
 FROZEN = ("model.layers.0.self_attn.k_proj.weight", "model.norm.weight")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ def leave_process_group() -> None:
         deepspeed.comm.comm.cdb = None
 
 
-def build_model(seed: int = 0) -> PreTrainedModel:
-    """The model, in float32."""
+def model_config() -> LlamaConfig:
+    """The model's configuration."""
     sizes: dict[str, Any] = {
         "hidden_size": 3,
         "head_dim": 2,
@@ -78,21 +82,26 @@ def build_model(seed: int = 0) -> PreTrainedModel:
         "num_hidden_layers": 1,
         "num_attention_heads": 1,
     }
-    config = LlamaConfig(vocab_size=VOCABULARY, **sizes, tie_word_embeddings=True)
+    return LlamaConfig(vocab_size=VOCABULARY, **sizes, tie_word_embeddings=True)
+
+
+def build_model(dtype: torch.dtype, frozen: Sequence[str] = FROZEN) -> Any:
+    """The model; the parameters of some names are not trained."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-    for name in FROZEN:
+        torch.manual_seed(0)
+        model: Any = LlamaForCausalLM(model_config())
+    model.to(dtype)
+    for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
 
 
-def build(layout: Layout) -> Any:
+def build(layout: Layout, frozen: Sequence[str] = FROZEN) -> Any:
     """An engine that has not taken a step."""
-    config = EngineConfig(layout.stage, 1, 1, _DTYPES[layout.dtype], gradient_checkpointing=False)
-    model: Any = build_model()
-    model.to(config.dtype)
-    return build_engine(model, make_job("/model", training={"learningRate": 0.01}).spec.training, config)
+    config = EngineConfig(layout.stage, 1, 1, DTYPES[layout.dtype], gradient_checkpointing=False)
+    return build_engine(
+        build_model(config.dtype, frozen), make_job("/model", training={"learningRate": 0.01}).spec.training, config
+    )
 
 
 def train(engine: Any, steps: int) -> None:
@@ -104,6 +113,33 @@ def train(engine: Any, steps: int) -> None:
         set_learning_rate(engine, 0.01)
         engine.backward(engine(input_ids=tokens, labels=tokens).loss)
         engine.step()
+
+
+def save(engine: Any, directory: JobDirectory, name: CheckpointName) -> None:
+    """Commit what an engine holds, as its worker would."""
+
+    def manifest(entries: tuple[FileEntry, ...]) -> Manifest:
+        step, stage = fragments.optimizer_step(engine), engine.zero_optimization_stage()
+        shapes = fragments.parameter_shapes(engine)
+        return Manifest(name.step, 1, step, "f", 1, engine.dp_world_size, stage, 0.0, entries, shapes)
+
+    write_fragments(directory.checkpoints / str(name), engine.global_rank, fragments.owned_fragments(engine))
+    if engine.global_rank == 0:
+        commit(directory, name, engine.dp_world_size, manifest)
+
+
+def opened(directory: JobDirectory, name: CheckpointName) -> Checkpoint:
+    """A checkpoint that is whole."""
+    checkpoint = open_checkpoint(directory.checkpoints / str(name))
+    assert isinstance(checkpoint, Checkpoint)
+    return checkpoint
+
+
+def restore(engine: Any, checkpoint: Checkpoint) -> None:
+    """What a worker does with the checkpoint that it starts from, but for its checksums."""
+    CheckpointReader(checkpoint).restore(fragments.needed_fragments(engine))
+    fragments.set_optimizer_step(engine, checkpoint.manifest.optimizer_step)
+    fragments.publish(engine)
 
 
 def state_of(engine: Any) -> dict[str, Tensor]:
@@ -131,7 +167,7 @@ def weights_of(engine: Any) -> dict[str, Tensor]:
 
 def trainable(engine: Any) -> list[tuple[str, Any]]:
     """Names and parameters that are not frozen, tied ones once."""
-    return [(name, parameter) for name, parameter in engine.module.named_parameters() if name not in FROZEN]
+    return [(name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
 
 
 def differences(engine: Any, expected: Mapping[str, Tensor]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from transformers import AutoModelForSeq2SeqLM
 from spotune.cli import main
 from spotune.job import FinetuneJob
 from spotune_trainer import files
+from spotune_trainer.checkpoint.catalogue import list_entries
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
+from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.checkpoint.writer import commit, write_fragments
 from spotune_trainer.generations import claim
 from spotune_trainer.layout import JobDirectory
@@ -223,6 +227,73 @@ def test_a_checkpoint_that_is_cut_short_is_not_exported(run: JobDirectory, capsy
     code, _, err = call(capsys, "export", run.root, "--step", 20)
     assert code == 20
     assert "step-00000020.gen-1 is damaged: rank-00001.safetensors is missing. Whole ones are of step: 10." in err
+
+
+def test_a_checkpoint_goes_to_the_universal_format_and_begins_another_run(
+    run: JobDirectory, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, job = tmp_path / "universal" / "step-10", tmp_path / "job.yaml"
+    # In a process of its own, since DeepSpeed writes to standard output where it is imported.
+    spotune = Path(sys.executable).with_name("spotune")
+    command = [spotune, "checkpoint", "convert", run.root, "--to", folder, "--step", "10", "--output", "json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(done.stdout)
+    assert (written["checkpoint"], written["universal"]) == ("step-00000010.gen-1", str(folder))
+    assert "Converting: 100 %" in done.stderr
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    sources = {"train": {"source": str(shards)}, "eval": {"source": str(shards)}}
+    content = make_job(source, dataset=sources).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    job.write_text(json.dumps(content))
+    code, out, _ = call(capsys, "convert", tmp_path / "next", "--from", folder, "--job", job)
+    assert code == 0
+    assert out.splitlines()[-1] == "spotune run goes on after step 10"
+    code, out, _ = call(capsys, "verify", tmp_path / "next", "--output", "json")
+    assert (code, states(out)) == (0, {"step-00000010.gen-0": "whole"})
+    (found,) = list_entries(JobDirectory(tmp_path / "next"))
+    assert found.checkpoint is not None
+    parameters, expected = read_parameters(found.checkpoint), masters(make_job(source), 10)
+    assert parameters.keys() == expected.keys()
+    assert all(torch.equal(parameters[name], value) for name, value in expected.items())
+    code, _, err = call(capsys, "convert", tmp_path / "next", "--from", folder)
+    assert code == 2
+    assert "has begun already" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "name either --to, a folder to write, or --from, a folder to read."),
+        (("--to", "a", "--from", "b"), "name either --to, a folder to write, or --from, a folder to read."),
+        (("--from", "b", "--step", 10), "--step chooses among the checkpoints of a run"),
+        (("--to", "a", "--job", "job.yaml"), "--job is for --from"),
+        (("--to", "/"), "/ exists: name a folder that does not, or remove it."),
+        (("--to", "a", "--step", 15), "there is no whole checkpoint of step 15"),
+    ],
+)
+def test_a_conversion_that_cannot_be_meant_is_refused(
+    run: JobDirectory, capsys: pytest.CaptureFixture[str], options: tuple[object, ...], message: str
+) -> None:
+    code, _, err = call(capsys, "convert", run.root, *options)
+    assert code == 2
+    assert message in err
+
+
+def test_a_run_begins_with_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "convert", tmp_path / "next", "--from", tmp_path)
+    assert (code, "has no job yet: name its file with --job" in err) == (2, True)
+    assert not (tmp_path / "next").exists()
+
+
+def test_what_is_damaged_is_not_converted(
+    run: JobDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip_bit(rank_file(run, 20))
+    code, _, err = call(capsys, "convert", run.root, "--to", tmp_path / "universal")
+    assert code == 20
+    assert "step-00000020.gen-1 is corrupt" in err
+    assert not (tmp_path / "universal").exists()
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "export"])

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from spotune_trainer.checkpoint import fragments
 from spotune_trainer.checkpoint.fragment import STATES
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
-from spotune_trainer.checkpoint.reader import CheckpointReader, verify
-from spotune_trainer.checkpoint.writer import commit, write_fragments
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.layout import JobDirectory
 from tests.trainer.groups import run_group
 from tests.trainer.layouts import (
@@ -26,7 +24,10 @@ from tests.trainer.layouts import (
     build,
     differences,
     leave_process_group,
+    opened,
     process_group,
+    restore,
+    save,
     state_of,
     train,
 )
@@ -64,33 +65,11 @@ def name_of(layout: Layout) -> CheckpointName:
     return CheckpointName(layout.steps, 1)
 
 
-def save(engine: Any, directory: JobDirectory, name: CheckpointName) -> None:
-    """Commit what an engine holds, as its worker would."""
-
-    def manifest(entries: tuple[FileEntry, ...]) -> Manifest:
-        step, stage = fragments.optimizer_step(engine), engine.zero_optimization_stage()
-        shapes = fragments.parameter_shapes(engine)
-        return Manifest(name.step, 1, step, "f", 1, engine.dp_world_size, stage, 0.0, entries, shapes)
-
-    write_fragments(directory.checkpoints / str(name), engine.global_rank, fragments.owned_fragments(engine))
-    if engine.global_rank == 0:
-        commit(directory, name, engine.dp_world_size, manifest)
-
-
-def opened(directory: JobDirectory, name: CheckpointName) -> Checkpoint:
-    checkpoint = open_checkpoint(directory.checkpoints / str(name))
-    assert isinstance(checkpoint, Checkpoint)
-    return checkpoint
-
-
-def restore(engine: Any, checkpoint: Checkpoint) -> tuple[int, int]:
-    """What a worker does with the checkpoint that it starts from; bytes of state that it read, and needed."""
-    verify(checkpoint, checkpoint.manifest.files[engine.global_rank :: engine.dp_world_size])
-    needed = fragments.needed_fragments(engine)
+def read_by(engine: Any, checkpoint: Checkpoint) -> tuple[int, int]:
+    """Restore a checkpoint; bytes of state that this rank has read, and needed."""
     with counted_reads() as reads:
-        CheckpointReader(checkpoint).restore(needed)
-    fragments.set_optimizer_step(engine, checkpoint.manifest.optimizer_step)
-    fragments.publish(engine)
+        restore(engine, checkpoint)
+    needed = fragments.needed_fragments(engine)
     headers = checkpoint.bytes - STATE_BYTES * elements(checkpoint)
     return reads[0] - headers, STATE_BYTES * sum(fragment.states["fp32"].numel() for fragment in needed)
 
@@ -138,7 +117,7 @@ def read(root: Path, layout: Layout) -> list[Cell]:
         for other in layouts(layout.dtype, world_size):
             directory = home(root, other)
             checkpoint = opened(directory, name_of(other))
-            bytes_read, bytes_needed = restore(engine, checkpoint)
+            bytes_read, bytes_needed = read_by(engine, checkpoint)
             differing = differences(engine, expected_of(directory.root / EXPECTED))
             cells.append(Cell(other, layout, engine.global_rank, tuple(differing), bytes_read, bytes_needed))
     return cells

@@ -1,10 +1,12 @@
-"""`spotune checkpoint`: see, verify and export what a run has committed."""
+"""`spotune checkpoint`: see, verify, export and convert what a run has committed."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,9 +19,10 @@ from rich.text import Text
 from spotune.errors import JobError, UsageError
 from spotune_trainer import files
 from spotune_trainer.checkpoint.catalogue import Entry, State, choose, list_entries
+from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.layout import JobDirectory
 
-checkpoint = typer.Typer(no_args_is_help=True, help="See, verify and export the checkpoints of a run.")
+checkpoint = typer.Typer(no_args_is_help=True, help="See, verify, export and convert the checkpoints of a run.")
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run.")]
 _Step = Annotated[int | None, typer.Option(min=0, help="Only the checkpoint after this optimizer step.")]
@@ -86,6 +89,92 @@ def export_command(
         typer.echo(json.dumps({"checkpoint": str(chosen.name), "export": str(destination), "exportSha256": sha256}))
     else:
         typer.echo(f"{chosen.name} -> {destination}\nTry it: spotune predict {destination} QUESTION")
+
+
+@checkpoint.command("convert")
+def convert_command(
+    directory: _Directory,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a universal checkpoint of DeepSpeed here.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Begin the run from this universal checkpoint.")
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(metavar="JOB.yaml", help="With --from: the job, where DIR has none yet.")
+    ] = None,
+    step: _Step = None,
+    output: _Output = "text",
+) -> None:
+    """Write a checkpoint, by default the newest, in DeepSpeed's universal format, or begin a run from one.
+
+    For an engine whose configuration has checkpoint: {load_universal: true}, at ZeRO stage 1, 2 or 3:
+
+    spotune checkpoint convert runs/text-to-sql --to universal/step-200 --step 200
+
+    From what deepspeed.checkpoint.ds_to_universal has made; spotune run goes on after its last step:
+
+    spotune checkpoint convert runs/continued --from universal/global_step200 --job job.yaml
+    """
+    if (to is None) == (source is None):
+        raise UsageError("name either --to, a folder to write, or --from, a folder to read.")
+    if source is not None and step is not None:
+        raise UsageError("--step chooses among the checkpoints of a run, and --from reads another's: leave it out.")
+    if to is not None and job is not None:
+        raise UsageError("--job is for --from: a run that has checkpoints has its job.")
+    if to is not None:
+        result = _to_universal(JobDirectory(directory), step, to)
+    else:
+        assert source is not None
+        result = _from_universal(directory, source, job)
+    typer.echo(json.dumps(result) if output == "json" else result["message"])
+
+
+def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str, Any]:
+    from spotune_trainer.byte_progress import byte_progress
+    from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
+
+    chosen = choose(list_entries(run), step)
+    output = output.absolute()
+    if output.exists():
+        raise UsageError(f"{output} exists: name a folder that does not, or remove it.")
+    with redirect_stdout(sys.stderr):  # to which DeepSpeed's log keeps
+        from spotune_trainer.checkpoint.universal import write_universal
+    try:
+        verify(chosen)
+        with byte_progress("Converting", Console(stderr=True)) as report:
+            write_universal(chosen, output, report)
+    except CorruptCheckpointError as error:
+        raise JobError(f"{error}. Name another with --step.") from error
+    load = f'engine.load_checkpoint("{output.parent}", tag="{output.name}")'
+    return {
+        "checkpoint": str(chosen.name),
+        "universal": str(output),
+        "message": f"{chosen.name} -> {output}\nLoad it: {load} with checkpoint: {{load_universal: true}}",
+    }
+
+
+def _from_universal(directory: Path, source: Path, job_file: Path | None) -> dict[str, Any]:
+    from spotune_trainer.byte_progress import byte_progress
+    from spotune_trainer.directory_lock import locked
+    from spotune_trainer.job_directory import check_directory, job_of, put_job, read_job
+
+    run = JobDirectory(directory.absolute())
+    job = read_job(job_file, {}) if job_file else job_of(run)
+    if job is None:
+        raise UsageError(f"{directory} has no job yet: name its file with --job.")
+    check_directory(run, job)
+    with redirect_stdout(sys.stderr):  # to which DeepSpeed's log keeps
+        from spotune_trainer.first_checkpoint import begin_from_universal
+    with locked(run), byte_progress("Converting", Console(stderr=True)) as report:
+        put_job(run, job)
+        manifest = begin_from_universal(run, job, source, report)
+    name = str(CheckpointName(manifest.step, manifest.generation))
+    return {
+        "checkpoint": name,
+        "universal": str(source),
+        "message": f"{source} -> {run.checkpoints / name}\nspotune run goes on after step {manifest.step}",
+    }
 
 
 def _verify(entry: Entry) -> Entry:

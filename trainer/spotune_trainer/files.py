@@ -8,10 +8,13 @@ opened for appending); a reader ignores an unfinished last line.
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,35 @@ from typing import Any
 def fsync_directory(path: Path) -> None:
     """Make renames and new names within `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A directory to fill under another name; it becomes `path` once it is filled and durable, and goes otherwise."""
+    for left_by_a_kill in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for each in temporary.rglob("*"):
+            if each.is_dir():
+                fsync_directory(each)
+            else:
+                _fsync(each)
+        fsync_directory(temporary)
+        temporary.rename(path)
+        fsync_directory(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -11,7 +11,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,36 @@ def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> N
     Raises:
         OSError: the volume does not take it; what was written in part is removed, which gives a full one room.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = [
         (tensor_name(fragment.parameter, fragment.offset, state), fragment.states[state])
         for fragment in fragments
         for state in STATES
     ]
+    sizes = [(name, tensor.numel()) for name, tensor in tensors]
+    write_tensors(folder, rank, sizes, (tensor for _, tensor in tensors))
+
+
+def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], tensors: Iterable[Tensor]) -> None:
+    """As `write_fragments`, of tensors that need not be in memory together.
+
+    Args:
+        folder: of the checkpoint.
+        rank: whose file it is.
+        sizes: name and number of elements of every tensor.
+        tensors: in the same order; the next one is asked for when the one before has been written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     header: dict[str, Any] = {}
     position = 0
-    for name, tensor in tensors:
-        end = position + tensor.numel() * 4
-        header[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [position, end]}
+    for name, elements in sizes:
+        end = position + elements * 4
+        header[name] = {"dtype": "F32", "shape": [elements], "data_offsets": [position, end]}
         position = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     path = folder / rank_file(rank)
     try:
-        checksum = _write_tensors(path, encoded, [tensor for _, tensor in tensors])
+        checksum = _write_tensors(path, encoded, tensors)
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -71,7 +84,7 @@ def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> N
     files.write_json(folder / rank_ok(rank), {"name": entry.name, "size": entry.size, "xxh3": entry.xxh3})
 
 
-def _write_tensors(path: Path, header: bytes, tensors: Sequence[Tensor]) -> str:
+def _write_tensors(path: Path, header: bytes, tensors: Iterable[Tensor]) -> str:
     """Write a safetensors file; returns the checksum of its content."""
     digest = xxhash.xxh3_64()
     with path.open("wb", buffering=0) as stream:
