@@ -71,6 +71,8 @@ def test_table_has_a_column_per_number_of_workers_and_names_what_was_assumed(pla
     assert [part.strip() for part in lines["ZeRO stage"].strip("│").split("│")] == ["ZeRO stage", "1", "1", "1"]
     assert [part.strip() for part in lines["Accumulation"].strip("│").split("│")][-1] == "2"
     assert "34.22 GB" in lines["Checkpoint, all workers"]
+    copies = [part.strip() for part in lines["Host memory for commits"].strip("│").split("│")]
+    assert copies == ["Host memory for commits", "34.22 GB", "17.11 GB", "8.55 GB"]
     assert "Host memory for offload" not in lines
     assert "taken away every 6.0 h on average" in out
 
@@ -94,6 +96,7 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
     activations = memory["activationsBytes"] + memory["logitsOrRecomputationBytes"]
     others = ("weightsBytes", "gradientsBytes", "optimizerBytes", "buffersBytes", "runtimeBytes")
     assert memory["totalBytes"] == sum(memory[name] for name in others) + activations
+    assert memory["hostBytes"] == memory["commitBytes"] == 12 * 2_851_598_336 // 4
     checkpoint = workers["checkpoint"]
     assert checkpoint["bytes"] == 12 * 2_851_598_336
     assert checkpoint["intervalSteps"] == round(checkpoint["intervalSeconds"] / 2)
@@ -201,7 +204,7 @@ def test_offloaded_states_are_shown_as_host_memory(planner: Planner) -> None:
     planner.job(more="  execution: {offload: optimizer}\n")
 
     assert "Host memory for offload" in planner.run()[1]
-    assert planner.json("--workers", "1")["workers"][0]["memoryPerWorker"]["hostBytes"] == 16 * 2_851_598_336
+    assert planner.json("--workers", "1")["workers"][0]["memoryPerWorker"]["hostBytes"] == (16 + 12) * 2_851_598_336
 
 
 @pytest.mark.parametrize(

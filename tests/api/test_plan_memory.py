@@ -6,7 +6,7 @@ import pytest
 
 from spotune.plan.activations import Workload, activation_bytes, logits_bytes
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.memory import FLOAT32, GB, MIXED, ZeroStage, estimate_memory, model_states, precision_of
+from spotune.plan.memory import FLOAT32, GB, MIXED, Precision, ZeroStage, estimate_memory, model_states, precision_of
 from spotune.plan.parameters import count_parameters
 from spotune.plan.published import PUBLISHED
 
@@ -89,6 +89,26 @@ def test_offloaded_parameters_leave_no_states_on_the_device() -> None:
 
     assert states.device_bytes == 0
     assert states.host_bytes == 18 * 1000 / 2
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", [FLOAT32, MIXED])
+def test_each_worker_copies_its_part_of_a_commit_to_the_host(precision: Precision, stage: ZeroStage) -> None:
+    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+    parameters = count_parameters(t5).total
+    memory = estimate_memory(t5, Workload(1, 128, 32), precision, stage, world_size=7)
+
+    assert memory.host_bytes == memory.commit_bytes == -(-12 * parameters // 7)
+
+
+def test_on_cpu_workers_the_copy_is_part_of_their_memory() -> None:
+    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+    on_gpu, on_cpu = (
+        estimate_memory(t5, Workload(1, 128, 32), FLOAT32, 1, world_size=2, on_cpu=is_cpu) for is_cpu in (False, True)
+    )
+
+    assert on_cpu.total_bytes - on_gpu.total_bytes == on_cpu.commit_bytes
+    assert on_cpu.host_bytes == 0
 
 
 def test_offload_that_a_stage_cannot_do_is_refused() -> None:

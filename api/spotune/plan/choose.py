@@ -51,6 +51,7 @@ class Setup:
         fused_attention: attention scores are never written to memory.
         runtime_bytes: what a worker's process holds beside its tensors.
         usable_fraction: part of the device's memory that is planned for.
+        on_cpu: the workers' device is the host itself.
     """
 
     architecture: Architecture
@@ -63,6 +64,7 @@ class Setup:
     fused_attention: bool = True
     runtime_bytes: int = GPU_RUNTIME_BYTES
     usable_fraction: float = GPU_USABLE_FRACTION
+    on_cpu: bool = False
 
     def budget_bytes(self, device_bytes: int) -> int:
         """What may be planned for on a device of `device_bytes`."""
@@ -87,6 +89,7 @@ class Setup:
             offload=self.offload,
             pretrained=self.pretrained,
             runtime_bytes=self.runtime_bytes,
+            on_cpu=self.on_cpu,
         )
 
 
@@ -264,7 +267,7 @@ def _refusal(setup: Setup, world_size: int, device_bytes: int, request: Request)
         f"{layout.zero_stage}, micro-batch {size} {'with' if layout.gradient_checkpointing else 'without'} gradient "
         f"checkpointing (weights {_gb(states.weights_bytes)}, gradients {_gb(states.gradients_bytes)}, optimizer "
         f"{_gb(states.optimizer_bytes)}, activations {_gb(memory.activations.total_bytes)}, other "
-        f"{_gb(memory.buffers_bytes + memory.runtime_bytes)}), and {_gb(budget)} can be planned for. "
+        f"{_gb(memory.other_bytes)}), and {_gb(budget)} can be planned for. "
         f"What would help: {', '.join(_remedies(setup, world_size, budget, layout))}."
     )
 

@@ -76,6 +76,7 @@ def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
         fused_attention=spec.execution.attention != "eager" and not on_cpu,
         runtime_bytes=CPU_RUNTIME_BYTES if on_cpu else GPU_RUNTIME_BYTES,
         usable_fraction=CPU_USABLE_FRACTION if on_cpu else GPU_USABLE_FRACTION,
+        on_cpu=on_cpu,
     )
 
 

@@ -226,6 +226,7 @@ def _memory_json(choice: Choice) -> dict[str, int]:
         "optimizerStepBytes": memory.step_bytes,
         "buffersBytes": memory.buffers_bytes,
         "runtimeBytes": memory.runtime_bytes,
+        "commitBytes": memory.commit_bytes,
         "totalBytes": memory.total_bytes,
-        "hostBytes": memory.states.host_bytes,
+        "hostBytes": memory.host_bytes,
     }

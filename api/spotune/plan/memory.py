@@ -14,6 +14,7 @@ from typing import Literal
 
 from spotune.plan.activations import Activations, Workload, activation_bytes
 from spotune.plan.architecture import Architecture
+from spotune.plan.interval import checkpoint_bytes
 from spotune.plan.parameters import count_parameters
 
 Offload = Literal["none", "optimizer", "parameters"]
@@ -74,7 +75,8 @@ class MemoryEstimate:
 
     `buffers_bytes`: communication buckets and, at stage 3, gathered weights. `step_bytes`: the float32 gradients of the
     worker's part while the optimizer steps; activations are gone by then, so only the larger of both counts.
-    `runtime_bytes`: what the process holds beside its tensors.
+    `runtime_bytes`: what the process holds beside its tensors. `commit_bytes`: the copy in host memory that a commit is
+    written from (see `commit_bytes`). `on_cpu`: the worker's device is the host itself.
     """
 
     states: ModelStates
@@ -82,12 +84,23 @@ class MemoryEstimate:
     buffers_bytes: int
     step_bytes: int
     runtime_bytes: int
+    commit_bytes: int
+    on_cpu: bool = False
 
     @property
     def total_bytes(self) -> int:
         """Device memory that is needed."""
-        moment = max(self.activations.total_bytes, self.step_bytes)
-        return self.states.device_bytes + self.buffers_bytes + moment + self.runtime_bytes
+        return self.states.device_bytes + max(self.activations.total_bytes, self.step_bytes) + self.other_bytes
+
+    @property
+    def other_bytes(self) -> int:
+        """Device memory that holds neither states nor activations; on a CPU worker commits are copied within it."""
+        return self.buffers_bytes + self.runtime_bytes + (self.commit_bytes if self.on_cpu else 0)
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that is needed beside the device's: offloaded states, and the page-locked copy of a commit."""
+        return self.states.host_bytes + (0 if self.on_cpu else self.commit_bytes)
 
 
 def model_states(
@@ -126,6 +139,15 @@ def model_states(
     )
 
 
+def commit_bytes(parameters: int, world_size: int) -> int:
+    """Host memory of the copy that a worker's commits are written from while training goes on (docs/adr/0016).
+
+    A commit is float32 master weights and Adam's two moments, 12 bytes per parameter at every precision and ZeRO stage,
+    of which each of `world_size` workers writes its part: `ceil(12 P / W)` bytes, taken once and kept.
+    """
+    return _share(checkpoint_bytes(parameters), world_size)
+
+
 def estimate_memory(
     architecture: Architecture,
     workload: Workload,
@@ -136,6 +158,7 @@ def estimate_memory(
     offload: Offload = "none",
     pretrained: bool = True,
     runtime_bytes: int = GPU_RUNTIME_BYTES,
+    on_cpu: bool = False,
 ) -> MemoryEstimate:
     """Memory of one worker that trains all parameters with Adam. Raises ValueError as `model_states` does."""
     parameters = count_parameters(architecture, pretrained=pretrained).total
@@ -145,6 +168,8 @@ def estimate_memory(
         buffers_bytes=_buffer_bytes(parameters, precision, zero_stage),
         step_bytes=0 if zero_stage == 0 or offload != "none" else _share(parameters * 4, world_size),
         runtime_bytes=runtime_bytes,
+        commit_bytes=commit_bytes(parameters, world_size),
+        on_cpu=on_cpu,
     )
 
 

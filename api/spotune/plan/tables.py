@@ -56,6 +56,11 @@ _Cell = Callable[[WorkersPlan], str]
 
 def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
     offloaded = ("Host memory for offload", _of_choice(lambda choice: _gb(choice.memory.states.host_bytes)))
+    # On a CPU worker it is part of the total.
+    copied = (
+        "Copy for commits" if plan.setup.on_cpu else "Host memory for commits",
+        _of_choice(lambda choice: _gb(choice.memory.commit_bytes)),
+    )
     return [
         ("Device memory", lambda workers: _gb(workers.device.memory_bytes)),
         ("Weights", _of_choice(lambda choice: _gb(choice.memory.states.weights_bytes))),
@@ -65,8 +70,10 @@ def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
         ("Logits or recomputed layer", _of_choice(lambda choice: _gb(choice.memory.activations.working_bytes))),
         ("Buffers", _of_choice(lambda choice: _gb(choice.memory.buffers_bytes))),
         ("Runtime", _of_choice(lambda choice: _gb(choice.memory.runtime_bytes))),
+        *([copied] if plan.setup.on_cpu else []),
         ("Total at the fullest moment", _of_choice(_total)),
         *([offloaded] if plan.setup.offload != "none" else []),
+        *([] if plan.setup.on_cpu else [copied]),
     ]
 
 
