@@ -115,3 +115,34 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"version": 1})[:-3])
     with pytest.raises(ValueError, match=r"plan\.json is not valid JSON .* damaged or edited by hand"):
         files.read_json(path)
+
+
+def test_a_directory_gets_its_name_once_it_is_filled(tmp_path: Path) -> None:
+    target, killed = tmp_path / "new" / "folder", tmp_path / "new" / ".folder.0123abcd"
+    killed.mkdir(parents=True)
+    (killed / "part").touch()
+    with files.new_directory(target) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text("whole")
+        assert not target.exists()
+    assert (target / "inner" / "file").read_text() == "whole"
+    assert list(target.parent.iterdir()) == [target], "what a kill left is gone, too"
+
+
+def test_a_directory_that_is_not_filled_is_not_made(tmp_path: Path) -> None:
+    def fill() -> None:
+        with files.new_directory(tmp_path / "folder") as folder:
+            (folder / "part").touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_takes_nobodys_place(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").touch()
+    with pytest.raises(OSError, match="not empty"), files.new_directory(tmp_path / "folder"):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "mine"]
