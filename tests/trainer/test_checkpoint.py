@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from spotune_trainer.checkpoint.layout import (
     open_checkpoint,
 )
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, read_parameters, verify
-from spotune_trainer.checkpoint.writer import commit, prune, write_fragments
+from spotune_trainer.checkpoint.writer import commit, prune, write_fragments, write_tensors
 from spotune_trainer.generations import claim
 from spotune_trainer.layout import JobDirectory
 from tests.trainer.checkpoints import SHAPES, cut, make_manifest, make_state, put_checkpoint
@@ -72,6 +73,22 @@ def test_the_safetensors_library_reads_a_ranks_file(directory: JobDirectory) -> 
         read = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
     assert len(read) == 2 * len(STATES)
     assert torch.equal(read["layer.weight|17|exp_avg"], state["layer.weight/exp_avg"][17:])
+
+
+def test_a_tensor_is_asked_for_when_the_one_before_has_been_written(directory: JobDirectory) -> None:
+    """So a model that is larger than memory can be written."""
+    file, sizes = directory.root / "rank-00000.safetensors", []
+
+    def tensors() -> Iterator[torch.Tensor]:
+        for number in range(3):
+            sizes.append(file.stat().st_size)
+            yield torch.full((100,), float(number))
+
+    write_tensors(directory.root, 0, [("a", 100), ("b", 100), ("c", 100)], tensors())
+    header = sizes[0]
+    assert sizes == [header, header + 400, header + 800]
+    with safe_open(file, framework="pt") as written:
+        assert written.get_tensor("c").unique().tolist() == [2.0]
 
 
 def test_states_in_other_precisions_are_saved_in_fp32(directory: JobDirectory) -> None:

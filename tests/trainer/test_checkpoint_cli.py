@@ -235,7 +235,18 @@ def test_a_checkpoint_goes_to_the_universal_format_and_begins_another_run(
     folder, job = tmp_path / "universal" / "step-10", tmp_path / "job.yaml"
     # In a process of its own, since DeepSpeed writes to standard output where it is imported.
     spotune = Path(sys.executable).with_name("spotune")
-    command = [spotune, "checkpoint", "convert", run.root, "--to", folder, "--step", "10", "--output", "json"]
+    command: list[str | Path] = [
+        spotune,
+        "checkpoint",
+        "convert",
+        run.root,
+        "--to",
+        folder,
+        "--step",
+        "10",
+        "--output",
+        "json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     written = json.loads(done.stdout)
@@ -278,6 +289,14 @@ def test_a_conversion_that_cannot_be_meant_is_refused(
     code, _, err = call(capsys, "convert", run.root, *options)
     assert code == 2
     assert message in err
+
+
+def test_a_place_that_takes_no_folder_is_not_the_jobs_fault(
+    run: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, "convert", run.root, "--to", "/proc/universal")
+    assert code == 10
+    assert "the conversion failed, and left nothing: [Errno" in err
 
 
 def test_a_run_begins_with_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,8 +87,7 @@ def converted_by_deepspeed(rank: int, world_size: int, root: Path, stage: int) -
     engine, steps = foreign_engine(Layout(stage, world_size, "bfloat16")), 2
     train(engine, steps)
     expected = state_of(engine)
-    # ds_to_universal asks for this of the client's state; what its version stands for is tensor parallelism.
-    engine.save_checkpoint(str(root), tag="saved", client_state={"universal_checkpoint_info": {}})
+    engine.save_checkpoint(str(root), tag="saved")
     distributed.barrier()
     directory = JobDirectory(root / "run")
     if rank == 0:
@@ -102,10 +101,10 @@ def converted_by_deepspeed(rank: int, world_size: int, root: Path, stage: int) -
 
 
 def make_universal(source: Path, output: Path) -> None:
-    """`python -m deepspeed.checkpoint.ds_to_universal`."""
+    """`python -m deepspeed.checkpoint.ds_to_universal --inject_missing_state`."""
     options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
     folders = {"input_folder": str(source), "output_folder": str(output)}
-    ds_to_universal.main(Namespace(**folders, **options, inject_missing_state=False))
+    ds_to_universal.main(Namespace(**folders, **options, inject_missing_state=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -173,6 +172,12 @@ def test_a_missing_parameter_is_named(universal: Path) -> None:
 def test_another_shape_is_named(universal: Path) -> None:
     with pytest.raises(JobError, match=r"layer\.bias/fp32\.pt has shape \[3\], but the job's model has \[4\] there"):
         open_universal(universal, {**SHAPES, "layer.bias": (4,)})
+
+
+def test_a_file_without_a_tensor_is_named(universal: Path) -> None:
+    torch.save({"vocab_tensor": True}, universal / "zero" / "layer.weight" / "exp_avg.pt")
+    with pytest.raises(JobError, match=r"exp_avg\.pt holds no tensor"):
+        open_universal(universal, SHAPES)
 
 
 def test_a_file_that_is_cut_short_is_named(universal: Path) -> None:

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from spotune.errors import JobError, UsageError
+from spotune.errors import InfrastructureError, JobError, UsageError
 from spotune_trainer import files
 from spotune_trainer.checkpoint.catalogue import Entry, State, choose, list_entries
 from spotune_trainer.checkpoint.layout import CheckpointName
@@ -122,11 +122,14 @@ def convert_command(
         raise UsageError("--step chooses among the checkpoints of a run, and --from reads another's: leave it out.")
     if to is not None and job is not None:
         raise UsageError("--job is for --from: a run that has checkpoints has its job.")
-    if to is not None:
-        result = _to_universal(JobDirectory(directory), step, to)
-    else:
-        assert source is not None
-        result = _from_universal(directory, source, job)
+    try:
+        if to is not None:
+            result = _to_universal(JobDirectory(directory), step, to)
+        else:
+            assert source is not None
+            result = _from_universal(directory, source, job)
+    except OSError as error:
+        raise InfrastructureError(f"the conversion failed, and left nothing: {error}. Run it again.") from error
     typer.echo(json.dumps(result) if output == "json" else result["message"])
 
 

@@ -185,11 +185,13 @@ def _load_state(path: Path, parameter: str, state: str, shape: tuple[int, ...]) 
     """One state of a parameter, mapped: its pages are read when they are needed."""
     file = path / _ZERO / parameter / f"{state}.pt"
     value = _load(file)
-    found = value[constants.PARAM] if isinstance(value, dict) else value
+    found = value.get(constants.PARAM) if isinstance(value, dict) else value
+    if not isinstance(found, Tensor):
+        raise JobError(f"{file} holds no tensor: it is not of a universal checkpoint that this version knows")
     # A universal checkpoint that was made from ZeRO-3 holds flat tensors.
     if tuple(found.shape) not in (shape, (torch.Size(shape).numel(),)):
         raise JobError(f"{file} has shape {list(found.shape)}, but the job's model has {list(shape)} there")
-    return found.reshape(-1)  # type: ignore[no-any-return]
+    return found.reshape(-1)
 
 
 def _optimizer_step(path: Path, parameter: str) -> int:
@@ -207,7 +209,7 @@ def _steps_done(path: Path, otherwise: int) -> int:
     """Steps of the engine, of which some may have been skipped."""
     for file in _MODEL_FILES:
         if (path / file).is_file():
-            return int(_load(path / file)["global_steps"])
+            return int(_load(path / file).get("global_steps", otherwise))
     return otherwise
 
 
