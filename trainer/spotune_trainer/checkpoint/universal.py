@@ -1,7 +1,7 @@
 """DeepSpeed's universal checkpoints: a run's checkpoint as one, and one as the checkpoint that a run starts from.
 
-A universal checkpoint is a folder with a file for each state of each parameter, whole, as `deepspeed.checkpoint.
-ds_to_universal` makes it of a checkpoint of any world size (0.19; Lian et al., "Universal Checkpointing", 2024):
+A universal checkpoint (Lian et al., "Universal Checkpointing", 2024) is a folder with a file for each state of each
+parameter, whole, as `deepspeed.checkpoint.ds_to_universal` makes it of what any stage and world size saved (0.19):
 
 ```
 zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt   from ZeRO-3 flat tensors and no step
