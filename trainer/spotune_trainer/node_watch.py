@@ -43,6 +43,7 @@ def staying(nodes: Sequence[Mapping[str, Any]], draining: Mapping[str, float]) -
 
 def record_node(logs: GenerationLogs, rank: int) -> None:
     """Note down, on a rank of a Ray worker group, on which node it runs."""
+    logs.root.mkdir(parents=True, exist_ok=True)
     files.write_json(logs.node(rank), ray.get_runtime_context().get_node_id(), durable=False)
 
 
