@@ -6,7 +6,19 @@ The trainer shows a run with them, and so do the commands that look at a cluster
 from collections.abc import Mapping
 from typing import Any
 
+from spotune.goodput import Part
+
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_OTHER_PARTS = {
+    Part.EVALUATION: "evaluation and export",
+    Part.DATA_WAIT: "waiting for data",
+    Part.CHECKPOINT_STALL: "checkpoints",
+    Part.RESTORE: "restoring",
+    Part.LOST: "lost work",
+    Part.STARTUP: "start-up",
+    Part.WAITING: "waiting for capacity",
+    Part.STOPPED: "stopped",
+}
 
 
 def duration(seconds: float) -> str:
@@ -36,6 +48,22 @@ def progress(status: Mapping[str, Any]) -> str:
         f"{duration(eta)} left" if eta else None,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def goodput(share: float | None, parts: Mapping[str, float]) -> str:
+    """Goodput, and the parts that took a thousandth of the time or more: ``93.1 % (lost work 41 s, start-up 12 s)``.
+
+    Args:
+        share: Productive time over wall clock; None where it is not known.
+        parts: Seconds by part, with the names of ``status.json``.
+    """
+    if share is None:
+        return ""
+    least = sum(parts.values()) / 1000
+    others = {name: parts.get(part, 0.0) for part, name in _OTHER_PARTS.items()}
+    longest = sorted((name for name in others if others[name] > least), key=lambda name: -others[name])
+    listed = ", ".join(f"{name} {duration(others[name])}" for name in longest)
+    return f"{100 * share:.1f} % ({listed})" if listed else f"{100 * share:.1f} %"
 
 
 def restarts(counts: Mapping[str, int]) -> str:

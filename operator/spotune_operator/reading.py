@@ -142,7 +142,7 @@ class Said(_Said):
     eta_seconds: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_SECONDS)] | None = None
     resumed_from_step: Count | None = None
     steps_lost: Count | None = None
-    goodput: Amount | None = None
+    goodput: Annotated[float, Field(ge=0, le=1)] | None = None
     last_checkpoint: SaidCheckpoint | None = None
     checkpoint_problem: Text = ""
     restarts: SaidRestarts = SaidRestarts()
@@ -159,8 +159,8 @@ class Said(_Said):
         return self.phase in _WITH_SIGNS and (self.silent_seconds or 0.0) > _SILENT_SECONDS
 
     def says_the_same(self, other: Said) -> bool:
-        """Whether nothing has happened between the two; the time left, and their age, change without that."""
-        times = {"eta_seconds": None, "age_seconds": None, "silent_seconds": None}
+        """Whether nothing has happened between the two; the time left, their age and goodput change without that."""
+        times = {"eta_seconds": None, "age_seconds": None, "silent_seconds": None, "goodput": None}
         if (self.is_old, self.is_silent) != (other.is_old, other.is_silent):
             return False
         return self.model_copy(update=times) == other.model_copy(update=times)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spotune.figures import duration, progress, restarts
+from spotune.figures import duration, goodput, progress, restarts
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,21 @@ def test_figures_that_are_not_known_are_left_out(status: dict[str, float | None]
 def test_restarts_are_counted_by_the_causes_that_happened() -> None:
     assert restarts({"workerLost": 2, "hang": 1, "appError": 0}) == "3 (workerLost 2, hang 1)"
     assert restarts({}) == "0"
+
+
+@pytest.mark.parametrize(
+    ("share", "parts", "text"),
+    [
+        (
+            0.9312,
+            {"productive": 931.2, "startup": 12.0, "lost": 56.0, "dataWait": 0.8},
+            "93.1 % (lost work 56 s, start-up 12 s)",
+        ),
+        (1.0, {"productive": 50.0}, "100.0 %"),
+        (None, {"stopped": 50.0}, ""),
+    ],
+)
+def test_goodput_names_what_took_the_rest_longest_first(
+    share: float | None, parts: dict[str, float], text: str
+) -> None:
+    assert goodput(share, parts) == text

@@ -80,9 +80,10 @@ def test_a_lost_head_does_not_take_the_workers_away() -> None:
 
 def test_training_job_is_ready_and_shows_its_figures() -> None:
     life = a_life()
-    life.trains(step=30, etaSeconds=70.0, tokensPerSecond=1000.0, restarts={"workerLost": 2, "hang": 1})
+    life.trains(step=30, etaSeconds=70.0, tokensPerSecond=1000.0, restarts={"workerLost": 2, "hang": 1}, goodput=0.9312)
     life.decide()
     status = life.status
+    assert status.goodput == 0.9312
     assert (status.phase, status.step, status.total_steps, status.loss) == ("Training", 30, 100, 1.5)
     assert (status.workers, status.restarts.worker_lost, status.restarts.total) == ("2/2", 2, 3)
     assert status.eta == "2027-01-15T08:01:10Z"

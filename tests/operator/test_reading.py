@@ -58,6 +58,7 @@ def test_an_answer_is_understood_in_full() -> None:
         ("loss", 10**400),
         ("loss", [1.0]),
         ("goodput", -0.5),
+        ("goodput", 93.0),
         ("phase", 7),
         ("phase", "no reason: of a condition"),
         ("phase", "A" * 65),
@@ -94,11 +95,10 @@ def test_text_comes_back_from_the_api_server_as_it_was_written() -> None:
     assert len(said.message) == 2000
 
 
-def test_the_time_left_alone_is_no_news() -> None:
-    before = understood({"step": 3, "etaSeconds": 9.0, "heartbeat": 1})
-    assert before.says_the_same(
-        understood({"step": 3, "etaSeconds": 8.0, "heartbeat": 2, "ageSeconds": 0.3, "silentSeconds": 3})
-    )
+def test_time_that_passes_alone_is_no_news() -> None:
+    before = understood({"step": 3, "etaSeconds": 9.0, "heartbeat": 1, "goodput": 0.93})
+    later = {"step": 3, "etaSeconds": 8.0, "heartbeat": 2, "goodput": 0.92, "ageSeconds": 0.3, "silentSeconds": 3}
+    assert before.says_the_same(understood(later))
     assert not before.says_the_same(understood({"step": 4, "etaSeconds": 9.0}))
 
 

@@ -21,7 +21,7 @@ KEYS = {
     *("time", "heartbeat", "phase", "generation", "attempt", "step", "totalSteps", "epoch", "loss", "learningRate"),
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
-    "skippedSteps",
+    *("skippedSteps", "goodput", "goodputParts"),
 }
 
 
@@ -54,6 +54,7 @@ def step_record(generation: int, step: int) -> StepRecord:
         learningRate=1e-3,
         tokens=100,
         seconds=0.5,
+        productiveSeconds=0.4,
         worldSize=2,
         samples="00000000000000ff",
         mfu=None,

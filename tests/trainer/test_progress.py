@@ -55,6 +55,7 @@ STEP = StepRecord(
     learningRate=1e-3,
     tokens=200,
     seconds=0.5,
+    productiveSeconds=0.4,
     worldSize=2,
     samples="00000000000000ff",
     mfu=None,

@@ -30,6 +30,8 @@ STATUS = {
     "lastCheckpoint": {"step": 20, "time": 990.0},
     "restarts": {"workerLost": 1, "hang": 0},
     "stepsLost": 4,
+    "goodput": 0.75,
+    "goodputParts": {"productive": 30.0, "lost": 7.5, "startup": 2.5},
     "ageSeconds": 0.5,
 }
 
@@ -102,6 +104,8 @@ def test_metrics_carry_what_is_known_and_nothing_else() -> None:
     assert 'spotune_restarts_total{cause="workerLost"} 1' in lines
     assert 'spotune_phase{phase="Training"} 1' in lines
     assert "spotune_checkpoint_step 20" in lines
+    assert "spotune_goodput_ratio 0.75" in lines
+    assert 'spotune_time_seconds{part="lost"} 7.5' in lines
     assert not any("eval_loss" in line for line in lines)
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(names) == len(set(names))

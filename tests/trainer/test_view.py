@@ -78,9 +78,11 @@ def test_plain_view_does_not_repeat_what_an_event_has_said() -> None:
 
 
 def test_panel_holds_all_that_matters() -> None:
-    text = rendered(panel("t5-wikisql", {**STATUS, "message": "a worker was lost"}))
+    account = {"goodput": 0.5, "goodputParts": {"productive": 60.0, "waiting": 60.0}}
+    text = rendered(panel("t5-wikisql", {**STATUS, **account, "message": "a worker was lost"}))
     expected = "t5-wikisql|Training|step 120/480|loss 1.2346|12,346 tokens/s|3 min 20 s left|2/3|step 100, "
-    for part in (*expected.split("|"), "3 (workerLost 2, hang 1)", "a worker was lost"):
+    goodput = "50.0 % (waiting for capacity 1 min 00 s)"
+    for part in (*expected.split("|"), goodput, "3 (workerLost 2, hang 1)", "a worker was lost"):
         assert part in text, part
 
 
@@ -99,9 +101,10 @@ def test_live_view_prints_events_above_the_panel() -> None:
 
 
 def test_summary_leaves_out_what_is_not_known() -> None:
-    result = {"steps": 1480, "executionAccuracy": 0.625, "wallSeconds": 330.0, "mfu": None, "export": "/runs/a/export"}
-    text = rendered(summary("job", result))
-    for part in ("job is trained", "1,480", "62.5%", "5 min 30 s", "/runs/a/export"):
+    figures = {"steps": 1480, "executionAccuracy": 0.625, "wallSeconds": 330.0, "mfu": None, "export": "/runs/a/export"}
+    account = {"goodput": 0.9, "goodputParts": {"productive": 297.0, "startup": 33.0}}
+    text = rendered(summary("job", {**figures, **account}))
+    for part in ("job is trained", "1,480", "62.5%", "5 min 30 s", "90.0 % (start-up 33 s)", "/runs/a/export"):
         assert part in text, part
     assert "MFU" not in text
 

@@ -32,6 +32,7 @@ from spotune_trainer import files
 from spotune_trainer.capacity import choose_world_size, live_slots
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.generations import choose_checkpoint, claim, is_superseded, list_generations
+from spotune_trainer.goodput_account import GoodputAccount, record_end, record_lost_ends, seconds_lost
 from spotune_trainer.job_directory import job_of, training_length
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
@@ -114,6 +115,7 @@ class Driver:
         """
         with self.monitor:
             try:
+                record_lost_ends(self.ledger, self.directory)
                 self._prepare()
                 while not self._run_generation():
                     pass
@@ -147,14 +149,14 @@ class Driver:
         for torn in choice.skipped:
             self._skip(torn.name, torn.reason)
         plan = plan_run(self.job, self.directory, choice.checkpoint)
-        self.monitor.startup("plan", time.monotonic() - started)
-        task = self._claim(choice.checkpoint, plan, world_size)
-        started = time.monotonic()
+        plan_seconds = time.monotonic() - started
+        self.monitor.startup("plan", plan_seconds)
+        task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
         with self._watch_nodes(task, world_size) as watch:
             end = self.surroundings.run_group(task, world_size, self.job.spec.workers.gpus, self.directory)
         self.monitor.end()
-        seconds = round(time.monotonic() - started, 3)
-        self.ledger.append("generation-ended", generation=task.generation, worldSize=world_size, seconds=seconds)
+        failed = isinstance(end, Failed | CorruptCheckpoint | Superseded)
+        record_end(self.ledger, self.directory, task.generation, time.time(), failed=failed)
         return self._judge(end, plan, task, watch)
 
     def _take_in_job(self) -> None:
@@ -173,6 +175,7 @@ class Driver:
     def _wait_for_workers(self) -> int:
         clock = self.surroundings.clock
         started = clock()
+        waiting = False
         while True:
             workers = self.job.spec.workers
             fewest, wanted = workers.min_world_size, workers.world_size
@@ -182,6 +185,9 @@ class Driver:
             if size is not None:
                 self._patience_seconds = _PATIENCE_SECONDS
                 return size
+            if not waiting:
+                waiting = True
+                self.ledger.append("waiting", slots=slots, wanted=wanted)
             self.monitor.update(
                 Phase.WAITING_FOR_WORKERS,
                 workers={"running": 0, "wanted": wanted},
@@ -191,7 +197,7 @@ class Driver:
             self.surroundings.sleep(_POLL_SECONDS)
             self._take_in_job()
 
-    def _claim(self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int) -> WorkerTask:
+    def _claim(self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int, plan_seconds: float) -> WorkerTask:
         """Start the next generation from `checkpoint`, and say so.
 
         Raises:
@@ -201,7 +207,7 @@ class Driver:
             self.ledger.append("superseded", generation=self._claimed)
             raise SupersededError(f"another driver of this job has started a generation after {self._claimed}")
         name = checkpoint.name if checkpoint else None
-        lost = self._steps_past(name)
+        lost, lost_seconds = self._steps_past(name), seconds_lost(self.directory, name.step if name else 0)
         generation = claim(self.directory, name)
         self._claimed = generation.number
         self.ledger.append(
@@ -210,6 +216,8 @@ class Driver:
             restoredFrom=str(name) if name else None,
             step=generation.first_step,
             stepsLost=lost,
+            secondsLost=lost_seconds,
+            planSeconds=round(plan_seconds, 3),
             worldSize=world_size,
             zeroStage=plan.zero_stage,
             microBatchSize=plan.micro_batch_size,
@@ -309,8 +317,8 @@ class Driver:
             self.surroundings.sleep(_POLL_SECONDS)
 
     def _finish(self, figures: dict[str, Any]) -> None:
-        first = self.ledger.records("generation-started")[0]["time"]
-        wall_seconds = round(time.time() - first, 1)
+        account = GoodputAccount(self.directory).figures(time.time())
+        wall_seconds = round(sum(account["goodputParts"].values()), 3)
         epochs, max_steps = training_length(self.job)
         result = {
             **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy")),
@@ -318,11 +326,12 @@ class Driver:
             "epochs": epochs,
             "maxSteps": max_steps,
             "wallSeconds": wall_seconds,
+            **account,
             "restarts": sum(self.ledger.restarts().values()),
             "export": str(self.directory.export),
         }
         files.write_json(self.directory.result, result)
-        self.ledger.append("finished", step=figures["steps"], wallSeconds=wall_seconds)
+        self.ledger.append("finished", step=figures["steps"], wallSeconds=wall_seconds, **account)
         logger.info("trained: %s", result)
         self.monitor.update(Phase.DONE, message=None, etaSeconds=0.0)
 

@@ -124,14 +124,19 @@ def surviving_steps(directory: JobDirectory) -> list[dict[str, Any]]:
     Follows the newest generation back to what it started from: of an older generation only the steps up to the
     checkpoint that its successor restored count.
     """
+    return steps_after(directory, 0)
+
+
+def steps_after(directory: JobDirectory, first: int) -> list[dict[str, Any]]:
+    """Those of the surviving steps that come after step `first`; reads no more generations than hold any."""
     by_number = {generation.number: generation for generation in list_generations(directory)}
     records: list[dict[str, Any]] = []
     current = by_number.get(max(by_number, default=0))
     end: int | None = None
-    while current is not None:
+    while current is not None and (end is None or end > first):
         logs = directory.generation_logs(current.number)
-        lines = [line for line in files.read_lines(logs.steps) if end is None or line["step"] <= end]
-        records[:0] = lines
+        steps = (line for line in files.read_lines(logs.steps) if end is None or line["step"] <= end)
+        records[:0] = [line for line in steps if line["step"] > first]
         end = current.first_step
         current = by_number.get(current.restored.generation) if current.restored else None
     return records

@@ -47,6 +47,7 @@ class Outcome:
         flops: floating-point operations of this rank's rows by the formula of MFU.
         grad_norm: norm of the gradient before clipping, the same on all ranks; None where it is not computed.
         seconds: wall time of the step.
+        productive_seconds: of these, those that went into the step itself.
     """
 
     step: int
@@ -58,6 +59,7 @@ class Outcome:
     flops: float = 0.0
     grad_norm: Any = None
     seconds: float = 0.0
+    productive_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class TrainingLoop:
             outcome = self._train(step, micro_batches, tokens)
             now = time.monotonic()
             outcome.seconds, started = now - started, now
+            outcome.productive_seconds = self.journal.spent.lap()
             self._pending = outcome
             yield Step(step + 1, flags)
 
@@ -222,6 +225,7 @@ class TrainingLoop:
             learningRate=outcome.learning_rate,
             tokens=outcome.tokens,
             seconds=round(outcome.seconds, 6),
+            productiveSeconds=round(outcome.productive_seconds, 6),
             worldSize=self.world_size,
             samples=f"{row_hash:016x}",
             skipped=skipped,

@@ -14,6 +14,7 @@ from typing import Any
 
 from spotune_trainer import files
 from spotune_trainer.files import LineReader
+from spotune_trainer.goodput_account import GoodputAccount
 from spotune_trainer.layout import GenerationLogs, JobDirectory
 from spotune_trainer.ledger import Ledger
 from spotune_trainer.progress import Phase
@@ -67,6 +68,7 @@ class Monitor:
             "startup": {},
         }
         self._generation: _GenerationFiles | None = None
+        self._account = GoodputAccount(directory)
         self._heard = (self._beats, time.time())
 
     def __enter__(self) -> Monitor:
@@ -139,10 +141,12 @@ class Monitor:
         progress = files.read_json(generation.logs.progress)
         if progress is None:
             return
+        generation.progress = dict(progress)
         heartbeat = progress.pop("heartbeat")
         self._beats += heartbeat - generation.heartbeat
         generation.heartbeat = heartbeat
-        progress.pop("time")
+        for key in ("time", "part", "seconds"):
+            progress.pop(key)
         started = round(progress.pop("startedAt") - self._began, 3)
         startup = {**self._status["startup"], "workers": started, **progress.pop("startup")}
         workers = {**self._status["workers"], "running": self._status["workers"]["wanted"]}
@@ -153,7 +157,8 @@ class Monitor:
         if self._beats != self._heard[0]:
             self._heard = (self._beats, now)
         signs = {"time": now, "heartbeat": self._beats, "silentSeconds": round(now - self._heard[1], 1)}
-        files.write_json(self._directory.status, {**signs, **self._status}, durable=False)
+        account = self._account.figures(now, self._generation.progress if self._generation else None)
+        files.write_json(self._directory.status, {**signs, **self._status, **account}, durable=False)
 
 
 class _GenerationFiles:
@@ -164,3 +169,4 @@ class _GenerationFiles:
         self.steps = LineReader(logs.steps)
         self.events = LineReader(logs.events)
         self.heartbeat = 0
+        self.progress: dict[str, Any] | None = None

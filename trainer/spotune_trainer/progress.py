@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from spotune_trainer import files
 from spotune_trainer.layout import GenerationLogs
+from spotune_trainer.stopwatch import Stopwatch
 
 logger = logging.getLogger("spotune.worker")
 
@@ -55,7 +56,8 @@ class StepRecord:
         skipped: loss or gradient was not finite, so that the step changed no weights.
         samples: hash over (id, token bytes) of the rows that went through backward, as 16 hex digits.
         tokens: label tokens that carried loss, over all ranks.
-        seconds: wall time of the step on rank 0.
+        seconds: wall time of the step on rank 0, with what came between it and the step before.
+        productiveSeconds: of these, without waiting for data and checkpoints and without evaluation.
         mfu: model FLOPs utilisation, None where the device's peak is not known.
     """
 
@@ -67,6 +69,7 @@ class StepRecord:
     learningRate: float  # noqa: N815
     tokens: int
     seconds: float
+    productiveSeconds: float  # noqa: N815
     worldSize: int  # noqa: N815
     samples: str
     skipped: bool
@@ -87,6 +90,7 @@ class Journal:
         self.rank = rank
         self._hang_timeout_seconds = hang_timeout_seconds
         self._clock = clock
+        self.spent = Stopwatch(clock)
         self._state: dict[str, Any] = {
             "startedAt": time.time(),
             "heartbeat": 0,
@@ -206,4 +210,6 @@ class Journal:
         if self.rank == 0:
             self._write_lines()
             with suppress(OSError):  # a volume that is full now may be grown: the next one says it all
-                files.write_json(self.logs.progress, {"time": time.time(), **self._state}, durable=False)
+                seconds = {part: round(value, 3) for part, value in self.spent.seconds().items()}
+                state = {"time": time.time(), **self._state, "part": self.spent.part, "seconds": seconds}
+                files.write_json(self.logs.progress, state, durable=False)

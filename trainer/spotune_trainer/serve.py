@@ -46,6 +46,7 @@ _GAUGES = {
     "etaSeconds": ("eta_seconds", "Estimated time to the last step."),
     "generation": ("generation", "Worker groups started so far."),
     "attempt": ("attempt", "Drivers started so far."),
+    "goodput": ("goodput_ratio", "Productive time over wall clock, over all generations."),
 }
 
 
@@ -283,6 +284,8 @@ def metrics_lines(status: Mapping[str, Any]) -> Iterator[str]:
     restarts = {f'{{cause="{cause}"}}': count for cause, count in (status.get("restarts") or {}).items()}
     yield from _metric("restarts_total", "counter", "Ends of worker groups and drivers by cause.", restarts)
     yield from _metric("steps_lost_total", "counter", "Steps trained and then lost.", {"": status.get("stepsLost")})
+    parts = {f'{{part="{part}"}}': seconds for part, seconds in (status.get("goodputParts") or {}).items()}
+    yield from _metric("time_seconds", "gauge", "Where the time went; the parts sum to the wall clock.", parts)
     phase = {f'{{phase="{status["phase"]}"}}': 1} if "phase" in status else {}
     yield from _metric("phase", "gauge", "1 for what the run is doing.", phase)
 

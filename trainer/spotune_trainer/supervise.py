@@ -117,6 +117,8 @@ class Supervisor:
                 _ignore_signals()
                 self._head.end()
                 self._directory.supervisor.unlink(missing_ok=True)
+                if self._is_stopping() and not self._goes_with_head():
+                    self._ledger.append("stopped")
 
     def sickness(self) -> str | None:
         """Why it is not well: the driver gives no sign of life; None while it is."""
@@ -173,7 +175,8 @@ class Supervisor:
 
     def _close_attempts(self, jobs: Mapping[int, RayJob]) -> None:
         """Record the end of attempts that no supervisor was there to see: a lost head takes its own along."""
-        step = (files.read_json(self._directory.status) or {}).get("step") or 0
+        status = files.read_json(self._directory.status) or {}
+        step, last_seen = status.get("step") or 0, status.get("time")
         ended = {record["attempt"] for record in self._ledger.records("attempt-ended")}
         started = {record["attempt"] for record in self._ledger.records("attempt-started")}
         for number in sorted(started - ended):
@@ -181,7 +184,8 @@ class Supervisor:
             ending = ending_of(job)
             if ending is None:
                 continue
-            self._ledger.append("attempt-ended", attempt=number, exitCode=job.exit_code if job else None)
+            exit_code = job.exit_code if job else None
+            self._ledger.append("attempt-ended", attempt=number, exitCode=exit_code, lastSeen=last_seen)
             if ending is Ending.VANISHED:
                 self._record_failure(cause_of(ending), "the head was lost, or the driver with the supervisor", step)
 

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spotune.figures import duration, progress, restarts
+from spotune.figures import duration, goodput, progress, restarts
 
 _LINE_EVERY_SECONDS = 5.0
 _MESSAGE_LENGTH = 200
@@ -125,6 +125,8 @@ def panel(name: str, status: Mapping[str, Any]) -> RenderableType:
     table.add_row("workers", f"{workers.get('running', 0)}/{workers.get('wanted', 0)}")
     table.add_row("last commit", _checkpoint(status))
     table.add_row("restarts", restarts(status.get("restarts") or {}))
+    if status.get("goodput") is not None:
+        table.add_row("goodput", goodput(status["goodput"], status.get("goodputParts") or {}))
     if status.get("evalLoss") is not None:
         table.add_row("evaluation", f"loss {status['evalLoss']:.4f}")
     if status.get("message"):
@@ -163,6 +165,7 @@ def summary(name: str, result: Mapping[str, Any]) -> RenderableType:
         "mfu": ("MFU", "{:.1%}".format),
         "peakMemoryBytes": ("peak memory of a worker", lambda value: f"{value / 1e9:.2f} GB"),
         "wallSeconds": ("wall clock", duration),
+        "goodput": ("goodput", lambda value: goodput(value, result.get("goodputParts") or {})),
         "restarts": ("restarts", str),
         "export": ("model", str),
     }

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint import fragments
 from spotune_trainer.checkpoint.committer import Committed, Committer
@@ -67,10 +68,14 @@ class Worker:
 
     def train(self) -> WorkerEnd:
         """Train to the end, or until told to end before it."""
+        spent = self.journal.spent
         self.set_up()
-        first_step = self.restore()
-        ending = self.run_steps(first_step)
-        return WorkerEnd(ending, finish(self) if ending is Ending.TRAINED else {})
+        with spent.on(Part.RESTORE):
+            first_step = self.restore()
+        with spent.on(Part.PRODUCTIVE):
+            ending = self.run_steps(first_step)
+        with spent.on(Part.EVALUATION):
+            return WorkerEnd(ending, finish(self) if ending is Ending.TRAINED else {})
 
     def set_up(self) -> None:
         """Process group, data, model and engine."""
@@ -107,7 +112,7 @@ class Worker:
             journal=self.journal,
             speed=speed,
             control=self.control,
-            before_update=self.committer.protect,
+            before_update=self._protect_commit,
         )
         self.committer.reserve(fragments.owned_fragments(self.engine))
         self.journal.started("engine")
@@ -141,7 +146,8 @@ class Worker:
     def run_steps(self, first_step: int) -> Ending:
         """Train from `first_step` to the last one or a notice. Who is told of training may rely on a step."""
         with closing(self._batches(first_step)) as batches:
-            for step in self.loop.run(batches, first_step, self._ask):
+            waited_for = self.journal.spent.each(Part.DATA_WAIT, batches)
+            for step in self.loop.run(waited_for, first_step, self._ask):
                 if step.number == first_step + 1:
                     self.journal.started("firstStep")
                     self.journal.enter(Phase.TRAINING)
@@ -164,7 +170,8 @@ class Worker:
         self.loop.settle()
         name = CheckpointName(step, self.task.generation)
         manifest = partial(self._manifest, step, fragments.optimizer_step(self.engine), self.loop.bad_steps.in_a_row)
-        self.committer.begin(name, fragments.owned_fragments(self.engine), manifest)
+        with self.journal.spent.on(Part.CHECKPOINT_STALL):
+            self.committer.begin(name, fragments.owned_fragments(self.engine), manifest)
         self.policy.begun()
         self.last_commit = name
         self.journal.beat()
@@ -177,7 +184,13 @@ class Worker:
             if self.committer.problem:
                 self.journal.beat()
 
-        self._take_in(self.committer.wait(say))
+        with self.journal.spent.on(Part.CHECKPOINT_STALL):
+            self._take_in(self.committer.wait(say))
+
+    def _protect_commit(self) -> None:
+        """Before an optimizer step: wait for the copy that a commit still takes."""
+        with self.journal.spent.on(Part.CHECKPOINT_STALL):
+            self.committer.protect()
 
     def _batches(self, first_step: int) -> Generator[MicroBatches]:
         yield from MicroBatchLoader(
@@ -204,7 +217,8 @@ class Worker:
         every = self.job.spec.training.evaluation.every_steps
         if every and step % every == 0 and step < self.total_steps:
             self.loop.settle()
-            evaluate_now(self, step)
+            with self.journal.spent.on(Part.EVALUATION):
+                evaluate_now(self, step)
             self.journal.enter(Phase.TRAINING)
 
     def _manifest(self, step: int, optimizer_step: int, bad_steps: int, entries: tuple[FileEntry, ...]) -> Manifest:
