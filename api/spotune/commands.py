@@ -12,7 +12,11 @@ from typing import Any
 from spotune.errors import UsageError
 
 ENTRY_POINT_GROUP = "spotune.commands"
-_OWN_COMMANDS = {"crd": "spotune.crd.command:crd", "plan": "spotune.plan.command:plan"}
+_OWN_COMMANDS = {
+    "crd": "spotune.crd.command:crd",
+    "plan": "spotune.plan.command:plan",
+    "simulate": "spotune.simulate.command:simulate",
+}
 _PACKAGE_PREFIX = "spotune_"
 
 

@@ -1,0 +1,123 @@
+"""The times of a real run, from the ledger in its directory: what the simulation is told instead of guesses."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from spotune.errors import UsageError
+from spotune.goodput import Part
+from spotune.simulate.simulation import Times
+
+Record = Mapping[str, Any]
+
+
+def read_measured(directory: Path, base: Times) -> Times:
+    """What a run took, as far as it has shown it; the rest is as in ``base``.
+
+    Args:
+        directory: Of the job, as `spotune run --directory` or the volume has it.
+        base: Times for what the run has not shown, such as the loss of a head.
+
+    Raises:
+        UsageError: There is no ledger, or no worker group in it that has made a step and ended.
+    """
+    file = directory / "ledger.jsonl"
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"--measured {directory}: there is no ledger of a run: {error.strerror}.") from error
+    measured = measured_times([record for line in lines if (record := _record(line)) is not None], base)
+    if not measured.step:
+        raise UsageError(
+            f"--measured {directory}: no worker group of this run has made a step and ended yet; wait for it, or give "
+            "--step-seconds and the other times instead."
+        )
+    return measured
+
+
+def _record(line: str) -> Record | None:
+    """A line of the ledger; None for one that was cut off."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def measured_times(records: Sequence[Record], base: Times) -> Times:
+    """The times that the events of a ledger tell: means of what happens often, medians of the rest."""
+    started = {record["generation"]: record for record in records if record["event"] == "generation-started"}
+    ended = [record for record in records if record["event"] == "generation-ended" and "parts" in record]
+    trained = [record for record in ended if record["steps"]]
+    commits = [record for record in records if record["event"] == "committed"]
+    failed = [record for record in trained if _part(record, Part.LOST)]
+    restored = [record for record in trained if started[record["generation"]].get("restoredFrom")]
+    steps = sum(record["steps"] for record in trained)
+    plan_seconds = _median([record["planSeconds"] for record in started.values()], 0.0)
+    return replace(
+        base,
+        step=_step_seconds(trained) or base.step,
+        data_wait=_sum(trained, Part.DATA_WAIT) / steps if steps else base.data_wait,
+        start_up=_median([_part(record, Part.STARTUP) + plan_seconds for record in trained], base.start_up),
+        restore=_median([_part(record, Part.RESTORE) for record in restored], base.restore),
+        stall=_mean([record["stallSeconds"] for record in commits], base.stall),
+        commit=_median([record["seconds"] for record in commits], base.commit),
+        detection=_median([_detection_seconds(record) for record in failed], base.detection),
+        attempt=_median(list(_attempt_seconds(records)), base.attempt),
+        head_loss=_median(list(_head_loss_seconds(records)), base.head_loss),
+    )
+
+
+def _step_seconds(trained: Iterable[Record]) -> dict[int, float]:
+    """Mean productive seconds of a step by number of workers, before any was rolled back."""
+    seconds: dict[int, float] = defaultdict(float)
+    steps: dict[int, int] = defaultdict(int)
+    for record in trained:
+        seconds[record["worldSize"]] += _part(record, Part.PRODUCTIVE)
+        steps[record["worldSize"]] += record["steps"]
+    return {workers: seconds[workers] / steps[workers] for workers in sorted(steps)}
+
+
+def _detection_seconds(record: Record) -> float:
+    """From a loss to the end of the group: what was lost without a logged step, but for half a step on average."""
+    step = _part(record, Part.PRODUCTIVE) / int(record["steps"])
+    return max(0.0, _part(record, Part.LOST) - step / 2)
+
+
+def _attempt_seconds(records: Sequence[Record]) -> Iterable[float]:
+    """From the start of drivers to that of their first worker group, where they had not to wait for workers."""
+    events = [record for record in records if record["event"] in ("attempt-started", "waiting", "generation-started")]
+    for before, after in pairwise(events):
+        if before["event"] == "attempt-started" and after["event"] == "generation-started":
+            yield max(0.0, after["time"] - before["time"] - after["planSeconds"])
+
+
+def _head_loss_seconds(records: Sequence[Record]) -> Iterable[float]:
+    """From the last sign of life of lost drivers to the start of the next one."""
+    events = [record for record in records if record["event"] in ("attempt-started", "attempt-ended")]
+    for before, after in pairwise(events):
+        if before["event"] == "attempt-ended" and before["exitCode"] is None and after["event"] == "attempt-started":
+            yield max(0.0, after["time"] - before.get("lastSeen", before["time"]))
+
+
+def _part(record: Record, part: Part) -> float:
+    return float(record["parts"].get(part, 0.0))
+
+
+def _sum(records: Iterable[Record], part: Part) -> float:
+    return sum(_part(record, part) for record in records)
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return fmean(values) if values else otherwise
+
+
+def _median(values: Sequence[float], otherwise: float) -> float:
+    return float(median(values)) if values else otherwise
