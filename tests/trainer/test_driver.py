@@ -78,7 +78,7 @@ class World:
         first = CheckpointName.parse(task.restore).step if task.restore else 0
         for step in range(first + 1, group.last + 1):
             record = {"generation": task.generation, "step": step, "seconds": 0.1, "tokens": 10, "loss": 1.0}
-            files.append_json(logs.steps, record)
+            files.append_json(logs.steps, {**record, "productiveSeconds": 0.08})
         for step in group.commits:
             put_checkpoint(directory, step, task.generation)
         if group.before_end is not None:
@@ -124,7 +124,7 @@ def test_a_trained_model_leaves_its_figures(runs: Runs, directory: JobDirectory)
     assert result.items() >= FIGURES.items()
     assert (result["exactMatch"], result["executionAccuracy"], result["restarts"]) == (None, None, 0)
     assert result["export"] == str(directory.export)
-    assert result["wallSeconds"] >= 0
+    assert result["wallSeconds"] == pytest.approx(sum(result["goodputParts"].values()))
     names = [record["event"] for record in events(driver)]
     assert names == ["generation-started", "generation-ended", "finished"]
     started = events(driver, "generation-started")[0]
@@ -142,6 +142,8 @@ def test_a_lost_worker_group_is_followed_by_one_from_the_last_commit(runs: Runs,
     assert world.now == 0, "the first failure after new steps is retried at once"
     started = events(driver, "generation-started")[1]
     assert (started["restoredFrom"], started["step"], started["stepsLost"]) == ("step-00000005.gen-1", 5, 3)
+    assert started["secondsLost"] == pytest.approx(3 * 0.08)
+    assert [record["steps"] for record in events(driver, "generation-ended")] == [8, 5]
     (failure,) = events(driver, "failure")
     assert (failure["cause"], failure["step"], failure["message"]) == ("workerLost", 8, LOST.message)
     found = status(directory)
@@ -268,8 +270,11 @@ def test_too_few_workers_are_waited_for_and_said(runs: Runs, directory: JobDirec
             world.slots = 4
 
     world.while_sleeping = look
-    make_driver(runs, directory, world, count=4, minimum=2).run()
+    driver = make_driver(runs, directory, world, count=4, minimum=2)
+    driver.run()
     assert world.sizes == [4]
+    (waiting,) = events(driver, "waiting")
+    assert (waiting["slots"], waiting["wanted"]) == (1, 4)
     assert (seen[0]["phase"], seen[0]["workers"]) == ("WaitingForWorkers", {"running": 0, "wanted": 4})
     assert seen[0]["message"] == "1 of 4 workers are there (2 are needed)"
     beats = [each["heartbeat"] for each in seen]

@@ -154,6 +154,14 @@ def test_attempt_that_ended_unseen_is_recorded_as_ended(tmp_path: Path) -> None:
     assert run.causes() == ["headLost"], "a lost head takes its supervisor along"
 
 
+def test_the_end_of_a_lost_attempt_is_recorded_with_its_last_sign_of_life(tmp_path: Path) -> None:
+    run = Run(tmp_path, 0)
+    Ledger(run.directory).append("attempt-started", attempt=4)
+    files.write_json(run.directory.status, {"time": 1234.5, "heartbeat": 7, "phase": "Training", "attempt": 4})
+    run()
+    assert Ledger(run.directory).records("attempt-ended")[0]["lastSeen"] == 1234.5
+
+
 @pytest.mark.parametrize(("code", "causes"), [(0, []), (10, []), (137, ["headLost"])])
 def test_attempt_that_ray_knows_counts_as_lost_only_if_it_was(tmp_path: Path, code: int, causes: list[str]) -> None:
     run = Run(tmp_path, 0)
@@ -189,6 +197,8 @@ def test_leaving_is_a_lost_head_for_a_supervisor_that_lives_beside_it(tmp_path: 
         run(beside_head=beside_head)
     assert run.attempts() == [(1, 10)]
     assert run.causes() == (["headLost"] if beside_head else [])
+    stopped = Ledger(run.directory).records("stopped")
+    assert len(stopped) == (0 if beside_head else 1), "a job that lost its head is still to be trained"
 
 
 @pytest.mark.parametrize(("code", "error"), [(20, JobError), (30, SupersededError)])

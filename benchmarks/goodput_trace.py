@@ -1,0 +1,239 @@
+"""What `spotune simulate` predicts, beside a real run on this machine that loses and gets its nodes by the same trace.
+
+Trains a small T5 on a private Ray whose head has no room for workers. Every node of the trace is a raylet of its own
+with one slot: it is started when the trace has one more node, and killed with all of its processes when there is one
+less. The times of the trace are divided by `--compress`, its nodes by `--nodes-each`. The simulation is told what the
+run's ledger says about start-up, steps and commits, and when nodes really were there: the time that a raylet takes to
+start belongs to the trace, as the boot of a machine does.
+
+    python benchmarks/goodput_trace.py --seconds 7200 --compress 8 --output benchmarks/results/goodput_trace.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from spotune.job import FinetuneJob
+from spotune.simulate.measured import read_measured
+from spotune.simulate.simulation import NEVER, Choice, Times, simulate
+from spotune.simulate.trace import Trace, read_trace
+from spotune_trainer import files
+from spotune_trainer.directory_lock import locked
+from spotune_trainer.job_directory import job_of, put_job
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.ledger import Ledger
+from spotune_trainer.local_ray import LocalRay, RunningRay
+from spotune_trainer.processes import Family, boot_id, find_process
+from spotune_trainer.serve import ProgressServer
+from spotune_trainer.supervise import Supervisor
+from spotune_trainer.view import PlainView
+from tests.trainer.runs import Runs
+
+WORKERS = 2
+COMMIT_EVERY_SECONDS = 10.0
+START_SECONDS = 180.0
+NODE_MARK = "SPOTUNE_BENCHMARK_NODE"
+RAY_START = "from ray.scripts.scripts import main; main()"
+
+
+@dataclass
+class Nodes:
+    """Raylets of one slot each beside a head without any.
+
+    Attributes:
+        ray: the head.
+        changes: (time, nodes) since the epoch, as it really was.
+    """
+
+    ray: RunningRay
+    changes: list[tuple[float, int]] = field(default_factory=list)
+    _living: list[Family] = field(default_factory=list)
+    _started: int = 0
+
+    def become(self, count: int) -> None:
+        """Start or kill as many as it takes."""
+        while len(self._living) > count:
+            self._living.pop().end()
+            self.changes.append((time.time(), len(self._living)))
+        while len(self._living) < count:
+            self._living.append(self._start())
+            self.changes.append((time.time(), len(self._living)))
+
+    def _start(self) -> Family:
+        """A node with the environment of the head, so with its token and its temporary folder."""
+        self._started += 1
+        mark = f"{NODE_MARK}={self.ray.temporary.name}-{self._started}"
+        entries = Path(f"/proc/{self.ray.parts['raylet'].pid}/environ").read_text(errors="replace").split("\0")
+        environment = dict(entry.split("=", 1) for entry in [*entries, mark] if "=" in entry)
+        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # the head keeps to itself with 0
+        command = [
+            *(sys.executable, "-c", RAY_START, "start", "--address", self.ray.address),
+            *("--node-ip-address", "127.0.0.1", "--num-cpus", "1"),
+            *("--object-store-memory", str(80 * 1024 * 1024), "--dashboard-agent-listen-port", "0"),
+            *("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats"),
+        ]
+        starter = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        family = Family(find_process(starter.pid), boot_id(), mark)
+        output, _ = starter.communicate(timeout=START_SECONDS)
+        if starter.returncode != 0:
+            raise RuntimeError(f"a node could not be started: {output}")
+        return family
+
+
+def supervise(root: Path) -> None:
+    """What `spotune run` does, but that workers find no room beside the head."""
+    directory = JobDirectory(root)
+    job = job_of(directory)
+    assert job is not None, "it was put there before"
+    supervisor = Supervisor(directory, lambda: job.spec.retry, LocalRay(root, 0, gpus=False), PlainView(print))
+    with locked(directory), ProgressServer(directory, supervisor.sickness) as server:
+        supervisor.run(server.url)
+
+
+def measure(root: Path, trace: Trace) -> dict[str, Any]:
+    """Goodput of a real run along a trace, and what the simulation makes of the nodes that there were."""
+    runs = Runs(root)
+    job: FinetuneJob = runs.job(
+        training={"epochs": 1_000_000},
+        checkpoint={"every": f"{COMMIT_EVERY_SECONDS:g}s"},
+        execution={"zeroStage": 1, "microBatchSize": 3},
+        workers={"count": WORKERS, "min": 1, "gpus": 0},
+    )
+    directory = runs.empty("goodput")
+    put_job(directory, job)
+    command = [sys.executable, __file__, "--supervise", str(directory.root)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with (root / "supervisor.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    ray: RunningRay | None = None
+    try:
+        ray = _wait_for_ray(directory, process)
+        nodes = Nodes(ray)
+        began = _wait_for_attempt(directory)
+        nodes.changes.append((began, 0))
+        for seconds, count in trace.changes:
+            _wait_until(began + seconds, process)
+            nodes.become(count)
+        _wait_until(began + trace.seconds, process)
+        status = files.read_json(directory.status) or {}
+    finally:
+        process.kill()
+        process.wait()
+        if ray is not None:
+            ray.end()
+    return _compared(directory, status, nodes.changes, began)
+
+
+def _compared(
+    directory: JobDirectory, status: dict[str, Any], changes: list[tuple[float, int]], began: float
+) -> dict[str, Any]:
+    seconds = status["time"] - began
+    times = read_measured(directory.root, Times(step={}))
+    points = {max(0.0, round(at - began, 3)): count for at, count in changes}
+    happened = Trace(tuple(sorted(points.items())), seconds)
+    choice = Choice(workers=WORKERS, fewest=1, every=COMMIT_EVERY_SECONDS, resize_cooldown=NEVER)
+    predicted = simulate(happened, choice, times)
+    return {
+        "seconds": round(seconds, 1),
+        "nodes": happened.changes,
+        "restarts": status["restarts"],
+        "steps": status["step"],
+        "stepsLost": status["stepsLost"],
+        "predictedSteps": predicted.steps,
+        "predictedStepsLost": predicted.steps_lost,
+        "times": vars(times),
+        "parts": {
+            part: {"measured": value, "predicted": round(predicted.spent[part], 3)}
+            for part, value in status["goodputParts"].items()
+        },
+        "goodput": status["goodput"],
+        "predictedGoodput": round(predicted.goodput, 4),
+        "points": round(100 * (predicted.goodput - status["goodput"]), 2),
+    }
+
+
+def _wait_for_ray(directory: JobDirectory, process: subprocess.Popen[bytes]) -> RunningRay:
+    """The head, once the supervisor has said where it is."""
+    until = time.time() + START_SECONDS
+    while (record := (files.read_json(directory.supervisor) or {}).get("ray")) is None:
+        _wait_until(time.time() + 0.1, process)
+        if time.time() > until:
+            raise TimeoutError("Ray did not start")
+    return RunningRay.from_json(record)
+
+
+def _wait_for_attempt(directory: JobDirectory) -> float:
+    """When the first attempt began: the beginning of the wall clock."""
+    while not (started := Ledger(directory).records("attempt-started")):
+        time.sleep(0.05)
+    return float(started[0]["time"])
+
+
+def _wait_until(moment: float, process: subprocess.Popen[bytes]) -> None:
+    while time.time() < moment:
+        if process.poll() is not None:
+            raise RuntimeError(f"the run has ended with exit code {process.returncode}")
+        time.sleep(min(0.2, max(0.0, moment - time.time())))
+
+
+def piece(trace: Trace, begin: float, seconds: float, compress: float, nodes_each: int) -> Trace:
+    """A part of a trace, faster and with fewer nodes, as many as the job wants at most."""
+    before = [nodes for at, nodes in trace.changes if at <= begin][-1]
+    points = [(begin, before), *(point for point in trace.changes if begin < point[0] < begin + seconds)]
+    scaled = [((at - begin) / compress, min(WORKERS, nodes // nodes_each)) for at, nodes in points]
+    changes = [point for index, point in enumerate(scaled) if index == 0 or point[1] != scaled[index - 1][1]]
+    return Trace(tuple(changes), seconds / compress)
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    default = Path(__file__).parents[1] / "examples" / "traces" / "p3-32.csv"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, default=default, help="CSV of spot nodes over time")
+    parser.add_argument("--begin", type=float, default=0.0, help="seconds of the trace that are passed over")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="seconds of the trace that are replayed")
+    parser.add_argument("--compress", type=float, default=8.0, help="how much faster")
+    parser.add_argument("--nodes-each", type=int, default=12, help="nodes of the trace that are one node here")
+    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--supervise", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.supervise:
+        supervise(options.supervise)
+        return
+    trace = piece(read_trace(options.trace), options.begin, options.seconds, options.compress, options.nodes_each)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure(Path(folder), trace)
+    machine = {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("ray", "torch", "deepspeed", "transformers")},
+    }
+    replayed = {name: str(value) for name, value in vars(options).items() if name not in ("output", "supervise")}
+    replayed["trace"] = options.trace.name
+    result = json.dumps({"machine": machine, "replayed": replayed, **measured}, indent=2)
+    print(result)
+    if options.output:
+        options.output.write_text(result + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
