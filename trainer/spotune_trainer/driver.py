@@ -31,7 +31,7 @@ from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files
 from spotune_trainer.capacity import choose_world_size, live_slots
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
-from spotune_trainer.generations import choose_checkpoint, claim, is_superseded, list_generations
+from spotune_trainer.generations import choose_checkpoint, claim, is_superseded, list_generations, steps_done
 from spotune_trainer.goodput_account import GoodputAccount, record_end, record_lost_ends, seconds_lost
 from spotune_trainer.job_directory import job_of, training_length
 from spotune_trainer.layout import JobDirectory
@@ -250,8 +250,7 @@ class Driver:
         generations = list_generations(self.directory)
         if not generations:
             return 0
-        lines = files.read_lines(self.directory.generation_logs(generations[-1].number).steps)
-        last: int = max((line["step"] for line in lines), default=generations[-1].first_step)
+        last = steps_done(self.directory, generations[-1].number, generations[-1].first_step)
         return max(0, last - (restored.step if restored else 0))
 
     def _judge(self, end: GroupEnd, plan: RunPlan, task: WorkerTask, watch: NodeWatch) -> bool:
@@ -346,10 +345,8 @@ class Driver:
         self.monitor.update(message=message)
 
     def _last_step(self, task: WorkerTask) -> int:
-        """The last step that this generation logged, or the one it started from."""
-        logs = self.directory.generation_logs(task.generation)
         first = CheckpointName.parse(task.restore).step if task.restore else 0
-        return max((line["step"] for line in files.read_lines(logs.steps)), default=first)
+        return steps_done(self.directory, task.generation, first)
 
     def _refuse_stop(self) -> None:
         """End the waiting when the run is told to stop: there is nothing to commit."""

@@ -93,6 +93,12 @@ def claim(directory: JobDirectory, restored: CheckpointName | None) -> Generatio
         return generation
 
 
+def steps_done(directory: JobDirectory, generation: int, first_step: int) -> int:
+    """The last step that a generation logged, or the one it started from."""
+    lines = files.read_lines(directory.generation_logs(generation).steps)
+    return max((line["step"] for line in lines), default=first_step)
+
+
 def in_lineage(name: CheckpointName, generations: Iterable[Generation]) -> bool:
     """Whether a checkpoint counts: no later generation started from something older than it."""
     return all(later.first_step >= name.step for later in generations if later.number > name.generation)
