@@ -26,9 +26,11 @@ from typing import Any
 
 from spotune.job import FinetuneJob
 from spotune.simulate.measured import read_measured
-from spotune.simulate.simulation import NEVER, Choice, Times, simulate
+from spotune.simulate.simulation import simulate
+from spotune.simulate.terms import NEVER, Choice, Times
 from spotune.simulate.trace import Trace, read_trace
 from spotune_trainer import files
+from spotune_trainer.accounting import ACCOUNTED_EVENTS
 from spotune_trainer.directory_lock import locked
 from spotune_trainer.job_directory import job_of, put_job
 from spotune_trainer.layout import JobDirectory
@@ -44,7 +46,14 @@ WORKERS = 2
 COMMIT_EVERY_SECONDS = 10.0
 START_SECONDS = 180.0
 NODE_MARK = "SPOTUNE_BENCHMARK_NODE"
-RAY_START = "from ray.scripts.scripts import main; main()"
+JOIN = """
+from ray._private import ray_constants, services
+services.get_node_ip_address = lambda address=None: "127.0.0.1"
+ray_constants.ENABLE_RAY_CLUSTER = True
+from ray.scripts.scripts import main
+main()
+"""
+"""`ray start` for a head that is told to keep to 127.0.0.1: Ray's switch for that allows no other nodes."""
 
 
 @dataclass
@@ -76,9 +85,8 @@ class Nodes:
         mark = f"{NODE_MARK}={self.ray.temporary.name}-{self._started}"
         entries = Path(f"/proc/{self.ray.parts['raylet'].pid}/environ").read_text(errors="replace").split("\0")
         environment = dict(entry.split("=", 1) for entry in [*entries, mark] if "=" in entry)
-        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # the head keeps to itself with 0
         command = [
-            *(sys.executable, "-c", RAY_START, "start", "--address", self.ray.address),
+            *(sys.executable, "-c", JOIN, "start", "--address", self.ray.address),
             *("--node-ip-address", "127.0.0.1", "--num-cpus", "1"),
             *("--object-store-memory", str(80 * 1024 * 1024), "--dashboard-agent-listen-port", "0"),
             *("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats"),
@@ -160,6 +168,7 @@ def _compared(
         "predictedSteps": predicted.steps,
         "predictedStepsLost": predicted.steps_lost,
         "times": vars(times),
+        "events": [_event(record, began) for record in Ledger(directory).records(*ACCOUNTED_EVENTS)],
         "parts": {
             part: {"measured": value, "predicted": round(predicted.spent[part], 3)}
             for part, value in status["goodputParts"].items()
@@ -168,6 +177,12 @@ def _compared(
         "predictedGoodput": round(predicted.goodput, 4),
         "points": round(100 * (predicted.goodput - status["goodput"]), 2),
     }
+
+
+def _event(record: dict[str, Any], began: float) -> dict[str, Any]:
+    """An event of the ledger, with the seconds since the run began."""
+    at = round(record["time"] - began, 2)
+    return {"at": at, **{name: value for name, value in record.items() if name not in ("time", "message")}}
 
 
 def _wait_for_ray(directory: JobDirectory, process: subprocess.Popen[bytes]) -> RunningRay:

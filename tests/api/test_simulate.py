@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from spotune.goodput import Part
 from spotune.simulate.compare import Compared, Prices, combinations, compare
 from spotune.simulate.measured import measured_times
-from spotune.simulate.simulation import NEVER, Choice, Outcome, Times, simulate
+from spotune.simulate.simulation import simulate
 from spotune.simulate.supply import Moment, supply
+from spotune.simulate.terms import NEVER, Choice, Outcome, Times
 from spotune.simulate.trace import Trace
 
 TIMES = Times(

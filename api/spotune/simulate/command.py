@@ -17,9 +17,9 @@ from spotune.job import FinetuneJob
 from spotune.load import load_job
 from spotune.simulate.compare import Prices, combinations, compare
 from spotune.simulate.measured import read_measured
-from spotune.simulate.simulation import NEVER, Choice, Times
 from spotune.simulate.supply import Capacity, HeadCapacity
 from spotune.simulate.table import print_comparison
+from spotune.simulate.terms import NEVER, Choice, Times
 from spotune.simulate.trace import read_trace
 
 T = TypeVar("T")

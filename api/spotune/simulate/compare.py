@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from spotune.goodput import Part
-from spotune.simulate.simulation import NEVER, Choice, Outcome, Times, simulate
+from spotune.simulate.simulation import simulate
+from spotune.simulate.terms import NEVER, Choice, Outcome, Times
 from spotune.simulate.trace import Trace
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from spotune.errors import UsageError
 from spotune.goodput import Part
-from spotune.simulate.simulation import Times
+from spotune.simulate.terms import Times
 
 Record = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from spotune.figures import duration
 from spotune.goodput import Part
 from spotune.simulate.compare import Compared
-from spotune.simulate.simulation import NEVER, Times
+from spotune.simulate.terms import NEVER, Times
 
 _ABSENT = "-"
 _PARTS = {
