@@ -21,8 +21,6 @@ class Timer(Protocol):
 
 
 _MOST_DOUBLINGS = 32
-_NEW_IN_A_ROW = 4
-"""So many new keys are taken before one that has waited longer."""
 CallLater = Callable[[float, Callable[[], None]], Timer]
 
 
@@ -32,24 +30,14 @@ class WorkQueue(Generic[Key]):
     Args:
         first_wait: Seconds after a first failure; each further one doubles them.
         longest_wait: Seconds at most.
-        is_new: Whether nobody has worked on a key yet; such keys go first, but not so that others never come.
         call_later: Of the event loop, unless a test brings its own.
     """
 
-    def __init__(
-        self,
-        first_wait: float,
-        longest_wait: float,
-        call_later: CallLater | None = None,
-        is_new: Callable[[Key], bool] = lambda _: False,
-    ) -> None:
+    def __init__(self, first_wait: float, longest_wait: float, call_later: CallLater | None = None) -> None:
         self._first_wait = first_wait
         self._longest_wait = longest_wait
         self._call_later = call_later or (lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
-        self._is_new = is_new
         self._ready: deque[Key] = deque()
-        self._new: deque[Key] = deque()
-        self._new_in_a_row = 0
         self._waiting: dict[Key, Timer] = {}
         self._queued: set[Key] = set()
         self._working: set[Key] = set()
@@ -58,7 +46,7 @@ class WorkQueue(Generic[Key]):
         self._filled = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._new)
+        return len(self._ready)
 
     def add(self, key: Key, after_seconds: float = 0.0) -> None:
         """Have a key worked on after so many seconds, or earlier if that was asked for before."""
@@ -73,10 +61,10 @@ class WorkQueue(Generic[Key]):
 
     async def get(self) -> Key:
         """The next key; ``done`` or ``failed`` must follow."""
-        while not len(self):
+        while not self._ready:
             self._filled.clear()
             await self._filled.wait()
-        key = self._next()
+        key = self._ready.popleft()
         self._queued.discard(key)
         self._working.add(key)
         return key
@@ -95,13 +83,6 @@ class WorkQueue(Generic[Key]):
         self.add(key, wait)
         return wait
 
-    def _next(self) -> Key:
-        if self._new and (not self._ready or self._new_in_a_row < _NEW_IN_A_ROW):
-            self._new_in_a_row += 1
-            return self._new.popleft()
-        self._new_in_a_row = 0
-        return self._ready.popleft()
-
     def _finish(self, key: Key) -> None:
         self._working.discard(key)
         if key in self._again:
@@ -118,5 +99,5 @@ class WorkQueue(Generic[Key]):
     def _put(self, key: Key) -> None:
         if key not in self._queued:
             self._queued.add(key)
-            (self._new if self._is_new(key) else self._ready).append(key)
+            self._ready.append(key)
             self._filled.set()

@@ -47,9 +47,7 @@ class Running:
         longest_pass_seconds: float = _LONGEST_PASS_SECONDS,
     ) -> None:
         self.metrics = Metrics()
-        self.queue: WorkQueue[JobKey] = WorkQueue(
-            settings.retry_seconds, settings.retry_max_seconds, is_new=self._is_new
-        )
+        self.queue: WorkQueue[JobKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)
         self.poller = Poller(settings, self._changed, clock)
         self.caches = Caches(kube, settings, self._changed, self._node_changed)
         self.healer = Healer(kube, self.caches, settings, clock)
@@ -144,11 +142,6 @@ class Running:
 
     def _changed(self, key: JobKey) -> None:
         self.queue.add(key, self._settings.settle_seconds)
-
-    def _is_new(self, key: JobKey) -> bool:
-        """Whether nothing has been said of a job yet: somebody has just applied it, and watches."""
-        known = self.caches.job(key)
-        return known is not None and not known.status
 
     def _node_changed(self, _name: str) -> None:
         self.healer.wake()

@@ -177,17 +177,6 @@ def test_failures_of_one_key_do_not_slow_another_down() -> None:
     assert take(queue) == ["b"]
 
 
-def test_new_keys_go_first_and_the_others_come_all_the_same() -> None:
-    clock = Clock()
-    new = set("123456789")
-    queue: WorkQueue[str] = WorkQueue(1.0, 60.0, clock.call_later, is_new=lambda key: key in new)
-    for key in "ab123456789":
-        queue.add(key)
-    clock.turn(0)
-    assert len(queue) == 11
-    assert "".join(take(queue)) == "1234a5678b9"
-
-
 def test_workers_that_wait_get_one_key_each() -> None:
     """Two keys come at once while three wait: two of them work, and the third goes on waiting."""
 
@@ -214,7 +203,7 @@ class Passes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.queue: WorkQueue[str] = WorkQueue(1.0, 8.0, self.clock.call_later, is_new=lambda key: key == "a")
+        self.queue: WorkQueue[str] = WorkQueue(1.0, 8.0, self.clock.call_later)
         self.working: list[str] = []
         self.wanted: dict[str, float] = {}
         """When a pass over a key that was asked for and has not begun is due."""
