@@ -107,21 +107,18 @@ test: lint type ## All that CI runs: lint, type, every test, coverage of api >= 
 	@if $(BIN)/spotune-testcluster check; then $(MAKE) --no-print-directory cluster-build; fi
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-ray
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-here test-kubernetes
 	$(BIN)/coverage combine --quiet
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
 	@tail --quiet --lines 1 build/pytest-*.txt
 
-# The parts of `make test`. On a Kubernetes most time goes by waiting, so what needs one processor runs beside it; what
-# starts a Ray on this machine runs by itself, after both, even if they failed.
-.PHONY: test-here test-kubernetes test-ray
+# The parts of `make test`, at the same time: on a Kubernetes much of it goes by waiting.
+.PHONY: test-here test-kubernetes
 test-here:
-	nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray" 2>&1 | tee build/pytest-here.txt
+	@failed=0; nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray" 2>&1 | tee build/pytest-here.txt || failed=1; \
+	$(BIN)/coverage run -m pytest -m ray 2>&1 | tee build/pytest-ray.txt || failed=1; exit $$failed
 test-kubernetes:
 	@echo "The tests on a real Kubernetes write to build/pytest-kubernetes.txt, shown once they have ended."
 	@failed=0; $(BIN)/coverage run -m pytest -m cluster > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
-test-ray:
-	@failed=0; $(MAKE) --no-print-directory --keep-going test-here test-kubernetes || failed=1; \
-	$(BIN)/coverage run -m pytest -m ray 2>&1 | tee build/pytest-ray.txt || failed=1; exit $$failed
