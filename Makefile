@@ -68,6 +68,10 @@ cluster-build: $(READY) ## Build Kubernetes, KubeRay and the images for the test
 test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/cluster/README.md)
 	$(BIN)/pytest -m cluster tests
 
+.PHONY: test-long
+test-long: $(READY) ## The tests that `make test` leaves out for their time (ten minutes)
+	$(BIN)/pytest -m long
+
 .PHONY: faults
 faults: cluster-build ## Put training jobs through every fault on a real Kubernetes, and write docs/faults.md (an hour or two)
 	@mkdir -p build
@@ -103,22 +107,25 @@ type: $(READY) ## mypy --strict over code, tests, examples and benchmarks
 
 .PHONY: test
 test: export PYTHONPATH := $(CURDIR)/tests/coverage
-test: lint type ## All that CI runs: lint, type, every test, coverage of api >= 95 % and trainer >= 85 %
+test: lint type ## All that CI runs: lint, type, every test but the long ones, coverage of api >= 95 % and trainer >= 85 %
 	@if $(BIN)/spotune-testcluster check; then $(MAKE) --no-print-directory cluster-build; fi
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-here test-kubernetes
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-ray
 	$(BIN)/coverage combine --quiet
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
 	@tail --quiet --lines 1 build/pytest-*.txt
 
-# The parts of `make test`, at the same time: on a Kubernetes much of it goes by waiting.
-.PHONY: test-here test-kubernetes
+# The parts of `make test`. On a Kubernetes some of the time goes by waiting, so what needs one processor runs beside it;
+# what starts a Ray on this machine runs by itself, after both, even if they failed.
+.PHONY: test-here test-kubernetes test-ray
 test-here:
-	@failed=0; nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray" 2>&1 | tee build/pytest-here.txt || failed=1; \
-	$(BIN)/coverage run -m pytest -m ray 2>&1 | tee build/pytest-ray.txt || failed=1; exit $$failed
+	nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt
 test-kubernetes:
 	@echo "The tests on a real Kubernetes write to build/pytest-kubernetes.txt, shown once they have ended."
-	@failed=0; $(BIN)/coverage run -m pytest -m cluster > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
+	@failed=0; $(BIN)/coverage run -m pytest -m "cluster and not long" > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
+test-ray:
+	@failed=0; $(MAKE) --no-print-directory --keep-going test-here test-kubernetes || failed=1; \
+	$(BIN)/coverage run -m pytest -m "ray and not long" 2>&1 | tee build/pytest-ray.txt || failed=1; exit $$failed

@@ -20,7 +20,7 @@ from tests.cluster.pods import claim, pod, wait_until_running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-CYCLES = int(os.environ.get("SPOTUNE_TEST_CYCLES", "4"))
+CYCLES = int(os.environ.get("SPOTUNE_TEST_CYCLES", "3"))
 SECONDS_TO_TIDY_UP = 15.0
 TOOL = (sys.executable, "-m", "spotune_testcluster")
 IMAGE = "testcluster.local/base:1"

@@ -21,7 +21,7 @@ from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
-TRAINING_ROWS = int(os.environ.get("SPOTUNE_TEST_EXAMPLE_ROWS", "9600"))
+TRAINING_ROWS = int(os.environ.get("SPOTUNE_TEST_EXAMPLE_ROWS", "6400"))
 """Of the text-to-SQL example; 80000: all, which takes some minutes, and learns as much as `make demo`."""
 ALL_ROWS = 80_000
 STEPS = TRAINING_ROWS // 64

@@ -163,6 +163,7 @@ def test_history_holds_each_sample_once_per_epoch(undisturbed: Undisturbed) -> N
     assert samples(undisturbed.directory) == [f"{value:016x}" for value in expected]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_hang_and_a_shard_that_is_away_for_a_while_are_survived(live: LiveRuns, undisturbed: Undisturbed) -> None:
     run = live.new("hung", long_job(live.runs, hang_timeout="25s"))

@@ -94,6 +94,7 @@ def long_job(runs: Runs, **checkpoint: Any) -> FinetuneJob:
     )
 
 
+@pytest.mark.long
 def test_stopped_job_has_committed_its_last_step_and_goes_on_to_the_same_weights(
     runs: Runs, ray: RunningRay, tmp_path: Path
 ) -> None:
