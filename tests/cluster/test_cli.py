@@ -121,8 +121,8 @@ class Stage:
     kubeconfig: Path
 
     def words(self, command: str, *words: str) -> list[str]:
-        """A command as the user types it."""
-        return [SPOTUNE, command, *words, "--kubeconfig", str(self.kubeconfig)]
+        """A command as the user types it; one that heeds Ctrl-C, although these tests may run in the background."""
+        return ["env", "--default-signal=INT", SPOTUNE, command, *words, "--kubeconfig", str(self.kubeconfig)]
 
     def run(self, command: str, *words: str, code: int = 0) -> str:
         """What a command prints on standard output; on standard error where it fails as it should."""
