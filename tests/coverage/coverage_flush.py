@@ -21,12 +21,19 @@ MEASURED = ("spotune", "spotune_operator", "spotune_trainer")
 
 
 class _OneAtATime:
-    """Writes of one process, in turn: a flush must not meet the save of a process that is leaving."""
+    """Writes of one process, in turn: a flush must not meet the save of a process that is leaving, nor a fork.
+
+    A process that is forked during a flush would find coverage's own lock taken for ever.
+    """
 
     def __init__(self) -> None:
         self._save = coverage.Coverage.save
         self._lock = threading.RLock()
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(
+            before=lambda: self._lock.acquire(),
+            after_in_parent=lambda: self._lock.release(),
+            after_in_child=self._forget,
+        )
 
     def save(self, measured: coverage.Coverage) -> None:
         with self._lock:
@@ -38,7 +45,7 @@ class _OneAtATime:
             collector.flush_data()
 
     def _forget(self) -> None:
-        """The thread that may have held the lock does not exist in a forked process."""
+        """In a forked process the lock is another one: which thread holds the old one there is nobody's to know."""
         self._lock = threading.RLock()
 
 
