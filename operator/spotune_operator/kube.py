@@ -98,6 +98,7 @@ class Kube:
         self._request_seconds = request_seconds
         self._silence_seconds = silence_seconds
         self._session: aiohttp.ClientSession | None = None
+        self._refused: aiohttp.ClientSession | None = None
         self._server = ""
 
     async def __aenter__(self) -> Self:
@@ -107,8 +108,9 @@ class Kube:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, self._refused):
+            if session is not None:
+                await session.close()
 
     async def apply(self, manifest: Manifest) -> Manifest:
         """Apply a child, taking over fields of ours that others have changed; the object as it is then.
@@ -267,10 +269,15 @@ class Kube:
             raise KubernetesError(f"the API server does not answer in JSON as it should ({error})") from error
 
     async def _log_in_again(self, refused: aiohttp.ClientSession) -> None:
-        """Find credentials anew, unless somebody else has since those of a session were refused."""
+        """Find credentials anew, unless somebody else has since those of a session were refused.
+
+        The session stays open for others who wait for an answer on it, until the next one is refused.
+        """
         if self._session is refused:
+            former, self._refused = self._refused, refused
             self._open()
-            await refused.close()
+            if former is not None:
+                await former.close()
 
     def _open(self) -> None:
         """Log in, and open connections with what was found."""

@@ -194,15 +194,19 @@ def test_requests_that_are_refused_together_log_in_once() -> None:
     async def test() -> None:
         async with local_server() as server:
             logins: list[int] = []
+            all_asked, logged_in = asyncio.Barrier(8), asyncio.Event()
 
             def login() -> kopf.ConnectionInfo:
                 logins.append(1)
                 return kopf.ConnectionInfo(server=server.url, token=f"token-{len(logins)}")
 
             async def by_token(request: Any) -> Any:
-                await asyncio.sleep(0.05)  # until all have asked
-                is_old = request.headers["Authorization"] == "Bearer token-1"
-                return await (refusal(401, "expired") if is_old else answer({"metadata": {}}))(request)
+                if request.headers["Authorization"] != "Bearer token-1":
+                    logged_in.set()
+                    return await answer({"metadata": {}})(request)
+                if await all_asked.wait() > 0:  # all but one hear of it once that one has logged in anew
+                    await logged_in.wait()
+                return await refusal(401, "expired")(request)
 
             server.says(by_token)
             async with Kube(login) as kube:
