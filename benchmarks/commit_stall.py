@@ -1,103 +1,132 @@
-"""What a full checkpoint costs the steps of a training run on GPUs, while it is written in the background.
+r"""What a full checkpoint costs the steps of a training run on GPUs, while it is written in the background.
 
-Trains a Llama with random weights on rows of random tokens by the trainer's own worker, with a commit every so many
-steps, and compares the steps from the beginning of each commit until it is durable with all others. No Ray: the ranks
-come from torchrun.
+Trains a Llama with random weights on rows of random tokens by the trainer's own worker, which commits again and again
+with steps in between beside which nothing is written. Compares the steps from the beginning of each commit until it is
+durable with those. No Ray: the ranks come from torchrun.
 
-    torchrun --nproc-per-node 1 benchmarks/commit_stall.py --size 1.1B --output benchmarks/results/commit_stall_1.json
+    PYTHONPATH=. torchrun --nproc-per-node 1 benchmarks/commit_stall.py --size 1.1B \
+        --output benchmarks/results/commit_stall_1.json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import shutil
 import statistics
+import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from streaming.base.format.mds import MDSWriter
-from torch import distributed
 
-from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints
+from spotune_trainer.checkpoint.committer import Committed
+from spotune_trainer.checkpoint.fragments import parameter_shapes
 from spotune_trainer.layout import GenerationLogs, JobDirectory
-from spotune_trainer.worker import run_worker
+from spotune_trainer.notice import Flags
+from spotune_trainer.progress import Journal
+from spotune_trainer.task import WorkerTask
+from spotune_trainer.worker import Worker
+from tests.trainer.measured import LLAMAS, from_first_rank, machine, make_llama_job, publish, torchrun_group
 from tests.trainer.runs import Layout, make_task, start_generation
-from tests.trainer.tiny import VOCABULARY, make_job, save_source
 
-SIZES = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
-    "1.1B": {  # TinyLlama's shape
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "vocab_size": 32000,
-    },
-    "3.2B": {  # Llama 3.2's shape, with untied embeddings of a smaller vocabulary
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-    },
-}
 WARM_UP_STEPS = 5
 
 
-def make_inputs(folder: Path, options: argparse.Namespace) -> FinetuneJob:
-    """A source, shards, and the job over them."""
-    save_source(folder / "source", "causal", **SIZES[options.size])
-    samples = 256
-    random = np.random.default_rng(0)
-    columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
-    with MDSWriter(out=str(folder / "shards"), columns=columns) as writer:
-        for _ in range(samples):
-            row = random.integers(3, VOCABULARY, options.length, dtype=np.int32)
-            writer.write({"input_ids": row, "labels": row})
-    return make_job(
-        folder / "source",
-        "causal",
-        model={"dtype": "bfloat16"},
-        dataset={"train": {"source": str(folder / "shards")}, "eval": None},
-        training={"epochs": None, "maxSteps": options.every * (options.commits + 1), "globalBatchSize": options.batch},
-        checkpoint={"every": options.every, "keep": 1},
-    )
+class CommittingWorker(Worker):
+    """Commits so many times, each after so many steps beside which nothing else was done, and stops.
+
+    Args:
+        commits: how many.
+        free_steps: between the end of one and the beginning of the next.
+        alone: whether a checkpoint is removed before the next one is written, on a volume that holds one only.
+
+    Attributes:
+        undisturbed: numbers of the steps beside which nothing was done (rank 0).
+        are_copied_within_device: for each commit, whether the GPU had room for a copy.
+    """
+
+    def __init__(
+        self, task: WorkerTask, rank: int, world_size: int, journal: Journal, commits: int, free_steps: int, alone: bool
+    ) -> None:
+        super().__init__(task, rank, world_size, journal)
+        self.commits_left = commits
+        self.free_steps = free_steps
+        self.alone = alone
+        self.undisturbed: list[int] = []
+        self.are_copied_within_device: list[bool] = []
+        self._last_busy = WARM_UP_STEPS
+        self._removing: threading.Thread | None = None
+
+    def commit(self, step: int) -> None:
+        """Begin a commit, and note where its copy is taken."""
+        super().commit(step)
+        self.are_copied_within_device.append(torch.cuda.is_available() and not self.committer._snapshot._are_originals)
+
+    def _take_in(self, ended: Committed | None) -> None:
+        super()._take_in(ended)
+        if ended is not None and self.alone and self.rank == 0:
+            folder = self.directory.checkpoints / str(ended.name)
+            self._removing = threading.Thread(target=shutil.rmtree, args=(folder,))
+            self._removing.start()
+
+    def _ask(self, step: int) -> Flags:
+        if self.rank != 0:
+            return Flags()
+        if self._is_busy():
+            self._last_busy = step
+        elif step > WARM_UP_STEPS:
+            self.undisturbed.append(step)
+        noticed = self.notices.flags(self.commit_seconds)
+        if step - self._last_busy < self.free_steps:
+            return noticed
+        self._last_busy = step
+        self.commits_left -= 1
+        return noticed | Flags(commit=self.commits_left >= 0, stop=self.commits_left < 0)
+
+    def _is_busy(self) -> bool:
+        threads = (self.committer._reserving, self._removing)
+        return self.committer.is_busy or any(thread is not None and thread.is_alive() for thread in threads)
 
 
-def cost(logs: GenerationLogs, every: int) -> dict[str, Any]:
-    """What commits cost: seconds of the steps they touch above those of a median step that none does."""
+def make_first_task(root: Path, options: argparse.Namespace, world_size: int) -> WorkerTask:
+    """What the ranks of a job's first generation are to do, with all that it needs in a folder."""
+    directory = JobDirectory(root / "job")
+    directory.root.mkdir()
+    job = make_llama_job(root, options.size, options.batch, options.length, keep=1)
+    layout, micro_batch = Layout(world_size, options.zero_stage), options.micro_batch or options.batch // world_size
+    return make_task(directory, job, layout, start_generation(directory), micro_batch)
+
+
+def cost(logs: GenerationLogs, undisturbed: Sequence[int]) -> dict[str, Any]:
+    """What commits cost: seconds of the steps they touch above those of a median step that nothing disturbs."""
     seconds = [record["seconds"] for record in files.read_lines(logs.steps)]
     commits = [event for event in files.read_lines(logs.events) if event["event"] == "committed"]
-    commits = [event for event in commits if event["step"] % every == 0 and event["step"] < len(seconds)]
-    touched: set[int] = set(range(WARM_UP_STEPS))
-    spans = []
-    for event in commits:
-        span = _steps_within(seconds, event["step"], event["seconds"])
-        touched |= set(span)
-        spans.append(span)
-    free = [value for index, value in enumerate(seconds) if index not in touched]
+    spans = [_steps_within(seconds, event["step"], event["seconds"]) for event in commits]
+    free = [seconds[step - 1] for step in undisturbed if step <= len(seconds)]
     usual = statistics.median(free)
     return {
         "commits": len(commits),
         "gigabytes": round(commits[0]["bytes"] / 1e9, 2),
+        "writeSeconds": _spread([event["seconds"] for event in commits]),
         "stepSeconds": _spread(free),
+        "stepSecondsBesideCommits": _spread([seconds[index] for span in spans for index in span]),
         "hostStallSeconds": _spread([event["stallSeconds"] for event in commits]),
         "firstStepExtraSeconds": _spread([seconds[span[0]] - usual for span in spans]),
         "allStepsExtraSeconds": _spread([sum(seconds[index] - usual for index in span) for span in spans]),
-        "writeSeconds": _spread([event["seconds"] for event in commits]),
-        "firstCommit": {"hostStallSeconds": commits[0]["stallSeconds"], "writeSeconds": commits[0]["seconds"]},
+        "stepsOfACommit": _spread([len(span) for span in spans]),
+        "eachCommit": [
+            {
+                "writeSeconds": event["seconds"],
+                "hostStallSeconds": event["stallSeconds"],
+                "allStepsExtraSeconds": round(sum(seconds[index] - usual for index in span), 4),
+            }
+            for event, span in zip(commits, spans, strict=True)
+        ],
     }
 
 
@@ -114,57 +143,58 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {
         "median": round(statistics.median(ordered), 4),
+        "mean": round(statistics.mean(ordered), 4),
         "least": round(ordered[0], 4),
         "most": round(ordered[-1], 4),
     }
 
 
+def file_system(folder: Path) -> str:
+    """Kind of file system that a folder is on, such as ext4 or tmpfs."""
+    command = ["stat", "--file-system", "--format", "%T", str(folder)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
     """Train; rank 0 prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="1.1B", help="of the model")
+    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
     parser.add_argument("--zero-stage", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32, help="rows of a step, over all GPUs")
+    parser.add_argument("--micro-batch", type=int, help="rows that go through the model at once; all by default")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
-    parser.add_argument("--every", type=int, default=40, help="steps between two commits")
     parser.add_argument("--commits", type=int, default=11, help="the first one counts as the others do")
+    parser.add_argument("--free-steps", type=int, default=20, help="between two commits")
+    parser.add_argument("--folder", type=Path, help="where checkpoints go")
+    parser.add_argument("--alone", action="store_true", help="remove each checkpoint before the next one")
     parser.add_argument("--output", type=Path, help="write the JSON here too")
     options = parser.parse_args()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("cpu:gloo,cuda:nccl")
-    rank, world_size = distributed.get_rank(), distributed.get_world_size()
-    shared: list[Any] = [None]
-    if rank == 0:
-        root = Path(tempfile.mkdtemp())
-        made = make_inputs(root, options)
-        directory = JobDirectory(root / "job")
-        directory.root.mkdir()
-        layout = Layout(world_size, options.zero_stage)
-        shared = [(root, make_task(directory, made, layout, start_generation(directory), options.batch // world_size))]
-    distributed.broadcast_object_list(shared)
-    root, task = shared[0]
-    run_worker(task, rank, world_size)
-    if rank == 0:
-        directory = JobDirectory(root / "job")
-        newest = list_checkpoints(directory.checkpoints)[-1]
-        assert isinstance(newest, Checkpoint)
-        found = {
-            "device": torch.cuda.get_device_name(),
-            "worldSize": world_size,
-            **{name: version(name) for name in ("torch", "deepspeed", "transformers")},
-            "model": options.size,
-            "parameters": sum(math.prod(shape) for shape in newest.manifest.parameters.values()),
-            "dtype": "bfloat16",
-            "zeroStage": options.zero_stage,
-            "tokensPerStep": options.batch * options.length,
-            **cost(directory.generation_logs(task.generation), options.every),
-        }
-        result = json.dumps(found, indent=2)
-        print(result)
-        if options.output:
-            options.output.write_text(result + "\n", encoding="utf-8")
-        shutil.rmtree(root)
-    distributed.destroy_process_group()
+    with torchrun_group() as (rank, world_size):
+        root = Path(tempfile.mkdtemp(dir=options.folder)) if rank == 0 else None
+        task = make_first_task(root, options, world_size) if root else None
+        task = from_first_rank(task)
+        directory = JobDirectory(Path(task.directory))
+        logs = directory.generation_logs(task.generation)
+        with Journal(logs, rank, hang_timeout_seconds=600) as journal:
+            worker = CommittingWorker(
+                task, rank, world_size, journal, options.commits, options.free_steps, options.alone
+            )
+            worker.train()
+        if root:
+            shapes = parameter_shapes(worker.engine).values()
+            found = {
+                "machine": machine(),
+                "fileSystem": file_system(root),
+                "model": options.size,
+                "parameters": sum(math.prod(shape) for shape in shapes),
+                "dtype": "bfloat16",
+                "zeroStage": options.zero_stage,
+                "tokensPerStep": options.batch * options.length,
+                "copiedWithinDevice": worker.are_copied_within_device,
+                **cost(logs, worker.undisturbed),
+            }
+            publish(found, options.output)
+            shutil.rmtree(root)
 
 
 if __name__ == "__main__":

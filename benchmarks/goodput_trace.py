@@ -27,7 +27,7 @@ from typing import Any
 from spotune.job import FinetuneJob
 from spotune.simulate.measured import read_measured
 from spotune.simulate.simulation import simulate
-from spotune.simulate.terms import NEVER, Choice, Times
+from spotune.simulate.terms import Choice, Times
 from spotune.simulate.trace import Trace, read_trace
 from spotune_trainer import files
 from spotune_trainer.accounting import ACCOUNTED_EVENTS
@@ -44,6 +44,7 @@ from tests.trainer.runs import Runs
 
 WORKERS = 2
 COMMIT_EVERY_SECONDS = 10.0
+RESIZE_COOLDOWN_SECONDS = 30.0
 START_SECONDS = 180.0
 NODE_MARK = "SPOTUNE_BENCHMARK_NODE"
 JOIN = """
@@ -123,7 +124,7 @@ def measure(root: Path, trace: Trace) -> dict[str, Any]:
         training={"epochs": 1_000_000},
         checkpoint={"every": f"{COMMIT_EVERY_SECONDS:g}s"},
         execution={"zeroStage": 1, "microBatchSize": 3},
-        workers={"count": WORKERS, "min": 1, "gpus": 0},
+        workers={"count": WORKERS, "min": 1, "gpus": 0, "resizeCooldown": f"{RESIZE_COOLDOWN_SECONDS:g}s"},
     )
     directory = runs.empty("goodput")
     put_job(directory, job)
@@ -157,7 +158,7 @@ def _compared(
     times = read_measured(directory.root, Times(step={}))
     points = {max(0.0, round(at - began, 3)): count for at, count in changes}
     happened = Trace(tuple(sorted(points.items())), seconds)
-    choice = Choice(workers=WORKERS, fewest=1, every=COMMIT_EVERY_SECONDS, resize_cooldown=NEVER)
+    choice = Choice(workers=WORKERS, fewest=1, every=COMMIT_EVERY_SECONDS, resize_cooldown=RESIZE_COOLDOWN_SECONDS)
     predicted = simulate(happened, choice, times)
     return {
         "seconds": round(seconds, 1),

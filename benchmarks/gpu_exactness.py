@@ -1,20 +1,19 @@
-"""The same samples, losses and weights on GPUs: every ZeRO stage, resumed from a checkpoint, at this world size.
+r"""The same samples, losses and weights on GPUs: every ZeRO stage, resumed from a checkpoint, at this world size.
 
 Trains a small T5 with dropout for ten steps at each stage and precision, then again from the checkpoint after step
 five, and compares: sample hashes with stage 0, losses with stage 0, and parameters bit for bit with the run that was
-not interrupted. No Ray: the ranks come from torchrun.
+not interrupted. Trains once more with two steps whose loss is not finite, which are to change nothing. Then converts a
+tiny Llama's checkpoint to DeepSpeed's universal format and back. No Ray: the ranks come from torchrun.
 
-    torchrun --nproc-per-node 2 benchmarks/gpu_exactness.py --output benchmarks/results/gpu_exactness_2.json
+    PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_exactness.py \
+        --output benchmarks/results/gpu_exactness_2.json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,27 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.generations import choose_checkpoint, surviving_steps
 from spotune_trainer.layout import JobDirectory
-from spotune_trainer.worker import run_worker
-from tests.trainer.runs import Layout, Runs, make_task, start_generation
+from spotune_trainer.worker import Worker
+from tests.trainer import foreign
+from tests.trainer.measured import from_first_rank, machine, publish, torchrun_group
+from tests.trainer.overflowing import BAD, OverflowingWorker
+from tests.trainer.runs import Layout, Runs, committed, committed_state, make_task, start_generation, train_rank
 
 STAGES = (0, 1, 2, 3)
 DTYPES = ("float32", "bfloat16")
 INTERRUPTED_AFTER = 5
 
 
-def train(runs: Runs, directory: JobDirectory, layout: Layout, dtype: str) -> None:
+def train(
+    runs: Runs, directory: JobDirectory, layout: Layout, dtype: str, worker: type[Worker] = Worker, **checkpoint: int
+) -> None:
     """One generation on all ranks."""
-    rank = distributed.get_rank()
-    task: list[Any] = [None]
+    rank, task = distributed.get_rank(), None
     if rank == 0:
-        task = [make_task(directory, runs.job(dtype=dtype), layout, start_generation(directory))]
-    distributed.broadcast_object_list(task)
-    run_worker(task[0], rank, layout.world_size)
+        directory.root.mkdir(exist_ok=True)
+        job = runs.job(dtype=dtype, checkpoint=checkpoint)
+        task = make_task(directory, job, layout, start_generation(directory))
+    train_rank(rank, layout.world_size, from_first_rank(task), worker)
     distributed.barrier()
 
 
@@ -54,7 +58,6 @@ def final_parameters(directory: JobDirectory) -> dict[str, torch.Tensor]:
 def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, Any]]) -> dict[str, Any]:
     """Train, interrupt, train again; what was found."""
     directory = JobDirectory(runs.root / f"{dtype}-{layout.zero_stage}")
-    directory.root.mkdir(exist_ok=True)
     train(runs, directory, layout, dtype)
     whole, parameters = surviving_steps(directory), final_parameters(directory)
     distributed.barrier()
@@ -74,7 +77,36 @@ def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, An
         "resumedSamplesEqual": [r["samples"] for r in whole] == [r["samples"] for r in again],
         "resumedLossesEqual": [r["loss"] for r in whole] == [r["loss"] for r in again],
         "resumedParametersBitEqual": all(torch.equal(parameters[name], resumed[name]) for name in parameters),
+        **overflow(runs, layout, dtype),
     }
+
+
+def overflow(runs: Runs, layout: Layout, dtype: str) -> dict[str, Any]:
+    """Train with steps whose loss is not finite; what came of them."""
+    directory = JobDirectory(runs.root / f"overflown-{dtype}-{layout.zero_stage}")
+    train(runs, directory, layout, dtype, OverflowingWorker, every=1, keep=20)
+    before, after, later = (committed_state(directory, step) for step in (BAD[0] - 1, BAD[-1], BAD[-1] + 1))
+    steps = [committed(directory, step).manifest.optimizer_step for step in (BAD[0] - 1, BAD[-1], BAD[-1] + 1)]
+    return {
+        "stepsSkipped": [record["step"] for record in surviving_steps(directory) if record["skipped"]],
+        "skippedStepsChangeNothing": all(torch.equal(before[name], after[name]) for name in before)
+        and steps == [BAD[0] - 1, BAD[0] - 1, BAD[0]],
+        "trainsOnAfterThem": any(not torch.equal(after[name], later[name]) for name in after)
+        and all(bool(torch.isfinite(tensor).all()) for tensor in later.values()),
+    }
+
+
+def convert(root: Path, world_size: int) -> list[dict[str, Any]]:
+    """What differs after a conversion from our checkpoints to DeepSpeed's universal ones, and from those to ours."""
+    rank = distributed.get_rank()
+    found: list[dict[str, Any]] = []
+    for dtype in DTYPES:
+        differing = foreign.loaded_by_deepspeed(rank, world_size, root / f"to-{dtype}", dtype)
+        found += [{"to": "DeepSpeed", "dtype": dtype, "zeroStage": s, "differing": d} for s, d in differing.items()]
+    for stage in foreign.STAGES:
+        names = foreign.converted_by_deepspeed(rank, world_size, root / f"from-{stage}", stage)
+        found.append({"from": "DeepSpeed", "dtype": "bfloat16", "zeroStage": stage, "differing": names})
+    return found
 
 
 def main() -> None:
@@ -82,31 +114,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the JSON here too")
     options = parser.parse_args()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("cpu:gloo,cuda:nccl")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    folder = [tempfile.mkdtemp()]
-    distributed.broadcast_object_list(folder)
-    runs = Runs(Path(folder[0]))
-    if distributed.get_rank() == 0:
-        runs.job()
-    distributed.barrier()
-    layouts = []
-    for dtype in DTYPES:
-        reference: list[dict[str, Any]] = []
-        world_size = distributed.get_world_size()
-        layouts += [compare(runs, Layout(world_size, stage), dtype, reference) for stage in STAGES]
-    if distributed.get_rank() == 0:
-        machine = {
-            "device": torch.cuda.get_device_name(),
-            "worldSize": distributed.get_world_size(),
-            **{name: version(name) for name in ("torch", "deepspeed", "transformers")},
-        }
-        result = json.dumps({"machine": machine, "layouts": layouts}, indent=2)
-        print(result)
-        if options.output:
-            options.output.write_text(result + "\n", encoding="utf-8")
-    distributed.destroy_process_group()
+    with torchrun_group() as (rank, world_size):
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        runs = Runs(from_first_rank(Path(tempfile.mkdtemp()) if rank == 0 else None))
+        if rank == 0:
+            runs.job()
+        distributed.barrier()
+        layouts = []
+        for dtype in DTYPES:
+            reference: list[dict[str, Any]] = []
+            layouts += [compare(runs, Layout(world_size, stage), dtype, reference) for stage in STAGES]
+        conversions = convert(runs.root / "universal", world_size)
+    if rank == 0:
+        shutil.rmtree(runs.root)
+        publish({"machine": machine(), "layouts": layouts, "conversions": conversions}, options.output)
 
 
 if __name__ == "__main__":

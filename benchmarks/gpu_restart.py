@@ -1,0 +1,103 @@
+"""What a worker on a GPU costs to start: the first one of a node, and those that follow it after a kill.
+
+Forks ranks from a server with everything imported, as the agent of a node does (see docs/adr/0018-ranks-are-forked.md),
+each from the checkpoint of the one before, which is killed once it has committed. No Ray.
+
+    python benchmarks/gpu_restart.py --size 1.1B --output benchmarks/results/gpu_restart.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from spotune.job import FinetuneJob
+from spotune_trainer import files
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.rank import Place, run_rank
+from tests.trainer.measured import LLAMAS, make_llama_job
+from tests.trainer.runs import Layout, make_task, start_generation
+
+_FORKING = multiprocessing.get_context("forkserver")
+_PATIENCE_SECONDS = 100.0
+
+
+def generation(directory: JobDirectory, job: FinetuneJob, micro_batch_size: int) -> dict[str, Any]:
+    """Start a rank, and kill it after its first commit; the seconds to its first step, and their parts."""
+    started = time.monotonic()
+    task = make_task(directory, job, Layout(1, 1), start_generation(directory), micro_batch_size)
+    with socket.create_server(("", 0)) as listener:
+        port = listener.getsockname()[1]
+    _, said = _FORKING.Pipe(duplex=False)
+    process = _FORKING.Process(target=run_rank, args=(task, Place(0, 0, 1, 1, "127.0.0.1", port), said))
+    process.start()
+    try:
+        wait_until(lambda: any(files.read_lines(task.logs.steps)), process)
+        seconds = time.monotonic() - started
+        wait_until(lambda: any(event["event"] == "committed" for event in files.read_lines(task.logs.events)), process)
+    except AssertionError:
+        print(task.logs.worker(0).read_text())
+        raise
+    finally:
+        process.kill()
+        process.join()
+    parts = (files.read_json(task.logs.progress) or {})["startup"]
+    found = {"restored": task.restore is not None, "firstStepSeconds": round(seconds, 2), "parts": parts}
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def wait_until(done: Callable[[], bool], process: Any) -> None:
+    """Wait for something that a process is to bring about."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while not done():
+        assert process.is_alive(), f"the rank ended with {process.exitcode}"
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
+    parser.add_argument("--batch", type=int, default=8, help="rows of a step")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
+    parser.add_argument("--every", type=int, default=10, help="steps between two commits")
+    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    options = parser.parse_args()
+    root = Path(tempfile.mkdtemp())
+    try:
+        job = make_llama_job(root, options.size, options.batch, options.length, every=options.every, keep=1)
+        directory = JobDirectory(root / "job")
+        directory.root.mkdir()
+        print(f"the model and its data are in {root}", flush=True)
+        _FORKING.set_forkserver_preload(["spotune_trainer.preload"])
+        forkserver.ensure_running()
+        runs = [generation(directory, job, options.batch) for _ in range(options.kills + 1)]
+        found = {
+            **{name: version(name) for name in ("torch", "deepspeed", "transformers")},
+            "model": options.size,
+            "cold": runs[0],
+            "restarts": runs[1:],
+        }
+    finally:
+        shutil.rmtree(root)
+    result = json.dumps(found, indent=2)
+    print(result)
+    if options.output:
+        options.output.write_text(result + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+r"""Checkpoints of every ZeRO stage and number of GPUs, read at every other, at full size: equal bit for bit?
+
+Trains a Llama with random weights in bfloat16 for one to three steps at each stage and world size, commits it beside
+the next step as the trainer does, restores each checkpoint at each stage and world size, and compares masters, moments
+and step with what DeepSpeed said the writer held, and the model's own weights with the masters. At stage 2 the GPU is
+filled before the commit, which then finds no room for a copy within it. The same code as the matrix of tiny models in
+tests/trainer/test_fragments.py. No Ray: the ranks come from torchrun.
+
+    PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/zero_matrix.py --folder /dev/shm \
+        --output benchmarks/results/zero_matrix_2.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tests.trainer.layout_matrix import STATE_BYTES, Cell, Matrix, Written
+from tests.trainer.layouts import DTYPES, Layout, process_group, wrap
+from tests.trainer.measured import LLAMAS, from_first_rank, machine, publish, torchrun_group
+
+STAGES = (1, 2, 3)
+CROWDED_STAGE = 2
+LEFT = 0.09
+"""Part of a GPU that is left free where it is filled; a commit copies within the GPU only if a tenth stays free."""
+
+
+def build(size: str, layout: Layout) -> Any:
+    """An engine around the model of a size, made on the GPU where there is one."""
+    gc.collect()
+    device = "cpu"
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        device = "cuda"
+    torch.manual_seed(0)
+    with torch.device(device):
+        auto_model: Any = AutoModelForCausalLM
+        model = auto_model.from_config(LlamaConfig(**LLAMAS[size]), dtype=DTYPES[layout.dtype])
+    print(f"rank {distributed.get_rank()}: {layout} at {time.monotonic():.0f} s", flush=True)
+    return wrap(model, layout)
+
+
+@contextmanager
+def crowded(layout: Layout) -> Iterator[None]:
+    """A GPU that is nearly full, at one of the stages."""
+    ballast = None
+    if layout.stage == CROWDED_STAGE and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        ballast = torch.empty(max(0, free - int(LEFT * total)), dtype=torch.uint8, device="cuda")
+    yield
+    del ballast
+
+
+def described(layout: Layout) -> dict[str, int]:
+    """A layout, in the result."""
+    return {"zeroStage": layout.stage, "worldSize": layout.world_size}
+
+
+def commits(written: Sequence[Written]) -> list[dict[str, Any]]:
+    """The commits of all layouts; seconds are those of rank 0, which ends it."""
+    return [
+        {
+            "wrote": described(one.wrote),
+            "copiedWithinDevice": torch.cuda.is_available() and not one.from_originals,
+            "seconds": round(one.seconds, 2),
+            "norms": {state: float(f"{norm:.6g}") for state, norm in one.norms.items()},
+        }
+        for one in written
+        if one.rank == 0
+    ]
+
+
+def pairs(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """What was found for each pair of layouts, over all ranks of the reader."""
+    found = []
+    for (wrote, reads), of_pair in itertools.groupby(cells, key=lambda cell: (cell.wrote, cell.reads)):
+        ranks = list(of_pair)
+        found.append(
+            {
+                "wrote": described(wrote),
+                "reads": described(reads),
+                "bitEqual": not any(cell.differing for cell in ranks),
+                "differing": sorted({name for cell in ranks for name in cell.differing}),
+                "bytesRead": [cell.bytes_read for cell in ranks],
+                "bytesNeeded": [cell.bytes_needed for cell in ranks],
+                "seconds": round(max(cell.seconds for cell in ranks), 2),
+            }
+        )
+    return found
+
+
+def order(cell: Cell) -> tuple[int, ...]:
+    """Cells by reader, writer, rank."""
+    return cell.reads.world_size, cell.reads.stage, cell.wrote.world_size, cell.wrote.stage, cell.rank
+
+
+def main() -> None:
+    """Compare all pairs up to the number of ranks; rank 0 prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
+    parser.add_argument("--rows", type=int, default=2, help="rows of random tokens in a step, on each rank")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
+    parser.add_argument("--folder", type=Path, help="where checkpoints go, six of them at two ranks")
+    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    options = parser.parse_args()
+    started = time.monotonic()
+    with torchrun_group() as (rank, world_size):
+        root: Path = from_first_rank(Path(tempfile.mkdtemp(dir=options.folder)) if rank == 0 else None)
+        matrix = Matrix(
+            root,
+            [Layout(stage, ranks, "bfloat16") for ranks in range(1, world_size + 1) for stage in STAGES],
+            build=lambda layout: build(options.size, layout),
+            shape=(options.rows, options.length),
+            circumstances=crowded,
+        )
+        matrix.run(rank)
+        gathered: list[Any] = [None] * world_size
+        with process_group(rank, world_size, root / "gather"):
+            distributed.all_gather_object(gathered, (matrix.written, matrix.cells))
+    if rank == 0:
+        shutil.rmtree(root, ignore_errors=True)  # the store of the last group is removed by its other ranks
+        cells = sorted((cell for _, of_rank in gathered for cell in of_rank), key=order)
+        found = pairs(cells)
+        bytes_needed = next(sum(pair["bytesNeeded"]) for pair in found)
+        result = {
+            "machine": machine(),
+            "model": options.size,
+            "parameters": bytes_needed // STATE_BYTES,
+            "dtype": "bfloat16",
+            "gigabytesOfACheckpoint": round(bytes_needed / 1e9, 2),
+            "pairs": len(found),
+            "pairsBitEqual": sum(pair["bitEqual"] for pair in found),
+            "pairsThatReadWhatTheyNeedAlone": sum(pair["bytesRead"] == pair["bytesNeeded"] for pair in found),
+            "seconds": round(time.monotonic() - started),
+            "commits": commits(matrix.written),
+            "found": found,
+        }
+        assert len(found) == len(matrix.layouts) ** 2
+        publish(result, options.output)
+
+
+if __name__ == "__main__":
+    main()
