@@ -1,0 +1,184 @@
+"""Charts as SVG, to be put into a page: lines over steps, stretches over time, and a bar of parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 560, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 28
+_TICKS = 5
+_MOST_POINTS = 1000
+"""More than a chart has pixels; of more points the extremes of each pixel are drawn."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        name: For the legend.
+        points: (x, y), by growing x.
+        dotted: Whether single points are drawn, too.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    dotted: bool = False
+
+
+def line_chart(title: str, lines: Sequence[Line]) -> str:
+    """A chart of lines over steps; empty if there are no points."""
+    drawn = [line for line in lines if line.points]
+    if not drawn:
+        return ""
+    xs = [x for line in drawn for x, _ in line.points]
+    ys = [y for line in drawn for _, y in line.points if math.isfinite(y)]
+    if not ys:
+        return ""
+    across, up = Axis(min(xs), max(xs), _LEFT, WIDTH - _RIGHT), Axis(min(ys), max(ys), HEIGHT - _BOTTOM, _TOP)
+    parts = [_grid(across, up)]
+    for number, line in enumerate(drawn):
+        path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in thinned(line.points) if math.isfinite(y))
+        parts.append(f'<polyline class="line c{number}" points="{path}"/>')
+        if line.dotted:
+            parts += [
+                f'<circle class="dot c{number}" cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3"/>'
+                for x, y in line.points
+            ]
+    legend = "".join(f'<span class="key c{number}">{escape(line.name)}</span>' for number, line in enumerate(drawn))
+    return _figure(title, legend if len(drawn) > 1 else "", HEIGHT, "".join(parts))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of time.
+
+    Attributes:
+        start: Unix time.
+        end: Unix time.
+        height: From 0 to 1.
+        kind: Its CSS class.
+        label: What is shown when one points at it.
+    """
+
+    start: float
+    end: float
+    height: float
+    kind: str
+    label: str
+
+
+def timeline(title: str, bars: Sequence[Bar], marks: Sequence[float], legend: Mapping[str, str]) -> str:
+    """Bars over time, with a mark below for each moment."""
+    if not bars:
+        return ""
+    begin, end = min(bar.start for bar in bars), max(*(bar.end for bar in bars), *marks, 0.0)
+    hours = max(end - begin, 1.0)
+    across = Axis(0.0, hours, _LEFT, 2 * WIDTH - _RIGHT)
+    top, base = _TOP, 96
+    drawn = []
+    for bar in bars:
+        x, right = across.at(bar.start - begin), across.at(bar.end - begin)
+        height = max((base - top) * bar.height, 2)
+        place = f'x="{x:.1f}" y="{base - height:.1f}" width="{max(right - x, 1.5):.1f}" height="{height:.1f}"'
+        drawn.append(f'<rect class="bar {bar.kind}" {place}><title>{escape(bar.label)}</title></rect>')
+    drawn += [
+        f'<path class="mark" d="M{across.at(mark - begin):.1f},{base + 2} v6"/>'
+        for mark in marks
+        if begin <= mark <= end
+    ]
+    for tick in across.ticks():
+        place = f"{across.at(tick):.1f}"
+        drawn.append(
+            f'<text class="tick" x="{place}" y="{base + 22}" text-anchor="middle">{escape(duration(tick))}</text>'
+        )
+    keys = "".join(f'<span class="key {kind}">{escape(name)}</span>' for kind, name in legend.items())
+    return _figure(title, keys, 126, "".join(drawn), width=2 * WIDTH)
+
+
+def parts_bar(title: str, parts: Mapping[str, float]) -> str:
+    """One bar of all parts that are not zero, each with its share in the legend."""
+    total = sum(parts.values())
+    if total <= 0:
+        return ""
+    shown = {name: seconds for name, seconds in parts.items() if seconds > 0}
+    x, drawn, keys = 0.0, [], []
+    for number, (name, seconds) in enumerate(shown.items()):
+        width = 2 * WIDTH * seconds / total
+        label = f"{name} {seconds / total:.1%}, {duration(seconds)}"
+        place = f'x="{x:.1f}" y="0" width="{width:.1f}" height="28"'
+        drawn.append(f'<rect class="bar c{number}" {place}><title>{escape(label)}</title></rect>')
+        keys.append(f'<span class="key c{number}">{escape(label)}</span>')
+        x += width
+    return _figure(title, "".join(keys), 28, "".join(drawn), width=2 * WIDTH)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From values to pixels."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    def at(self, value: float) -> float:
+        """The pixel of a value."""
+        span = self.high - self.low
+        return self.first + (self.last - self.first) * ((value - self.low) / span if span else 0.5)
+
+    def ticks(self) -> list[float]:
+        """Round values within it: multiples of 1, 2 or 5 times a power of ten."""
+        span = self.high - self.low
+        if span <= 0:
+            return [self.low]
+        raw = span / _TICKS
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+        first = math.ceil(self.low / step)
+        return [number * step for number in range(first, math.floor(self.high / step) + 1)]
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """No more points than can be told apart: of each group the lowest and the highest, so that a spike stays."""
+    if len(points) <= _MOST_POINTS:
+        return list(points)
+    size = math.ceil(2 * len(points) / _MOST_POINTS)
+    kept: list[tuple[float, float]] = []
+    for start in range(0, len(points), size):
+        group = points[start : start + size]
+        ends = {min(group, key=lambda point: point[1]), max(group, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the two largest units that say something."""
+    whole = round(seconds)
+    days, hours, minutes = whole // 86400, whole % 86400 // 3600, whole % 3600 // 60
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2g} s"
+
+
+def _grid(across: Axis, up: Axis) -> str:
+    lines = []
+    for tick in up.ticks():
+        y = f"{up.at(tick):.1f}"
+        lines.append(f'<path class="grid" d="M{_LEFT},{y} H{WIDTH - _RIGHT}"/>')
+        lines.append(f'<text class="tick" x="{_LEFT - 6}" y="{y}" dy="4" text-anchor="end">{tick:.6g}</text>')
+    for tick in across.ticks():
+        x = f"{across.at(tick):.1f}"
+        lines.append(f'<text class="tick" x="{x}" y="{HEIGHT - 8}" text-anchor="middle">{tick:,.6g}</text>')
+    return "".join(lines)
+
+
+def _figure(title: str, legend: str, height: int, content: str, width: int = WIDTH) -> str:
+    svg = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{content}</svg>'
+    caption = f'<figcaption>{escape(title)}<span class="legend">{legend}</span></figcaption>'
+    return f'<figure class="{"wide" if width > WIDTH else ""}">{caption}{svg}</figure>'
