@@ -15,6 +15,7 @@ ENTRY_POINT_GROUP = "spotune.commands"
 _OWN_COMMANDS = {
     "crd": "spotune.crd.command:crd",
     "plan": "spotune.plan.command:plan",
+    "report": "spotune.report_command:report",
     "simulate": "spotune.simulate.command:simulate",
 }
 _PACKAGE_PREFIX = "spotune_"

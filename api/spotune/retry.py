@@ -16,6 +16,8 @@ from spotune.job import RetrySpec
 COMMUNICATION_FAILURE_LIMIT = 10
 """Failures of communication between live workers without a new step after which it is not a passing fault."""
 
+_MOST_DOUBLINGS = 64  # more of them would leave what a float can hold
+
 
 class FailureCause(StrEnum):
     """Why a worker group or driver ended; the values are the names in status and ledger."""
@@ -101,7 +103,16 @@ def decide(
         return GiveUp(f"{used}: raise it to go on from the last checkpoint", JobError.exit_code)
     if last.cause is FailureCause.OUT_OF_MEMORY:
         return _after_out_of_memory(last, micro_batch_size)
-    return _over_limit(streak, policy) or Retry(_remaining_wait(streak, policy, now))
+    backoff = backoff_seconds(len(streak) - 1, policy.backoff.initial.seconds, policy.backoff.max.seconds)
+    waited = max(0.0, now - last.time)
+    return _over_limit(streak, policy) or Retry(max(0.0, backoff - waited))
+
+
+def backoff_seconds(retries_before: int, initial: float, longest: float) -> float:
+    """The pause before a retry that comes after so many without a new step: 0, `initial`, twice that, ... `longest`."""
+    if retries_before == 0:
+        return 0.0
+    return min(initial * 2.0 ** min(retries_before - 1, _MOST_DOUBLINGS), longest)
 
 
 def failures_without_progress(failures: Sequence[Failure]) -> list[Failure]:
@@ -142,14 +153,3 @@ def _over_limit(streak: Sequence[Failure], policy: RetrySpec) -> GiveUp | None:
 
 def _quoted(failure: Failure) -> str:
     return f": {failure.message}" if failure.message else ""
-
-
-def _remaining_wait(streak: Sequence[Failure], policy: RetrySpec, now: float) -> float:
-    """Seconds from now: 0 for the first failure after a new step, then initial, twice that, ... up to max."""
-    retries_before = len(streak) - 1
-    if retries_before == 0:
-        return 0.0
-    initial, longest = policy.backoff.initial.seconds, policy.backoff.max.seconds
-    doublings = min(retries_before - 1, 64)
-    backoff = min(initial * 2.0**doublings, longest)
-    return max(0.0, streak[-1].time + backoff - now)

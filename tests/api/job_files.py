@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from spotune.cli import main
 from spotune.job import FinetuneJob
 from spotune.load import parse_job
 from spotune.yaml_file import Document
+from tests.command_line import run_spotune
 
 JOB_FILE = """\
 apiVersion: spotune.dev/v1alpha1
@@ -78,10 +78,8 @@ def a_job(**sections: object) -> FinetuneJob:
 
 def run_validate(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     """Exit code of ``spotune validate`` and what it printed on standard error."""
-    with pytest.raises(SystemExit) as ended:
-        main(["validate", *words])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, capsys.readouterr().err
+    code, _, printed = run_spotune(capsys, "validate", *words)
+    return code, printed
 
 
 def check_broken_job(

@@ -11,6 +11,7 @@ import pytest
 
 from spotune.cli import main
 from tests.api.job_files import FULL_JOB_FILE, JOB_FILE
+from tests.command_line import run_spotune
 
 COMMANDS = '''
 import typer
@@ -69,30 +70,21 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         del sys.modules[name]
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of ``spotune`` with ``words``."""
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert isinstance(ended.value.code, int)
-    printed = capsys.readouterr()
-    return ended.value.code, printed.out, printed.err
-
-
 def test_help_shows_examples_exit_codes_and_the_commands_of_all_packages(
     other_package: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = run(capsys, "--help")
+    code, out, _ = run_spotune(capsys, "--help")
     assert code == 0
     for text in ("spotune run job.yaml --directory", "Exit codes", "validate", "plan", "train", "Train things"):
         assert text in out
 
 
 def test_no_words_at_all_show_the_help(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys) == run(capsys, "--help")
+    assert run_spotune(capsys) == run_spotune(capsys, "--help")
 
 
 def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--version")
+    code, out, _ = run_spotune(capsys, "--version")
     assert code == 0
     assert out.startswith("spotune 0.")
 
@@ -123,7 +115,7 @@ def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
 def test_a_valid_job_is_named_with_its_fingerprint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(JOB_FILE)
-    code, out, err = run(capsys, "validate", str(file))
+    code, out, err = run_spotune(capsys, "validate", str(file))
     assert (code, err) == (0, "")
     assert out.startswith(f"{file}: valid (t5-wikisql, fingerprint ")
 
@@ -131,7 +123,7 @@ def test_a_valid_job_is_named_with_its_fingerprint(tmp_path: Path, capsys: pytes
 def test_several_files_are_checked_in_turn_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(JOB_FILE)
-    code, out, _ = run(capsys, "validate", str(file), str(file), "--output", "json")
+    code, out, _ = run_spotune(capsys, "validate", str(file), str(file), "--output", "json")
     assert code == 0
     first, second = (json.loads(line) for line in out.splitlines())
     assert first == second
@@ -144,7 +136,7 @@ def test_errors_are_one_json_object_for_scripts(
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(FULL_JOB_FILE)
-    code, out, err = run(capsys, "validate", str(file), *option)
+    code, out, err = run_spotune(capsys, "validate", str(file), *option)
     found = json.loads(err)
     assert (code, out, found["exitCode"], found["error"]) == (20, "", 20, "JobError")
     assert found["problems"][0] == {
@@ -169,23 +161,23 @@ def test_errors_are_one_json_object_for_scripts(
 def test_wrong_usage_is_one_line_and_exit_code_2(
     words: list[str], message: str, other_package: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(capsys, *words) == (2, "", f"{message}\n")
+    assert run_spotune(capsys, *words) == (2, "", f"{message}\n")
 
 
 def test_wrong_usage_is_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "validate", "--output", "json")
+    code, _, err = run_spotune(capsys, "validate", "--output", "json")
     message = "Missing argument 'JOB.yaml...' (see 'spotune validate --help')"
     assert (code, json.loads(err)) == (2, {"error": "UsageError", "message": message, "exitCode": 2})
 
 
 def test_a_group_without_a_command_shows_its_help(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "things")
+    code, out, err = run_spotune(capsys, "things")
     assert (code, err) == (2, "No command is given (see 'spotune things --help')\n")
     assert "List things" in out
 
 
 def test_a_command_of_another_package_runs(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "things", "ls", "all") == (0, "listed all\n", "")
+    assert run_spotune(capsys, "things", "ls", "all") == (0, "listed all\n", "")
 
 
 @pytest.mark.parametrize(
@@ -213,9 +205,9 @@ def test_a_command_of_another_package_runs(other_package: None, capsys: pytest.C
 def test_errors_of_any_command_become_their_line_and_exit_code(
     job: str, code: int, message: str, other_package: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(capsys, "train", job) == (code, "", message)
+    assert run_spotune(capsys, "train", job) == (code, "", message)
     if not message:
-        assert run(capsys, "train", job, "--output", "json") == (code, "", "")
+        assert run_spotune(capsys, "train", job, "--output", "json") == (code, "", "")
 
 
 def test_a_command_whose_package_is_not_installed_is_listed_and_says_what_to_install(
@@ -225,8 +217,8 @@ def test_a_command_whose_package_is_not_installed_is_listed_and_says_what_to_ins
         "spotune uninstalled needs the Python package a_package_that_is_not_installed, which is not installed: "
         "pip install 'spotune[elsewhere]'"
     )
-    assert run(capsys, "uninstalled", "job.yaml", "--workers", "2") == (2, "", f"{message}\n")
-    code, out, _ = run(capsys, "--help")
+    assert run_spotune(capsys, "uninstalled", "job.yaml", "--workers", "2") == (2, "", f"{message}\n")
+    code, out, _ = run_spotune(capsys, "--help")
     assert code == 0
     assert "uninstalled" in out
 

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from spotune.cli import main
 from spotune.crd import custom_resource_definition
 from spotune.crd.structural import INT_OR_STRING, OPEN, VALIDATIONS, structural_schema
 from spotune.job import FinetuneJob, FinetuneJobSpec
@@ -20,6 +19,7 @@ from spotune.job.base import Section
 from spotune.job.dataset import ColumnTemplate
 from spotune.load import load_job, read_job_file
 from tests.api.job_files import FULL_JOB_FILE, JOB_FILE
+from tests.command_line import run_spotune
 
 ROOT = Path(__file__).parent.parent.parent
 MANIFEST = ROOT / "manifests" / "crd.yaml"
@@ -71,10 +71,9 @@ def is_valid(model: TypeAdapter[Any], value: Any) -> bool:
 
 
 def run_crd(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["crd", *words])
-    assert ended.value.code == 0
-    return capsys.readouterr().out
+    code, out, _ = run_spotune(capsys, "crd", *words)
+    assert code == 0
+    return out
 
 
 def test_the_committed_manifest_is_current(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,8 +148,9 @@ def test_defaults_are_those_of_the_models(text: str, tmp_path: Path) -> None:
     assert in_full == job.spec.model_dump(exclude_none=True)
 
 
-def test_a_status_has_no_defaults_because_nobody_but_the_operator_says_what_is() -> None:
-    assert [path for path, schema in all_schemas(at(".status")) if "default" in schema] == []
+def test_a_status_says_only_that_the_operator_has_not_seen_the_job_until_the_operator_writes_one() -> None:
+    defaults = {path: schema["default"] for path, schema in all_schemas(at(".status")) if "default" in schema}
+    assert defaults == {"": {"observedGeneration": -1}}
 
 
 def test_columns_show_fields_that_exist() -> None:

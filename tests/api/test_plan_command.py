@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spotune.cli import main
 from spotune.plan.published import PUBLISHED
+from tests.command_line import run_spotune
 
 JOB = """\
 apiVersion: spotune.dev/v1alpha1
@@ -41,11 +41,7 @@ class Planner:
 
     def run(self, *options: str) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
-        with pytest.raises(SystemExit) as ended:
-            main(["plan", str(self.file), *options])
-        printed = self.capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, printed.err
+        return run_spotune(self.capsys, "plan", self.file, *options)
 
     def json(self, *options: str) -> dict[str, Any]:
         code, out, err = self.run(*options, "--output", "json")

@@ -101,6 +101,14 @@ def test_a_group_grows_after_its_cooldown_with_a_commit() -> None:
     assert outcome.seconds < simulate(trace, replace(choice, resize_cooldown=NEVER), TIMES, steps=500).seconds
 
 
+def test_a_group_does_not_leave_for_nodes_that_come_and_go() -> None:
+    visits = [point for at in range(400, 1900, 20) for point in ((float(at), 4), (at + 9.0, 2))]
+    choice = replace(CHOICE, fewest=2, resize_cooldown=0.0, every=10_000)
+    for steady, restarts in ((10.0, 0), (8.0, 1)):
+        outcome = simulate(Trace(((0.0, 2), *visits), 2000.0), choice, replace(TIMES, steady=steady), steps=500)
+        assert min(outcome.restarts, 1) == restarts
+
+
 def test_losses_without_a_new_step_are_followed_by_growing_pauses() -> None:
     """Nodes that go before the start-up is over."""
     flapping = [(seconds, nodes) for begin in range(0, 200, 20) for seconds, nodes in ((begin, 4), (begin + 19.0, 3))]

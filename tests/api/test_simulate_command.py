@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotune.cli import main
+from tests.command_line import run_spotune
 
 JOB = """\
 apiVersion: spotune.dev/v1alpha1
@@ -36,11 +36,7 @@ class Simulator:
 
     def run(self, *options: str) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
-        with pytest.raises(SystemExit) as ended:
-            main(["simulate", str(self.trace), *options])
-        printed = self.capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, printed.err
+        return run_spotune(self.capsys, "simulate", self.trace, *options)
 
     def json(self, *options: str) -> dict[str, Any]:
         code, out, err = self.run(*options, "--output", "json")

@@ -14,7 +14,7 @@ from queue import Empty
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.trainer.preload"])
+_CONTEXT.set_forkserver_preload(["spotune_trainer.preload"])
 _POLL_SECONDS = 0.5
 
 

@@ -7,7 +7,7 @@ no world size divides, and norms of fewer elements than there are ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,12 @@ from deepspeed.utils import (
 from torch import Tensor, distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from spotune.job import CheckpointSpec
 from spotune_trainer.checkpoint import fragments
+from spotune_trainer.checkpoint.committer import Committer
 from spotune_trainer.checkpoint.fragment import STATES
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
 from spotune_trainer.checkpoint.reader import CheckpointReader
-from spotune_trainer.checkpoint.writer import commit, write_fragments
 from spotune_trainer.engine import EngineConfig, build_engine, set_learning_rate
 from spotune_trainer.layout import JobDirectory
 from tests.trainer.tiny import make_job
@@ -35,6 +36,7 @@ from tests.trainer.tiny import make_job
 VOCABULARY = 37
 FROZEN = ("model.layers.0.self_attn.k_proj.weight", "model.norm.weight")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BACKENDS = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class Layout:
 
 @contextmanager
 def process_group(rank: int, world_size: int, store: Path) -> Iterator[None]:
-    """A gloo group of the first `world_size` processes of the pool, as the group that an engine trains in."""
+    """A group of the first `world_size` processes of the pool, as the group that an engine trains in."""
     os.environ["WORLD_SIZE"] = str(world_size)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    distributed.init_process_group(BACKENDS, init_method=f"file://{store}", rank=rank, world_size=world_size)
     yield
     leave_process_group()
 
@@ -97,35 +99,58 @@ def build_model(dtype: torch.dtype, frozen: Sequence[str] = FROZEN) -> Any:
 
 
 def build(layout: Layout, frozen: Sequence[str] = FROZEN) -> Any:
-    """An engine that has not taken a step."""
+    """An engine of the small model that has not taken a step."""
+    return wrap(build_model(DTYPES[layout.dtype], frozen), layout)
+
+
+def wrap(model: Any, layout: Layout) -> Any:
+    """An engine of a layout around any model."""
     config = EngineConfig(layout.stage, 1, 1, DTYPES[layout.dtype], gradient_checkpointing=False)
-    return build_engine(
-        build_model(config.dtype, frozen), make_job("/model", training={"learningRate": 0.01}).spec.training, config
-    )
+    return build_engine(model, make_job("/model", training={"learningRate": 0.01}).spec.training, config)
 
 
-def train(engine: Any, steps: int) -> None:
-    """Take optimizer steps on random tokens, other ones on every rank and at every layout."""
+def release(engine: Any) -> None:
+    """Give an engine's memory back: masters and moments by hand, as DeepSpeed keeps one that has trained at stage 3."""
+    engine.destroy()
+    state = engine.basic_optimizer.state
+    for master in state:
+        master.data = master.data.new_empty(0)
+    state.clear()
+
+
+def train(
+    engine: Any, steps: int, shape: tuple[int, int] = (2, 6), before_update: Callable[[], None] = lambda: None
+) -> None:
+    """Take optimizer steps on random tokens [batch, sequence], other ones on every rank and at every layout."""
     seed = 100 * engine.zero_optimization_stage() + 10 * engine.dp_world_size + engine.global_rank
     random = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        tokens = torch.randint(1, VOCABULARY, (2, 6), generator=random)
+        tokens = torch.randint(1, engine.module.config.vocab_size, shape, generator=random).to(engine.device)
         set_learning_rate(engine, 0.01)
         engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+        before_update()
         engine.step()
 
 
-def save(engine: Any, directory: JobDirectory, name: CheckpointName) -> None:
-    """Commit what an engine holds, as its worker would."""
+@contextmanager
+def committing(engine: Any, directory: JobDirectory, name: CheckpointName) -> Iterator[Committer]:
+    """Commit what an engine holds as its worker would, beside what is done meanwhile; it is complete afterwards."""
+    step, stage = fragments.optimizer_step(engine), engine.zero_optimization_stage()
 
     def manifest(entries: tuple[FileEntry, ...]) -> Manifest:
-        step, stage = fragments.optimizer_step(engine), engine.zero_optimization_stage()
         shapes = fragments.parameter_shapes(engine)
         return Manifest(name.step, 1, step, "f", 1, engine.dp_world_size, stage, 0.0, entries, shapes)
 
-    write_fragments(directory.checkpoints / str(name), engine.global_rank, fragments.owned_fragments(engine))
-    if engine.global_rank == 0:
-        commit(directory, name, engine.dp_world_size, manifest)
+    committer = Committer(directory, engine.global_rank, engine.dp_world_size, CheckpointSpec())
+    committer.begin(name, fragments.owned_fragments(engine), manifest)
+    yield committer
+    committer.wait()
+
+
+def save(engine: Any, directory: JobDirectory, name: CheckpointName) -> None:
+    """Commit what an engine holds."""
+    with committing(engine, directory, name):
+        pass
 
 
 def opened(directory: JobDirectory, name: CheckpointName) -> Checkpoint:
@@ -138,6 +163,11 @@ def opened(directory: JobDirectory, name: CheckpointName) -> Checkpoint:
 def restore(engine: Any, checkpoint: Checkpoint) -> None:
     """What a worker does with the checkpoint that it starts from, but for its checksums."""
     CheckpointReader(checkpoint).restore(fragments.needed_fragments(engine))
+    adopt(engine, checkpoint)
+
+
+def adopt(engine: Any, checkpoint: Checkpoint) -> None:
+    """Make what has been read of a checkpoint the engine's own."""
     fragments.set_optimizer_step(engine, checkpoint.manifest.optimizer_step)
     fragments.publish(engine)
 
@@ -163,6 +193,18 @@ def weights_of(engine: Any) -> dict[str, Tensor]:
         with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
             weights[name] = parameter.detach().clone().flatten()
     return weights
+
+
+def of_first_rank(engine: Any, state: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """What `state_of` gave the first rank of an engine's group once, on every rank; the others need not know it."""
+    shared = {"step": torch.zeros((), dtype=torch.int64)}
+    for name, shape in fragments.parameter_shapes(engine).items():
+        shared |= {f"{name}/{each}": torch.empty(torch.Size(shape).numel(), device=engine.device) for each in STATES}
+    for name, tensor in shared.items():
+        if state is not None and engine.global_rank == 0:
+            tensor.copy_(state[name])
+        distributed.broadcast(tensor, 0)
+    return shared
 
 
 def trainable(engine: Any) -> list[tuple[str, Any]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
@@ -18,18 +20,26 @@ from spotune_trainer.generations import latest_generation
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
 from spotune_trainer.local_ray import RunningRay
-from spotune_trainer.processes import Process, command_line
+from spotune_trainer.processes import Process, command_line, find_process
 
 _PATIENCE_SECONDS = 240.0
 _SPOTUNE = "from spotune.cli import main; main()"
+_OWN_PROCESS = re.compile(r"rank (?P<rank>\d+) of \d+ on .*, process (?P<pid>\d+): from ")
 
 
 @dataclass
 class LiveRun:
-    """`spotune run` on one directory, started and killed as often as a test likes."""
+    """`spotune run` on one directory, started and killed as often as a test likes.
+
+    Attributes:
+        environment: what the command finds in its environment besides ours.
+        patience_seconds: how long anything may take.
+    """
 
     directory: JobDirectory
     job: FinetuneJob
+    environment: Mapping[str, str] = field(default_factory=dict)
+    patience_seconds: float = _PATIENCE_SECONDS
     _process: subprocess.Popen[str] | None = field(default=None)
 
     def start(self, *options: str) -> None:
@@ -39,13 +49,18 @@ class LiveRun:
         job_file.write_text(self.job.model_dump_json(exclude_unset=True))
         command = [sys.executable, "-c", _SPOTUNE, "run", str(job_file), "--directory", str(self.directory.root)]
         self._process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [*command, *options],
+            env={**os.environ, **self.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
 
     def wait(self) -> tuple[int, str]:
         """Exit code and output of the command."""
         assert self._process is not None
-        output, _ = self._process.communicate(timeout=_PATIENCE_SECONDS)
+        output, _ = self._process.communicate(timeout=self.patience_seconds)
         return self._process.returncode, output
 
     def result(self) -> dict[str, Any]:
@@ -62,13 +77,17 @@ class LiveRun:
         logs = self.directory.generation_logs(latest_generation(self.directory))
         return max((line["step"] for line in files.read_lines(logs.steps)), default=0)
 
+    def has_ended(self) -> bool:
+        """Whether the command has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def wait_for_step(self, step: int) -> None:
         """Wait until a worker group has gone past `step`."""
         self.wait_until(lambda: self.last_step() >= step, f"step {step}")
 
     def wait_until(self, done: Callable[[], bool], what: str) -> None:
         """Wait for something; a command that ends meanwhile is an error."""
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + self.patience_seconds
         while not done():
             assert self._process is not None
             if self._process.poll() is not None:
@@ -78,8 +97,9 @@ class LiveRun:
             time.sleep(0.01)
 
     def workers(self) -> list[Process]:
-        """The train workers of the newest group."""
-        return self._members(lambda command: command.startswith("ray::") and "TrainWorker" in command)
+        """The ranks of the newest group, in their order."""
+        ranks = {process_name(process): process for process in self._ray().family.members()}
+        return [ranks[name] for name in sorted(ranks) if name.startswith("spotune-rank-")]
 
     def driver(self) -> Process:
         """The driver that runs."""
@@ -87,11 +107,37 @@ class LiveRun:
         assert found, "no driver runs"
         return found[-1]
 
+    def ranks(self) -> dict[int, Process]:
+        """The processes of the newest generation that have said so in their logs and still run, by rank."""
+        logs = self.directory.generation_logs(latest_generation(self.directory))
+        found = {}
+        for path in logs.root.glob("worker-*.log"):
+            said = _OWN_PROCESS.search(path.read_text())
+            process = find_process(int(said["pid"])) if said else None
+            if said and process is not None:
+                found[int(said["rank"])] = process
+        return found
+
     def kill_supervisor(self) -> None:
         """End the command itself, at once."""
         assert self._process is not None
         self._process.kill()
         self._process.communicate()
+
+    def kill_ray(self) -> None:
+        """End the head of its Ray at once; what runs in it is left to itself."""
+        for part in self._ray().parts.values():
+            kill(part)
+
+    def ray(self) -> RunningRay | None:
+        """Its Ray; None while there is none."""
+        record = (files.read_json(self.directory.supervisor) or {}).get("ray")
+        return RunningRay.from_json(record) if record else None
+
+    def tell_to_leave(self) -> None:
+        """What the kubelet does with a pod whose node goes: SIGTERM."""
+        assert self._process is not None
+        self._process.terminate()
 
     def kill_everything(self) -> None:
         """End the command and all of its Ray, at once."""
@@ -107,7 +153,9 @@ class LiveRun:
             self._ray().end()
 
     def _ray(self) -> RunningRay:
-        return RunningRay.from_json(json.loads(self.directory.supervisor.read_text())["ray"])
+        ray = self.ray()
+        assert ray is not None, "no Ray runs"
+        return ray
 
     def _members(self, wanted: Callable[[str], bool]) -> list[Process]:
         return [process for process in self._ray().family.members() if wanted(command_line(process))]
@@ -116,3 +164,11 @@ class LiveRun:
 def kill(process: Process) -> None:
     """`kill -9`."""
     os.kill(process.pid, signal.SIGKILL)
+
+
+def process_name(process: Process) -> str:
+    """The name that a process gave itself."""
+    try:
+        return Path(f"/proc/{process.pid}/comm").read_text().strip()
+    except OSError:
+        return ""

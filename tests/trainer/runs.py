@@ -6,8 +6,10 @@ of 16, and a step's micro-batches divide by no world size but one and two.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,10 +108,12 @@ class Runs:
 
     def empty(self, name: str) -> JobDirectory:
         """A new folder of a job."""
-        count = len(list(self.root.glob(f"{name}.*")))
-        directory = JobDirectory(self.root / f"{name}.{count}")
-        directory.root.mkdir()
-        return directory
+        for number in itertools.count():
+            directory = JobDirectory(self.root / f"{name}.{number}")
+            with suppress(FileExistsError):
+                directory.root.mkdir()
+                return directory
+        raise AssertionError("numbers do not end")
 
     def _finish(self, layout: Layout, task: str, dtype: str) -> tuple[JobDirectory, WorkerEnd]:
         key = (layout, task, dtype)

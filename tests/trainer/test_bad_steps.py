@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -12,38 +11,11 @@ import torch
 from spotune.errors import JobError
 from spotune_trainer import files
 from spotune_trainer.bad_steps import BadSteps, spoiled_by
-from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.generations import surviving_steps
 from spotune_trainer.layout import JobDirectory
-from spotune_trainer.worker import Worker
 from tests.trainer.groups import GroupFailedError
+from tests.trainer.overflowing import BAD, OverflowingWorker
 from tests.trainer.runs import STEPS, Layout, Runs, committed, committed_state, train_generation
-
-BAD = (3, 4)
-
-
-class OverflowingWorker(Worker):
-    """Its last rank's model puts out what overflows, in the steps of BAD."""
-
-    def set_up(self) -> None:
-        super().set_up()
-        self.overflows = False
-        self.engine.module.register_forward_hook(self._overflow)
-
-    def commit(self, step: int) -> None:
-        """Wait for each commit, so that none is left out because another one is being written."""
-        super().commit(step)
-        self.finish_commit()
-
-    def _overflow(self, _module: object, _inputs: object, output: Any) -> Any:
-        if self.overflows:
-            output.logits = output.logits * math.inf
-        return output
-
-    def _batches(self, first_step: int) -> Generator[MicroBatches]:
-        for step, batches in enumerate(super()._batches(first_step), start=first_step + 1):
-            self.overflows = step in BAD and self.rank == self.world_size - 1
-            yield batches
 
 
 def overflown(runs: Runs, layout: Layout, dtype: str = "float32", **training: Any) -> JobDirectory:
@@ -108,13 +80,18 @@ def test_a_run_goes_on_from_among_bad_steps_as_if_it_had_not_stopped(runs: Runs)
 @pytest.mark.parametrize(("loss", "grad_norm"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.inf), (1.0, math.nan)])
 def test_loss_or_gradient_makes_a_step_bad(loss: float, grad_norm: float) -> None:
     steps = BadSteps(limit=1)
-    assert not steps.take_in(1, 1.0, None, "1, 2")
-    assert steps.take_in(2, loss, grad_norm, "1, 2")
-    assert not steps.take_in(3, 1.0, 1.0, "1, 2")
+
+    def samples() -> str:
+        assert steps.in_a_row > 1, "nobody reads the samples of a step that the run goes on after"
+        return "1, 2"
+
+    assert not steps.take_in(1, 1.0, None, samples)
+    assert steps.take_in(2, loss, grad_norm, samples)
+    assert not steps.take_in(3, 1.0, 1.0, samples)
     assert (steps.in_a_row, steps.total) == (0, 1)
-    assert steps.take_in(4, loss, grad_norm, "1, 2")
+    assert steps.take_in(4, loss, grad_norm, samples)
     with pytest.raises(JobError, match=r"of step 5 is .*\(samples 1, 2\).*lower training.learningRate"):
-        steps.take_in(5, loss, grad_norm, "1, 2")
+        steps.take_in(5, loss, grad_norm, samples)
 
 
 def test_a_finite_loss_leaves_the_weight_as_it_is() -> None:

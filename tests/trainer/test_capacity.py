@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from spotune_trainer.capacity import choose_world_size, live_slots
+from spotune_trainer.capacity import choose_world_size, slots_by_node
 
 NODES = [
-    {"Alive": True, "Resources": {"CPU": 8.0, "memory": 1e9}},
-    {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}},
-    {"Alive": False, "Resources": {"CPU": 4.0, "GPU": 4.0}},
-    {"Alive": True, "Resources": {"GPU": 1.5}},
+    {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0, "memory": 1e9}},
+    {"NodeID": "b", "Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}},
+    {"NodeID": "c", "Alive": False, "Resources": {"CPU": 4.0, "GPU": 4.0}},
+    {"NodeID": "d", "Alive": True, "Resources": {"GPU": 1.5}},
 ]
 
 
 def test_only_whole_slots_of_living_nodes_count() -> None:
-    assert live_slots(NODES, "GPU") == 3
-    assert live_slots(NODES, "CPU") == 12
-    assert live_slots([], "GPU") == 0
+    assert slots_by_node(NODES, gpus=True) == {"b": 2, "d": 1}
+    assert slots_by_node(NODES, gpus=False) == {"a": 8, "b": 4}
+    assert slots_by_node([], gpus=True) == {}
 
 
 @pytest.mark.parametrize(

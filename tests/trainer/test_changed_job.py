@@ -19,8 +19,8 @@ from spotune_trainer.job_file import JobFile, put_changed_job
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
 from tests.trainer.runs import Runs
-from tests.trainer.test_driver import BROKEN, FIGURES, LOST, TRAINED, Group, World
 from tests.trainer.tiny import make_job
+from tests.trainer.world import BROKEN, FIGURES, LOST, TRAINED, Group, World
 
 
 @pytest.fixture

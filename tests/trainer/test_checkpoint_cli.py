@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
-from spotune.cli import main
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.checkpoint.catalogue import list_entries
@@ -24,6 +23,7 @@ from spotune_trainer.checkpoint.writer import commit, write_fragments
 from spotune_trainer.generations import claim
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.models import build_model
+from tests.command_line import run_spotune
 from tests.trainer.tiny import make_job, save_source
 
 WORLD_SIZE = 2
@@ -70,11 +70,8 @@ def save(directory: JobDirectory, job: FinetuneJob, name: CheckpointName) -> Non
     commit(directory, name, WORLD_SIZE, manifest)
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int | str | None, str, str]:
-    with pytest.raises(SystemExit) as exit_:
-        main(["checkpoint", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return exit_.value.code, captured.out, captured.err
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    return run_spotune(capsys, "checkpoint", *arguments)
 
 
 def states(out: str) -> dict[str, str]:

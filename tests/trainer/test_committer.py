@@ -21,7 +21,7 @@ from spotune_trainer.checkpoint import committer as committer_module
 from spotune_trainer.checkpoint import writer
 from spotune_trainer.checkpoint.committer import Committed, Committer
 from spotune_trainer.checkpoint.fragment import Fragment
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint, rank_ok
 from spotune_trainer.checkpoint.reader import read_parameters, verify
 from spotune_trainer.checkpoint.snapshot import Snapshot
 from spotune_trainer.generations import choose_checkpoint, claim
@@ -166,6 +166,38 @@ def test_a_commit_that_takes_long_is_said_to(directory: JobDirectory, gate: thre
     assert committer.problem == "the commit of step 5 has been under way for 3 min"
     gate.set()
     committer.wait()
+
+
+def test_a_commit_advances_while_any_rank_writes_or_is_refused(
+    directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, state = [1000.0], make_state()
+    first = Committer(directory, 0, 2, CheckpointSpec(), clock=lambda: now[0])
+    second = Committer(directory, 1, 2, CheckpointSpec(), clock=lambda: now[0])
+
+    def advances(committer: Committer) -> bool:
+        now[0] += 1
+        return committer.advances()
+
+    assert not advances(first)
+    begin(first, FIRST, state, 0, 2)
+    assert wait_until(lambda: (directory.checkpoints / str(FIRST) / rank_ok(0)).exists(), timeout_seconds=10)
+    assert advances(first)
+    assert not advances(first), "it waits for the other rank, of which nothing has come"
+    real = os.write
+
+    def refuse(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "write", refuse)
+    begin(second, FIRST, state, 1, 2)
+    for _ in range(3):
+        assert wait_until(lambda: advances(second), timeout_seconds=10), "each refusal is an answer"
+    assert wait_until(lambda: advances(first), timeout_seconds=10)
+    monkeypatch.setattr(os, "write", real)
+    second.wait()
+    assert not second.advances()
+    assert first.wait() is not None
 
 
 def test_a_generation_that_was_superseded_commits_nothing(directory: JobDirectory, gate: threading.Event) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,78 +11,17 @@ import pytest
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
 from spotune.retry import FailureCause
-from spotune_trainer import driver as driver_module
-from spotune_trainer import files
-from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
-from spotune_trainer.driver import Driver, StoppedError, Surroundings, run_attempt
+from spotune_trainer import driver_process, files
+from spotune_trainer.checkpoint.layout import MANIFEST
+from spotune_trainer.driver import Driver, StoppedError, run_attempt
 from spotune_trainer.generations import claim
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.notice import write_notice
-from spotune_trainer.task import WorkerTask
-from spotune_trainer.worker_group import CorruptCheckpoint, Failed, GroupEnd, Left, Stopped, Superseded, Trained
+from spotune_trainer.worker_group import CorruptCheckpoint, Failed, Left, Stopped, Superseded
 from tests.trainer.checkpoints import put_checkpoint
 from tests.trainer.runs import Runs
 from tests.trainer.waiting import wait_until
-
-FIGURES = {"steps": 10, "samples": 150, "trainLoss": 1.5, "evalLoss": 1.25, "exportSha256": "ab"}
-TRAINED = Trained(FIGURES)
-LOST = Failed(FailureCause.WORKER_LOST, "lost rank 1 (ActorDiedError)")
-BROKEN = Failed(FailureCause.APP_ERROR, "rank 0: ValueError: row 7 has no labels")
-OUT_OF_MEMORY = Failed(FailureCause.OUT_OF_MEMORY, "rank 0: OutOfMemoryError: CUDA out of memory")
-
-
-@dataclass
-class Group:
-    """How one worker group goes: trains up to a step, commits some, and ends."""
-
-    end: GroupEnd
-    last: int = 0
-    commits: Sequence[int] = ()
-    before_end: Callable[[], object] | None = None
-
-
-@dataclass
-class World:
-    """A cluster in which worker groups go as written down, and time passes only while the driver sleeps."""
-
-    groups: list[Group]
-    slots: int = 2
-    draining: dict[str, float] = field(default_factory=dict)
-    tasks: list[WorkerTask] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    started: list[float] = field(default_factory=list)
-    now: float = 0.0
-    while_sleeping: Callable[[], object] | None = None
-
-    def surroundings(self) -> Surroundings:
-        return Surroundings(self.nodes, lambda: self.draining, self.run_group, lambda: self.now, self.sleep)
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": f"n{number}", "Alive": True, "Resources": {"CPU": 1.0}} for number in range(self.slots)]
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        if self.while_sleeping is not None:
-            self.while_sleeping()
-
-    def run_group(self, task: WorkerTask, world_size: int, gpus: int, directory: JobDirectory) -> GroupEnd:
-        group = self.groups[len(self.tasks)]
-        self.tasks.append(task)
-        self.sizes.append(world_size)
-        self.started.append(self.now)
-        logs = directory.generation_logs(task.generation)
-        logs.root.mkdir(parents=True)
-        for rank in range(world_size):
-            files.write_json(logs.node(rank), f"n{rank}")
-        first = CheckpointName.parse(task.restore).step if task.restore else 0
-        for step in range(first + 1, group.last + 1):
-            record = {"generation": task.generation, "step": step, "seconds": 0.1, "tokens": 10, "loss": 1.0}
-            files.append_json(logs.steps, {**record, "productiveSeconds": 0.08})
-        for step in group.commits:
-            put_checkpoint(directory, step, task.generation)
-        if group.before_end is not None:
-            group.before_end()
-        return group.end
+from tests.trainer.world import BROKEN, FIGURES, LOST, OUT_OF_MEMORY, TRAINED, Group, World
 
 
 @pytest.fixture
@@ -281,6 +219,19 @@ def test_too_few_workers_are_waited_for_and_said(runs: Runs, directory: JobDirec
     assert beats == sorted(set(beats)), "a driver that waits is alive"
 
 
+def test_workers_that_are_being_started_are_not_missing(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(TRAINED, last=10)], ready=0)
+
+    def start() -> None:
+        world.ready = 2
+
+    world.while_sleeping = start
+    driver = make_driver(runs, directory, world)
+    driver.run()
+    assert world.sizes == [2]
+    assert events(driver, "waiting") == []
+
+
 def announced(world: World, directory: JobDirectory, node: str) -> Callable[[], object]:
     """During a group the node is announced to go, and the group is told."""
 
@@ -381,16 +332,15 @@ def test_before_the_first_commit_everything_may_change(runs: Runs, directory: Jo
 def test_an_attempt_ends_with_the_exit_code_of_its_error(
     runs: Runs, directory: JobDirectory, error: SpotuneError, code: int
 ) -> None:
-    files.write_json(directory.job, runs.job().model_dump(mode="json"))
-
-    def connect() -> None:
+    def fail() -> None:
         raise error
 
-    assert run_attempt(directory, 1, connect) == code
+    world = World([Group(TRAINED, before_end=fail)])
+    assert run_attempt(make_driver(runs, directory, world)) == code
 
 
 def test_the_command_needs_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        driver_module.main(["--attempt", "1"])
+        driver_process.main(["--attempt", "1"])
     assert exit_info.value.code == 2
     assert "--directory" in capsys.readouterr().err

@@ -125,8 +125,8 @@ def test_every_sample_is_trained_on_once_per_epoch(runs: Runs) -> None:
 class ChangingWorker(Worker):
     """Takes another row in place of one row of the fourth step."""
 
-    def _batches(self, first_step: int) -> Generator[MicroBatches]:
-        for step, batches in enumerate(super()._batches(first_step), start=first_step):
+    def _batches(self) -> Generator[MicroBatches]:
+        for step, batches in enumerate(super()._batches(), start=self.first_step):
             yield [(g, self._changed(batch) if (step, g) == (3, 1) else batch) for g, batch in batches]
 
     def _changed(self, batch: Batch) -> Batch:

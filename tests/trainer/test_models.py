@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,38 @@ def test_a_pretrained_folder_gives_its_weights_in_the_jobs_precision(llama: Path
         assert parameter.dtype == torch.bfloat16
         assert torch.equal(parameter, saved.get_parameter(name).bfloat16())
     assert loaded.training
+
+
+def test_weights_in_a_pickle_are_refused(llama: Path, tmp_path: Path) -> None:
+    saved = build_model(make_job(llama, "causal"))
+    saved.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "pytorch_model.bin")
+    weights.unlink()
+    model = {"initialise": "pretrained", "source": str(tmp_path), "task": "causal"}
+    with pytest.raises(JobError, match=r"^model.source: .*safetensors"):
+        build_model(make_job(tmp_path, "causal", model=model))
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_that_comes_with_a_model_runs_only_if_it_is_trusted(trusted: bool, llama: Path, tmp_path: Path) -> None:
+    """As a custom configuration, which is the first that is loaded of a model."""
+    source = tmp_path / "source"
+    shutil.copytree(llama, source)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.TheirConfig"}}
+    (source / "config.json").write_text(json.dumps(config))
+    sign = tmp_path / "ran"
+    (source / "theirs.py").write_text(
+        f"open({str(sign)!r}, 'w').close()\n"
+        "from transformers import PretrainedConfig\n"
+        "class TheirConfig(PretrainedConfig):\n"
+        "    model_type = 'theirs'\n"
+    )
+    job = make_job(source, "causal", model={"source": str(source), "task": "causal", "trustRemoteCode": trusted})
+    with pytest.raises(JobError) if not trusted else suppress(JobError):
+        load_config(job)
+    assert sign.exists() is trusted
 
 
 def test_a_skeleton_has_names_and_shapes_but_no_storage(t5: Path) -> None:

@@ -9,10 +9,30 @@ from typing import Any
 
 import pytest
 
+from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.layout import GenerationLogs
-from spotune_trainer.node_watch import NodeWatch, staying
+from spotune_trainer.node_watch import NodeWatch
+from spotune_trainer.worker_group import Room
 from tests.trainer.runs import Runs
+
+
+@dataclass
+class Stub:
+    """Agents on the nodes of a `Cluster`, without Ray."""
+
+    cluster: Cluster
+
+    def draining(self) -> dict[str, float]:
+        return self.cluster.draining_now()
+
+    def occupied(self) -> set[str]:
+        return {"a", "b"}
+
+    def muster(self, gpus: bool) -> Room:
+        assert not gpus
+        slots = len(set(self.cluster.nodes) - self.cluster.draining.keys())
+        return Room(slots, slots)
 
 
 @dataclass
@@ -26,20 +46,28 @@ class Cluster:
     said: list[dict[str, Any]] = field(default_factory=list)
     wanted: int = 4
     now: float = 0.0
+    errors: list[Exception] = field(default_factory=list)
+    reads: int = 0
+
+    def draining_now(self) -> dict[str, float]:
+        if self.errors:
+            raise self.errors.pop()
+        return self.draining
 
     def watch(self) -> NodeWatch:
         self.logs.root.mkdir()
-        for rank, node in enumerate(("a", "b")):
-            files.write_json(self.logs.node(rank), node)
         return NodeWatch(
             self.logs,
             2,
-            lambda: self.runs.job(workers={"count": self.wanted, "gpus": 0, "resizeCooldown": "60s"}),
-            lambda: [{"NodeID": node, "Alive": True, "Resources": {"CPU": 1.0}} for node in self.nodes],
-            lambda: self.draining,
+            self.job,
+            Stub(self),
             lambda **said: self.said.append(said),
             lambda: self.now,
         )
+
+    def job(self) -> FinetuneJob:
+        self.reads += 1
+        return self.runs.job(workers={"count": self.wanted, "gpus": 0, "resizeCooldown": "60s"})
 
     @property
     def notice(self) -> dict[str, Any] | None:
@@ -123,6 +151,14 @@ def test_a_group_leaves_for_room_that_lasts_and_not_before_its_cooldown(cluster:
     assert not watch.preempted
 
 
+def test_the_job_is_read_once_a_look(cluster: Cluster) -> None:
+    watch = cluster.watch()
+    cluster.nodes.append("c")
+    look_for(watch, cluster, 60)
+    assert watch.leaving_for is not None
+    assert cluster.reads == 60
+
+
 def test_room_that_comes_and_goes_moves_nobody(cluster: Cluster) -> None:
     watch = cluster.watch()
     look_for(watch, cluster, 100)
@@ -161,21 +197,9 @@ def test_a_deadline_comes_before_room_for_more(cluster: Cluster) -> None:
 def test_the_thread_looks_by_itself_and_survives_a_head_that_is_going(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.draining = {"b": time.time() + 30}
-    answers = iter([RuntimeError("the head is gone")])
-
-    def draining() -> dict[str, float]:
-        for error in answers:
-            raise error
-        return cluster.draining
-
-    watch._draining = draining
+    cluster.errors = [RuntimeError("the head is gone")]
     with watch:
         until = time.monotonic() + 30
         while cluster.notice is None and time.monotonic() < until:
             time.sleep(0.1)
     assert watch.preempted
-
-
-def test_a_node_that_goes_has_room_for_nobody() -> None:
-    nodes = [{"NodeID": name} for name in ("a", "b")]
-    assert staying(nodes, {"a": 0.0}) == [{"NodeID": "b"}]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from spotune.cli import main
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune_trainer.data.batches import collate
@@ -17,6 +16,7 @@ from spotune_trainer.data.text import Renderer, TextOptions, Tokeniser
 from spotune_trainer.export import ExportManifest, export_model
 from spotune_trainer.models import build_model, load_tokenizer
 from spotune_trainer.predict import Predictor, fill_fields, find_export, parse_question, read_questions
+from tests.command_line import run_spotune
 from tests.trainer.tiny import make_job, save_source
 
 PROMPT = "{schema} : {question}"
@@ -55,11 +55,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return learn(make_job(source, request.param, dataset=dataset), directory)
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int | str | None, str, str]:
-    with pytest.raises(SystemExit) as exit_:
-        main(["predict", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return exit_.value.code, captured.out, captured.err
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    return run_spotune(capsys, "predict", *arguments)
 
 
 def test_the_model_answers_what_it_learned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

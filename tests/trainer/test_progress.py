@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from spotune_trainer import files
-from spotune_trainer.failures import hung_ranks
 from spotune_trainer.layout import GenerationLogs
 from spotune_trainer.progress import Journal, Phase, StepRecord
+from spotune_trainer.rank import has_hung
 
 HANG = """
 import sys, threading
 from pathlib import Path
 from spotune_trainer.layout import GenerationLogs
+from spotune_trainer.rank import has_hung
 from spotune_trainer.progress import Journal
 
 def wait_for_a_lock_that_nobody_gives_back():
@@ -36,6 +37,7 @@ SLOW_BUT_ALIVE = """
 import sys, time
 from pathlib import Path
 from spotune_trainer.layout import GenerationLogs
+from spotune_trainer.rank import has_hung
 from spotune_trainer.progress import Journal
 
 with Journal(GenerationLogs(Path(sys.argv[1])), 0, hang_timeout_seconds=1.0) as journal:
@@ -77,7 +79,10 @@ def logs(tmp_path: Path) -> GenerationLogs:
     return GenerationLogs(tmp_path / "gen-1")
 
 
-def progress(logs: GenerationLogs) -> dict[str, Any]:
+def progress(logs: GenerationLogs, journal: Journal | None = None) -> dict[str, Any]:
+    """What is in the file, once a journal that is still open has written what it was told."""
+    if journal is not None:
+        journal.sync()
     value = files.read_json(logs.progress)
     assert isinstance(value, dict)
     return value
@@ -93,34 +98,48 @@ def test_a_hung_process_is_ended_with_its_stacks_written(logs: GenerationLogs) -
     stacks = logs.stacks(3).read_text()
     assert "Timeout" in stacks
     assert "wait_for_a_lock_that_nobody_gives_back" in stacks
-    assert hung_ranks(logs) == [3]
+    assert has_hung(logs, 3)
 
 
 def test_a_slow_process_that_beats_lives_and_nothing_guards_it_afterwards(logs: GenerationLogs) -> None:
     ended = python(SLOW_BUT_ALIVE, logs)
     assert (ended.returncode, ended.stdout) == (0, "done\n")
-    assert hung_ranks(logs) == []
+    assert not has_hung(logs, 3)
 
 
 def test_the_heartbeat_grows_with_every_beat_and_is_written_now_and_then(logs: GenerationLogs) -> None:
     clock = Clock()
     with Journal(logs, 0, 60, clock) as journal:
-        assert progress(logs)["heartbeat"] == 1
+        assert progress(logs, journal)["heartbeat"] == 1
         for _ in range(10):
             journal.beat()
-        assert progress(logs)["heartbeat"] == 1
+        assert progress(logs, journal)["heartbeat"] == 1
         clock.now += 0.6
         journal.beat()
-        assert progress(logs)["heartbeat"] == 12
+        assert progress(logs, journal)["heartbeat"] == 12
         journal.beat()
     assert progress(logs)["heartbeat"] == 13
 
 
+def test_what_is_published_is_no_beat(logs: GenerationLogs) -> None:
+    clock = Clock()
+    with Journal(logs, 0, 60, clock) as journal:
+        journal.set(checkpointProblem="the volume is full")
+        journal.publish()
+        assert "checkpointProblem" not in progress(logs, journal)
+        clock.now += 0.6
+        journal.publish()
+        assert (progress(logs, journal)["checkpointProblem"], progress(logs, journal)["heartbeat"]) == (
+            "the volume is full",
+            1,
+        )
+
+
 def test_a_phase_is_written_at_once(logs: GenerationLogs) -> None:
     with Journal(logs, 0, 60, Clock()) as journal:
-        assert progress(logs)["phase"] == "Loading"
+        assert progress(logs, journal)["phase"] == "Loading"
         journal.enter(Phase.EVALUATING)
-        assert progress(logs)["phase"] == "Evaluating"
+        assert progress(logs, journal)["phase"] == "Evaluating"
 
 
 def test_parts_of_the_start_up_count_from_one_another(logs: GenerationLogs) -> None:

@@ -10,10 +10,22 @@ from torch import distributed
 
 from spotune.errors import DataError, InfrastructureError, JobError, SupersededError
 from spotune.retry import FailureCause
+from spotune_trainer import files
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
-from spotune_trainer.failures import classify, read_failures, record_failure
+from spotune_trainer.failures import classify, describe, record_failure
 from spotune_trainer.layout import GenerationLogs
-from spotune_trainer.worker_group import CorruptCheckpoint, Failed, GroupEnd, Superseded, explain
+from spotune_trainer.rank import RankEnd
+from spotune_trainer.task import Ending
+from spotune_trainer.worker_group import (
+    CorruptCheckpoint,
+    Failed,
+    GroupEnd,
+    Left,
+    Stopped,
+    Superseded,
+    Trained,
+    explain,
+)
 
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:25601")
 
@@ -43,21 +55,34 @@ def test_an_error_has_a_cause(error: Exception, cause: FailureCause) -> None:
 
 
 def test_a_failure_is_written_down_with_its_traceback(logs: GenerationLogs) -> None:
-    assert read_failures(logs) == []
     try:
         raise ValueError("row 7 has no labels")
     except ValueError as error:
-        record_failure(logs, 2, error)
-    (failure,) = read_failures(logs)
-    assert (failure.rank, failure.cause, failure.kind) == (2, "appError", "ValueError")
-    assert failure.message == "ValueError: row 7 has no labels"
-    assert "test_worker_group.py" in failure.details
+        record_failure(logs, describe(2, error))
+    failure = files.read_json(logs.failure(2))
+    assert isinstance(failure, dict)
+    assert (failure["rank"], failure["cause"], failure["kind"]) == (2, "appError", "ValueError")
+    assert failure["message"] == "ValueError: row 7 has no labels"
+    assert "test_worker_group.py" in failure["details"]
 
 
 def explained(logs: GenerationLogs, errors: dict[int, Exception], lost: dict[int, str] | None = None) -> GroupEnd:
-    for rank, error in errors.items():
-        record_failure(logs, rank, error)
-    return explain(logs, lost or {}, "Ray says so")
+    ends = [RankEnd(rank, 1, failure=describe(rank, error)) for rank, error in errors.items()]
+    return explain(logs, ends, lost or {}, "Ray says so")
+
+
+def test_a_group_that_ends_well_has_the_figures_of_rank_0(logs: GenerationLogs) -> None:
+    ends = [RankEnd(1, 0, Ending.TRAINED, {}), RankEnd(0, 0, Ending.TRAINED, {"steps": 10})]
+    assert explain(logs, ends, {}, "") == Trained({"steps": 10})
+    assert explain(logs, [RankEnd(0, 0, Ending.STOPPED, {})], {}, "") == Stopped()
+    assert explain(logs, [RankEnd(0, 0, Ending.LEFT, {})], {}, "") == Left()
+
+
+def test_a_rank_that_ends_without_a_word_is_lost_and_the_one_ended_for_it_is_not(logs: GenerationLogs) -> None:
+    ends = [RankEnd(0, 3), RankEnd(1, -9), RankEnd(2, -9, killed=True), RankEnd(3, 1, failure=describe(3, GLOO))]
+    assert explain(logs, ends, {}, "") == Failed(
+        FailureCause.WORKER_LOST, "lost rank 0 (exit status 3), rank 1 (SIGKILL)"
+    )
 
 
 def test_the_users_error_says_more_than_the_complaints_of_the_others(logs: GenerationLogs) -> None:
@@ -94,10 +119,9 @@ def test_a_lost_worker_explains_the_complaints_of_the_others(logs: GenerationLog
     assert end == Failed(FailureCause.WORKER_LOST, "lost rank 1 (ActorDiedError), rank 2 (ActorDiedError)")
 
 
-def test_a_rank_whose_guard_ended_it_hung_though_ray_calls_it_lost(logs: GenerationLogs) -> None:
-    for rank in range(2):
-        logs.stacks(rank).write_text("Timeout (0:30:00)!\n" if rank == 1 else "")
-    end = explained(logs, {0: GLOO}, {1: "ActorDiedError"})
+def test_a_rank_whose_guard_ended_it_hung_whatever_the_others_say(logs: GenerationLogs) -> None:
+    ends = [RankEnd(0, 1, failure=describe(0, GLOO)), RankEnd(1, 1, hung=True)]
+    end = explain(logs, ends, {}, "")
     assert isinstance(end, Failed)
     assert end.cause is FailureCause.HANG
     assert end.message == (f"rank 1 made no progress within retry.hangTimeout; stacks are in {logs.stacks(1)}")

@@ -1,1 +1,1 @@
-"""The training runtime: Ray Train, DeepSpeed, transformers and MosaicML streaming, and nothing of Kubernetes."""
+"""The training runtime: Ray, DeepSpeed, transformers and MosaicML streaming, and nothing of Kubernetes."""

@@ -7,6 +7,7 @@ not finite is made to spoil the gradient (`spoiled_by`), whatever its own deriva
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -40,14 +41,14 @@ class BadSteps:
         """Go on from what a checkpoint says."""
         self.in_a_row, self.total = in_a_row, total
 
-    def take_in(self, step: int, loss: float, grad_norm: float | None, samples: str) -> bool:
+    def take_in(self, step: int, loss: float, grad_norm: float | None, samples: Callable[[], str]) -> bool:
         """Whether the step was bad, so that it changed no weights.
 
         Args:
             step: optimizer steps done after it.
             loss: its mean loss per token.
             grad_norm: its gradient's norm before clipping.
-            samples: its sample ids, for people.
+            samples: its sample ids, for people; asked for only where the run ends.
 
         Raises:
             JobError: it is one bad step in a row too many.
@@ -62,5 +63,5 @@ class BadSteps:
             if math.isfinite(loss):
                 what = f"the gradient of step {step} is not finite"
             passed_over = f", after {self._limit} such steps in a row that were skipped" if self._limit else ""
-            raise JobError(f"training: {what} (samples {samples}){passed_over}: {_REMEDY}")
+            raise JobError(f"training: {what} (samples {samples()}){passed_over}: {_REMEDY}")
         return True

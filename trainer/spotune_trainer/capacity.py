@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def live_slots(nodes: Iterable[Mapping[str, Any]], resource: str) -> int:
-    """Workers that the living nodes of a Ray cluster have room for, one for each whole unit of `resource`.
+def slots_by_node(nodes: Iterable[Mapping[str, Any]], gpus: bool) -> dict[str, int]:
+    """Workers that each living node of a Ray cluster has room for, one for each whole GPU or, without GPUs, CPU.
 
     Args:
         nodes: what `ray.nodes()` returns.
-        resource: `GPU`, or `CPU` for jobs without GPUs.
+        gpus: whether workers train on GPUs.
     """
-    return sum(int(node["Resources"].get(resource, 0)) for node in nodes if node["Alive"])
+    resource = "GPU" if gpus else "CPU"
+    slots = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in nodes if node["Alive"]}
+    return {node: number for node, number in slots.items() if number > 0}
 
 
 def choose_world_size(

@@ -1,27 +1,16 @@
 """The driver of one attempt: plan, worker group, why it ended, next worker group.
 
-Usage:
-    python -m spotune_trainer.driver --directory DIR --attempt 3
-
-Runs on the head as a Ray job, submitted by the supervisor. What it knows lies on the volume, so that a new driver
-goes on where a lost one was. Exit codes: 0 trained, 10 infrastructure (or told to stop), 20 the user's model, data or
-configuration, 30 superseded by a later generation.
+What it knows lies on the volume, so that a new driver goes on where a lost one was.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import ray
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
 from spotune.fingerprint import changed_fields
@@ -29,16 +18,15 @@ from spotune.job import FinetuneJob
 from spotune.plan.interval import seconds_to_preemption
 from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files
-from spotune_trainer.capacity import choose_world_size, live_slots
+from spotune_trainer.capacity import choose_world_size
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.generations import choose_checkpoint, claim, is_superseded, list_generations, steps_done
 from spotune_trainer.goodput_account import GoodputAccount, record_end, record_lost_ends, seconds_lost
 from spotune_trainer.job_directory import job_of, training_length
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
-from spotune_trainer.log_files import LineFormatter
 from spotune_trainer.monitor import Monitor
-from spotune_trainer.node_watch import NodeWatch, draining_nodes, staying
+from spotune_trainer.node_watch import NodeWatch
 from spotune_trainer.planning import plan_run, save_plan
 from spotune_trainer.progress import Phase
 from spotune_trainer.run_plan import RunPlan
@@ -47,12 +35,12 @@ from spotune_trainer.tracking import TensorBoardTracker
 from spotune_trainer.worker_group import (
     CorruptCheckpoint,
     Failed,
+    GroupAgents,
     GroupEnd,
     Left,
     Stopped,
     Superseded,
     Trained,
-    run_worker_group,
 )
 
 if TYPE_CHECKING:
@@ -74,16 +62,12 @@ class Surroundings:
     """What a driver needs of Ray and of time.
 
     Attributes:
-        nodes: the cluster's nodes, as `ray.nodes()` gives them.
-        draining: nodes that are going away, with their deadlines.
-        run_group: runs one worker group to its end.
+        agents: those on the cluster's nodes.
         clock: seconds, monotonic.
         sleep: waits for some seconds.
     """
 
-    nodes: Callable[[], Sequence[Mapping[str, Any]]] = ray.nodes
-    draining: Callable[[], Mapping[str, float]] = draining_nodes
-    run_group: Callable[[WorkerTask, int, int, JobDirectory], GroupEnd] = run_worker_group
+    agents: GroupAgents
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -91,12 +75,10 @@ class Surroundings:
 class Driver:
     """Runs worker groups of one job until the model is trained or nothing more can be done."""
 
-    def __init__(
-        self, directory: JobDirectory, job: FinetuneJob, attempt: int, surroundings: Surroundings | None = None
-    ) -> None:
+    def __init__(self, directory: JobDirectory, job: FinetuneJob, attempt: int, surroundings: Surroundings) -> None:
         self.directory = directory
         self.job = job
-        self.surroundings = surroundings or Surroundings()
+        self.surroundings = surroundings
         self.ledger = Ledger(directory)
         trackers = [TensorBoardTracker(directory.tensorboard)] if job.spec.tracking.tensorboard else []
         self.monitor = Monitor(directory, self.ledger, attempt, trackers)
@@ -148,12 +130,12 @@ class Driver:
         choice = choose_checkpoint(self.directory, self._refused)
         for torn in choice.skipped:
             self._skip(torn.name, torn.reason)
-        plan = plan_run(self.job, self.directory, choice.checkpoint)
+        plan = plan_run(self.job, self.directory, choice.checkpoint, self._worker_memory_bytes)
         plan_seconds = time.monotonic() - started
         self.monitor.startup("plan", plan_seconds)
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
         with self._watch_nodes(task, world_size) as watch:
-            end = self.surroundings.run_group(task, world_size, self.job.spec.workers.gpus, self.directory)
+            end = self.surroundings.agents.run_group(task, world_size)
         self.monitor.end()
         failed = isinstance(end, Failed | CorruptCheckpoint | Superseded)
         record_end(self.ledger, self.directory, task.generation, time.time(), failed=failed)
@@ -179,19 +161,18 @@ class Driver:
         while True:
             workers = self.job.spec.workers
             fewest, wanted = workers.min_world_size, workers.world_size
-            resource = "GPU" if workers.gpus else "CPU"
-            slots = live_slots(staying(self.surroundings.nodes(), self.surroundings.draining()), resource)
-            size = choose_world_size(slots, fewest, wanted, clock() - started, self._patience_seconds)
+            room = self.surroundings.agents.muster(workers.gpus > 0)
+            size = choose_world_size(room.ready, fewest, wanted, clock() - started, self._patience_seconds)
             if size is not None:
                 self._patience_seconds = _PATIENCE_SECONDS
                 return size
-            if not waiting:
+            if not waiting and room.nodes < wanted:  # otherwise they are being started
                 waiting = True
-                self.ledger.append("waiting", slots=slots, wanted=wanted)
+                self.ledger.append("waiting", slots=room.nodes, wanted=wanted)
             self.monitor.update(
                 Phase.WAITING_FOR_WORKERS,
                 workers={"running": 0, "wanted": wanted},
-                message=f"{slots} of {wanted} workers are there ({fewest} are needed)",
+                message=f"{room.ready} of {wanted} workers are there ({fewest} are needed)",
             )
             self._refuse_stop()
             self.surroundings.sleep(_POLL_SECONDS)
@@ -235,13 +216,16 @@ class Driver:
             commit_seconds=self.ledger.last_commit_seconds(),
         )
 
+    def _worker_memory_bytes(self) -> int:
+        workers = self.job.spec.workers
+        return self.surroundings.agents.worker_memory_bytes(workers.count, workers.gpus > 0)
+
     def _watch_nodes(self, task: WorkerTask, world_size: int) -> NodeWatch:
         return NodeWatch(
             self.directory.generation_logs(task.generation),
             world_size,
             lambda: job_of(self.directory) or self.job,
-            self.surroundings.nodes,
-            self.surroundings.draining,
+            self.surroundings.agents,
             partial(self.ledger.append, "leaving", generation=task.generation),
         )
 
@@ -357,43 +341,11 @@ class Driver:
             )
 
 
-def run_attempt(directory: JobDirectory, attempt: int, connect: Callable[[], object]) -> int:
-    """One attempt, from connecting to Ray to its exit code."""
-    job = FinetuneJob.model_validate(files.read_json(directory.job))
+def run_attempt(driver: Driver) -> int:
+    """Run a driver; its exit code."""
     try:
-        started = time.monotonic()
-        connect()
-        driver = Driver(directory, job, attempt)
-        driver.monitor.startup("connect", time.monotonic() - started)
         driver.run()
     except SpotuneError as error:
         logger.error("%s", error)
         return error.exit_code
-    except Exception:  # a fault of our own: Ray's log of it is gone with the head, ours is not
-        logger.exception("the driver crashed")
-        raise
     return 0
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the Ray job."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--directory", type=Path, required=True, help="the job's folder on the volume")
-    parser.add_argument("--attempt", type=int, required=True, help="number of this attempt")
-    options = parser.parse_args(arguments)
-    directory = JobDirectory(options.directory.absolute())
-    directory.logs.mkdir(parents=True, exist_ok=True)
-    log = directory.driver_log(options.attempt)
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout), logging.FileHandler(log)]
-    for handler in handlers:
-        handler.setFormatter(LineFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=handlers)
-    return run_attempt(directory, options.attempt, lambda: ray.init(address="auto", log_to_driver=False))
-
-
-if __name__ == "__main__":
-    code = main()
-    logging.shutdown()
-    sys.stdout.flush()
-    # Everything is on the volume; an orderly end of Ray's client would take seconds that nobody needs.
-    os._exit(code)

@@ -7,7 +7,6 @@ parameters and `model.dtype` alone: the same training gives the same SHA-256.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -114,7 +113,7 @@ def export_model(
         sha256 = weights_sha256(temporary)
         card = model_card(job, {**figures, "exportSha256": sha256})
         files.write_text(temporary / "README.md", card)
-        _sync(temporary)
+        files.fsync_tree(temporary)
         _replace(temporary, output)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -193,17 +192,6 @@ def _check_names(parameters: Mapping[str, Tensor], trained: Mapping[str, Tensor]
             f"the trained parameter {unknown[0]!r} ({len(unknown)} in all) is not in model.source: the model changed "
             "since the run began. Put it back and export again."
         )
-
-
-def _sync(directory: Path) -> None:
-    """Make the files durable before they are given their name."""
-    for path in directory.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    files.fsync_directory(directory)
 
 
 def _replace(temporary: Path, output: Path) -> None:

@@ -19,13 +19,24 @@ from pathlib import Path
 from typing import Any
 
 
+def fsync_file(path: Path) -> None:
+    """Make the content of `path` durable, whoever wrote it."""
+    _fsync(path, os.O_RDONLY)
+
+
 def fsync_directory(path: Path) -> None:
     """Make renames and new names within `path` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def fsync_tree(path: Path) -> None:
+    """Make all that is in the directory `path` durable, at any depth."""
+    for each in path.rglob("*"):
+        if each.is_dir():
+            fsync_directory(each)
+        else:
+            fsync_file(each)
+    fsync_directory(path)
 
 
 @contextmanager
@@ -37,20 +48,15 @@ def new_directory(path: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        for each in temporary.rglob("*"):
-            if each.is_dir():
-                fsync_directory(each)
-            else:
-                _fsync(each)
-        fsync_directory(temporary)
+        fsync_tree(temporary)
         temporary.rename(path)
         fsync_directory(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

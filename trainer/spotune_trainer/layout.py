@@ -96,11 +96,6 @@ class JobDirectory:
         """Shards made from raw data by `dataset.prepare`."""
         return self.root / "data"
 
-    @property
-    def ray_train(self) -> Path:
-        """Ray Train's own files; nothing of ours is in them."""
-        return self.root / ".ray-train"
-
     def generation_logs(self, generation: int) -> GenerationLogs:
         """Paths of what the workers of `generation` write."""
         return GenerationLogs(self.logs / f"gen-{generation}")
@@ -132,10 +127,6 @@ class GenerationLogs:
         """Why and until when this generation is to leave, written by the driver."""
         return self.root / "notice.json"
 
-    def node(self, rank: int) -> Path:
-        """Ray's id of the node that `rank` runs on."""
-        return self.root / f"node-rank-{rank:05d}.json"
-
     def worker(self, rank: int) -> Path:
         """What `rank` said, and the traceback that it ended with."""
         return self.root / f"worker-{rank}.log"
@@ -143,3 +134,7 @@ class GenerationLogs:
     def stacks(self, rank: int) -> Path:
         """Stacks of all threads of `rank` when it hung; empty while it has not."""
         return self.root / f"stacks-rank-{rank:05d}.txt"
+
+    def failure(self, rank: int) -> Path:
+        """Why `rank` failed, with its traceback."""
+        return self.root / f"failure-rank-{rank:05d}.json"

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from spotune.job import TrainingSpec
 from spotune_trainer.bad_steps import BadSteps, spoiled_by
 from spotune_trainer.data.batches import Batch, Task, combine_hashes
 from spotune_trainer.data.loader import MicroBatches
-from spotune_trainer.data.schedule import SampleIds, SampleSchedule
+from spotune_trainer.data.schedule import SampleSchedule
 from spotune_trainer.engine import LearningRate, gradient_norm_before_update, set_learning_rate
 from spotune_trainer.flops import ModelShape, mfu
 from spotune_trainer.loss import summed_loss, weightless_batch
@@ -177,9 +178,8 @@ class TrainingLoop:
         """Token count of the whole step and the flags of all ranks."""
         tokens, flags = self._exchange(sum(batch.tokens for _, batch in micro_batches), wanted)
         if tokens == 0:
-            ids = self.schedule.sample_ids(step)
             raise JobError(
-                f"dataset: no row of step {step + 1} has a label token (samples {_some(ids)}); "
+                f"dataset: no row of step {step + 1} has a label token (samples {self._samples(step)}); "
                 "completions are empty or cut away by dataset.maxLength"
             )
         return tokens, flags
@@ -211,10 +211,10 @@ class TrainingLoop:
 
     def _log(self, outcome: Outcome, loss: float, row_hash: int) -> None:
         grad_norm = float(outcome.grad_norm) if outcome.grad_norm is not None else None
-        samples = _some(self.schedule.sample_ids(outcome.step - 1))
+        samples = partial(self._samples, outcome.step - 1)
         skipped = self.bad_steps.take_in(outcome.step, loss, grad_norm, samples)
         if skipped:
-            self.journal.event("step-skipped", step=outcome.step, loss=_finite(loss), samples=samples)
+            self.journal.event("step-skipped", step=outcome.step, loss=_finite(loss), samples=samples())
             self.journal.set(skippedSteps=self.bad_steps.total)
         record = StepRecord(
             generation=self.generation,
@@ -233,6 +233,12 @@ class TrainingLoop:
         )
         self.journal.step(record, outcome.samples, self.total_steps)
 
+    def _samples(self, step: int, most: int = 8) -> str:
+        """The first sample ids of a 0-based step, for people."""
+        ids = self.schedule.sample_ids(step)
+        shown = ", ".join(str(int(i)) for i in ids[:most])
+        return shown + (", ..." if len(ids) > most else "")
+
 
 def _seed(seed: int, step: int, micro_batch: int) -> int:
     """Seed of one micro-batch's dropout, independent of rank and world size."""
@@ -242,8 +248,3 @@ def _seed(seed: int, step: int, micro_batch: int) -> int:
 def _finite(value: float | None) -> float | None:
     """The value, or None in place of one that JSON has no word for."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _some(ids: SampleIds, most: int = 8) -> str:
-    shown = ", ".join(str(int(i)) for i in ids[:most])
-    return shown + (", ..." if len(ids) > most else "")

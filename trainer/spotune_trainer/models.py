@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 
@@ -97,6 +98,7 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
             revision=model.revision,
             dtype=dtype,
             trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,  # any other file of weights is a pickle
             output_loading_info=True,
         )
     missing = sorted(report["missing_keys"])
@@ -112,17 +114,34 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
 
 def build_skeleton(job: FinetuneJob) -> PreTrainedModel:
     """The model of `model.source` without storage (on the `meta` device): its names, shapes and configurations."""
-    model, config = job.spec.model, load_config(job)
     with torch.device("meta"):
-        skeleton: PreTrainedModel = _AUTO_MODELS[model.task].from_config(
-            config, dtype=DTYPES[model.dtype], trust_remote_code=model.trust_remote_code
-        )
+        return _without_weights(job)
+
+
+def build_unfilled(job: FinetuneJob) -> PreTrainedModel:
+    """The model for a checkpoint to fill: as from `build_model`, but its parameters hold whatever was in memory.
+
+    Nothing is read and nothing is drawn, which for a large model takes longer than all else at the start of a worker.
+    A model with buffers that are saved with its weights is built in full: a checkpoint holds parameters alone.
+    """
+    with no_init_weights():
+        model = _without_weights(job)
+    model.tie_weights()  # part of the initialisation that was left out
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return build_model(job) if model.state_dict().keys() - parameters else model
+
+
+def _without_weights(job: FinetuneJob) -> PreTrainedModel:
+    model, config = job.spec.model, load_config(job)
+    built: PreTrainedModel = _AUTO_MODELS[model.task].from_config(
+        config, dtype=DTYPES[model.dtype], trust_remote_code=model.trust_remote_code
+    )
     if model.initialise == "pretrained":
         # Where the source has none, the model's own default stays, as in `from_pretrained`.
         with contextlib.suppress(OSError):
             source = locate(model.source, "model.source")
-            skeleton.generation_config = GenerationConfig.from_pretrained(source, revision=model.revision)
-    return skeleton
+            built.generation_config = GenerationConfig.from_pretrained(source, revision=model.revision)
+    return built
 
 
 def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:

@@ -9,42 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Self
 
 import ray
-from ray._private.state import state as ray_state
 
-from spotune.job import FinetuneJob
-from spotune_trainer import files
-from spotune_trainer.capacity import live_slots
+from spotune.job import FinetuneJob, WorkersSpec
 from spotune_trainer.layout import GenerationLogs
 from spotune_trainer.notice import write_notice
+from spotune_trainer.worker_group import NodeAgents
 
 logger = logging.getLogger("spotune.driver")
 
 _LOOK_EVERY_SECONDS = 1.0
 _STEADY_SECONDS = 10.0
 """So long must there be room for more workers before a group leaves for it."""
-
-
-def draining_nodes() -> dict[str, float]:
-    """Nodes of the Ray cluster that are going away, each with its deadline in seconds since the epoch (0: none).
-
-    What Ray Train's own watcher of preemptions asks; there is no public way to it.
-    """
-    return {node: deadline / 1000 for node, deadline in ray_state.get_draining_nodes().items()}
-
-
-def staying(nodes: Sequence[Mapping[str, Any]], draining: Mapping[str, float]) -> list[Mapping[str, Any]]:
-    """The nodes that nobody has announced to go; Ray places no worker on the others."""
-    return [node for node in nodes if node.get("NodeID") not in draining]
-
-
-def record_node(logs: GenerationLogs, rank: int) -> None:
-    """Note down, on a rank of a Ray worker group, on which node it runs."""
-    logs.root.mkdir(parents=True, exist_ok=True)
-    files.write_json(logs.node(rank), ray.get_runtime_context().get_node_id(), durable=False)
 
 
 class NodeWatch:
@@ -54,8 +33,7 @@ class NodeWatch:
         logs: the generation's folder.
         world_size: its workers.
         job: the job as it is by now.
-        nodes: the cluster's nodes, as `ray.nodes()` gives them.
-        draining: those that are going away, with their deadlines.
+        agents: those on the cluster's nodes.
         say: told `reason` and `seconds` (None: no deadline) once the group is to leave.
         clock: seconds, monotonic.
 
@@ -69,21 +47,18 @@ class NodeWatch:
         logs: GenerationLogs,
         world_size: int,
         job: Callable[[], FinetuneJob],
-        nodes: Callable[[], Sequence[Mapping[str, Any]]],
-        draining: Callable[[], Mapping[str, float]],
+        agents: NodeAgents,
         say: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._logs = logs
         self._world_size = world_size
         self._job = job
-        self._nodes = nodes
-        self._draining = draining
+        self._agents = agents
         self._say = say
         self._clock = clock
         self._started = clock()
         self._room_since: float | None = None
-        self._node_of: dict[int, str] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self.leaving_for: str | None = None
@@ -99,12 +74,13 @@ class NodeWatch:
 
     def look(self) -> None:
         """Tell the group to leave if there is a reason to by now; a deadline comes before room for more."""
-        draining = self._draining()
-        ours = {node: draining[node] for node in self._occupied() if node in draining}
+        draining = self._agents.draining()
+        ours = {node: draining[node] for node in self._agents.occupied() if node in draining}
         if ours and not self.preempted:
-            self._leave_until(ours)
+            self._leave_until(ours, self._job().spec.workers)
         elif self.leaving_for is None:
-            self._grow(live_slots(staying(self._nodes(), draining), self._resource()))
+            workers = self._job().spec.workers
+            self._grow(self._agents.muster(workers.gpus > 0).ready, workers)
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_EVERY_SECONDS):
@@ -113,25 +89,25 @@ class NodeWatch:
             except (OSError, ray.exceptions.RayError, RuntimeError) as error:  # a full volume, a head that is going
                 logger.debug("the nodes could not be looked at: %s", error)
 
-    def _leave_until(self, going: Mapping[str, float]) -> None:
+    def _leave_until(self, going: Mapping[str, float], workers: WorkersSpec) -> None:
         deadlines = [deadline for deadline in going.values() if deadline > 0]
         seconds = min(deadlines) - time.time() if deadlines else None
         reason = f"{len(going)} node(s) of the workers are being taken away"
-        if self._wanted() < self._world_size:
+        if workers.world_size < self._world_size:
             reason = "fewer workers are wanted"
         else:
             self.preempted = True
         self._leave(reason, seconds)
 
-    def _grow(self, slots: int) -> None:
+    def _grow(self, slots: int, workers: WorkersSpec) -> None:
         """Leave for more workers once their nodes have been there for a while, and so has this group."""
-        size, now = min(slots, self._wanted()), self._clock()
+        size, now = min(slots, workers.world_size), self._clock()
         if size <= self._world_size:
             self._room_since = None
             return
         if self._room_since is None:
             self._room_since = now
-        cooldown = self._job().spec.workers.resize_cooldown.seconds
+        cooldown = workers.resize_cooldown.seconds
         if now - self._room_since < _STEADY_SECONDS or now - self._started < cooldown:
             return
         self._leave(f"there is room for {size} workers, {self._world_size} train", None)
@@ -141,16 +117,3 @@ class NodeWatch:
         self.leaving_for = reason
         logger.info("%s: the group is to leave%s", reason, f" within {seconds:.0f} s" if seconds is not None else "")
         self._say(reason=reason, seconds=round(seconds, 1) if seconds is not None else None)
-
-    def _wanted(self) -> int:
-        return self._job().spec.workers.world_size
-
-    def _resource(self) -> str:
-        return "GPU" if self._job().spec.workers.gpus else "CPU"
-
-    def _occupied(self) -> set[str]:
-        """Nodes that ranks of this generation run on, as far as they have said so."""
-        for rank in range(self._world_size):
-            if rank not in self._node_of and (node := files.read_json(self._logs.node(rank))) is not None:
-                self._node_of[rank] = node
-        return set(self._node_of.values())

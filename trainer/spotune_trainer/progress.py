@@ -1,21 +1,18 @@
 """What a worker tells the world: heartbeat, phase, steps and events, in the folder of its generation.
 
-Rank 0 writes; the driver reads it and makes `status.json` and the ledger of it, so that a worker of a superseded
-generation can write as much as it likes without anybody believing it. Every rank guards itself against a hang: each
-beat winds up a timer of the interpreter's C code, which needs no lock of Python, dumps the stacks of all threads and
-ends the process.
+Rank 0 writes, in a thread of its own; the driver reads it and makes `status.json` and the ledger of it, so that a
+worker of a superseded generation can write as much as it likes without anybody believing it. Every rank guards itself
+against a hang: each beat winds up its `HangGuard`.
 """
 
 from __future__ import annotations
 
 import errno
-import faulthandler
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +20,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from spotune_trainer import files
+from spotune_trainer.background_writer import BackgroundWriter
+from spotune_trainer.hang_guard import HangGuard
 from spotune_trainer.layout import GenerationLogs
 from spotune_trainer.stopwatch import Stopwatch
 
@@ -88,7 +87,7 @@ class Journal:
     ) -> None:
         self.logs = logs
         self.rank = rank
-        self._hang_timeout_seconds = hang_timeout_seconds
+        self._guard = HangGuard(logs.stacks(rank), hang_timeout_seconds, clock)
         self._clock = clock
         self.spent = Stopwatch(clock)
         self._state: dict[str, Any] = {
@@ -97,13 +96,14 @@ class Journal:
             "phase": Phase.LOADING.value,
             "startup": {},
         }
-        self._wound = self._written = self._mark = float("-inf")
+        self._written = self._mark = float("-inf")
         self._window: deque[tuple[float, int, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
-        self._unwritten: deque[tuple[Path, dict[str, Any]]] = deque()
+        self._writer = BackgroundWriter()
 
     def __enter__(self) -> Self:
-        self.logs.root.mkdir(parents=True, exist_ok=True)
-        self._stacks = self.logs.stacks(self.rank).open("w", encoding="utf-8")
+        self._guard.__enter__()
+        if self.rank == 0:
+            self._writer.start()
         self._mark = self._clock()
         self.beat()
         return self
@@ -111,18 +111,22 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        self._write()
-        self._stacks.close()
+        try:
+            self._write()
+            if self.rank == 0:
+                self._writer.close()
+        finally:
+            self._guard.__exit__(kind, error, trace)
 
     def beat(self) -> None:
         """Something was achieved: wind up the hang guard and, now and then, write the heartbeat."""
-        now = self._clock()
         self._state["heartbeat"] += 1
-        if now - self._wound >= min(1.0, self._hang_timeout_seconds / 4):
-            faulthandler.dump_traceback_later(self._hang_timeout_seconds, exit=True, file=self._stacks)
-            self._wound = now
-        if now - self._written >= _WRITE_EVERY_SECONDS:
+        self._guard.wind()
+        self.publish()
+
+    def publish(self) -> None:
+        """Write what was set, now and then; nothing need have been achieved."""
+        if self._clock() - self._written >= _WRITE_EVERY_SECONDS:
             self._write()
 
     def enter(self, phase: Phase) -> None:
@@ -175,41 +179,25 @@ class Journal:
         self._append(self.logs.events, {"time": time.time(), "event": name, **values})
 
     def sync(self) -> None:
-        """Make the steps durable, before a commit that relies on them (rank 0); from any thread.
+        """Write what was said so far and make the steps durable, before a commit relies on them; from any thread.
 
         Raises:
             OSError: the volume does not take them.
         """
-        if self._unwritten:
+        if self.rank != 0:
+            return
+        if not self._writer.flush():
             raise OSError(errno.EAGAIN, "the log of the steps could not be written yet", str(self.logs.steps))
-        if self.rank == 0 and self.logs.steps.exists():
-            descriptor = os.open(self.logs.steps, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        if self.logs.steps.exists():
+            files.fsync_file(self.logs.steps)
 
     def _append(self, path: Path, record: dict[str, Any]) -> None:
         if self.rank == 0:
-            self._unwritten.append((path, record))
-            self._write_lines()
-
-    def _write_lines(self) -> None:
-        """Write what is to be appended; a volume that does not take it now is asked again with the next line."""
-        while self._unwritten:
-            path, record = self._unwritten[0]
-            try:
-                files.append_json(path, record)
-            except OSError as error:
-                logger.warning("%s cannot be written, and will be: %s", path.name, error)
-                return
-            self._unwritten.popleft()
+            self._writer.append(path, record)
 
     def _write(self) -> None:
         self._written = self._clock()
         if self.rank == 0:
-            self._write_lines()
-            with suppress(OSError):  # a volume that is full now may be grown: the next one says it all
-                seconds = {part: round(value, 3) for part, value in self.spent.seconds().items()}
-                state = {"time": time.time(), **self._state, "part": self.spent.part, "seconds": seconds}
-                files.write_json(self.logs.progress, state, durable=False)
+            seconds = {part: round(value, 3) for part, value in self.spent.seconds().items()}
+            state = {"time": time.time(), **deepcopy(self._state), "part": self.spent.part, "seconds": seconds}
+            self._writer.replace(self.logs.progress, state)

@@ -221,7 +221,7 @@ class Supervisor:
             files.write_json(self._directory.status, {**status, **changes}, durable=False)
 
     def _driver_command(self, number: int) -> list[str]:
-        module = [sys.executable, "-m", "spotune_trainer.driver"]
+        module = [sys.executable, "-m", "spotune_trainer.driver_process"]
         return [*module, "--directory", str(self._directory.root), "--attempt", str(number)]
 
     def _watch(self, attempt: Attempt) -> tuple[Ending, int | None]:

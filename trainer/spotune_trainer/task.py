@@ -1,7 +1,4 @@
-"""What a worker group is asked to do, and what Ray calls to have it done.
-
-Light to import: Ray unpickles the train function in its controller too, which should not wait for DeepSpeed.
-"""
+"""What a worker group is asked to do, and how it may end."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spotune.plan.interval import SECONDS_TO_PREEMPTION
-from spotune_trainer.layout import JobDirectory
+from spotune_trainer.layout import GenerationLogs, JobDirectory
 
 
 class Ending(StrEnum):
@@ -46,15 +43,7 @@ class WorkerTask:
     seconds_to_preemption: float = SECONDS_TO_PREEMPTION
     commit_seconds: float | None = None
 
-
-def train_function(task: dict[str, Any]) -> dict[str, Any]:
-    """What Ray Train calls on every worker, in a thread of its process; Ray has set up the process group."""
-    from torch import distributed
-
-    from spotune_trainer.node_watch import record_node
-    from spotune_trainer.worker import run_worker
-
-    asked, rank = WorkerTask(**task), distributed.get_rank()
-    record_node(JobDirectory(Path(asked.directory)).generation_logs(asked.generation), rank)
-    ended = run_worker(asked, rank, distributed.get_world_size())
-    return {"ending": ended.ending.value, "figures": ended.figures}
+    @property
+    def logs(self) -> GenerationLogs:
+        """What the ranks of this generation write."""
+        return JobDirectory(Path(self.directory)).generation_logs(self.generation)

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -23,16 +24,17 @@ from spotune_trainer.checkpoint.committer import Committed, Committer
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
+from spotune_trainer.collectives import outlast
 from spotune_trainer.data.loader import MicroBatches, MicroBatchLoader
 from spotune_trainer.datasets import Datasets, open_datasets
 from spotune_trainer.engine import EngineConfig, build_engine, learning_rate
-from spotune_trainer.failures import record_failure
+from spotune_trainer.failures import describe, record_failure
 from spotune_trainer.finish import evaluate_now, finish
 from spotune_trainer.flops import ModelShape, peak_flops
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.log_files import logging_to
 from spotune_trainer.loop import Speed, TrainingLoop
-from spotune_trainer.models import DTYPES, build_model, check_vocabulary, load_tokenizer
+from spotune_trainer.models import DTYPES, build_model, build_unfilled, check_vocabulary, load_tokenizer
 from spotune_trainer.notice import Flags, NoticeWatch
 from spotune_trainer.progress import Journal, Phase
 from spotune_trainer.run_plan import RunPlan
@@ -65,15 +67,16 @@ class Worker:
         self.notices = NoticeWatch([self.directory.notice, journal.logs.notice])
         self.commit_seconds = task.commit_seconds
         self.last_commit = CheckpointName.parse(task.restore) if task.restore else None
+        self.first_step = self.last_commit.step if self.last_commit else 0
 
     def train(self) -> WorkerEnd:
         """Train to the end, or until told to end before it."""
         spent = self.journal.spent
         self.set_up()
         with spent.on(Part.RESTORE):
-            first_step = self.restore()
+            self.restore()
         with spent.on(Part.PRODUCTIVE):
-            ending = self.run_steps(first_step)
+            ending = self.run_steps()
         with spent.on(Part.EVALUATION):
             return WorkerEnd(ending, finish(self) if ending is Ending.TRAINED else {})
 
@@ -82,14 +85,17 @@ class Worker:
         training = self.job.spec.training
         # Collectives on small host tensors, whatever the model's own backend is.
         self.control: Any = distributed.new_group(backend="gloo")
+        outlast(self.job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, self.control)
         self.datasets: Datasets = open_datasets(self.job, self.directory)
         self.journal.started("data")
         self.tokenizer = load_tokenizer(self.job)
-        model = build_model(self.job)
+        self.total_steps = self.datasets.schedule.total_steps(training.epochs, training.max_steps)
+        self.loader = self._loader()
+        self.loader.prefetch()
+        model = build_unfilled(self.job) if self.task.restore else build_model(self.job)
         check_vocabulary(model.config, self.tokenizer)
         speed = Speed(ModelShape.of(model), _peak_flops(self.job.spec.model.dtype))
         self.journal.started("model")
-        self.total_steps = self.datasets.schedule.total_steps(training.epochs, training.max_steps)
         micro_batches = -(-training.global_batch_size // self.plan.micro_batch_size)
         config = EngineConfig(
             zero_stage=self.plan.zero_stage,
@@ -99,6 +105,7 @@ class Worker:
             gradient_checkpointing=self.plan.gradient_checkpointing,
         )
         self.engine = build_engine(model, training, config)
+        outlast(self.job.spec.retry.hang_timeout.seconds, self.engine.data_parallel_group)
         self.engine.train()
         self.loop = TrainingLoop(
             engine=self.engine,
@@ -117,10 +124,10 @@ class Worker:
         self.committer.reserve(fragments.owned_fragments(self.engine))
         self.journal.started("engine")
 
-    def restore(self) -> int:
-        """Load the checkpoint that this generation starts from; returns the optimizer steps done."""
+    def restore(self) -> None:
+        """Load the checkpoint that this generation starts from."""
         if self.task.restore is None:
-            return 0
+            return
         checkpoint = open_checkpoint(self.directory.checkpoints / self.task.restore)
         problem = self._load(checkpoint) if isinstance(checkpoint, Checkpoint) else checkpoint.reason
         self._agree_on(problem)
@@ -132,7 +139,6 @@ class Worker:
         self.journal.set(skippedSteps=skipped)
         self.journal.event("restored", step=checkpoint.name.step, checkpoint=str(checkpoint.name))
         self.journal.started("restore")
-        return checkpoint.name.step
 
     def final_checkpoint(self) -> CheckpointName:
         """The checkpoint of the last step: this generation's, or the one it was started from."""
@@ -143,12 +149,12 @@ class Worker:
         """Give the engine's memory back; nothing but the export follows."""
         del self.engine, self.loop
 
-    def run_steps(self, first_step: int) -> Ending:
-        """Train from `first_step` to the last one or a notice. Who is told of training may rely on a step."""
-        with closing(self._batches(first_step)) as batches:
+    def run_steps(self) -> Ending:
+        """Train from the first step to the last one or a notice. Who is told of training may rely on a step."""
+        with closing(self._batches()) as batches:
             waited_for = self.journal.spent.each(Part.DATA_WAIT, batches)
-            for step in self.loop.run(waited_for, first_step, self._ask):
-                if step.number == first_step + 1:
+            for step in self.loop.run(waited_for, self.first_step, self._ask):
+                if step.number == self.first_step + 1:
                     self.journal.started("firstStep")
                     self.journal.enter(Phase.TRAINING)
                 self._take_in(self.committer.poll())
@@ -177,12 +183,17 @@ class Worker:
         self.journal.beat()
 
     def finish_commit(self) -> None:
-        """Wait until nothing is being saved any more; a volume that fails is known, and no hang."""
+        """Wait until nothing is being saved any more.
+
+        A volume that refuses, or is slow, is known and no hang; a rank of which nothing arrives there at all is one.
+        """
 
         def say() -> None:
             self.journal.set(checkpointProblem=self.committer.problem)
-            if self.committer.problem:
+            if self.committer.advances():
                 self.journal.beat()
+            else:
+                self.journal.publish()
 
         with self.journal.spent.on(Part.CHECKPOINT_STALL):
             self._take_in(self.committer.wait(say))
@@ -192,8 +203,11 @@ class Worker:
         with self.journal.spent.on(Part.CHECKPOINT_STALL):
             self.committer.protect()
 
-    def _batches(self, first_step: int) -> Generator[MicroBatches]:
-        yield from MicroBatchLoader(
+    def _batches(self) -> Generator[MicroBatches]:
+        yield from self.loader
+
+    def _loader(self) -> MicroBatchLoader:
+        return MicroBatchLoader(
             self.datasets.train,
             self.datasets.schedule,
             self.job.spec.model.task,
@@ -201,8 +215,8 @@ class Worker:
             self.plan.micro_batch_size,
             self.rank,
             self.world_size,
-            first_step,
-            self.total_steps,
+            first_step=self.first_step,
+            last_step=self.total_steps,
         )
 
     def _ask(self, step: int) -> Flags:
@@ -256,12 +270,15 @@ class Worker:
         )
 
     def _load(self, checkpoint: Checkpoint) -> str | None:
-        """Verify this rank's share of the files and read its fragments; what is wrong, or None."""
-        try:
-            verify(checkpoint, checkpoint.manifest.files[self.rank :: self.world_size])
-            CheckpointReader(checkpoint).restore(fragments.needed_fragments(self.engine))
-        except CorruptCheckpointError as error:
-            return error.reason
+        """Verify this rank's share of the files, and read its fragments meanwhile; what is wrong, or None."""
+        share = checkpoint.manifest.files[self.rank :: self.world_size]
+        with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
+            verified = verifier.submit(verify, checkpoint, share)
+            try:
+                CheckpointReader(checkpoint).restore(fragments.needed_fragments(self.engine))
+                verified.result()
+            except CorruptCheckpointError as error:
+                return error.reason
         return None
 
     def _agree_on(self, problem: str | None) -> None:
@@ -278,9 +295,16 @@ def _peak_flops(dtype: str) -> float | None:
     return peak_flops(torch.cuda.get_device_name(), dtype) if torch.cuda.is_available() else None
 
 
+def _join_group() -> None:
+    """Begin the process group that the environment describes, as torchrun does."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
 def run_worker(task: WorkerTask, rank: int, world_size: int) -> WorkerEnd:
-    """Train as `rank` of an initialised process group; whatever goes wrong is written down before it is raised."""
-    logs = JobDirectory(Path(task.directory)).generation_logs(task.generation)
+    """Train as `rank` of a process group; whatever goes wrong is written down before it is raised."""
+    logs = task.logs
     job = FinetuneJob.model_validate(task.job)
     logs.root.mkdir(parents=True, exist_ok=True)
     with logging_to(logs.worker(rank)), Journal(logs, rank, job.spec.retry.hang_timeout.seconds) as journal:
@@ -288,10 +312,12 @@ def run_worker(task: WorkerTask, rank: int, world_size: int) -> WorkerEnd:
         start = task.restore or "the beginning"
         logger.info("rank %d of %d on %s: from %s", rank, world_size, where, start)
         try:
+            if not distributed.is_initialized():
+                _join_group()
             ended = Worker(task, rank, world_size, journal).train()
         except BaseException as error:
             logger.exception("rank %d ends", rank)
-            record_failure(logs, rank, error)
+            record_failure(logs, describe(rank, error))
             raise
         logger.info("%s", ended.ending.value)
         return ended

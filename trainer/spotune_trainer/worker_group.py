@@ -1,35 +1,19 @@
-"""One worker group: start it by Ray Train, wait for its end, and say why it ended.
-
-The driver retries, not Ray: every limit of Ray's own is zero, so that a `fit()` is one generation.
-"""
+"""A worker group: who runs it, how it may end, and why it did."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
-
-from ray.exceptions import OutOfMemoryError, RayError
-from ray.train.torch import TorchConfig
-from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
-from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
-from ray.train.v2.torch.torch_trainer import TorchTrainer
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from spotune.retry import FailureCause
-from spotune_trainer.failures import WorkerFailure, hung_ranks, read_failures
-from spotune_trainer.layout import GenerationLogs, JobDirectory
-from spotune_trainer.task import Ending, WorkerTask, train_function
+from spotune_trainer.layout import GenerationLogs
+from spotune_trainer.rank import RankEnd, RankFailure
+from spotune_trainer.task import Ending, WorkerTask
 
-# Read by Ray Train when a group starts, and handed on to its controller and workers. Every helper actor that is left
-# out saves the start of a Python process.
-_RAY_TRAIN_SETTINGS = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # a lost worker is noticed in a fifth of a second instead of two
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "60",  # then the driver looks again how many workers there are
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the driver looks for them itself (node_watch)
-    "RAY_TRAIN_METRICS_ENABLED": "0",  # the supervisor serves metrics
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # workers write nothing into their working directory
-}
+_MEMORY_USED_UP = "OutOfMemoryError"
+"""What Ray says of an agent that it ended because the memory of its node was used up."""
 
 # One rank's error makes the others complain about the connection: theirs says least.
 _MOST_TELLING = (
@@ -84,85 +68,98 @@ class Failed:
 GroupEnd = Trained | Stopped | Left | Superseded | CorruptCheckpoint | Failed
 
 
-def run_worker_group(task: WorkerTask, world_size: int, gpus_per_worker: int, directory: JobDirectory) -> GroupEnd:
-    """Run one generation on `world_size` workers until it ends."""
-    for name, setting in _RAY_TRAIN_SETTINGS.items():
-        os.environ.setdefault(name, setting)
-    trainer = TorchTrainer(
-        train_function,
-        train_loop_config=asdict(task),
-        torch_config=TorchConfig(backend="nccl" if gpus_per_worker else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=world_size,
-            use_gpu=gpus_per_worker > 0,
-            resources_per_worker={"GPU": 1} if gpus_per_worker else {"CPU": 1},
-        ),
-        run_config=RunConfig(
-            name=f"gen-{task.generation}",
-            storage_path=str(directory.ray_train),
-            failure_config=FailureConfig(max_failures=0, max_preemption_failures=0, controller_failure_limit=0),
-        ),
-    )
-    logs = directory.generation_logs(task.generation)
-    try:
-        result = trainer.fit()
-    except TrainingFailedError as error:
-        lost = _lost_ranks(error) if isinstance(error, WorkerGroupError) else {}
-        return explain(logs, lost, str(error))
-    except RayError as error:
-        return explain(logs, {}, f"Ray's controller was lost: {error}")
-    value: Any = result.return_value  # type: ignore[attr-defined]  # of Ray Train v2's Result
-    match Ending(value["ending"]):
-        case Ending.STOPPED:
-            return Stopped()
-        case Ending.LEFT:
-            return Left()
-        case Ending.TRAINED:
-            return Trained(value["figures"])
+@dataclass(frozen=True)
+class Room:
+    """How many workers there is room for.
+
+    Attributes:
+        nodes: on the nodes that are alive and stay.
+        ready: of these, on nodes whose agent is there.
+    """
+
+    nodes: int
+    ready: int
 
 
-def explain(logs: GenerationLogs, lost: Mapping[int, str], text: str) -> GroupEnd:
-    """Why a group failed, from what its ranks wrote down and from whom Ray lost.
+class NodeAgents(Protocol):
+    """Those on the nodes of a cluster (see `agents`)."""
+
+    def draining(self) -> Mapping[str, float]:
+        """Nodes that are going away, each with its deadline in seconds since the epoch (0: none)."""
+
+    def muster(self, gpus: bool) -> Room:
+        """Have an agent on every node that stays."""
+
+    def occupied(self) -> set[str]:
+        """Nodes that workers of the running group are on."""
+
+
+class GroupAgents(NodeAgents, Protocol):
+    """Those on the nodes of a cluster, who also run groups."""
+
+    def worker_memory_bytes(self, workers: int, gpus: bool) -> int:
+        """Memory of one of so many workers."""
+
+    def run_group(self, task: WorkerTask, world_size: int) -> GroupEnd:
+        """Run one generation on so many workers until it ends."""
+
+
+def explain(logs: GenerationLogs, ends: Sequence[RankEnd], lost: Mapping[int, str], text: str) -> GroupEnd:
+    """Why a group ended.
 
     Args:
         logs: folder of the generation.
-        lost: ranks whose process or node is gone, with what Ray says about it.
-        text: Ray's own account, where nobody wrote anything down.
+        ends: how ranks ended, as far as the agents of their nodes could tell.
+        lost: ranks whose node or agent is gone, with what Ray says about it.
+        text: Ray's own account, where nobody else has one.
     """
-    recorded = read_failures(logs)
-    for failure in recorded:
+    if ends and not lost and not any(end.status for end in ends):
+        return _ending(ends)
+    failures = [end.failure for end in ends if end.failure is not None]
+    for failure in failures:
         if failure.checkpoint is not None:
             return CorruptCheckpoint(failure.checkpoint, failure.message)
         if failure.kind == "SupersededError":
             return Superseded(failure.message)
-    hung = hung_ranks(logs)
+    hung = [end.rank for end in ends if end.hung]
     if hung:
         ranks = ", ".join(str(rank) for rank in hung)
         message = f"rank {ranks} made no progress within retry.hangTimeout; stacks are in {logs.stacks(hung[0])}"
         return Failed(FailureCause.HANG, message)
-    killed = [rank for rank, reason in lost.items() if reason == OutOfMemoryError.__name__]
+    killed = [rank for rank, reason in lost.items() if reason == _MEMORY_USED_UP]
     if killed:
         message = f"rank {killed[0]} was ended by Ray because the memory of its node was used up"
         return Failed(FailureCause.OUT_OF_MEMORY, message)
-    if lost and _first(recorded, FailureCause.OUT_OF_MEMORY) is None:
-        ranks = ", ".join(f"rank {rank} ({reason})" for rank, reason in sorted(lost.items()))
+    gone = dict(lost) | {
+        end.rank: _status(end.status) for end in ends if end.status and not (end.failure or end.killed)
+    }
+    if gone and _first(failures, FailureCause.OUT_OF_MEMORY) is None:
+        ranks = ", ".join(f"rank {rank} ({reason})" for rank, reason in sorted(gone.items()))
         return Failed(FailureCause.WORKER_LOST, f"lost {ranks}")
     for cause in _MOST_TELLING:
-        found = _first(recorded, cause)
+        found = _first(failures, cause)
         if found is not None:
             return Failed(cause, f"rank {found.rank}: {found.message}")
     return Failed(FailureCause.WORKER_LOST, f"the worker group could not be started or was lost: {text}")
 
 
-def _first(recorded: list[WorkerFailure], cause: FailureCause) -> WorkerFailure | None:
-    return next((failure for failure in recorded if failure.cause == cause), None)
+def _ending(ends: Sequence[RankEnd]) -> GroupEnd:
+    """What a group came to that did not fail: all ranks say the same, rank 0 has the figures."""
+    first = min(ends, key=lambda end: end.rank)
+    match first.ending:
+        case Ending.STOPPED:
+            return Stopped()
+        case Ending.LEFT:
+            return Left()
+        case Ending.TRAINED:
+            return Trained(first.figures or {})
+    raise AssertionError("a rank that ends well says what it came to")
 
 
-def _lost_ranks(error: WorkerGroupError) -> dict[int, str]:
-    """Ranks that Ray's health check found dead."""
-    lost = {}
-    for rank, failure in error.worker_failures.items():
-        died = getattr(failure, "health_check_failure", None)
-        if died is not None:
-            lost[rank] = type(died).__name__
-    return lost
+def _first(failures: Sequence[RankFailure], cause: FailureCause) -> RankFailure | None:
+    return next((failure for failure in failures if failure.cause == cause), None)
+
+
+def _status(status: int) -> str:
+    """An exit status for people."""
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"

@@ -53,7 +53,11 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def _schema() -> Schema:
-    """The schema of a job; its metadata is Kubernetes' own, and its status is written by the operator alone."""
+    """The schema of a job; its metadata is Kubernetes' own, and its status is written by the operator alone.
+
+    Until then the status says that it is not about the job as it is: kstatus, which Flux goes by, takes an object
+    without a status for one that is as it should be.
+    """
     schema = structural_schema(FinetuneJob, RULES)
     fields = schema["properties"]
     of_any_object = {
@@ -62,5 +66,9 @@ def _schema() -> Schema:
     return schema | {
         "required": ["spec"],
         "properties": of_any_object
-        | {"metadata": {"type": "object"}, "spec": fields["spec"], "status": without_defaults(fields["status"])},
+        | {
+            "metadata": {"type": "object"},
+            "spec": fields["spec"],
+            "status": without_defaults(fields["status"]) | {"default": {"observedGeneration": -1}},
+        },
     }

@@ -16,6 +16,7 @@ SECONDS_TO_PREEMPTION = 6 * 3600.0
 
 MINIMUM_INTERVAL_SECONDS = 30.0
 MAXIMUM_INTERVAL_SECONDS = 1800.0
+_SHORTEST_STALL_SECONDS = 1e-3
 
 
 def checkpoint_bytes(parameters: int) -> int:
@@ -58,6 +59,23 @@ def checkpoint_interval_seconds(
     """
     interval = daly_interval_seconds(save_seconds, mean_seconds_between_failures)
     return max(minimum_seconds, save_seconds, min(interval, maximum_seconds))
+
+
+def background_interval_seconds(
+    stall_seconds: float, commit_seconds: float, mean_seconds_between_failures: float
+) -> float:
+    """`checkpoint.every: auto` once a commit has shown what it costs: Daly's interval, and not shorter than a commit.
+
+    Args:
+        stall_seconds: that training waited for the commit.
+        commit_seconds: until it was durable, most of them beside training.
+        mean_seconds_between_failures: of the whole job.
+    """
+    return checkpoint_interval_seconds(
+        max(stall_seconds, _SHORTEST_STALL_SECONDS),
+        mean_seconds_between_failures,
+        minimum_seconds=max(MINIMUM_INTERVAL_SECONDS, commit_seconds),
+    )
 
 
 def seconds_to_preemption(worker_seconds: float, losses: int) -> float:

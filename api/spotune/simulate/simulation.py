@@ -15,17 +15,16 @@ from random import Random
 from spotune.goodput import Part
 from spotune.plan.interval import (
     MINIMUM_INTERVAL_SECONDS,
-    checkpoint_interval_seconds,
+    background_interval_seconds,
     mean_seconds_between_failures,
     seconds_to_preemption,
 )
+from spotune.retry import backoff_seconds
 from spotune.simulate.supply import Moment, supply
 from spotune.simulate.terms import NEVER, Choice, Outcome, Times
 from spotune.simulate.trace import Trace
 
-_SHORTEST_STALL_SECONDS = 1e-3
 _MOST_REPEATS = 1000
-_MOST_DOUBLINGS = 64
 
 
 def simulate(trace: Trace, choice: Choice, times: Times, steps: int | None = None, seed: int = 0) -> Outcome:
@@ -179,14 +178,14 @@ class _Run:
         earliest = began + self._choice.resize_cooldown
         if workers >= self._choice.workers or earliest == NEVER:
             return NEVER
-        if self._held.workers > workers:
-            return earliest
+        steady = self._times.steady
+        more_since = self._now if self._held.workers > workers else NEVER
         for moment in self._future():
-            if moment.seconds >= until:
+            if moment.seconds >= until or moment.seconds >= max(more_since + steady, earliest):
                 break
-            if moment.workers > workers:
-                return max(moment.seconds, earliest)
-        return NEVER
+            more_since = min(more_since, moment.seconds) if moment.workers > workers else NEVER
+        leaves = max(more_since + steady, earliest)
+        return leaves if leaves < until else NEVER
 
     def _start(self, until: float) -> bool:
         """Start up and restore; False where a worker is lost meanwhile."""
@@ -277,9 +276,8 @@ class _Run:
             self._spend(Part.STARTUP, self._times.attempt)
             return
         self._spend(Part.LOST, self._times.detection)
-        if self._streak > 1:
-            pause = self._times.backoff * 2.0 ** min(self._streak - 2, _MOST_DOUBLINGS)
-            self._spend(Part.WAITING, min(pause, self._times.longest_backoff))
+        pause = backoff_seconds(self._streak - 1, self._times.backoff, self._times.longest_backoff)
+        self._spend(Part.WAITING, pause)
 
 
 class _Commits:
@@ -305,11 +303,7 @@ class _Commits:
         self._flying = state
         self.busy_until = now + max(self._times.stall, self._times.commit)
         if self._every == "auto":
-            self._interval = checkpoint_interval_seconds(
-                max(self._times.stall, _SHORTEST_STALL_SECONDS),
-                self._between_failures,
-                minimum_seconds=max(MINIMUM_INTERVAL_SECONDS, self._times.commit),
-            )
+            self._interval = background_interval_seconds(self._times.stall, self._times.commit, self._between_failures)
         self.due_at = now + self._interval
 
     def durable(self, now: float) -> _Saved | None:

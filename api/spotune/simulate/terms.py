@@ -29,6 +29,7 @@ class Times:
         attempt: From the start of a driver until it can start workers.
         head_loss: From the loss of a head until its successor starts a driver, given a node for it.
         patience: That a driver waits for all workers before it starts with fewer.
+        steady: That nodes must be there before a worker group leaves for them.
         backoff: First pause of the retry policy.
         longest_backoff: Longest pause of the retry policy.
     """
@@ -43,6 +44,7 @@ class Times:
     attempt: float = 15.0
     head_loss: float = 45.0
     patience: float = 30.0
+    steady: float = 10.0
     backoff: float = 5.0
     longest_backoff: float = 300.0
 

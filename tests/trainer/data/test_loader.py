@@ -87,7 +87,7 @@ def test_it_reads_a_few_steps_ahead_and_no_more(dataset: ShardedDataset, monkeyp
     steps = iter(loader(dataset, (0, 100)))
     next(steps)
     assert set(read) <= {0, 1, 2}
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
 
 
 def test_raw_text_shards_are_refused_with_a_hint(write_shards: WriteShards, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from spotune.job import CheckpointSpec
 from spotune_trainer.checkpoint.fragment import Fragment
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
 from spotune_trainer.checkpoint.snapshot import Snapshot
-from spotune_trainer.checkpoint.writer import commit, prune, write_fragments
+from spotune_trainer.checkpoint.writer import arrived_so_far, commit, prune, write_fragments
 from spotune_trainer.generations import refuse_superseded
 from spotune_trainer.layout import JobDirectory
 
@@ -29,6 +29,8 @@ _FIRST_RETRY_SECONDS = 1.0
 _LAST_RETRY_SECONDS = 30.0
 _SLOW_SECONDS = 120.0
 """A commit that takes longer is said to be slow."""
+_LOOK_SECONDS = 1.0
+"""From one look at what has arrived on the volume to the next."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class _Flight:
     manifest: Manifest | None = None
     error: BaseException | None = None
     problem: str | None = None
+    refusals: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -89,6 +92,8 @@ class Committer:
         self._snapshot = Snapshot()
         self._reserving: threading.Thread | None = None
         self._flight: _Flight | None = None
+        self._arrived: object = None
+        self._looked = float("-inf")
 
     @property
     def is_busy(self) -> bool:
@@ -105,6 +110,21 @@ class Committer:
         if flight.problem is None and minutes * 60 >= _SLOW_SECONDS:
             return f"the commit of step {flight.name.step} has been under way for {minutes} min"
         return flight.problem
+
+    def advances(self) -> bool:
+        """Whether the commit in flight has come further since the last look; once a second it is worth one.
+
+        On rank 0 whatever any rank writes counts, elsewhere what this one does; a refusal of the volume does, too: it
+        will be asked again.
+        """
+        flight, now = self._flight, self._clock()
+        if flight is None or now - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = now
+        before = self._arrived
+        arrived = arrived_so_far(self._directory.checkpoints / str(flight.name), self._rank)
+        self._arrived = (flight.name, flight.refusals, arrived)
+        return self._arrived != before
 
     def reserve(self, fragments: Sequence[Fragment]) -> None:
         """Take the host memory in the background, before the first commit needs it."""
@@ -186,6 +206,7 @@ class Committer:
             try:
                 found = write()
             except OSError as error:
+                flight.refusals += 1
                 flight.problem = f"the commit of step {flight.name.step} fails, and is tried again: {error}"
                 logger.warning("%s", flight.problem)
                 time.sleep(seconds)

@@ -67,8 +67,8 @@ class Manifest:
         zero_stage: ZeRO stage it was written at; any stage can read it.
         time: seconds since the epoch when it was committed.
         files: one for each rank.
-        bad_steps: steps up to this one, in a row, whose loss or gradient was not finite.
         parameters: shape of every trainable parameter by name.
+        bad_steps: steps up to this one, in a row, whose loss or gradient was not finite.
     """
 
     step: int

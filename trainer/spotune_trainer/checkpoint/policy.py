@@ -9,11 +9,9 @@ from spotune.durations import Duration
 from spotune.plan.interval import (
     MINIMUM_INTERVAL_SECONDS,
     SECONDS_TO_PREEMPTION,
-    checkpoint_interval_seconds,
+    background_interval_seconds,
     mean_seconds_between_failures,
 )
-
-_SHORTEST_STALL_SECONDS = 1e-3
 
 
 class CommitPolicy:
@@ -55,8 +53,4 @@ class CommitPolicy:
         With `auto` the next interval follows from the first by Daly's formula, and is not shorter than the second.
         """
         if self._every == "auto":
-            self._interval_seconds = checkpoint_interval_seconds(
-                max(stall_seconds, _SHORTEST_STALL_SECONDS),
-                self._seconds_between_failures,
-                minimum_seconds=max(MINIMUM_INTERVAL_SECONDS, seconds),
-            )
+            self._interval_seconds = background_interval_seconds(stall_seconds, seconds, self._seconds_between_failures)

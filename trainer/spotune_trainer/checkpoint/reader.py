@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,9 @@ from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
 _HASH_BLOCK_BYTES = 16 << 20
 _ELEMENT_BYTES = 4
 _PIECE_ELEMENTS = 1 << 24
-"""64 MiB: what is on its way to a device takes no more host memory."""
+"""64 MiB: what is on its way to a device takes no more host memory, for each reader."""
+_READERS = 4
+"""Threads that read at the same time: a single one waits for each answer of a volume, and each copy to a device."""
 
 
 class CorruptCheckpointError(SpotuneError):
@@ -108,7 +112,7 @@ class CheckpointReader:
             for state in STATES
             for part in self._parts(fragment.parameter, state, fragment.offset, fragment.states[state])
         ]
-        # Each file is opened once and read from front to back.
+        # Each file is opened once and, roughly, read from front to back.
         self._fill(sorted(parts, key=lambda part: (part.file, part.position)))
 
     def _parts(self, parameter: str, state: str, offset: int, out: Tensor) -> list[_Part]:
@@ -128,14 +132,30 @@ class CheckpointReader:
             )
         return parts
 
-    def _fill(self, parts: Iterable[_Part]) -> None:
-        for file, of_file in groupby(parts, key=lambda part: part.file):
+    def _fill(self, parts: Sequence[_Part]) -> None:
+        room = _Room()
+        with ExitStack() as opened, ThreadPoolExecutor(_READERS, thread_name_prefix="restore") as readers:
+            files = {file: self._open(file, opened) for file in dict.fromkeys(part.file for part in parts)}
+            reading = [readers.submit(self._read_part, part, files[part.file], room) for part in parts]
             try:
-                with (self.checkpoint.path / file).open("rb", buffering=0) as stream:
-                    for part in of_file:
-                        _read_into(part.out, stream.fileno(), part.position)
-            except OSError as error:
-                raise self._corrupt(f"{file} cannot be read: {error}") from error
+                for each in reading:
+                    each.result()
+            except CorruptCheckpointError:
+                readers.shutdown(cancel_futures=True)
+                raise
+
+    def _open(self, file: str, opened: ExitStack) -> int:
+        """The descriptor of a file, until `opened` is closed."""
+        try:
+            return opened.enter_context((self.checkpoint.path / file).open("rb", buffering=0)).fileno()
+        except OSError as error:
+            raise self._corrupt(f"{file} cannot be read: {error}") from error
+
+    def _read_part(self, part: _Part, descriptor: int, room: _Room) -> None:
+        try:
+            _read_into(part.out, descriptor, part.position, room)
+        except OSError as error:
+            raise self._corrupt(f"{part.file} cannot be read: {error}") from error
 
     def _header(self, file: str) -> Iterator[tuple[str, str, _Run]]:
         """Parameter, state and place of every tensor in a file."""
@@ -180,14 +200,26 @@ def _digest(checkpoint: Checkpoint, entry: FileEntry) -> str:
     return digest.hexdigest()
 
 
-def _read_into(out: Tensor, descriptor: int, position: int) -> None:
+class _Room(threading.local):
+    """Host memory for what a thread has on its way to a device, page-locked, taken once there is something for one."""
+
+    _buffer: Tensor | None = None
+
+    def __call__(self, elements: int) -> Tensor:
+        """So many elements of it, at most `_PIECE_ELEMENTS`."""
+        if self._buffer is None:
+            self._buffer = torch.empty(_PIECE_ELEMENTS, dtype=torch.float32, pin_memory=True)
+        return self._buffer[:elements]
+
+
+def _read_into(out: Tensor, descriptor: int, position: int, room: _Room) -> None:
     """Read bytes of a file into a 1-D fp32 tensor on any device.
 
     Raises:
         OSError: the file cannot be read, or ends too early.
     """
     for piece in torch.split(out, _PIECE_ELEMENTS):
-        host = piece if piece.device.type == "cpu" else torch.empty(piece.numel(), dtype=torch.float32)
+        host = piece if piece.device.type == "cpu" else room(piece.numel())
         elements: Any = host.numpy()
         block = memoryview(elements).cast("B")
         while block:

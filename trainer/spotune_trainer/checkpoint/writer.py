@@ -100,6 +100,27 @@ def _write_tensors(path: Path, header: bytes, tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
+def arrived_so_far(folder: Path, rank: int) -> object:
+    """What is there of the checkpoint that `rank` works at: another value once more has been written.
+
+    For rank 0 whatever any rank has written, since its commit waits for all of them; for the others their own.
+    """
+    try:
+        names = (rank_file(rank), rank_ok(rank)) if rank else (".", *(path.name for path in folder.iterdir()))
+    except OSError:
+        return None
+    return {name: _stamp(folder / name) for name in names}
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Size and time of the last change; None where there is no such file, or the volume does not say."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
 def commit(
     directory: JobDirectory,
     name: CheckpointName,

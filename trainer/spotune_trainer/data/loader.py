@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -72,7 +72,11 @@ class MicroBatchLoader:
         self._steps_prefetched_ahead = depth + math.ceil(schedule.shuffle_block_size / schedule.global_batch_size)
         self._next_prefetch = first_step
 
-    def __iter__(self) -> Iterator[MicroBatches]:
+    def prefetch(self) -> None:
+        """Begin to fetch the shards of the first steps; reading begins with the iteration."""
+        self._prefetch(self._steps.start)
+
+    def __iter__(self) -> Generator[MicroBatches]:
         reader = ThreadPoolExecutor(1, thread_name_prefix="micro-batches")
         pending: deque[Future[MicroBatches]] = deque()
         try:

@@ -7,7 +7,6 @@ whenever the process that wrote it was killed.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections import Counter
@@ -25,7 +24,7 @@ from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.inputs import Part
 from spotune_trainer.data.packing import PackedRow, Packer, split_document
 from spotune_trainer.data.text import Document, Renderer, RowError, TextOptions, TokenisedDocument, Tokeniser
-from spotune_trainer.files import fsync_directory, write_json
+from spotune_trainer.files import fsync_directory, fsync_file, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -193,7 +192,7 @@ class _SplitWriter:
         self._counts.shards = json.loads(index.read_text(encoding="utf-8"))["shards"]
         index.unlink()  # a part is no dataset
         for shard in self._counts.shards:
-            _fsync(self._folder / shard["raw_data"]["basename"])
+            fsync_file(self._folder / shard["raw_data"]["basename"])
         fsync_directory(self._folder)
         return self._counts
 
@@ -227,11 +226,3 @@ class _SplitWriter:
         # The first token of a causal document has nothing before it to be predicted from.
         labels = tokens.labels if self._text.task == "seq2seq" else tokens.labels[1:]
         return int((labels != NO_LOSS).sum())
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

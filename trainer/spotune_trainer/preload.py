@@ -1,10 +1,10 @@
-"""What the fork server imports once, so that a rank starts in milliseconds."""
+"""What the fork server of a node imports once, so that every rank forked from it starts in milliseconds.
+
+Nothing here may touch a GPU: CUDA cannot be used in a process whose parent has begun to.
+"""
 # ruff: noqa: F401
 
 import gc
-import os
-
-os.environ["DS_ACCELERATOR"] = "cpu"
 
 # Every engine above stage 0 imports it, and most of torch's compiler with it.
 import deepspeed.runtime.zero.muon.original_muon
