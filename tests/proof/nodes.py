@@ -1,0 +1,87 @@
+"""Further nodes of a run's local Ray: they join while it runs, and are lost at once.
+
+Usage, by `join` alone, in the environment of the head:
+    python -m tests.proof.nodes ADDRESS SLOTS
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotune_trainer.local_ray import RunningRay
+from spotune_trainer.processes import Family, boot_id, find_process
+
+_NODE = "SPOTUNE_PROOF_NODE"
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that joined.
+
+    Attributes:
+        slots: workers that it has room for.
+        family: all of its processes.
+    """
+
+    slots: int
+    family: Family
+
+    def kill(self) -> None:
+        """End all of it at once."""
+        self.family.end()
+
+
+def join(ray: RunningRay, slots: int, number: int) -> Node:
+    """Start a node beside the head, and wait until it has joined.
+
+    Args:
+        ray: the head.
+        slots: workers that it has room for.
+        number: of the node, different from those of all others of this head.
+    """
+    head = Path(f"/proc/{ray.parts['raylet'].pid}/environ").read_bytes().decode()
+    environment = dict(entry.split("=", 1) for entry in head.split("\0") if "=" in entry)
+    name = f"{ray.temporary.name}-{number}"
+    starter = subprocess.Popen(
+        [sys.executable, "-m", __name__, ray.address, str(slots)],
+        cwd=_ROOT,
+        env={**environment, _NODE: name},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    family = Family(find_process(starter.pid), boot_id(), f"{_NODE}={name}")
+    said, _ = starter.communicate(timeout=120)
+    assert starter.returncode == 0, said
+    return Node(slots, family)
+
+
+def start(address: str, slots: int) -> None:
+    """What `ray start --address` does, which refuses to where the head says that it is for one machine."""
+    from ray._private.node import Node as RayNode
+    from ray._private.parameter import RayParams
+
+    parameters = RayParams(
+        gcs_address=address,
+        node_ip_address="127.0.0.1",
+        num_cpus=slots,
+        num_gpus=0,
+        min_worker_port=0,
+        max_worker_port=0,
+        node_manager_port=0,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_log_monitor="",  # of all that is false the one that its type allows
+    )
+    parameters.dashboard_agent_listen_port = None
+    RayNode(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
+
+
+if __name__ == "__main__":
+    start(sys.argv[1], int(sys.argv[2]))

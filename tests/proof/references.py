@@ -1,0 +1,179 @@
+"""Runs that nobody disturbs, without Ray: what a disturbed run is compared with.
+
+They train the same job by the same worker: from the beginning at each world size, and from any checkpoint of a
+disturbed run, at the world size that went on from it and at the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from spotune.job import FinetuneJob
+from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
+from spotune_trainer.generations import Generation, claim
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.notice import Flags
+from spotune_trainer.progress import Journal
+from spotune_trainer.task import Ending, WorkerTask
+from spotune_trainer.worker import Worker
+from tests.proof.history import Record, read_generations
+from tests.trainer.groups import run_group
+from tests.trainer.runs import Layout, Runs, epoch_hash, make_task, train_rank
+
+_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What was trained in one go.
+
+    Attributes:
+        directory: where; None where it has been removed again.
+        records: its steps.
+        checksums: of the files of the commit after its last step, by rank.
+        export_sha256: of the exported weights; None where it did not train to the end.
+    """
+
+    directory: JobDirectory | None
+    records: tuple[Record, ...]
+    checksums: tuple[str, ...]
+    export_sha256: str | None
+
+
+class ThoroughWorker(Worker):
+    """Commits after every step, and waits for it."""
+
+    def _ask(self, step: int) -> Flags:
+        return Flags(commit=True)
+
+
+class PartWorker(Worker):
+    """Trains some steps, commits and leaves.
+
+    Attributes:
+        count: how many.
+    """
+
+    count: int
+
+    def run_steps(self) -> Ending:
+        with closing(self._batches()) as batches:
+            for _ in self.loop.run(islice(batches, self.count), self.first_step, lambda _: Flags()):
+                pass
+        self.loop.settle()
+        self.commit(self.first_step + self.count)
+        self.finish_commit()
+        return Ending.LEFT
+
+
+def train_part(rank: int, world_size: int, task: WorkerTask, count: int, kind: type[PartWorker] = PartWorker) -> None:
+    """One rank of a group that trains `count` steps."""
+    logs = JobDirectory(Path(task.directory)).generation_logs(task.generation)
+    with Journal(logs, rank, hang_timeout_seconds=_TIMEOUT_SECONDS) as journal:
+        worker = kind(task, rank, world_size, journal)
+        worker.count = count
+        worker.train()
+
+
+@dataclass
+class References:
+    """Makes reference runs of one job; each once, also if several threads ask for it.
+
+    Attributes:
+        job: its `workers` and `execution` do not matter.
+    """
+
+    runs: Runs
+    job: FinetuneJob
+    _made: dict[tuple[Any, ...], Reference] = field(default_factory=dict)
+    _locks: dict[tuple[Any, ...], threading.Lock] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def undisturbed(self, layout: Layout) -> Reference:
+        """From the beginning to the end, with a commit after every step."""
+        with self._only_one(("undisturbed", layout)) as key:
+            if key not in self._made:
+                directory = self._new("undisturbed")
+                task = make_task(directory, self.job, layout, claim(directory, None))
+                ended = run_group(layout.world_size, train_rank, task, ThoroughWorker, timeout=_TIMEOUT_SECONDS)
+                self._made[key] = _reference(directory, task.generation, ended[0].figures["exportSha256"])
+            return self._made[key]
+
+    def from_checkpoint(self, path: Path, layout: Layout, steps: int | None) -> Reference:
+        """From a checkpoint on.
+
+        Args:
+            path: folder of the checkpoint; it is copied.
+            layout: world size and ZeRO stage to go on with.
+            steps: how many; None: to the end and the export.
+        """
+        name = CheckpointName.parse(path.name)
+        with self._only_one((name, checksums(path), layout, steps)) as key:
+            if key not in self._made:
+                directory = self._new("part")
+                shutil.copytree(path, directory.checkpoints / path.name)
+                task = make_task(directory, self.job, layout, _claim_after(directory, name))
+                if steps is None:
+                    ended = run_group(layout.world_size, train_rank, task, timeout=_TIMEOUT_SECONDS)
+                    sha256 = ended[0].figures["exportSha256"]
+                else:
+                    run_group(layout.world_size, train_part, task, steps, timeout=_TIMEOUT_SECONDS)
+                    sha256 = None
+                made = _reference(directory, task.generation, sha256)
+                shutil.rmtree(directory.root)
+                self._made[key] = Reference(None, made.records, made.checksums, sha256)
+            return self._made[key]
+
+    def epoch_hash(self) -> int:
+        """Hash over all rows of the data, each once, read beside the trainer."""
+        return epoch_hash(self.runs.shards("seq2seq"), self.runs.root / "cache")
+
+    def _new(self, name: str) -> JobDirectory:
+        with self._lock:
+            return self.runs.empty(name)
+
+    def _only_one(self, key: tuple[Any, ...]) -> _Key:
+        with self._lock:
+            return _Key(key, self._locks.setdefault(key, threading.Lock()))
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A context in which nobody else makes the reference of this key."""
+
+    key: tuple[Any, ...]
+    lock: threading.Lock
+
+    def __enter__(self) -> tuple[Any, ...]:
+        self.lock.acquire()
+        return self.key
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def checksums(checkpoint: Path) -> tuple[str, ...]:
+    """Of the files of a checkpoint, by rank, as its manifest says."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    return tuple(entry["xxh3"] for entry in manifest["files"])
+
+
+def _claim_after(directory: JobDirectory, name: CheckpointName) -> Generation:
+    """Claim a generation that may have started from a checkpoint: a later one than made it."""
+    for _ in range(name.generation):
+        claim(directory, None)
+    return claim(directory, name)
+
+
+def _reference(directory: JobDirectory, generation: int, export_sha256: str | None) -> Reference:
+    records: Sequence[Record] = read_generations(directory)[-1].steps
+    last = directory.checkpoints / str(CheckpointName(records[-1]["step"], generation))
+    return Reference(directory, tuple(records), checksums(last), export_sha256)
