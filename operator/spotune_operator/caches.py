@@ -87,6 +87,14 @@ class KnownJob:
         return json.loads(zlib.decompress(self.content))[name]
 
 
+@dataclass(frozen=True)
+class _Namespace:
+    """What is followed in one namespace, or in all of them."""
+
+    children: Sequence[Reflector[Child]]
+    pods: Reflector[Pod]
+
+
 class Caches:
     """All caches. They are filled once ``synced`` returns.
 
@@ -107,19 +115,28 @@ class Caches:
         self._jobs: dict[JobKey, KnownJob] = {}
         self._changed = changed
         self._node_changed = node_changed
-        where = settings.watch_namespace
         wanted = [each for each in CHILDREN.values() if each is not POD_MONITORS or settings.monitoring_namespace]
-        self._children: list[Reflector[Child]] = [
-            Reflector(kube, each, partial(child_view, kind=each.kind), _key, changed, labels=JOB_LABEL, namespace=where)
-            for each in wanted
-        ]
-        self._pods = Reflector(kube, PODS, pod_view, _key_of_ray_pod, changed, labels=JOB_LABEL, namespace=where)
+        self._namespaces = {
+            name: _Namespace(
+                [
+                    Reflector(
+                        kube, each, partial(child_view, kind=each.kind), _key, changed, labels=JOB_LABEL, namespace=name
+                    )
+                    for each in wanted
+                ],
+                Reflector(kube, PODS, pod_view, _key_of_ray_pod, changed, labels=JOB_LABEL, namespace=name),
+            )
+            for name in settings.namespaces
+        }
         self._nodes = Reflector(kube, NODES, node_view, lambda node: node.name, self._on_node)
         self._classes = Reflector(kube, STORAGE_CLASSES, _storage_class, lambda _: "all", self._on_classes)
 
     def reflectors(self) -> Sequence[Reflector[Any]]:
         """Everything that has to be run."""
-        return [*self._children, self._pods, self._nodes, self._classes]
+        found: list[Reflector[Any]] = [self._nodes, self._classes]
+        for each in self._namespaces.values():
+            found += [*each.children, each.pods]
+        return found
 
     async def synced(self) -> None:
         """Wait until all caches but that of FinetuneJobs have been filled once."""
@@ -154,20 +171,20 @@ class Caches:
 
     def children(self, key: JobKey) -> dict[str, Child]:
         """A job's children by kind; those of its name, where somebody has labelled others."""
-        found = [child for reflector in self._children for child in reflector.of(key).values()]
+        found = [child for reflector in self._around(key).children for child in reflector.of(key).values()]
         return {child.kind: child for child in found if child.name == f"spotune-{key[1]}"}
 
-    def version_of(self, kind: str) -> int:
-        """How far the cache of a kind of child has got; 0 before it has been filled."""
-        return max((each.version for each in self._children if each.resource.kind == kind), default=0)
+    def version_of(self, key: JobKey, kind: str) -> int:
+        """How far the cache with a job's children of a kind has got; 0 before it has been filled."""
+        return max((each.version for each in self._around(key).children if each.resource.kind == kind), default=0)
 
     def pods(self, key: JobKey) -> list[Pod]:
         """A job's pods by name."""
-        return sorted(self._pods.of(key).values(), key=lambda pod: pod.name)
+        return sorted(self._around(key).pods.of(key).values(), key=lambda pod: pod.name)
 
     def all_pods(self) -> list[Pod]:
         """The pods of all jobs."""
-        return list(self._pods.all())
+        return [pod for found in self._namespaces.values() for pod in found.pods.all()]
 
     def node(self, name: str) -> NodeView | None:
         """A node."""
@@ -185,9 +202,13 @@ class Caches:
         """StorageClasses by name."""
         return {found["metadata"]["name"]: found for found in self._classes.all()}
 
+    def _around(self, key: JobKey) -> _Namespace:
+        """What is followed in the namespace of a job."""
+        return self._namespaces.get("") or self._namespaces[key[0]]
+
     def _on_node(self, name: str) -> None:
         self._node_changed(name)
-        for key in {(pod.namespace, pod.job) for pod in self._pods.all() if pod.node == name}:
+        for key in {(pod.namespace, pod.job) for pod in self.all_pods() if pod.node == name}:
             self._changed(key)
 
     def _on_classes(self, _: str) -> None:

@@ -16,7 +16,7 @@ from spotune_operator.conditions import updated
 from spotune_operator.errors import StorageClassError
 from spotune_operator.figures import gpu_seconds, training_figures
 from spotune_operator.findings import findings, phase, stalled_findings
-from spotune_operator.nodes import stuck_pods
+from spotune_operator.nodes import leaving_pods, stuck_pods
 from spotune_operator.observed import Child, Observed, Pod
 from spotune_operator.pinned import pinned_cluster
 from spotune_operator.placed_job import DATA, PlacedJob
@@ -38,6 +38,7 @@ class Decision:
     Attributes:
         apply: Children as they are to be, in order.
         delete: Children that are not to be.
+        give_notice: Workers that are asked to go, so that they commit before their machine is taken away.
         force_delete: Pods of which no node will ever say that they are gone.
         ask: What the supervisor is told: to commit and stop, or to go on.
         status: What is said about the job.
@@ -46,6 +47,7 @@ class Decision:
 
     apply: Sequence[Manifest]
     delete: Sequence[Child]
+    give_notice: Sequence[Pod]
     force_delete: Sequence[Pod]
     ask: Literal["stop", "start", ""]
     status: FinetuneJobStatus
@@ -95,6 +97,7 @@ def decide(
     return Decision(
         apply=[manifest for manifest in manifests if manifest is not None],
         delete=[cluster] if aim is Aim.DELETE and cluster is not None and not cluster.deleting else [],
+        give_notice=_to_be_told(seen) if settings.heed_preemption else [],
         force_delete=stuck_pods(seen.pods, seen.nodes, now),
         ask=_ask(situation),
         status=_status(situation, rendered.placed).model_copy(update={"pinned": rendered.pinned}),
@@ -107,6 +110,11 @@ def stalled(previous: FinetuneJobStatus, error: Exception, generation: int, now:
     conditions = updated(previous.conditions, stalled_findings(error), generation, now)
     changes = {"observed_generation": generation, "phase": "Stalled", "conditions": conditions}
     return previous.model_copy(update=changes)
+
+
+def _to_be_told(seen: Observed) -> Sequence[Pod]:
+    """Workers whose machine is about to go; one that does not run yet has nothing to commit."""
+    return leaving_pods([pod for pod in seen.workers if pod.runs], seen.nodes)
 
 
 def _status(situation: Situation, placed: PlacedJob) -> FinetuneJobStatus:

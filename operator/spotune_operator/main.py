@@ -103,7 +103,7 @@ async def _run(settings: Settings) -> None:
         while (trouble := await _trouble(kube)) is not None:
             logger.warning("%s", trouble)
             await asyncio.sleep(_LOOK_FOR_DEFINITION_SECONDS)
-    where: Any = {"namespaces": [settings.watch_namespace]} if settings.watch_namespace else {"clusterwide": True}
+    where: Any = {"namespaces": settings.namespaces} if any(settings.namespaces) else {"clusterwide": True}
     await kopf.operator(registry=registry_of(settings), standalone=True, **where)
 
 

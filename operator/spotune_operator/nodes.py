@@ -1,4 +1,4 @@
-"""Nodes as decisions look at them, and what is stuck on those that are gone.
+"""Nodes as decisions look at them, what is stuck on those that are gone, and what is to leave those that will be.
 
 A pod that is Terminating on a dead node stays so for ever, and KubeRay makes no other in its place: it is deleted by
 force (Kubernetes, "Force Delete StatefulSet Pods", has why that is a person's decision elsewhere; here a worker that
@@ -16,6 +16,10 @@ from spotune_operator.timestamps import unix_time
 
 PREFIX: Final = "spotune.dev/"
 """Of the annotations that are ours."""
+_VM_EVENTS: Final = frozenset({"VMEventScheduled", "PreemptionScheduled"})
+"""Conditions in which the node problem detector of AKS passes Azure's Scheduled Events on; the message says which."""
+_RECLAIM: Final = ("Preempt Scheduled", "Preempt Started")
+"""How such a message begins when a spot machine is taken away. Others tell of a freeze, a reboot or mere advice."""
 _MARGIN_SECONDS: Final = 5.0
 """After a pod's grace, for a kubelet that is slow but alive to say that the pod is gone."""
 
@@ -29,6 +33,7 @@ class NodeView:
         provider_id: ``spec.providerID``; empty if it has none.
         ready: Whether its condition ``Ready`` holds.
         not_ready_since: Unix time since which it does not; None while it does.
+        reclaimed: Whether its cloud has announced to take the machine away.
         unschedulable: Whether it is cordoned.
         gpu_capacity: GPUs that its device plugin has found.
         gpu_allocatable: Those of them that are healthy.
@@ -42,6 +47,7 @@ class NodeView:
     provider_id: str = ""
     ready: bool = True
     not_ready_since: float | None = None
+    reclaimed: bool = False
     unschedulable: bool = False
     gpu_capacity: int = 0
     gpu_allocatable: int = 0
@@ -64,6 +70,7 @@ def node_view(raw: Mapping[str, Any]) -> NodeView:
         provider_id=spec.get("providerID", ""),
         ready=ready,
         not_ready_since=None if ready else unix_time(condition.get("lastTransitionTime")) or created,
+        reclaimed=any(_announces_the_end(conditions.get(name)) for name in _VM_EVENTS),
         unschedulable=bool(spec.get("unschedulable")),
         gpu_capacity=int((status.get("capacity") or {}).get(GPU_RESOURCE, 0)),
         gpu_allocatable=int((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),
@@ -74,8 +81,14 @@ def node_view(raw: Mapping[str, Any]) -> NodeView:
     )
 
 
+def _announces_the_end(condition: Mapping[str, Any] | None) -> bool:
+    if condition is None or condition.get("status") != "True":
+        return False
+    return str(condition.get("message", "")).startswith(_RECLAIM)
+
+
 class PodOnNode(Protocol):
-    """What has to be known of a pod to tell whether it is stuck."""
+    """What has to be known of a pod to tell whether it is stuck, or should leave."""
 
     @property
     def node(self) -> str:
@@ -102,6 +115,17 @@ def stuck_pods(pods: Iterable[P], nodes: Mapping[str, NodeView], now: float) -> 
         now: Unix time.
     """
     return [pod for pod in pods if _is_overdue(pod, now) and not (pod.node in nodes and nodes[pod.node].ready)]
+
+
+def leaving_pods(pods: Iterable[P], nodes: Mapping[str, NodeView]) -> list[P]:
+    """Pods to be asked to go, with their own grace, because the machine that they run on is about to.
+
+    Args:
+        pods: Of a job.
+        nodes: By name.
+    """
+    doomed = {name for name, node in nodes.items() if node.reclaimed}
+    return [pod for pod in pods if pod.node in doomed and pod.deleting_since is None]
 
 
 def _is_overdue(pod: PodOnNode, now: float) -> bool:

@@ -152,12 +152,15 @@ class Reconciler:
         )
 
     async def _act(self, key: JobKey, decision: Decision, seen: Observed) -> None:
+        for pod in decision.give_notice:  # first, for it has seconds
+            logger.warning("pod %s has to leave: the cloud takes its node %s away", pod.name, pod.node)
+            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid)
         answers = await asyncio.gather(*(self._apply(key, manifest, seen) for manifest in decision.apply))
         refused = {manifest["kind"]: words for manifest, words in zip(decision.apply, answers, strict=True) if words}
         for child in decision.delete:
             await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
         for pod in decision.force_delete:
-            logger.warning("pod %s/%s is taken away: its node %s will not say that it is gone", *key, pod.node)
+            logger.warning("pod %s is taken away: its node %s will not say that it is gone", pod.name, pod.node)
             await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
         if decision.ask:
             await self._poller.ask(key, decision.ask)
@@ -194,7 +197,7 @@ class Reconciler:
         applied = self._applied.get(key, {}).get(kind)
         if applied is None or applied.wish != wish:
             return False
-        is_old = self._caches.version_of(kind) < applied.version
+        is_old = self._caches.version_of(key, kind) < applied.version
         return is_old or (live is not None and live.digest == applied.digest)
 
     async def _say(self, known: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:

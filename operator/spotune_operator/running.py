@@ -105,9 +105,10 @@ class Running:
         await self.caches.synced()
         while not self._synced:
             try:
-                async for jobs, _ in self._kube.pages(JOBS, self._settings.watch_namespace, ""):
-                    for body in jobs:
-                        self.on_job(None, body)
+                for namespace in self._settings.namespaces:
+                    async for jobs, _ in self._kube.pages(JOBS, namespace, ""):
+                        for body in jobs:
+                            self.on_job(None, body)
             except KubernetesError as error:
                 logger.warning("listing FinetuneJobs: %s", error)
                 await asyncio.sleep(self._settings.retry_seconds)

@@ -39,7 +39,7 @@ class Settings:
         ray_version: Ray of that image; empty: the one of this version.
         namespace: Where the operator itself runs, for the jobs' NetworkPolicy.
         monitoring_namespace: From where Prometheus reads the jobs' metrics; empty: no PodMonitor is made.
-        watch_namespace: Jobs of this namespace only; empty: of all.
+        watch_namespaces: Jobs of these namespaces only, with commas between them; empty: of all.
         host: Address that probes and metrics are served at.
         port: Port of the same.
         passes: Jobs that are looked at side by side.
@@ -53,6 +53,8 @@ class Settings:
         retry_seconds: Wait after a pass that failed; it doubles up to ``retry_max_seconds``.
         retry_max_seconds: Longest wait.
         refused_seconds: After this time an object that the API server refused is tried again.
+        heed_preemption: Whether workers are asked to go when the node problem detector of AKS says that their spot node
+            is about to be taken away, for clusters where nobody else drains it in time.
         healing: Which steps against lost GPUs may be taken.
     """
 
@@ -60,7 +62,7 @@ class Settings:
     ray_version: str = ""
     namespace: str = OPERATOR_NAMESPACE
     monitoring_namespace: str = ""
-    watch_namespace: str = ""
+    watch_namespaces: str = ""
     host: str = "0.0.0.0"  # noqa: S104 - a pod's probes come from its node
     port: int = 8080
     passes: int = 8
@@ -74,7 +76,14 @@ class Settings:
     retry_seconds: float = 1.0
     retry_max_seconds: float = 60.0
     refused_seconds: float = 60.0
+    heed_preemption: bool = False
     healing: GpuHealing = field(default_factory=GpuHealing)
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The namespaces whose jobs are looked after; one that is empty stands for all."""
+        named = (name.strip() for name in self.watch_namespaces.split(","))
+        return tuple(dict.fromkeys(name for name in named if name)) or ("",)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -1,25 +1,22 @@
-"""The operator as a user installs it: manifests/ applied, a Deployment in spotune-system; and what can befall it."""
+"""The operator as a user installs it: the chart by Helm, a Deployment in spotune-system; and what can befall it."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from spotune_testcluster.waiting import wait_for
+from tests.cluster import chart
+from tests.cluster.chart import NAMESPACE
 from tests.cluster.containers import kill_container, wait_for_restart
 
-NAMESPACE = "spotune-system"
 DEPLOYMENT = "spotune-operator"
 CONTAINER = "operator"
-MANIFESTS = Path(__file__).parent.parent.parent / "manifests"
 SECONDS_TO_BE_READY = 180.0
 _SELECTOR = "--selector=app.kubernetes.io/name=spotune,app.kubernetes.io/component=operator"
-_OFF = "operator-cut-off"
 
 
 @dataclass(frozen=True)
@@ -81,35 +78,33 @@ class Operator:
     @contextmanager
     def cut_off_from_pods(self) -> Iterator[None]:
         """It reaches the API server and nothing else, until the block ends."""
-        self.kubectl.apply(_nothing_but(self._api_server_addresses()))
+        egress = self.kubectl.get("networkpolicy", DEPLOYMENT)["spec"]["egress"]
+        self._let_out([{"to": [{"ipBlock": {"cidr": f"{address}/32"}} for address in self._api_server_addresses()]}])
         try:
             yield
         finally:
-            self.kubectl("delete", "networkpolicy", _OFF)
+            self._let_out(egress)
+
+    def _let_out(self, rules: list[dict[str, Any]]) -> None:
+        patch = json.dumps([{"op": "replace", "path": "/spec/egress", "value": rules}])
+        self.kubectl("patch", "networkpolicy", DEPLOYMENT, "--type=json", f"--patch={patch}")
 
     @contextmanager
-    def with_settings(self, **settings: str) -> Iterator[None]:
-        """It has settings such as `monitoring_namespace="monitoring"` until the block ends."""
-        names = {f"SPOTUNE_OPERATOR_{name.upper()}": value for name, value in settings.items()}
-        self._set_environment(*(f"{name}={value}" for name, value in names.items()))
+    def with_values(self, *values: str) -> Iterator[None]:
+        """It is installed with further values such as `healing.cordon=true` until the block ends."""
+        self.install(*values)
         try:
             yield
         finally:
-            self._set_environment(*(f"{name}-" for name in names))
+            self.install()
 
-    @contextmanager
-    def healing_nodes(self, **settings: str) -> Iterator[None]:
-        """It may do to nodes what settings such as `cordon="true"` allow, until the block ends."""
-        self.kubectl.apply(*_objects("operator-healing.yaml"))
-        try:
-            with self.with_settings(**{f"heal_{name}": value for name, value in settings.items()}):
-                yield
-        finally:
-            self.kubectl("delete", f"--filename={MANIFESTS / 'operator-healing.yaml'}")
+    def install(self, *values: str) -> None:
+        """Install it, or upgrade it to other values; it is the trainer's image, which has the operator in it."""
+        chart.install(self.kubectl, self.cluster.image, *values)
 
-    def _set_environment(self, *changes: str) -> None:
-        self.kubectl("set", "env", f"deployment/{DEPLOYMENT}", *changes)
-        self.wait_until_ready()
+    def roll_back(self) -> None:
+        """Go back to what was installed before."""
+        chart.roll_back(self.kubectl)
 
     def _api_server_addresses(self) -> list[str]:
         default = self.kubectl.within("default")
@@ -119,18 +114,15 @@ class Operator:
 
 @contextmanager
 def installed(cluster: ClusterUnderTest) -> Iterator[Operator]:
-    """The operator with the trainer's image, which has it in it, ready; taken away when the block ends."""
-    kubectl = cluster.kubectl
-    kubectl("apply", "--server-side", "--force-conflicts", f"--filename={MANIFESTS / 'crd.yaml'}")
-    kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
-    kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": _RESTRICTED}})
-    operator = Operator(cluster, kubectl.within(NAMESPACE))
-    operator.kubectl.apply(*(_with_image(found, cluster.image) for found in _objects("operator.yaml")))
+    """The operator, ready; taken away when the block ends."""
+    metadata = {"name": NAMESPACE, "labels": RESTRICTED}
+    cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    operator = Operator(cluster, cluster.kubectl.within(NAMESPACE))
+    operator.install()
     try:
-        operator.wait_until_ready()
         yield operator
     finally:
-        operator.kubectl("delete", f"--filename={MANIFESTS / 'operator.yaml'}", "--wait=false")
+        chart.uninstall(operator.kubectl)
 
 
 @contextmanager
@@ -146,25 +138,4 @@ def no_operator(cluster: ClusterUnderTest) -> Iterator[None]:
         operator.start()
 
 
-_RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-
-
-def _objects(name: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((MANIFESTS / name).read_text()))
-
-
-def _with_image(found: dict[str, Any], image: str) -> dict[str, Any]:
-    if found["kind"] == "Deployment":
-        found["spec"]["template"]["spec"]["containers"][0]["image"] = image
-    return found
-
-
-def _nothing_but(addresses: list[str]) -> dict[str, Any]:
-    """A NetworkPolicy by which the operator's pods may connect to these addresses alone."""
-    policy = {
-        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}},
-        "policyTypes": ["Egress"],
-        "egress": [{"to": [{"ipBlock": {"cidr": f"{address}/32"}} for address in addresses]}],
-    }
-    metadata = {"name": _OFF}
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": policy}
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}

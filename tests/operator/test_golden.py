@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spotune.cli import main
 from spotune_operator.providers import ProviderName
+from tests.command_line import run_spotune
 
 GOLDEN = Path(__file__).parent / "golden"
 CAPACITIES = ("spot", "on-demand", "spot-then-on-demand")
@@ -27,11 +27,10 @@ def rendered(provider: str, capacity: str, data: str, folder: Path, capsys: pyte
     assert "capacity: spot}" in text
     job = folder / "job.yaml"
     job.write_text(text.replace("capacity: spot}", f"capacity: {capacity}}}"))
-    with pytest.raises(SystemExit) as ended:
-        main(["render", str(job), "--provider", provider, "--image", "registry.example/trainer:1"])
-    printed = capsys.readouterr()
-    assert ended.value.code == 0, printed.err
-    return printed.out
+    options = ("--provider", provider, "--image", "registry.example/trainer:1")
+    code, out, error = run_spotune(capsys, "render", job, *options)
+    assert code == 0, error
+    return out
 
 
 @pytest.mark.parametrize(("provider", "capacity", "data"), CASES)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spotune.cli import main
 from tests.api.job_files import JOB_FILE
+from tests.command_line import run_spotune
 
 HEAVY = ("kopf", "kubernetes", "aiohttp", "ray", "torch")
 
@@ -22,11 +22,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def render(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["render", *words])
-    assert isinstance(ended.value.code, int)
-    printed = capsys.readouterr()
-    return ended.value.code, printed.out, printed.err
+    return run_spotune(capsys, "render", *words)
 
 
 def test_json_and_yaml_hold_the_same_objects(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

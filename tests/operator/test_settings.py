@@ -18,7 +18,7 @@ def test_nothing_has_to_be_set() -> None:
 
 
 def test_every_setting_is_a_variable_and_documented() -> None:
-    changed: dict[type, Any] = {str: "other", int: 77, float: 7.5}
+    changed: dict[type, Any] = {str: "other", int: 77, float: 7.5, bool: True}
     for item in fields(Settings):
         if item.name == "healing":
             continue
@@ -27,6 +27,13 @@ def test_every_setting_is_a_variable_and_documented() -> None:
         assert getattr(found, item.name) == value
         assert found == replace(Settings(), **{item.name: value})
         assert re.search(rf"^ +{item.name}: [A-Z]", Settings.__doc__ or "", re.MULTILINE), item.name
+
+
+@pytest.mark.parametrize(
+    ("text", "namespaces"), [("", ("",)), ("a", ("a",)), ("a,b", ("a", "b")), (" b , a,,b", ("b", "a")), (" , ", ("",))]
+)
+def test_namespaces_are_named_with_commas_between_them(text: str, namespaces: tuple[str, ...]) -> None:
+    assert Settings.from_environment({f"{PREFIX}WATCH_NAMESPACES": text}).namespaces == namespaces
 
 
 def test_steps_of_healing_are_variables_of_their_own() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from spotune_operator.children.ports import METRICS, PROGRESS
-from spotune_operator.placed_job import PlacedJob
+from spotune_operator.placed_job import JOB_LABEL, PlacedJob
 
 
 def pod_monitor(placed: PlacedJob) -> dict[str, Any] | None:
@@ -11,5 +11,9 @@ def pod_monitor(placed: PlacedJob) -> dict[str, Any] | None:
     if not placed.monitoring_namespace:
         return None
     endpoints = [{"port": port.name, "path": "/metrics"} for port in (PROGRESS, METRICS)]
-    spec = {"selector": {"matchLabels": placed.selector}, "podMetricsEndpoints": endpoints}
+    spec = {
+        "selector": {"matchLabels": placed.selector},
+        "podTargetLabels": [JOB_LABEL],  # the label `spotune_dev_job` of its metrics
+        "podMetricsEndpoints": endpoints,
+    }
     return placed.child("monitoring.coreos.com/v1", "PodMonitor", "monitoring") | {"spec": spec}

@@ -46,7 +46,7 @@ def ray_cluster(placed: PlacedJob, replicas: Replicas) -> dict[str, Any]:
         "enableInTreeAutoscaling": False,
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
-            # Without CPUs, or Ray Train may put a worker here.
+            # Without CPUs, or the driver may put a worker here.
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store()},  # noqa: S104 - NetworkPolicy
             "template": head_pod(placed).template,
         },

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotune.cli import main
+from tests.command_line import run_spotune
 
 COMMANDS = ("status", "watch", "logs", "events", "suspend", "resume", "tensorboard", "doctor")
 HEAVY = ("kubernetes", "kopf", "aiohttp", "websocket", "ray", "torch")
@@ -22,17 +22,9 @@ def _no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert isinstance(ended.value.code, int)
-    printed = capsys.readouterr()
-    return ended.value.code, printed.out, printed.err
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example_and_where_the_cluster_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, command, "--help")
+    code, out, _ = run_spotune(capsys, command, "--help")
     assert code == 0
     assert f"Example: spotune {command}" in out
     for option in ("--namespace", "-n", "--kubeconfig", "--context"):
@@ -42,14 +34,14 @@ def test_help_shows_an_example_and_where_the_cluster_is_named(command: str, caps
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_a_kubeconfig_a_command_says_how_to_get_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = [] if command in ("status", "doctor") else ["t5-sql"]
-    code, out, error = run(capsys, command, *name)
+    code, out, error = run_spotune(capsys, command, *name)
     assert (code, out) == (2, "")
     assert "there is no kubeconfig" in error
     assert "az aks get-credentials" in error
 
 
 def test_error_is_json_where_the_result_would_be(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, error = run(capsys, "doctor", "--output", "json")
+    code, _, error = run_spotune(capsys, "doctor", "--output", "json")
     assert (code, json.loads(error)["error"]) == (2, "UsageError")
 
 
@@ -65,7 +57,7 @@ def test_error_is_json_where_the_result_would_be(capsys: pytest.CaptureFixture[s
 def test_wrong_words_are_refused_before_a_cluster_is_asked(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, error = run(capsys, *words)
+    code, _, error = run_spotune(capsys, *words)
     assert code == 2
     assert message in error
 

@@ -20,7 +20,7 @@ OLDEST_KUBERAY: Final = (1, 5, 1)
 _INSTALL_KUBERAY: Final = "install KubeRay 1.5.1 or newer, by its Helm chart kuberay-operator or its manifests"
 _APPLY_DEFINITION: Final = "spotune crd | kubectl apply --server-side --filename -"
 _INSTALL_OPERATOR: Final = (
-    "install the operator: kubectl apply --namespace spotune-system --filename manifests/operator.yaml"
+    "install the operator: helm install spotune charts/spotune --namespace spotune-system --create-namespace --wait"
 )
 _FIELDS_SHOWN: Final = 4
 _NOT_OURS: Final = frozenset({"description", "anyOf", "x-kubernetes-group-version-kind"})

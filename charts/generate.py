@@ -1,0 +1,165 @@
+"""Writes what is made from the chart's values.yaml: its schema, and the table in its README.md.
+
+    python charts/generate.py
+
+A value is documented by the comment above it that begins with `# -- `. What has such a comment and is a mapping is the
+user's to fill; any other mapping is closed, so that a misspelt name is refused by `helm install`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spotune_operator.gpu_healing import GpuHealing
+from spotune_operator.settings import Settings
+
+CHART = Path(__file__).parent / "spotune"
+DEFINITION = Path(__file__).parent.parent / "manifests/crd.yaml"
+_OF_THE_CHART = {"image", "ray_version", "namespace", "monitoring_namespace", "watch_namespaces", "host", "port"}
+"""Settings that the templates set, or rely on."""
+_NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
+_STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+_STEPS = ("cordon", "restart_device_plugin", "drain", "delete_node")
+
+README = """# The chart of the operator
+
+```console
+$ helm install spotune charts/spotune --namespace spotune-system --create-namespace --wait
+```
+
+On a cloud with `--values charts/spotune/values-aks.yaml` (`-gke`, `-eks`), which keeps the operator off spot nodes.
+
+`helm upgrade` replaces the operator and the definition of FinetuneJobs; jobs that run are not touched. `helm uninstall`
+leaves the definition, the jobs and their volumes; training goes on.
+
+This page is made from `values.yaml` (`make manifests`).
+
+| value | default | |
+|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A documented value.
+
+    Attributes:
+        path: Its name within the file, with dots.
+        default: What it is unless it is given.
+        text: What it means, in Markdown.
+    """
+
+    path: str
+    default: Any
+    text: str
+
+
+def documented(text: str) -> Iterator[Value]:
+    """The values of a file in their order.
+
+    Raises:
+        ValueError: One has no comment.
+    """
+    lines = text.splitlines()
+    root = yaml.compose(text)
+    assert isinstance(root, yaml.MappingNode)
+    yield from _below(root, "", lines)
+
+
+def _below(node: yaml.MappingNode, path: str, lines: list[str]) -> Iterator[Value]:
+    for key, value in node.value:
+        name = f"{path}{key.value}"
+        comment = lines[key.start_mark.line - 1].strip()
+        if comment.startswith("# -- "):
+            yield Value(name, yaml.safe_load(yaml.serialize(value)), comment.removeprefix("# -- "))
+        elif isinstance(value, yaml.MappingNode):
+            yield from _below(value, f"{name}.", lines)
+        else:
+            raise ValueError(f"{name} has no comment that begins with '# -- '")
+
+
+def schema(values: list[Value]) -> dict[str, Any]:
+    """The JSON schema of a file of values."""
+    root: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", **_closed()}
+    root["properties"]["global"] = {"type": "object"}  # which Helm gives to every chart
+    for value in values:
+        node = root
+        *sections, name = value.path.split(".")
+        for section in sections:
+            node = node["properties"].setdefault(section, _closed())
+        node["properties"][name] = {"description": value.text, **(_SHAPES.get(value.path) or _shape(value.default))}
+    return root
+
+
+def _closed() -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": {}}
+
+
+def _shape(default: Any) -> dict[str, Any]:
+    match default:
+        case bool():
+            return {"type": "boolean"}
+        case str():
+            return {"type": "string"}
+        case dict():
+            return {"type": "object"}
+    raise ValueError(f"no shape for {default!r}")
+
+
+def _settings() -> dict[str, Any]:
+    """The operator's settings that the chart leaves to the user."""
+    found = {item.name: item.default for item in fields(Settings) if item.name not in {*_OF_THE_CHART, "healing"}}
+    found |= {f"heal_{item.name}": item.default for item in fields(GpuHealing) if item.name not in _STEPS}
+    kinds = {
+        bool: {"type": "boolean"},
+        int: {"type": "integer", "minimum": 0},
+        float: {"type": "number", "minimum": 0},
+    }
+    return _closed() | {"properties": {_camel(name): kinds[type(default)] for name, default in found.items()}}
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+
+
+_SHAPES: dict[str, dict[str, Any]] = {
+    "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+    "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "imagePullSecrets": {"type": "array", "items": _closed() | {"properties": {"name": _NAME}, "required": ["name"]}},
+    "watchNamespaces": {"type": "array", "uniqueItems": True, "items": _NAME},
+    "settings": _settings(),
+    "serviceAccount.annotations": _STRINGS,
+    "networkPolicy.apiServerPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
+    "networkPolicy.apiServerCIDRs": {"type": "array", "items": {"type": "string", "pattern": "/[0-9]+$"}},
+    "monitoring.labels": _STRINGS,
+    "monitoring.dashboardLabels": _STRINGS,
+    "podAnnotations": _STRINGS,
+    "podLabels": _STRINGS,
+    "nodeSelector": _STRINGS,
+    "tolerations": _OBJECTS,
+}
+"""Shapes that a default does not show."""
+
+
+def files() -> dict[Path, str]:
+    """What is made, by its path."""
+    values = list(documented((CHART / "values.yaml").read_text(encoding="utf-8")))
+    rows = (f"| `{each.path}` | `{json.dumps(each.default)}` | {each.text} |\n" for each in values)
+    return {
+        CHART / "values.schema.json": json.dumps(schema(values), indent=2) + "\n",
+        CHART / "README.md": README + "".join(rows),
+        CHART / "files/crd.yaml": DEFINITION.read_text(encoding="utf-8"),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,29 @@
+{{/* The operator's settings as variables; it refuses names that it does not know. */}}
+{{- define "spotune.environment" -}}
+{{- $found := dict -}}
+{{- if and .Values.healing.drain (not .Values.healing.cordon) }}
+{{- fail "healing.drain needs healing.cordon, or the pods come back to the same node" }}
+{{- end }}
+{{- if and .Values.healing.deleteNode (not .Values.healing.drain) }}
+{{- fail "healing.deleteNode needs healing.drain, or pods lose their node without a notice" }}
+{{- end }}
+{{- if and .Values.watchNamespaces (or .Values.healing.drain .Values.healing.restartDevicePlugin) }}
+{{- fail "healing.drain and healing.restartDevicePlugin take pods of any namespace: leave watchNamespaces empty" }}
+{{- end }}
+{{- range $name, $value := .Values.settings }}
+{{- $_ := set $found (snakecase $name | upper) $value }}
+{{- end }}
+{{- range $name, $value := .Values.healing }}
+{{- if $value }}
+{{- $_ := set $found (printf "HEAL_%s" (snakecase $name | upper)) $value }}
+{{- end }}
+{{- end }}
+{{- with .Values.trainer.image }}{{ $_ := set $found "IMAGE" . }}{{ end }}
+{{- with .Values.trainer.rayVersion }}{{ $_ := set $found "RAY_VERSION" . }}{{ end }}
+{{- with .Values.watchNamespaces }}{{ $_ := set $found "WATCH_NAMESPACES" (join "," .) }}{{ end }}
+{{- if .Values.monitoring.namespace }}{{ $_ := set $found "MONITORING_NAMESPACE" .Values.monitoring.namespace }}{{ end }}
+{{- range $name, $value := $found -}}
+- name: SPOTUNE_OPERATOR_{{ $name }}
+  value: {{ $value | toString | quote }}
+{{ end }}
+{{- end }}

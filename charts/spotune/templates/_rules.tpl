@@ -1,0 +1,57 @@
+{{/* What the operator may do in the namespaces of jobs: no Secrets, no wildcards, and no way into pods. */}}
+{{- define "spotune.rulesOfNamespaces" -}}
+- apiGroups: [spotune.dev]
+  resources: [finetunejobs]
+  verbs: [list, watch]
+- apiGroups: [spotune.dev]
+  resources: [finetunejobs/status]
+  verbs: [patch]
+# Server-side apply asks for create where the object is not there yet, and for patch where it is.
+- apiGroups: [""]
+  resources: [configmaps, persistentvolumeclaims]
+  verbs: [list, watch, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [list, watch, create, patch]
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [list, watch, create, patch, delete] # delete: nodes are given back when a job has ended
+{{- if .Values.monitoring.namespace }}
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [list, watch, create, patch]
+{{- end }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, delete] # delete: pods on nodes that will never say that they are gone, or are about to go
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end }}
+
+{{/* What it may do to what has no namespace; the steps of healing only where they are allowed. */}}
+{{- define "spotune.rulesOfCluster" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+- apiGroups: [storage.k8s.io]
+  resources: [storageclasses]
+  verbs: [list, watch]
+{{- with .Values.healing }}
+{{- if .cordon }}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [patch]
+{{- end }}
+{{- if .drain }}
+- apiGroups: [""]
+  resources: [pods/eviction]
+  verbs: [create]
+{{- end }}
+{{- if .deleteNode }}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [delete]
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,113 @@
+"""The chart, by Helm: as objects, for tests that look at them, and as releases in a cluster.
+
+python -m tests.cluster.chart > manifests/install.yaml
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spotune_testcluster import binaries
+from spotune_testcluster.home import Home
+from spotune_testcluster.kubectl import Kubectl
+
+CHART = Path(__file__).parent.parent.parent / "charts/spotune"
+RELEASE = "spotune"
+NAMESPACE = "spotune-system"
+HEALING = ("healing.cordon=true", "healing.restartDevicePlugin=true", "healing.drain=true", "healing.deleteNode=true")
+"""All steps against lost GPUs."""
+_KUBERNETES = "--kube-version=1.34.0"
+_SECONDS = 300
+_HEADER = """# The operator in plain YAML, for clusters without Helm; made from charts/spotune by `make manifests`.
+#
+#   kubectl apply --server-side --filename manifests/crd.yaml
+#   kubectl apply --filename manifests/install.yaml
+---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: spotune-system
+  labels:
+    pod-security.kubernetes.io/enforce: restricted
+"""
+
+
+class HelmError(Exception):
+    """Helm refused or failed; the text is its standard error."""
+
+
+@cache
+def program() -> Path:
+    """Helm, which the test cluster comes with."""
+    return binaries.build(Home.default().root, lambda _line: None) / "helm"
+
+
+def helm(*arguments: str) -> str:
+    """Run Helm and return what it printed.
+
+    Raises:
+        HelmError: It ended with an error.
+    """
+    done = subprocess.run(
+        [str(program()), *arguments], capture_output=True, text=True, timeout=_SECONDS + 60, check=False
+    )
+    if done.returncode != 0:
+        raise HelmError(done.stderr.strip())
+    return done.stdout
+
+
+def manifest() -> str:
+    """`manifests/install.yaml`: what the chart makes by default, for clusters without Helm."""
+    return _HEADER + template("crds.install=false")
+
+
+def rendered(*values: str) -> list[dict[str, Any]]:
+    """The objects that `template` gives."""
+    return [found for found in yaml.safe_load_all(template(*values)) if found]
+
+
+def template(*values: str, namespace: str = NAMESPACE) -> str:
+    """What a release with values such as `healing.cordon=true` consists of, in YAML.
+
+    Raises:
+        HelmError: The values are not as the schema wants them, or a template refuses them.
+    """
+    return helm("template", RELEASE, str(CHART), f"--namespace={namespace}", _KUBERNETES, *_given(values))
+
+
+def install(kubectl: Kubectl, image: str, *values: str) -> None:
+    """Install the operator of an image, or upgrade it, and wait until it is ready."""
+    repository, _, tag = image.rpartition(":")
+    of_image = (f"--set-string=image.repository={repository}", f"--set-string=image.tag={tag}")
+    flags = ("--install", "--take-ownership", "--wait", f"--timeout={_SECONDS}s")
+    helm("upgrade", RELEASE, str(CHART), *flags, *_where(kubectl), *of_image, *_given(values))
+
+
+def roll_back(kubectl: Kubectl) -> None:
+    """Go back to the revision before, and wait until it is ready."""
+    helm("rollback", RELEASE, "--wait", f"--timeout={_SECONDS}s", *_where(kubectl))
+
+
+def uninstall(kubectl: Kubectl) -> None:
+    """Take the operator away; does not wait for the end of its pods."""
+    helm("uninstall", RELEASE, "--ignore-not-found", *_where(kubectl))
+
+
+def _where(kubectl: Kubectl) -> list[str]:
+    context = [f"--kube-context={kubectl.context}"] if kubectl.context else []
+    return [f"--kubeconfig={kubectl.kubeconfig}", *context, f"--namespace={NAMESPACE}"]
+
+
+def _given(values: Sequence[str]) -> list[str]:
+    return [f"--set={value}" for value in values]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(manifest())

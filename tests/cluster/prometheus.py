@@ -1,0 +1,35 @@
+"""The kinds that come with a Prometheus operator, without their schemas."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spotune_testcluster.kubectl import Kubectl
+
+_GROUP = "monitoring.coreos.com"
+
+
+@contextmanager
+def known(kubectl: Kubectl, *kinds: str) -> Iterator[None]:
+    """The API server knows kinds such as `PodMonitor` until the block ends."""
+    definitions = [f"{kind.lower()}s.{_GROUP}" for kind in kinds]
+    kubectl.apply(*map(_definition, kinds))
+    kubectl("wait", "--for=condition=Established", *(f"crd/{name}" for name in definitions))
+    yield
+    kubectl("delete", "crd", *definitions)
+
+
+def _definition(kind: str) -> dict[str, Any]:
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    plural = f"{kind.lower()}s"
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{_GROUP}"},
+        "spec": {
+            "group": _GROUP,
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
+            "scope": "Namespaced",
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }
