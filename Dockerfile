@@ -1,0 +1,72 @@
+# The two images of spotune.
+#
+#   docker build --target operator --tag spotune/operator:0.1.0 .
+#   docker build --target trainer --tag spotune/trainer:0.1.0 .
+#
+# What changes least lies lowest: a change of the code makes one layer of a megabyte anew, so a node that has the last
+# version's image pulls that alone. PyTorch brings CUDA; the driver is the node's, let in by NVIDIA's container toolkit.
+#
+# The bases may be any Debian with Python 3.11 and its venv module; a release names them by digest.
+ARG PYTHON_BASE=python:3.11-slim-bookworm
+ARG OPERATOR_BASE=${PYTHON_BASE}
+ARG TRAINER_BASE=${PYTHON_BASE}
+
+# What they are made with, and lists of what is in them; none of the tools is in the images.
+FROM ${PYTHON_BASE} AS tools
+RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv hatchling cyclonedx-bom
+COPY constraints /constraints
+RUN mkdir /sbom \
+    && for image in operator trainer; do \
+         /tools/bin/cyclonedx-py requirements /constraints/$image.txt --output-file /sbom/$image.cdx.json; \
+       done
+
+FROM tools AS wheel
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE ./
+COPY api api
+COPY operator operator
+COPY trainer trainer
+RUN /tools/bin/hatchling build --target wheel --directory /wheel
+
+FROM ${OPERATOR_BASE} AS operator
+ENV PATH=/opt/spotune/bin:$PATH PYTHONDONTWRITEBYTECODE=1 UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1
+# Not the Kubernetes client, which is twice all others: it serves the commands of a terminal, the operator has its own.
+RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,source=constraints,target=/constraints \
+    python3 -m venv --without-pip /opt/spotune \
+    && grep --invert-match '^kubernetes=' /constraints/operator.txt > /tmp/packages.txt \
+    && uv pip install --quiet --python /opt/spotune --no-deps --requirements /tmp/packages.txt \
+    && rm /tmp/packages.txt
+COPY --from=tools /sbom/operator.cdx.json /opt/spotune/sbom.cdx.json
+COPY --from=wheel /wheel /wheel
+RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
+LABEL org.opencontainers.image.title="spotune operator" org.opencontainers.image.licenses="Apache-2.0"
+USER 1000:1000
+CMD ["spotune", "operator"]
+
+FROM ${TRAINER_BASE} AS trainer
+ENV PATH=/opt/spotune/bin:$PATH UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Ray and PyTorch ask for the name of the user that they run as; KubeRay's probes and Ray ask for curl and ps.
+RUN useradd --uid 1000 --create-home trainer \
+    && apt-get update --quiet --quiet \
+    && apt-get install --quiet --quiet --yes --no-install-recommends ca-certificates curl procps > /dev/null \
+    && rm -rf /var/lib/apt/lists/*
+# PyTorch and CUDA, nine tenths of it all, change with PyTorch alone.
+RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,source=constraints,target=/constraints \
+    python3 -m venv --without-pip /opt/spotune \
+    && grep --extended-regexp '^(torch|triton|nvidia-|cuda-)' /constraints/trainer.txt > /tmp/torch.txt \
+    && uv pip install --quiet --python /opt/spotune --no-deps --requirements /tmp/torch.txt \
+    && rm /tmp/torch.txt
+RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,source=constraints,target=/constraints \
+    uv pip install --quiet --python /opt/spotune --no-deps --requirements /constraints/trainer.txt
+COPY --from=tools /sbom/trainer.cdx.json /opt/spotune/sbom.cdx.json
+COPY --from=wheel /wheel /wheel
+RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
+LABEL org.opencontainers.image.title="spotune trainer" org.opencontainers.image.licenses="Apache-2.0"
+USER 1000:1000
+CMD ["spotune", "--help"]

@@ -1,0 +1,92 @@
+"""The images of the Dockerfile, built by buildah on a Debian from this machine's apt, as archives for a test cluster.
+
+apt-get install buildah
+python -m tests.cluster.own_images build/images       # operator.tar, trainer.tar; says what a node pulls of each
+spotune-testcluster load-image build/images/trainer.tar
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+BASE = "localhost/python:3.11"
+TARGETS = ("operator", "trainer")
+_PACKAGES = "python3,python3-venv,ca-certificates"
+_RELEASE = "bookworm"  # whose Python is 3.11
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+"""Of this machine, which may reach its package registries by a proxy with a certificate of its own."""
+
+
+def image_name(target: str) -> str:
+    """As the chart and the operator name it by default."""
+    return f"spotune/{target}:{version('spotune')}"
+
+
+@dataclass(frozen=True)
+class Buildah:
+    """buildah with a store of its own."""
+
+    store: Path
+
+    def __call__(self, *arguments: str) -> str:
+        """Run it and return what it printed."""
+        command = ["buildah", f"--root={self.store / 'root'}", f"--runroot={self.store / 'run'}", *arguments]
+        environment = {**os.environ, "STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment).stdout
+
+    def make_base(self) -> None:
+        """A Debian with Python, for both base images."""
+        with tempfile.NamedTemporaryFile(suffix=".tar", dir=self.store) as archive:
+            install = ("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={_PACKAGES}")
+            subprocess.run([*install, _RELEASE, archive.name], check=True)
+            container = self("from", "scratch").strip()
+            self("add", "--quiet", container, archive.name, "/")
+        self("commit", "--quiet", "--rm", container, BASE)
+
+    def build(self, target: str) -> None:
+        """Build a target of the Dockerfile on that base."""
+        name = ("--target", target, "--tag", f"localhost/{image_name(target)}")
+        trust = [f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro"]
+        trust += [f"--env={variable}={_CERTIFICATES}" for variable in ("SSL_CERT_FILE", "PIP_CERT")]
+        self("build", "--layers", "--network=host", "--quiet", *name, f"--build-arg=PYTHON_BASE={BASE}", *trust, ".")
+
+    def save(self, target: str, folder: Path) -> Path:
+        """An archive of an image, under the name that clusters know it by."""
+        archive = folder / f"{target}.tar"
+        archive.unlink(missing_ok=True)
+        name = image_name(target)
+        self("push", "--quiet", f"localhost/{name}", f"docker-archive:{archive}:docker.io/{name}")
+        return archive
+
+    def pulled_bytes(self, target: str) -> list[int]:
+        """Compressed bytes of the layers above the base, from the lowest up."""
+        with tempfile.TemporaryDirectory(dir=self.store) as folder:
+            self("push", "--quiet", "--format=oci", f"localhost/{image_name(target)}", f"dir:{folder}")
+            layers = json.loads((Path(folder) / "manifest.json").read_text())["layers"]
+        return [layer["size"] for layer in layers[1:]]
+
+
+def build_all(folder: Path, buildah: Buildah) -> None:
+    """Build both images, and save them as archives in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    buildah.make_base()
+    for target in TARGETS:
+        buildah.build(target)
+        archive = buildah.save(target, folder)
+        layers = [f"{size / 1e6:,.1f}" for size in buildah.pulled_bytes(target)]
+        sys.stdout.write(f"{archive}: above its base a node pulls layers of {', '.join(layers)} MB\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    target_folder = Path(sys.argv[1]).resolve()
+    target_folder.mkdir(parents=True, exist_ok=True)
+    build_all(target_folder, Buildah(target_folder / "store"))

@@ -1,0 +1,59 @@
+"""An empty cluster, images of the Dockerfile, `helm install` and `kubectl apply`: the text-to-SQL example is trained.
+
+The images are built before, which takes long: `make images`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spotune_testcluster.containerd import load_image
+from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests.cluster import chart, text_to_sql
+from tests.cluster.chart import NAMESPACE
+from tests.cluster.finetune_jobs import Workplace
+from tests.cluster.operator_install import RESTRICTED
+from tests.cluster.own_images import TARGETS, image_name
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
+
+ARCHIVES = Path(__file__).parent.parent.parent / "build/images"
+ROWS = 6400
+STEPS = ROWS // 64
+
+
+def test_example_is_trained_by_the_images_of_the_dockerfile_through_the_loss_of_its_head(
+    cluster: ClusterUnderTest, workplace: Workplace, tmp_path: Path
+) -> None:
+    missing = [target for target in TARGETS if not (ARCHIVES / f"{target}.tar").exists()]
+    if missing:
+        pytest.skip(f"no {' and '.join(missing)} image: make images")
+    machine = cluster.machine_for("loading images")
+    nodes = cluster.nodes[:2]  # each keeps an image twice, which takes tens of gigabytes
+    for name in nodes:
+        for target in TARGETS:
+            load_image(machine.way_in(name), ARCHIVES / f"{target}.tar")
+    for name in cluster.nodes[2:]:
+        cluster.kubectl("cordon", name)
+    metadata = {"name": NAMESPACE, "labels": RESTRICTED}
+    cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    chart.install(cluster.kubectl, image_name("operator"))
+    corpus = text_to_sql.write_corpus(tmp_path, ROWS)
+    manifest = text_to_sql.manifest(workplace, every_steps=STEPS // 2, samples=16)
+    del manifest["spec"]["cluster"]["image"]
+    with workplace.running(manifest) as job:
+        job.move_to_own_volume(corpus, text_to_sql.ON_VOLUME)
+        job.wait_for_commit()
+        (image,) = {each["image"] for pod in job.pods("workers") for each in pod["spec"]["containers"]}
+        assert image == image_name("trainer")
+        job.kubectl("delete", "pod", job.head()["metadata"]["name"], "--wait=false")
+        ended = job.wait_until_complete()
+        assert ended.status["restarts"]["headLost"] == 1
+        remains = job.remains(tmp_path)
+    assert json.loads(remains.directory.result.read_text())["exportSha256"] == remains.sha256()
+    chart.uninstall(cluster.kubectl)
+    for name in cluster.nodes[2:]:
+        cluster.kubectl("uncordon", name)
