@@ -52,8 +52,10 @@ lock: $(filter .uv/bin/uv,$(UV)) ## Pin the versions in constraints/ again (LOCK
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
 
 .PHONY: manifests
-manifests: $(READY) ## Write manifests/ again, after a change of the job's models
+manifests: $(READY) ## Write manifests/ and what is made from the chart's values again, after a change of models, settings or chart
 	$(BIN)/spotune crd > manifests/crd.yaml
+	$(BIN)/python charts/generate.py
+	$(BIN)/python -m tests.cluster.chart > manifests/install.yaml
 
 .PHONY: cluster-packages
 cluster-packages: $(READY) ## Install the Debian packages that the test cluster needs (as root)
@@ -64,12 +66,18 @@ cluster-packages: $(READY) ## Install the Debian packages that the test cluster 
 cluster-build: $(READY) ## Build Kubernetes, KubeRay and the images for the test cluster (12 minutes once, kept in ~/.cache)
 	$(BIN)/spotune-testcluster build
 
+.PHONY: images
+images: $(READY) ## Build both images of the Dockerfile by buildah, for the test cluster: build/images (as root)
+	apt-get install --quiet --quiet --yes --no-install-recommends buildah mmdebstrap > /dev/null
+	$(BIN)/python -m tests.cluster.own_images build/images
+
 .PHONY: test-cluster
 test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/cluster/README.md)
 	$(BIN)/pytest -m cluster tests
 
 .PHONY: test-long
-test-long: $(READY) ## The tests that `make test` leaves out for their time (ten minutes)
+test-long: $(READY) ## The tests that `make test` leaves out for their time
+	@if $(BIN)/spotune-testcluster check; then $(MAKE) --no-print-directory cluster-build; fi
 	$(BIN)/pytest -m long
 
 .PHONY: faults
@@ -78,6 +86,10 @@ faults: cluster-build ## Put training jobs through every fault on a real Kuberne
 	@rm -f build/faults.jsonl
 	failed=0; SPOTUNE_FAULTS_RECORDS=build/faults.jsonl $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/elastic.py tests/cluster/faults/suite.py || failed=1; \
 	$(BIN)/python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md; exit $$failed
+
+.PHONY: proof
+proof: $(READY) ## Play fifty schedules of kills and changes of the world size, and write docs/proof.md (two hours; goes on when killed)
+	$(BIN)/python -m tests.proof --seeds 1-50 --jobs 2 --output docs/proof.md
 
 .PHONY: scale
 scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)

@@ -38,6 +38,8 @@ GLOBAL_BATCH_SIZE = 32
 STEPS_PER_EPOCH = 3
 """75 rows, the last step of an epoch holds 11 of them."""
 SMALL = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "3Gi"}}
+NOWHERE = {"podTemplate": {"spec": {"nodeSelector": {"spotune.dev/nowhere": "true"}}}}
+"""No node takes such pods: the job stays where it begins."""
 CLAIM = "shared"
 READER = "reader"
 SECONDS_TO_TRAIN = 1800.0
@@ -45,7 +47,7 @@ SECONDS_TO_READ = 300.0
 """A node that has just come back may look at its pods only after minutes."""
 INPUTS = "/data/inputs"
 _STEPS_TO_THE_END = 20
-_NOT_COPIED = ("checkpoints", ".ray-train", "logs/tensorboard")
+_NOT_COPIED = ("checkpoints", "logs/tensorboard")
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,11 @@ class RunningJob:
         """`kubectl apply`."""
         self.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
 
+    def apply_as(self, manager: str) -> None:
+        """What the job was made from, applied server-side by somebody else."""
+        flags = ("--server-side", "--force-conflicts", f"--field-manager={manager}")
+        self.kubectl("apply", *flags, "--filename=-", stdin=json.dumps(_without_nulls(self._manifest)))
+
     def give_an_end(self) -> None:
         """Make an endless job one that ends soon: suspended, deleted, and applied again for a few more steps.
 
@@ -327,3 +334,10 @@ class RunningJob:
         copy = folder / f"{self.name}-{time.time_ns():x}"
         copy_from_pod(self.kubectl, self._reader, self.directory, copy, _NOT_COPIED)
         return Remains(JobDirectory(copy))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Which `kubectl apply` of a client leaves out, and a server takes for values."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return value

@@ -221,7 +221,7 @@ class World:
     async def _start(self) -> Operator:
         kube = FaultyKube(self.login, self.fault)
         await kube.__aenter__()
-        settings = Settings(**{**_SETTINGS.__dict__, "watch_namespace": self.namespace})
+        settings = Settings(**{**_SETTINGS.__dict__, "watch_namespaces": self.namespace})
         port = urlsplit(self.server.url).port or 0
         poller = Poller(settings, self._hear, lambda: self.now, port)
         await poller.__aenter__()

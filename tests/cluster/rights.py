@@ -1,4 +1,4 @@
-"""What the operator may do by its manifests, and what it did by the API server's audit log: one should be the other."""
+"""What the operator may do by its chart, and what it did by the API server's audit log: one should be the other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from tests.cluster.chart import rendered
+from tests.cluster.operator_install import DEPLOYMENT
 
-MANIFESTS = Path(__file__).parent.parent.parent / "manifests"
 USER = "system:serviceaccount:spotune-system:spotune-operator"
 _CREATED = 201
 
@@ -22,19 +22,14 @@ class Right(NamedTuple):
     verb: str
 
 
-PROMETHEUS = frozenset(
-    Right("monitoring.coreos.com", "podmonitors", verb) for verb in ("list", "watch", "create", "patch")
-)
-"""Used only where there is a Prometheus operator."""
-
-
-def granted(manifest: str) -> set[Right]:
-    """The rights of the ClusterRoles in a file of manifests/."""
-    objects = yaml.safe_load_all((MANIFESTS / manifest).read_text())
-    rules = [rule for found in objects if found["kind"] == "ClusterRole" for rule in found["rules"]]
+def granted(*values: str) -> set[Right]:
+    """What the operator may do, installed with values such as `healing.cordon=true`."""
+    roles = [found for found in rendered(*values) if found["kind"] in ("ClusterRole", "Role")]
     return {
         Right(group, resource, verb)
-        for rule in rules
+        for role in roles
+        if role["metadata"]["name"] == DEPLOYMENT
+        for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]

@@ -29,6 +29,7 @@ from spotune_operator.settings import Settings
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from spotune_testcluster.waiting import wait_for
+from tests.cluster.operator_install import no_operator
 from tests.cluster.pods import pod, restricted, run_in, wait_until_running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -57,8 +58,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from spotune_trainer.layout import JobDirectory
 place = JobDirectory(Path(sys.argv[1]))
-ledger, drivers = json.loads(sys.argv[2])
+ledger, drivers, job = json.loads(sys.argv[2])
 place.logs.mkdir(parents=True)
+place.job.write_text(json.dumps(job))
 place.ledger.write_text("".join(json.dumps(record) + "\\n" for record in ledger))
 for attempt, lines in drivers.items():
     place.driver_log(int(attempt)).write_text("".join(line + "\\n" for line in lines))
@@ -189,7 +191,9 @@ class Stage:
 
     def make_folder(self) -> None:
         """Put the job's folder, with logs of two attempts, on the volume."""
-        content = self._python(FOLDER, json.dumps([LEDGER, DRIVERS]))
+        content = self._python(
+            FOLDER, json.dumps([LEDGER, DRIVERS, self.placed.job.model_dump(mode="json", by_alias=True)])
+        )
         manifest = pod("maker", self.cluster.image, content, claims={"/data": self.placed.claim})
         self.kubectl.apply(restricted(manifest))
         self.kubectl("wait", "pod/maker", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s")
@@ -197,11 +201,11 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """The stage that the tests of this module share."""
+    """The stage that the tests of this module share; nobody but they says how the job goes."""
     kubectl = cluster.kubectl
     kubectl("apply", "--server-side", "--force-conflicts", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
     kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
-    with temporary_namespace(kubectl) as own:
+    with no_operator(cluster), temporary_namespace(kubectl) as own:
         own("label", "namespace", own.namespace, "pod-security.kubernetes.io/enforce=restricted")
         file = tmp_path_factory.mktemp("user") / "kubeconfig"
         file.write_text(yaml.safe_dump(_user(own)))
@@ -342,10 +346,16 @@ def test_suspend_waits_until_the_pods_are_gone_and_resume_until_it_trains(stage:
     assert stage.run("resume", JOB, "--wait", "--output", "json").count('"changed": false') == 1
 
 
-def test_logs_of_a_job_without_a_head_come_from_the_volume_by_a_pod_that_is_removed(stage: Stage) -> None:
+def test_logs_and_report_of_a_job_without_a_head_come_from_the_volume_by_a_pod_that_is_removed(
+    stage: Stage, tmp_path: Path
+) -> None:
     stage.say(("Complete", "True", "the model is trained"), phase="Complete", pinned=_pinned(stage))
     assert stage.run("logs", JOB).splitlines() == TOLD
     assert stage.run("logs", JOB, "--follow", "--lines", "1").splitlines() == TOLD[-1:]
+    stage.run("report", JOB, "--file", str(tmp_path / "report.html"))
+    page = (tmp_path / "report.html").read_text()
+    assert f"<h1>{JOB}</h1>" in page
+    assert page.endswith("</html>\n")
     assert stage.readers() == []
 
 

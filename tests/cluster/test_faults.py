@@ -1,4 +1,4 @@
-"""Five faults on one job, one after the other, and a suspension; it ends with the model of an undisturbed run.
+"""Five faults on one job, one after the other; it ends with the model of an undisturbed run.
 
 All faults, each on a job of its own: `make faults`.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
-from tests.cluster.faults import control_plane, objects, pods, processes
+from tests.cluster.faults import control_plane, pods, processes
 from tests.cluster.faults.scene import Scene
 from tests.cluster.finetune_jobs import ENDLESS, Remains, Workplace
 from tests.cluster.operator_install import Operator
@@ -21,7 +21,7 @@ FAULTS = (
     pods.head_pod_deleted,
     processes.supervisor_killed,
     control_plane.operator_killed_at_random_moments,
-    pods.worker_pod_deleted,
+    control_plane.operator_upgraded_and_rolled_back,
 )
 
 
@@ -36,10 +36,6 @@ def scene(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -
 @pytest.mark.parametrize("inflict", FAULTS, ids=lambda inflict: inflict.__name__)
 def test_training_goes_on(inflict: Callable[[Scene], None], scene: Scene) -> None:
     inflict(scene)
-
-
-def test_suspended_job_has_no_pods_and_goes_on_where_it_was(scene: Scene) -> None:
-    objects.suspended_and_resumed(scene)
 
 
 def test_model_samples_and_status_are_as_if_nothing_had_happened(

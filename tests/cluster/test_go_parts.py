@@ -22,9 +22,11 @@ def test_formatted() -> None:
     assert unformatted == ""
 
 
+@pytest.mark.long
 def test_vetted() -> None:
     _go("vet", "-mod=readonly", *OUR_OWN)
 
 
+@pytest.mark.long
 def test_their_own_tests_pass() -> None:
     _go("test", "-mod=readonly", *OUR_OWN)

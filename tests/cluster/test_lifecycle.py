@@ -56,6 +56,7 @@ def _use(cluster: Cluster) -> None:
     wait_until_running(kubectl, "user")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ups_and_downs_leave_the_machine_as_it_was(other: Cluster, took: dict[str, float]) -> None:
     """Every third time the tool is killed in the middle of `up`, and the next `up` finds what it left."""
@@ -99,6 +100,7 @@ def test_up_twice_keeps_what_runs_and_adds_what_lacks(other: Cluster) -> None:
     other.kubectl("get", "namespace", "kept")
 
 
+@pytest.mark.long
 def test_up_after_a_crash_of_everything(other: Cluster) -> None:
     _run("up", "--name", OTHER, "--nodes", "0")
     for process in _processes_of(other):
@@ -109,6 +111,7 @@ def test_up_after_a_crash_of_everything(other: Cluster) -> None:
     assert other.kubectl("get", "--raw=/readyz") == "ok"
 
 
+@pytest.mark.long
 def test_two_clusters_do_not_know_of_each_other(other: Cluster) -> None:
     second = Cluster(SECOND)
     try:

@@ -1,10 +1,14 @@
-"""A NetworkPolicy that blocks must block, on one node and between two; without one, pods reach each other."""
+"""NetworkPolicies block whom they do not name, on one node and between two; that of a job does, too."""
 
 import pytest
 
+from spotune_operator.children.network import network_policy
+from spotune_operator.placed_job import place
+from spotune_operator.providers import PROVIDERS, ProviderName
 from spotune_testcluster.kubectl import Kubectl, KubectlError
-from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from spotune_testcluster.waiting import wait_for
+from tests.api.job_files import a_job
 from tests.cluster.pods import pod, run_in, wait_until_running
 
 pytestmark = pytest.mark.cluster
@@ -22,11 +26,10 @@ ONLY_FRIENDS = {
 }
 
 
-def _reaches(kubectl: Kubectl, client: str, address: str) -> bool:
+def _reaches(kubectl: Kubectl, client: str, address: str, port: int = 8000) -> bool:
+    url = f"http://{address}:{port}"
     try:
-        run_in(
-            kubectl, client, "curl", "--silent", "--max-time", "3", "--output", "/dev/null", f"http://{address}:8000"
-        )
+        run_in(kubectl, client, "curl", "--silent", "--max-time", "3", "--output", "/dev/null", url)
     except KubectlError:
         return False
     return True
@@ -48,3 +51,47 @@ def test_policy_blocks_all_but_whom_it_names(cluster: ClusterUnderTest, namespac
     for client in clients:
         wait_for(f"{client} being blocked", 30, lambda client=client: not _reaches(namespace, client, address))  # type: ignore[misc]
     assert _reaches(namespace, "friend", address)
+
+
+LISTEN = """
+import http.server, threading
+for port in (6379, 8080, 8090, 8265):
+    server = http.server.ThreadingHTTPServer(("", port), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever).start()
+"""
+OPERATOR = {"app.kubernetes.io/name": "spotune", "app.kubernetes.io/component": "operator"}
+
+
+def test_policy_of_a_job_leaves_ray_to_the_job_and_progress_to_operator_and_prometheus(
+    cluster: ClusterUnderTest, namespace: Kubectl
+) -> None:
+    with temporary_namespace(cluster.kubectl) as operators, temporary_namespace(cluster.kubectl) as prometheus:
+        job = a_job()
+        placed = place(
+            job,
+            PROVIDERS[ProviderName.NONE],
+            operator_namespace=operators.namespace,
+            monitoring_namespace=prometheus.namespace,
+        )
+        server = ("python3", "-c", LISTEN)
+        policy = network_policy(placed)
+        policy["metadata"]["namespace"] = namespace.namespace
+        namespace.apply(policy, pod("server", cluster.image, server, labels=placed.selector))
+        clients = {
+            ("worker", namespace): (placed.selector, {6379, 8080, 8090, 8265}),
+            ("stranger", namespace): (OPERATOR, set()),
+            ("operator", operators): (OPERATOR, {8090, 8265}),
+            ("neighbour", operators): ({}, set()),
+            ("prometheus", prometheus): ({}, {8080, 8090}),
+        }
+        for (name, kubectl), (labels, _) in clients.items():
+            kubectl.apply(pod(name, cluster.image, labels=labels))
+        wait_until_running(namespace, "server")
+        address = namespace.get("pod", "server")["status"]["podIP"]
+        for (name, kubectl), (_, ports) in clients.items():
+            wait_until_running(kubectl, name)
+
+            def reached(kubectl: Kubectl = kubectl, name: str = name) -> set[int]:
+                return {port for port in (6379, 8080, 8090, 8265) if _reaches(kubectl, name, address, port)}
+
+            wait_for(f"{name} to reach {ports}", 60, lambda ports=ports, reached=reached: reached() == ports)  # type: ignore[misc]

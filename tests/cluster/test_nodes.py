@@ -25,6 +25,7 @@ def test_spot_nodes_carry_the_providers_labels_and_taints(cluster: ClusterUnderT
     assert "taints" not in on_demand["spec"]
 
 
+@pytest.mark.long
 def test_crashed_node_is_noticed_and_comes_back_with_its_pods(
     cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault
 ) -> None:
@@ -54,6 +55,7 @@ def test_stopped_node_gives_its_containers_notice(cluster: ClusterUnderTest, nam
     assert run_in(namespace, "witness", "cat", "/data/said") == "told\n"
 
 
+@pytest.mark.long
 def test_cut_node_is_unknown_while_its_pods_run_on(cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault) -> None:
     cluster.machine_for("fault cut")
     count = "for i in $(seq 1000); do echo $i > /tmp/count; sleep 0.2; done"

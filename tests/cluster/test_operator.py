@@ -13,10 +13,10 @@ import pytest
 from spotune_testcluster.errors import DidNotStartError
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.waiting import wait_for
-from tests.cluster import text_to_sql
+from tests.cluster import prometheus, text_to_sql
 from tests.cluster.faults.timeline import stretches
 from tests.cluster.faults.truth import untruths
-from tests.cluster.finetune_jobs import RunningJob, Workplace
+from tests.cluster.finetune_jobs import NOWHERE, RunningJob, Workplace
 from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
@@ -25,8 +25,6 @@ TRAINING_ROWS = int(os.environ.get("SPOTUNE_TEST_EXAMPLE_ROWS", "6400"))
 """Of the text-to-SQL example; 80000: all, which takes some minutes, and learns as much as `make demo`."""
 ALL_ROWS = 80_000
 STEPS = TRAINING_ROWS // 64
-NOWHERE = {"podTemplate": {"spec": {"nodeSelector": {"spotune.dev/nowhere": "true"}}}}
-"""No node takes such pods: the job stays where it begins."""
 CHILDREN = ("persistentvolumeclaim", "configmap", "networkpolicy", "raycluster")
 
 
@@ -146,25 +144,12 @@ def test_deleted_child_is_made_again(kind: str, nowhere: Callable[..., RunningJo
 
 @pytest.fixture
 def _prometheus(operator: Operator) -> Iterator[None]:
-    """The definition that comes with a Prometheus operator, without its schema, and an operator that is told of it."""
-    names = {"plural": "podmonitors", "singular": "podmonitor", "kind": "PodMonitor", "listKind": "PodMonitorList"}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    definition = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
-        "spec": {
-            "group": "monitoring.coreos.com",
-            "names": names,
-            "scope": "Namespaced",
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-        },
-    }
-    operator.cluster.kubectl.apply(definition)
-    operator.cluster.kubectl("wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com")
-    with operator.with_settings(monitoring_namespace="monitoring"):
+    """A kind that comes with a Prometheus operator, and an operator of ours that is told of it."""
+    with (
+        prometheus.known(operator.cluster.kubectl, "PodMonitor"),
+        operator.with_values("monitoring.namespace=monitoring"),
+    ):
         yield
-    operator.cluster.kubectl("delete", "crd", "podmonitors.monitoring.coreos.com")
 
 
 @pytest.mark.usefixtures("_prometheus")
@@ -240,7 +225,7 @@ def test_job_that_cannot_be_is_stalled_with_a_sentence_until_it_is_mended(
     assert not stalled.holds("Ready")
     sound = job.workplace.manifest(job.name, head=NOWHERE)["spec"]
     job.kubectl("patch", "ftj", job.name, "--type=json", f"--patch={_replace_spec(sound)}")
-    job.wait_for("not Stalled any more", lambda seen: bool(seen.status) and not seen.holds("Stalled"), 60)
+    job.wait_for("not Stalled any more", lambda seen: "phase" in seen.status and not seen.holds("Stalled"), 60)
 
 
 def _replace_spec(spec: dict[str, Any]) -> str:

@@ -67,6 +67,7 @@ def test_job_without_the_token_is_refused(ray: RayCluster, token: str, status: i
     assert ray.ask("GET", "/api/jobs/without-token")[0] == 404
 
 
+@pytest.mark.long
 def test_deleted_head_keeps_the_worker_pods(ray: RayCluster) -> None:
     """Depends on it: on head loss the operator does nothing; GPU nodes, image and caches of the workers stay.
 
@@ -84,6 +85,7 @@ def test_deleted_head_keeps_the_worker_pods(ray: RayCluster) -> None:
     assert ray.wait_for_job("after-the-loss") == "SUCCEEDED"
 
 
+@pytest.mark.long
 def test_killed_head_container_heals_without_kuberay(ray: RayCluster, fault: Fault) -> None:
     """Depends on it: training goes on through a head loss while every operator is down; the kubelet is enough."""
     fault.stop_component("kuberay-operator")
@@ -95,6 +97,7 @@ def test_killed_head_container_heals_without_kuberay(ray: RayCluster, fault: Fau
     assert {pod["metadata"]["uid"] for pod in [ray.head(), *ray.workers()]} == before
 
 
+@pytest.mark.long
 def test_force_deleted_worker_is_replaced(ray: RayCluster) -> None:
     """Depends on it: the operator never creates worker pods itself, it only makes room for KubeRay to do so."""
     lost, kept = ray.workers()
@@ -122,6 +125,7 @@ def test_graceful_deletion_of_a_busy_worker_tells_every_rank_its_deadline(ray: R
     ray.wait_until_ready(WORKERS)
 
 
+@pytest.mark.long
 def test_pod_of_a_crashed_node_is_replaced_only_when_its_object_is_gone(ray: RayCluster, fault: Fault) -> None:
     """Depends on it: the operator force-deletes Ray pods that are Terminating on dead nodes, for nobody else does."""
     head = ray.head()["spec"]["nodeName"]

@@ -310,6 +310,7 @@ def _without_times(found: Any) -> Any:
 # Nothing to do
 
 
+@pytest.mark.long
 def test_nothing_is_asked_and_nothing_is_written_while_nothing_changes(
     cluster: ClusterUnderTest, namespace: Kubectl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from spotune.cli import main
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.pods import as_json
+from tests.command_line import run_spotune
 
 pytestmark = pytest.mark.cluster
 
@@ -55,12 +55,10 @@ def _job(folder: Path, name: str, capacity: str, data: str) -> Path:
 def _children(
     job: Path, provider: str, cluster: ClusterUnderTest, namespace: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> list[dict[str, Any]]:
-    words = [str(job), "--provider", provider, "--image", cluster.image, "--output", "json"]
-    with pytest.raises(SystemExit) as ended:
-        main(["render", *words, "--storage-class", cluster.storage_class])
-    printed = capsys.readouterr()
-    assert ended.value.code == 0, printed.err
-    children: list[dict[str, Any]] = json.loads(printed.out)["items"]
+    options = ("--provider", provider, "--image", cluster.image, "--storage-class", cluster.storage_class)
+    code, out, error = run_spotune(capsys, "render", job, *options, "--output", "json")
+    assert code == 0, error
+    children: list[dict[str, Any]] = json.loads(out)["items"]
     for child in children:
         child["metadata"]["namespace"] = namespace.namespace
     return children

@@ -4,16 +4,18 @@ import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from spotune_testcluster.waiting import wait_for
+from tests.cluster.chart import HEALING
 from tests.cluster.operator_install import Operator
 from tests.cluster.rights import Right, granted, refused, used
 
+PROMETHEUS = "monitoring.namespace=monitoring"
 ONLY_ON_DEAD_NODES = {Right("", "pods", "delete")}
 """`make faults` crashes nodes; these tests do not."""
 
 
-@pytest.mark.parametrize("manifest", ["operator.yaml", "operator-healing.yaml"])
-def test_role_gives_no_way_into_secrets_pods_or_everything(manifest: str) -> None:
-    rights = granted(manifest)
+@pytest.mark.cluster
+def test_role_gives_no_way_into_secrets_pods_or_everything() -> None:
+    rights = granted(PROMETHEUS, *HEALING)
     assert not [right for right in rights if "*" in right]
     assert not [
         right for right in rights if right.resource in ("secrets", "pods/exec", "pods/attach", "pods/portforward")
@@ -26,7 +28,7 @@ def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator:
     machine = cluster.machine_for("the audit log")
     operator.wait_until_ready()
     log = machine.files.audit_log
-    expected = granted("operator.yaml") - ONLY_ON_DEAD_NODES
+    expected = granted(PROMETHEUS) - ONLY_ON_DEAD_NODES
     what = "all rights to have been used (by test_operator.py, before this)"
     wait_for(what, 30, lambda: expected <= used(log), every=1)
     assert not refused(log)

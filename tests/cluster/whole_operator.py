@@ -49,7 +49,7 @@ async def whole_operator(namespace: str, **settings: Any) -> AsyncIterator[Whole
     """An operator for one namespace, until the block ends."""
     port = _free_port()
     chosen = Settings(
-        host="127.0.0.1", port=port, image="registry.example/trainer:1", watch_namespace=namespace, **settings
+        host="127.0.0.1", port=port, image="registry.example/trainer:1", watch_namespaces=namespace, **settings
     )
     stop = asyncio.Event()
     running = asyncio.create_task(

@@ -91,6 +91,18 @@ CASES = (
         endless=True,
     ),
     Case(
+        "the same manifest applied by somebody else every ten seconds, thirty times",
+        objects.applied_again_by_somebody_else,
+        f"{_WORKERS_KEPT}, worker group not started again, phase Training all the time",
+        endless=True,
+    ),
+    Case(
+        "operator upgraded and rolled back by its chart",
+        control_plane.operator_upgraded_and_rolled_back,
+        f"{_WORKERS_KEPT}, worker group not started again",
+        endless=True,
+    ),
+    Case(
         "operator cut off from the pods for two minutes",
         control_plane.operator_cut_off_from_the_pods,
         f"{_WORKERS_KEPT}, worker group not started again, Training Unknown meanwhile",

@@ -37,6 +37,13 @@ def api_server_restarted(scene: Scene) -> None:
         scene.fault.restart_api_server()
 
 
+def operator_upgraded_and_rolled_back(scene: Scene) -> None:
+    """By the chart: another pod each time, while training goes on."""
+    with scene.survives():
+        scene.operator.install("podAnnotations.revision=next")
+        scene.operator.roll_back()
+
+
 def operator_cut_off_from_the_pods(scene: Scene) -> None:
     """It cannot tell how training goes, and says so; that is no reason to start anything again."""
     with scene.survives() as strike:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from spotune_testcluster.providers import Capacity, Provider
 from spotune_testcluster.settings import NodeSettings
 from spotune_testcluster.waiting import wait_for
+from tests.cluster.chart import HEALING
 from tests.cluster.faults.scene import Scene
 
 _SPARE = NodeSettings(number=4, provider=Provider.AKS, zone="westeurope-1")
@@ -57,8 +58,8 @@ def _spare_node(scene: Scene) -> Iterator[None]:
 
 def gpu_lost(scene: Scene) -> None:
     """The operator takes the node out, and the worker that held the GPU goes to another one."""
-    times = {"after_seconds": "10", "step_seconds": "20"}
-    with scene.operator.healing_nodes(cordon="true", restart_device_plugin="true", **times):
+    times = ("settings.healAfterSeconds=10", "settings.healStepSeconds=20")
+    with scene.operator.with_values("healing.cordon=true", "healing.restartDevicePlugin=true", *times):
         node = scene.job.pods("workers")[0]["spec"]["nodeName"]
         with scene.survives():
             scene.fault.set_gpu(node, _GPU, "failed")
@@ -68,9 +69,9 @@ def gpu_lost(scene: Scene) -> None:
 
 def gpu_lost_for_good(scene: Scene) -> None:
     """A new device plugin does not find it either: the operator drains the node and gives it back; another is there."""
-    steps = dict.fromkeys(("cordon", "restart_device_plugin", "drain", "delete_node"), "true")
+    times = ("settings.healAfterSeconds=5", "settings.healStepSeconds=15", "settings.healDrainSeconds=60")
     scene.machine("another node").add_node(_SPARE_WITH_A_GPU)
-    with scene.operator.healing_nodes(**steps, after_seconds="5", step_seconds="15", drain_seconds="60"):
+    with scene.operator.with_values(*HEALING, *times):
         node = scene.job.pods("workers")[0]["spec"]["nodeName"]
         with scene.survives("workerLost", loses=1):
             scene.fault.set_gpu(node, _GPU, "lost")

@@ -18,6 +18,8 @@ SMALL_VOLUME = "400Mi"
 GROWN_VOLUME = "800Mi"
 BROKEN_STEP = 1
 FAILURE_LIMIT = 2
+APPLIES = 30
+_SECONDS_BETWEEN_APPLIES = 10.0
 
 
 def ray_cluster_deleted(scene: Scene) -> None:
@@ -40,6 +42,20 @@ def suspended_and_resumed(scene: Scene) -> None:
     status = job.history.last.status
     assert status["resumedFromStep"] == stopped["step"]
     assert status["stepsLost"] == lost
+
+
+def applied_again_by_somebody_else(scene: Scene) -> None:
+    """As GitOps does it, the same every ten seconds: nothing is done about it, and the status does not flap."""
+    job = scene.job
+    pods = {pod["metadata"]["uid"] for pod in job.pods("head") + job.pods("workers")}
+    with scene.survives() as strike:
+        for _ in range(APPLIES):
+            job.apply_as("gitops")
+            time.sleep(_SECONDS_BETWEEN_APPLIES)
+        phases = [seen.status["phase"] for seen in job.history.seen if seen.time > strike.time]
+        assert set(phases) == {"Training"}
+    assert {pod["metadata"]["uid"] for pod in job.pods("head") + job.pods("workers")} == pods
+    assert job.kubectl.get("ftj", job.name)["metadata"]["generation"] == 1
 
 
 def volume_full_then_grown(scene: Scene) -> None:

@@ -3,7 +3,7 @@
 from tests.cluster.containers import kill_container, wait_for_restart
 from tests.cluster.faults.scene import Scene
 
-_TRAIN_WORKER = "ray::.*TrainWorker"
+_RANK = "spotune-rank"
 
 
 def worker_process_killed(scene: Scene) -> None:
@@ -33,4 +33,4 @@ def supervisor_killed(scene: Scene) -> None:
 
 def _signal_worker(scene: Scene, signal: str) -> None:
     pod = scene.job.pods("workers")[0]["metadata"]["name"]
-    scene.job.kubectl("exec", pod, "--container=ray-worker", "--", "pkill", f"-{signal}", "-f", _TRAIN_WORKER)
+    scene.job.kubectl("exec", pod, "--container=ray-worker", "--", "pkill", f"-{signal}", _RANK)

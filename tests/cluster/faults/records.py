@@ -2,12 +2,13 @@
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from tests.provenance import commit
 
 VARIABLE = "SPOTUNE_FAULTS_RECORDS"
 
@@ -50,16 +51,6 @@ def recorded(fault: str) -> Iterator[Record]:
         if path := os.environ.get(VARIABLE):
             with Path(path).open("a") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
-
-
-def commit() -> str:
-    """Of the checkout, and whether something in it is not committed."""
-    changed = " with uncommitted changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
-    return f"`{_git('rev-parse', '--short=12', 'HEAD')}`{changed}"
-
-
-def _git(*command: str) -> str:
-    return subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def read_records(path: Path) -> dict[str, Record]:

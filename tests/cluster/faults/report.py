@@ -6,18 +6,15 @@ Usage:
 
 import argparse
 import json
-import os
-import platform
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.faults.catalogue import CASES, Case
 from tests.cluster.faults.records import Record, read_records
+from tests.provenance import machine
 
 _TEXT = """# The fault suite
 
@@ -96,16 +93,6 @@ def _seconds(value: float | None) -> str:
 
 def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
-
-
-def machine() -> str:
-    """Day and machine of this run."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("ray", "torch", "deepspeed"))
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores and {memory:.0f} GiB "
-        f"({platform.machine()}), Linux {platform.release()}, {libraries}."
-    )
 
 
 def main() -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
+from tests.cluster.chart import HEALING
 from tests.cluster.faults.catalogue import CASES, Case
 from tests.cluster.faults.records import recorded
 from tests.cluster.faults.scene import Scene
 from tests.cluster.finetune_jobs import Remains, Workplace
 from tests.cluster.operator_install import Operator
-from tests.cluster.rights import PROMETHEUS, granted, refused, used
+from tests.cluster.rights import granted, refused, used
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -51,8 +52,8 @@ def _counted(restarts: dict[str, int]) -> dict[str, int]:
 
 
 def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator: Operator) -> None:
-    """All of it, with what heals nodes; after all the faults. The rights for Prometheus are for ../test_rights.py."""
+    """All of it, with what heals nodes; after all the faults."""
     operator.wait_until_ready()
     log = cluster.machine_for("the audit log").files.audit_log
-    assert granted("operator.yaml") | granted("operator-healing.yaml") == used(log) | PROMETHEUS
+    assert granted(*HEALING) == used(log)
     assert not refused(log)

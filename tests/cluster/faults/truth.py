@@ -45,7 +45,7 @@ def untruths(history: Sequence[Seen], stretches: Sequence[Stretch], unattended: 
         stretches: The times in which its worker groups made steps.
         unattended: The times in which there was no operator: what it said last is what a status says.
     """
-    told = [seen for seen in history if seen.status]
+    told = [seen for seen in history if "phase" in seen.status]
     found = [f"{_when(first)}: the first phase" for first in _firsts(told) if not _may_begin(first)]
     for before, after in pairwise(told):
         if before.uid != after.uid:

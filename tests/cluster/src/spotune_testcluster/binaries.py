@@ -86,6 +86,7 @@ MODULES = (
         sources=("go.mod", "go.sum", "provisioner/*.go", "gpuplugin/*.go", "networkpolicy/*.go"),
     ),
     Module("helm", {"helm.sh/helm/v3/cmd/helm": "helm"}),
+    Module("gitops", {"./health": "health"}, sources=("go.mod", "go.sum", "health/*.go")),
 )
 
 
