@@ -162,16 +162,16 @@ def test_what_once_broke_a_pass_is_refused_by_name(section: dict[str, Any], fiel
     assert raised.value.problems[0].field == field
 
 
-def test_generated_specs_are_of_all_kinds() -> None:
-    """Or the tests above would show little."""
+def test_generated_specs_are_of_both_kinds() -> None:
+    """Or the tests above would show little. Hypothesis also draws from constants of loaded modules: numbers vary."""
     kinds: Counter[str] = Counter()
     for spec in generated(100):
         given_before = deepcopy(spec)
         try:
             job_of(spec)
-        except JobError as error:
-            kinds["unbuilt" if "not built yet" in str(error) else "refused"] += 1
+        except JobError:
+            kinds["refused"] += 1
         else:
             kinds["valid"] += 1
         assert spec == given_before
-    assert min(kinds["unbuilt"], kinds["refused"], kinds["valid"]) >= 5, kinds
+    assert min(kinds["refused"], kinds["valid"]) >= 10, kinds
