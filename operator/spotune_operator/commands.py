@@ -70,7 +70,7 @@ def operator() -> None:
     environment, such as SPOTUNE_OPERATOR_IMAGE; a wrong name is refused with the list of all. Probes and metrics are
     at :8080 (/livez, /readyz, /metrics).
 
-    Example: SPOTUNE_OPERATOR_WATCH_NAMESPACE=team spotune operator
+    Example: SPOTUNE_OPERATOR_WATCH_NAMESPACES=team spotune operator
     """
     from spotune_operator.main import run
     from spotune_operator.settings import Settings

@@ -11,7 +11,7 @@ class ModelSpec(Section):
     """The model: where it comes from, what it does, and in which precision it is trained."""
 
     source: Source
-    """Folder of a transformers model: hf://org/name, s3://, gs://, az:// or a path."""
+    """A transformers model: hf://owner/name on the Hugging Face Hub, or the path of a folder."""
     revision: str = "main"
     """Branch, tag or commit of a model on the Hugging Face Hub; resolved to a commit at the first start."""
     task: Literal["causal", "seq2seq"] = "causal"
@@ -25,7 +25,7 @@ class ModelSpec(Section):
     token_secret_ref: SecretKeyRef | None = None
     """Secret with the token for a private or gated model."""
     tokenizer: OptionalSource = ""
-    """Source of the tokenizer; empty: the model's own."""
+    """Source of the tokenizer, hf://owner/name or the path of a folder; empty: the model's own."""
 
 
 class LoraSpec(Section):
