@@ -52,10 +52,11 @@ lock: $(filter .uv/bin/uv,$(UV)) ## Pin the versions in constraints/ again (LOCK
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
 
 .PHONY: manifests
-manifests: $(READY) ## Write manifests/ and what is made from the chart's values again, after a change of models, settings or chart
+manifests: $(READY) ## Write manifests/, docs/reference/ and what is made from the chart's values again, after a change of what they are made of
 	$(BIN)/spotune crd > manifests/crd.yaml
 	$(BIN)/python charts/generate.py
 	$(BIN)/python -m tests.cluster.chart > manifests/install.yaml
+	$(BIN)/python docs/generate.py
 
 .PHONY: cluster-packages
 cluster-packages: $(READY) ## Install the Debian packages that the test cluster needs (as root)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+import typer.core
+import typer.main
 from rich.console import Console
 from rich.text import Text
 
@@ -58,6 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _show(error, as_json=_wants_json(words))
         code = error.exit_code
     raise SystemExit(code)
+
+
+def command_line() -> typer.core.TyperGroup:
+    """All commands, those of the other packages included, for programs that read what there is."""
+    found = typer.main.get_command(_build_app(_sources_for("--help")))
+    assert isinstance(found, typer.core.TyperGroup), "there are several"
+    return found
 
 
 def _run(words: list[str]) -> int:
