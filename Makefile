@@ -58,6 +58,11 @@ manifests: $(READY) ## Write manifests/, docs/reference/ and what is made from t
 	$(BIN)/python -m tests.cluster.chart > manifests/install.yaml
 	$(BIN)/python docs/generate.py
 
+.PHONY: docs
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY) ## The documentation as a site, in build/site (SPOTUNE_REPOSITORY=https://... makes links to files of the repository)
+	$(BIN)/mkdocs build --strict # not --quiet, to which a warning is none
+
 .PHONY: cluster-packages
 cluster-packages: $(READY) ## Install the Debian packages that the test cluster needs (as root)
 	apt-get update --quiet --quiet
