@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,20 +14,11 @@ from packaging.utils import canonicalize_name
 from spotune.load import load_job
 from spotune.unbuilt import refuse_unbuilt
 from spotune_trainer.layout import JobDirectory
+from tests.pages import PAGES, ROOT, page_name
 
-ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")])
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
 MAX_MODULE_LINES = 400
-
-
-def page_name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-def code_blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def pins(name: str) -> dict[str, str]:
@@ -48,15 +38,6 @@ def requirements(extras: list[str], groups: list[str]) -> list[Requirement]:
     for group in groups:
         lines += [line for line in PROJECT["dependency-groups"][group] if isinstance(line, str)]
     return [Requirement(line) for line in lines]
-
-
-def test_every_job_in_the_readme_is_valid(tmp_path: Path) -> None:
-    jobs = code_blocks(ROOT / "README.md", "yaml")
-    assert jobs
-    for number, text in enumerate(jobs):
-        file = tmp_path / f"job-{number}.yaml"
-        file.write_text(text)
-        refuse_unbuilt(load_job(file))
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*/finetunejob.yaml")), ids=lambda file: file.parent.name)
@@ -83,16 +64,6 @@ def test_every_local_link_of_a_page_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
-
-
-def test_every_command_that_the_readme_names_exists() -> None:
-    spotune = Path(sys.executable).with_name("spotune")
-    shown = subprocess.run([spotune, "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
-    assert "Examples" in shown.stdout
-    named = set(re.findall(r"(?:`|\$ )spotune ([a-z]+)", (ROOT / "README.md").read_text()))
-    assert named
-    assert {command for command in named if not re.search(rf"^\W*{command} ", shown.stdout, re.MULTILINE)} == set()
 
 
 @pytest.mark.parametrize("point", entry_points(group="spotune.commands"), ids=lambda point: point.name)
@@ -123,7 +94,7 @@ def test_there_is_no_lock_file() -> None:
 @pytest.mark.parametrize(
     ("name", "extras", "groups"),
     [
-        ("dev.txt", ["operator", "trainer"], ["lint", "test", "dev"]),
+        ("dev.txt", ["operator", "trainer"], ["lint", "test", "docs", "dev"]),
         ("trainer.txt", ["trainer"], []),
         ("operator.txt", ["operator"], []),
     ],
