@@ -11,13 +11,19 @@ ARG PYTHON_BASE=python:3.11-slim-bookworm
 ARG OPERATOR_BASE=${PYTHON_BASE}
 ARG TRAINER_BASE=${PYTHON_BASE}
 
-# What they are made with, and lists of what is in them; none of the tools is in the images.
+# What they are made with, and lists of what is in them, hashes included; none of the tools is in the images.
 FROM ${PYTHON_BASE} AS tools
-RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv hatchling cyclonedx-bom
 COPY constraints /constraints
-RUN mkdir /sbom \
+RUN python3 -m venv /tools \
+    && /tools/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement /constraints/build.txt
+# A pin ends with the first line without a backslash. The operator does without the Kubernetes client, which is twice all
+# others: it serves the commands of a terminal, the operator has its own.
+RUN mkdir /packages /sbom \
+    && sed '/^kubernetes==/,/[^\\]$/d' /constraints/operator.txt > /packages/operator.txt \
+    && sed --quiet --regexp-extended '/^(torch|triton|nvidia-|cuda-)/,/[^\\]$/p' /constraints/trainer.txt > /packages/torch.txt \
+    && cp /constraints/trainer.txt /packages \
     && for image in operator trainer; do \
-         /tools/bin/cyclonedx-py requirements /constraints/$image.txt --output-file /sbom/$image.cdx.json; \
+         /tools/bin/cyclonedx-py requirements /packages/$image.txt --output-reproducible --output-file /sbom/$image.cdx.json || exit 1; \
        done
 
 FROM tools AS wheel
@@ -30,13 +36,10 @@ RUN /tools/bin/hatchling build --target wheel --directory /wheel
 
 FROM ${OPERATOR_BASE} AS operator
 ENV PATH=/opt/spotune/bin:$PATH PYTHONDONTWRITEBYTECODE=1 UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1
-# Not the Kubernetes client, which is twice all others: it serves the commands of a terminal, the operator has its own.
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
-    --mount=type=bind,source=constraints,target=/constraints \
+    --mount=type=bind,from=tools,source=/packages/operator.txt,target=/tmp/packages.txt \
     python3 -m venv --without-pip /opt/spotune \
-    && grep --invert-match '^kubernetes=' /constraints/operator.txt > /tmp/packages.txt \
-    && uv pip install --quiet --python /opt/spotune --no-deps --requirements /tmp/packages.txt \
-    && rm /tmp/packages.txt
+    && uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
 COPY --from=tools /sbom/operator.cdx.json /opt/spotune/sbom.cdx.json
 COPY --from=wheel /wheel /wheel
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
@@ -55,14 +58,12 @@ RUN useradd --uid 1000 --create-home trainer \
     && rm -rf /var/lib/apt/lists/*
 # PyTorch and CUDA, nine tenths of it all, change with PyTorch alone.
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
-    --mount=type=bind,source=constraints,target=/constraints \
+    --mount=type=bind,from=tools,source=/packages/torch.txt,target=/tmp/packages.txt \
     python3 -m venv --without-pip /opt/spotune \
-    && grep --extended-regexp '^(torch|triton|nvidia-|cuda-)' /constraints/trainer.txt > /tmp/torch.txt \
-    && uv pip install --quiet --python /opt/spotune --no-deps --requirements /tmp/torch.txt \
-    && rm /tmp/torch.txt
+    && uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
-    --mount=type=bind,source=constraints,target=/constraints \
-    uv pip install --quiet --python /opt/spotune --no-deps --requirements /constraints/trainer.txt
+    --mount=type=bind,from=tools,source=/packages/trainer.txt,target=/tmp/packages.txt \
+    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
 COPY --from=tools /sbom/trainer.cdx.json /opt/spotune/sbom.cdx.json
 COPY --from=wheel /wheel /wheel
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \

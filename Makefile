@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 READY := .venv/.ready
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .uv/bin/uv)
-COMPILE := $(UV) pip compile --quiet --no-header --python-version 3.11 $(LOCK_OPTIONS)
+COMPILE := $(UV) pip compile --quiet --no-header --generate-hashes --python-version 3.11 $(LOCK_OPTIONS)
 EXAMPLE := examples/text-to-sql
 CORPUS := $(EXAMPLE)/data
 JOB := $(EXAMPLE)/finetunejob.yaml
@@ -29,7 +29,7 @@ setup: $(READY) ## Build .venv with the pinned versions (instant when nothing ch
 
 $(READY): pyproject.toml tests/cluster/pyproject.toml constraints/dev.txt $(filter .uv/bin/uv,$(UV))
 	$(UV) venv --quiet --allow-existing --python 3.11 .venv
-	$(UV) pip sync --quiet --python $(BIN)/python --compile-bytecode constraints/dev.txt
+	$(UV) pip sync --quiet --require-hashes --python $(BIN)/python --compile-bytecode constraints/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable . --editable tests/cluster
 	$(BIN)/python -m compileall -q api operator trainer
 	touch $@
@@ -46,10 +46,11 @@ demo: $(READY) ## Train the text-to-SQL example on two CPU workers, from generat
 	$(BIN)/spotune predict $(RUN) --file build/questions.jsonl --output json
 
 .PHONY: lock
-lock: $(filter .uv/bin/uv,$(UV)) ## Pin the versions in constraints/ again (LOCK_OPTIONS=--upgrade for the newest ones)
+lock: $(filter .uv/bin/uv,$(UV)) ## Pin versions and hashes in constraints/ again (LOCK_OPTIONS=--upgrade for the newest ones)
 	$(COMPILE) --annotation-style line --extra operator --extra trainer --group dev --output-file constraints/dev.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
+	$(COMPILE) --no-annotate --group build --output-file constraints/build.txt
 
 .PHONY: manifests
 manifests: $(READY) ## Write manifests/, docs/reference/ and what is made from the chart's values again, after a change of what they are made of

@@ -18,6 +18,7 @@ from tests.pages import PAGES, ROOT, page_name
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
+CONSTRAINTS = sorted(ROOT.glob("constraints/*.txt"))
 MAX_MODULE_LINES = 400
 
 
@@ -32,7 +33,7 @@ def tracked_files() -> list[Path]:
 
 
 def requirements(extras: list[str], groups: list[str]) -> list[Requirement]:
-    lines: list[str] = list(PROJECT["project"]["dependencies"])
+    lines: list[str] = list(PROJECT["project"]["dependencies"]) if extras else []
     for extra in extras:
         lines += PROJECT["project"]["optional-dependencies"][extra]
     for group in groups:
@@ -97,6 +98,7 @@ def test_there_is_no_lock_file() -> None:
         ("dev.txt", ["operator", "trainer"], ["lint", "test", "docs", "dev"]),
         ("trainer.txt", ["trainer"], []),
         ("operator.txt", ["operator"], []),
+        ("build.txt", [], ["build"]),
     ],
 )
 def test_the_pins_satisfy_what_the_project_requires(name: str, extras: list[str], groups: list[str]) -> None:
@@ -107,6 +109,14 @@ def test_the_pins_satisfy_what_the_project_requires(name: str, extras: list[str]
         if not requirement.specifier.contains(pinned.get(canonicalize_name(requirement.name), "0"))
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("path", CONSTRAINTS, ids=lambda path: path.name)
+def test_every_pin_has_a_hash(path: Path) -> None:
+    """Without which pip and uv, told to require them, refuse the whole file."""
+    head, *entries = re.split(r"^(?=\S)", path.read_text(), flags=re.MULTILINE)
+    assert (head, len(entries)) == ("", len(pins(path.name)))
+    assert [entry.split()[0] for entry in entries if not re.search(r"\\\n +--hash=sha256:[0-9a-f]{64}\b", entry)] == []
 
 
 @pytest.mark.parametrize("name", ["trainer.txt", "operator.txt"])
