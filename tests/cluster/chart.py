@@ -21,8 +21,17 @@ from spotune_testcluster.kubectl import Kubectl
 CHART = Path(__file__).parent.parent.parent / "charts/spotune"
 RELEASE = "spotune"
 NAMESPACE = "spotune-system"
+PRESETS = sorted(CHART.glob("values-*.yaml"))
 HEALING = ("healing.cordon=true", "healing.restartDevicePlugin=true", "healing.drain=true", "healing.deleteNode=true")
 """All steps against lost GPUs."""
+EVERYTHING = (
+    "monitoring.namespace=monitoring",
+    "monitoring.rules=true",
+    "monitoring.dashboard=true",
+    "monitoring.labels.release=prometheus",
+    *HEALING,
+)
+"""All parts that are optional."""
 _KUBERNETES = "--kube-version=1.34.0"
 _SECONDS = 300
 _HEADER = """# The operator in plain YAML, for clusters without Helm; made from charts/spotune by `make manifests`.
@@ -73,13 +82,19 @@ def rendered(*values: str) -> list[dict[str, Any]]:
     return [found for found in yaml.safe_load_all(template(*values)) if found]
 
 
-def template(*values: str, namespace: str = NAMESPACE) -> str:
+def template(*values: str, namespace: str = NAMESPACE, preset: Path | None = None) -> str:
     """What a release with values such as `healing.cordon=true` consists of, in YAML.
+
+    Args:
+        values: In addition to those of the preset.
+        namespace: The release's.
+        preset: A file of values.
 
     Raises:
         HelmError: The values are not as the schema wants them, or a template refuses them.
     """
-    return helm("template", RELEASE, str(CHART), f"--namespace={namespace}", _KUBERNETES, *_given(values))
+    presets = [f"--values={preset}"] if preset else []
+    return helm("template", RELEASE, str(CHART), f"--namespace={namespace}", _KUBERNETES, *presets, *_given(values))
 
 
 def install(kubectl: Kubectl, image: str, *values: str) -> None:

@@ -13,20 +13,11 @@ from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from spotune_testcluster.waiting import wait_for
 from tests.cluster import chart, prometheus
-from tests.cluster.chart import CHART, HEALING, HelmError, helm, rendered
+from tests.cluster.chart import CHART, EVERYTHING, PRESETS, HelmError, helm, rendered
 from tests.cluster.finetune_jobs import NOWHERE, Workplace
 from tests.cluster.operator_install import DEPLOYMENT, Operator
 
 pytestmark = pytest.mark.cluster
-
-EVERYTHING = (
-    "monitoring.namespace=monitoring",
-    "monitoring.rules=true",
-    "monitoring.dashboard=true",
-    "monitoring.labels.release=prometheus",
-    *HEALING,
-)
-PRESETS = sorted(CHART.glob("values-*.yaml"))
 
 
 def kinds(objects: list[dict[str, Any]]) -> list[str]:

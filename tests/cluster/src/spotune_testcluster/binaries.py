@@ -1,4 +1,4 @@
-"""Kubernetes, etcd, CoreDNS, KubeRay, Helm and our own parts: built from pinned Go modules, kept outside the tree."""
+"""The programs of a test cluster, and Helm and kubeconform: built from pinned Go modules, kept outside the tree."""
 
 import fcntl
 import hashlib
@@ -86,6 +86,7 @@ MODULES = (
         sources=("go.mod", "go.sum", "provisioner/*.go", "gpuplugin/*.go", "networkpolicy/*.go"),
     ),
     Module("helm", {"helm.sh/helm/v3/cmd/helm": "helm"}),
+    Module("kubeconform", {"github.com/yannh/kubeconform/cmd/kubeconform": "kubeconform"}),
     Module("gitops", {"./health": "health"}, sources=("go.mod", "go.sum", "health/*.go")),
 )
 
