@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
@@ -124,6 +126,22 @@ def test_parts_come_only_when_they_are_asked_for() -> None:
     without = rendered("crds.install=false", "rbac.create=false", "rbac.aggregate=false", "networkPolicy.enabled=false")
     assert kinds(without) == ["Deployment", "ServiceAccount"]
     assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= set(kinds(rendered(*EVERYTHING)))
+
+
+def test_upgrade_brings_the_whole_definition() -> None:
+    """As a template of the release, read and written by Helm: nothing is left behind, no number changes."""
+    found = of_kind(rendered(), "CustomResourceDefinition")
+    del found["metadata"]["annotations"]
+    assert _with_numbers(found) == yaml.safe_load((CHART.parent.parent / "manifests/crd.yaml").read_text())
+
+
+def _with_numbers(node: Any) -> Any:
+    """With `1e-08`, as Go writes it, for the number that it is, and not for the text that it is to PyYAML."""
+    if isinstance(node, dict):
+        return {key: _with_numbers(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_with_numbers(value) for value in node]
+    return float(node) if isinstance(node, str) and re.fullmatch(r"\d+e-\d+", node) else node
 
 
 def test_definition_outlives_the_release_unless_told_otherwise() -> None:
