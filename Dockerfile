@@ -44,7 +44,13 @@ COPY --from=tools /sbom/operator.cdx.json /opt/spotune/sbom.cdx.json
 COPY --from=wheel /wheel /wheel
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
     uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
-LABEL org.opencontainers.image.title="spotune operator" org.opencontainers.image.licenses="Apache-2.0"
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="spotune operator" \
+      org.opencontainers.image.description="Makes Ray clusters on spot nodes of FinetuneJobs, and keeps them training" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
 USER 1000:1000
 CMD ["spotune", "operator"]
 
@@ -68,6 +74,12 @@ COPY --from=tools /sbom/trainer.cdx.json /opt/spotune/sbom.cdx.json
 COPY --from=wheel /wheel /wheel
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
     uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
-LABEL org.opencontainers.image.title="spotune trainer" org.opencontainers.image.licenses="Apache-2.0"
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="spotune trainer" \
+      org.opencontainers.image.description="Finetunes language models with Ray and DeepSpeed, through the loss of any node" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
 USER 1000:1000
 CMD ["spotune", "--help"]

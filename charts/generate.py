@@ -149,14 +149,14 @@ _SHAPES: dict[str, dict[str, Any]] = {
 """Shapes that a default does not show."""
 
 
-def files() -> dict[Path, str]:
-    """What is made, by its path."""
-    values = list(documented((CHART / "values.yaml").read_text(encoding="utf-8")))
+def files(chart: Path = CHART) -> dict[Path, str]:
+    """What is made for the chart or a copy of it, by its path."""
+    values = list(documented((chart / "values.yaml").read_text(encoding="utf-8")))
     rows = (f"| `{each.path}` | `{json.dumps(each.default)}` | {each.text} |\n" for each in values)
     return {
-        CHART / "values.schema.json": json.dumps(schema(values), indent=2) + "\n",
-        CHART / "README.md": README + "".join(rows),
-        CHART / "files/crd.yaml": DEFINITION.read_text(encoding="utf-8"),
+        chart / "values.schema.json": json.dumps(schema(values), indent=2) + "\n",
+        chart / "README.md": README + "".join(rows),
+        chart / "files/crd.yaml": DEFINITION.read_text(encoding="utf-8"),
     }
 
 

@@ -53,7 +53,13 @@ class Buildah:
 
     def build(self, target: str) -> None:
         """Build a target of the Dockerfile on that base."""
-        name = ("--target", target, "--tag", f"localhost/{image_name(target)}")
+        name = (
+            "--target",
+            target,
+            "--tag",
+            f"localhost/{image_name(target)}",
+            f"--build-arg=VERSION={version('spotune')}",
+        )
         trust = [f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro"]
         trust += [f"--env={variable}={_CERTIFICATES}" for variable in ("SSL_CERT_FILE", "PIP_CERT")]
         self("build", "--layers", "--network=host", "--quiet", *name, f"--build-arg=PYTHON_BASE={BASE}", *trust, ".")

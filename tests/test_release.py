@@ -1,0 +1,71 @@
+"""What a release rests on: one version everywhere, images that say what they are, a chart that names their digests."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from charts import generate, pin
+from tests.cluster.own_images import TARGETS
+
+ROOT = Path(__file__).parent.parent
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+OPERATOR = f"registry.example:5000/spotune/operator@sha256:{64 * 'a'}"
+TRAINER = f"registry.example:5000/spotune/trainer@sha256:{64 * 'b'}"
+
+
+def test_chart_has_the_version_of_the_project() -> None:
+    chart = yaml.safe_load((generate.CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+def test_images_are_named_by_the_version_of_the_project() -> None:
+    command = ["git", "grep", "-hoE", r"(operator|trainer|\$target):[0-9]+\.[0-9]+\.[0-9]+"]
+    named = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    assert {name.rpartition(":")[2] for name in named} == {VERSION}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_says_what_it_is(target: str) -> None:
+    (stage,) = re.findall(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    labels = dict(re.findall(r"org\.opencontainers\.image\.(\w+)=\"([^\"]+)\"", stage))
+    assert labels.keys() == {"title", "description", "version", "revision", "licenses"}
+    assert labels["title"] == f"spotune {target}"
+    for name in ("VERSION", "REVISION"):
+        assert re.search(rf"^ARG .*\b{name}=", stage, re.MULTILINE), "an argument counts in its own stage alone"
+        assert labels[name.lower()] == f"${{{name}}}"
+
+
+def test_pinned_chart_names_images_by_digest_and_is_otherwise_the_same(tmp_path: Path) -> None:
+    copy = tmp_path / "spotune"
+    pin.pinned(copy, OPERATOR, TRAINER)
+    was, now = (yaml.safe_load((each / "values.yaml").read_text()) for each in (generate.CHART, copy))
+    was["image"] |= {"repository": "registry.example:5000/spotune/operator", "digest": f"sha256:{64 * 'a'}"}
+    was["trainer"]["image"] = TRAINER
+    assert now == was
+    assert TRAINER in (copy / "README.md").read_text()
+    for path in generate.CHART.rglob("*"):
+        if path.is_file() and path.name not in ("values.yaml", "README.md"):
+            assert (copy / path.relative_to(generate.CHART)).read_bytes() == path.read_bytes()
+
+
+def test_pinned_values_keep_their_comments() -> None:
+    text = '# -- Where from.\nimage:\n  digest: ""  # none\n  tag: x\n'
+    assert pin.with_values(text, {"image.tag": "y", "image.digest": "d"}) == text.replace('""', '"d"').replace(
+        "x", '"y"', 1
+    )
+    with pytest.raises(KeyError):
+        pin.with_values(text, {"image.name": "y"})
+
+
+@pytest.mark.parametrize("reference", ["spotune/operator:0.1.0", "spotune/operator@sha256:12", f"@sha256:{64 * 'a'}"])
+def test_image_without_a_digest_is_not_pinned(reference: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="operator's image must be named by its digest"):
+        pin.pinned(tmp_path / "spotune", reference, TRAINER)
+    assert not (tmp_path / "spotune").exists()
