@@ -204,8 +204,8 @@ class Recorder:
     def evaluated(self, record: Mapping[str, Any]) -> None:
         self.calls.append(("evaluated", record["step"]))
 
-    def close(self) -> None:
-        self.calls.append(("close", 0))
+    def close(self, phase: Phase) -> None:
+        self.calls.append((f"close {phase}", 0))
 
 
 def test_trackers_get_every_step_once_and_are_closed(directory: JobDirectory) -> None:
@@ -216,4 +216,4 @@ def test_trackers_get_every_step_once_and_are_closed(directory: JobDirectory) ->
         monitor.look()
         train(directory, 1, first=3, last=3)
         monitor.end()
-    assert recorder.calls == [("rewind", 0), ("step", 1), ("step", 2), ("step", 3), ("close", 0)]
+    assert recorder.calls == [("rewind", 0), ("step", 1), ("step", 2), ("step", 3), ("close Training", 0)]

@@ -31,7 +31,7 @@ from spotune_trainer.planning import plan_run, save_plan
 from spotune_trainer.progress import Phase
 from spotune_trainer.run_plan import RunPlan
 from spotune_trainer.task import WorkerTask
-from spotune_trainer.tracking import TensorBoardTracker
+from spotune_trainer.tracking_services import trackers_of
 from spotune_trainer.worker_group import (
     CorruptCheckpoint,
     Failed,
@@ -80,8 +80,7 @@ class Driver:
         self.job = job
         self.surroundings = surroundings
         self.ledger = Ledger(directory)
-        trackers = [TensorBoardTracker(directory.tensorboard)] if job.spec.tracking.tensorboard else []
-        self.monitor = Monitor(directory, self.ledger, attempt, trackers)
+        self.monitor = Monitor(directory, self.ledger, attempt, trackers_of(job, directory))
         self._job_content: object = None
         self._refused: set[CheckpointName] = set()
         self._claimed: int | None = None

@@ -81,7 +81,7 @@ class Monitor:
         self._thread.join()
         self.look()
         for tracker in self._trackers:
-            tracker.close()
+            tracker.close(Phase(self._status["phase"]))
 
     def update(self, phase: Phase | None = None, **values: Any) -> None:
         """The driver did something: a new phase or new fields, published at once."""

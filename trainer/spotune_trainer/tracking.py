@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-_STEP_CURVES = {
+from spotune_trainer.progress import Phase
+
+STEP_CURVES = {
     "train/loss": "loss",
     "train/gradNorm": "gradNorm",
     "train/learningRate": "learningRate",
     "train/epoch": "epoch",
+    "train/mfu": "mfu",
 }
-_EVALUATION_CURVES = {
+EVALUATION_CURVES = {
     "eval/loss": "loss",
     "eval/exactMatch": "exactMatch",
     "eval/executionAccuracy": "executionAccuracy",
@@ -35,8 +38,19 @@ class Tracker(Protocol):
     def evaluated(self, record: Mapping[str, Any]) -> None:
         """An `evaluated` event."""
 
-    def close(self) -> None:
-        """Write out what is buffered."""
+    def close(self, phase: Phase) -> None:
+        """Write out what is buffered: the driver ends in a phase, in which the run is done, has failed, or goes on."""
+
+
+def step_point(record: Mapping[str, Any]) -> dict[str, float]:
+    """Values by curve of a line of `steps.jsonl`, with its throughput; those that the step has not are left out."""
+    values = point(STEP_CURVES, record)
+    return values | ({"train/tokensPerSecond": record["tokens"] / record["seconds"]} if record["seconds"] > 0 else {})
+
+
+def point(curves: Mapping[str, str], record: Mapping[str, Any]) -> dict[str, float]:
+    """Values by curve, of a record that may lack some."""
+    return {curve: record[name] for curve, name in curves.items() if record.get(name) is not None}
 
 
 class TensorBoardTracker:
@@ -51,26 +65,23 @@ class TensorBoardTracker:
         # Imported on use: TensorBoard's writer takes seconds that a restart need not wait for.
         from torch.utils.tensorboard import SummaryWriter
 
-        self.close()
+        self.close(Phase.LOADING)
         self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Add the step's curves, with its throughput."""
-        self._add(_STEP_CURVES, record)
-        if record["seconds"] > 0:
-            self._writer.add_scalar("train/tokensPerSecond", record["tokens"] / record["seconds"], record["step"])
+        self._add(step_point(record), record["step"])
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         """Add the evaluation's curves."""
-        self._add(_EVALUATION_CURVES, record)
+        self._add(point(EVALUATION_CURVES, record), record["step"])
 
-    def close(self) -> None:
+    def close(self, phase: Phase) -> None:
         """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _add(self, curves: Mapping[str, str], record: Mapping[str, Any]) -> None:
-        for curve, name in curves.items():
-            if record.get(name) is not None:
-                self._writer.add_scalar(curve, record[name], record["step"])
+    def _add(self, values: Mapping[str, float], step: int) -> None:
+        for curve, value in values.items():
+            self._writer.add_scalar(curve, value, step)
