@@ -26,14 +26,11 @@ _ROOT = Path(__file__).parent.parent
 _PAGES = _ROOT / "docs/reference"
 _EXAMPLE = "examples/text-to-sql/finetunejob.yaml"
 _NOTHING_BUILT: Mapping[str, Any] = {
-    "model": {"source": "model", "dtype": "float16", "tokenSecretRef": {"name": "hf", "key": "token"}},
-    "adapter": {"lora": {}},
-    "dataset": {"train": {"source": "shards"}, "credentials": {"secretName": "bucket"}},
-    "training": {"epochs": 1, "optimizer": "lion"},
-    "execution": {"offload": "optimizer", "attention": "sdpa", "compile": True},
-    "tracking": {"wandb": {"project": "x"}, "mlflow": {"uri": "http://mlflow"}},
+    "model": {"source": "model"},
+    "dataset": {"train": {"source": "shards"}},
+    "training": {"epochs": 1, "optimizer": "adamw8bit"},
+    "execution": {"compile": True},
     "output": {"hub": {"repo": "me/t5"}},
-    "suspend": True,
 }
 """A spec that asks for everything that this version refuses."""
 
@@ -60,8 +57,8 @@ The language has them, this version has not. What `spotune validate` says:
 | field | for example | |
 |---|---|---|
 {rows}
-On a cluster `model.tokenSecretRef` and `dataset.credentials` do work: the operator makes variables of the pods of
-them. And `suspend` is for clusters alone.
+Secrets are for clusters: the operator makes variables of the pods of them. `spotune run` takes the same variables from
+its environment, and says which is missing. A job with `suspend` is for clusters alone.
 """
 _COMMANDS_HEAD = """# The command line
 

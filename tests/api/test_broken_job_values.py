@@ -295,14 +295,6 @@ WRONG_TOGETHER = [
         ":9: spec.training.scheduler: constant has no warm-up: use constant_with_warmup",
     ),
     (
-        "adapter modules",
-        WORKERS,
-        "  adapter: {lora: {targetModules: q}}\n",
-        ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
-    ),
-]
-NOT_BUILT = [
-    (
         "float16 for T5",
         "seq2seq}",
         "seq2seq, dtype: float16}",
@@ -312,13 +304,45 @@ NOT_BUILT = [
         ),
     ),
     (
+        "offload without ZeRO",
+        WORKERS,
+        "  execution: {offload: optimizer, zeroStage: 0}\n",
+        ":10: spec.execution.zeroStage: 0 cannot offload: use auto, or 1 at least",
+    ),
+    (
+        "offload of parameters that are not sharded",
+        WORKERS,
+        "  execution: {offload: parameters, zeroStage: 2}\n",
+        ":10: spec.execution.zeroStage: 2 cannot offload: use auto, or 3 at least",
+    ),
+    (
+        "adapter that is not there",
+        WORKERS,
+        "  output: {mergeAdapter: false}\n",
+        ":10: spec.output.mergeAdapter: there is no adapter: leave it out",
+    ),
+    (
+        "adapter of a model that is nowhere",
+        "seq2seq}\n",
+        "seq2seq, initialise: random}\n  adapter: {lora: {}}\n  output: {mergeAdapter: false}\n",
+        (
+            ":7: spec.output.mergeAdapter: an adapter alone needs the weights it was trained beside, which a model "
+            "from scratch has nowhere: use true"
+        ),
+    ),
+    (
+        "adapter modules",
+        WORKERS,
+        "  adapter: {lora: {targetModules: q}}\n",
+        ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
+    ),
+]
+NOT_BUILT = [
+    (
         "feature that does not exist yet",
         WORKERS,
-        "  execution: {offload: optimizer}\n",
-        (
-            ":10: spec.execution.offload: offloading the optimizer is not built yet: use none, and a higher zeroStage "
-            "or more workers where memory is short"
-        ),
+        "  execution: {compile: true}\n",
+        ":10: spec.execution.compile: compiled layers are not built yet: use auto or false",
     ),
 ]
 BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *NOT_BUILT]

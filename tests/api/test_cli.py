@@ -141,9 +141,12 @@ def test_errors_are_one_json_object_for_scripts(
     assert (code, out, found["exitCode"], found["error"]) == (20, "", 20, "JobError")
     assert found["problems"][0] == {
         "file": str(file),
-        "line": 6,
-        "field": "spec.model.tokenSecretRef",
-        "message": "is not built yet: leave it out and set HF_TOKEN in the environment",
+        "line": 23,
+        "field": "spec.output.hub",
+        "message": (
+            "uploading to the Hugging Face Hub is not built yet: leave it out; "
+            "the model is in export/ of the job's directory"
+        ),
     }
 
 

@@ -146,7 +146,7 @@ class Matrix:
 
     def _home(self, layout: Layout) -> JobDirectory:
         """Where the checkpoint of a layout lies."""
-        return JobDirectory(self.root / f"{layout.dtype}-{layout.stage}-{layout.world_size}")
+        return JobDirectory(self.root / str(layout).replace(" ", "-"))
 
 
 def _name(layout: Layout) -> CheckpointName:

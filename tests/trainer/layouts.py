@@ -24,6 +24,7 @@ from torch import Tensor, distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune.job import CheckpointSpec
+from spotune.plan.memory import Offload
 from spotune_trainer.checkpoint import fragments
 from spotune_trainer.checkpoint.committer import Committer
 from spotune_trainer.checkpoint.fragment import STATES
@@ -46,9 +47,10 @@ class Layout:
     stage: int
     world_size: int
     dtype: str
+    offload: Offload = "none"
 
     def __str__(self) -> str:
-        return f"stage {self.stage} on {self.world_size} ranks in {self.dtype}"
+        return f"stage {self.stage} on {self.world_size} ranks in {self.dtype}, offload {self.offload}"
 
     @property
     def steps(self) -> int:
@@ -105,7 +107,7 @@ def build(layout: Layout, frozen: Sequence[str] = FROZEN) -> Any:
 
 def wrap(model: Any, layout: Layout) -> Any:
     """An engine of a layout around any model."""
-    config = EngineConfig(layout.stage, 1, 1, DTYPES[layout.dtype], gradient_checkpointing=False)
+    config = EngineConfig(layout.stage, 1, 1, DTYPES[layout.dtype], False, layout.offload)
     return build_engine(model, make_job("/model", training={"learningRate": 0.01}).spec.training, config)
 
 

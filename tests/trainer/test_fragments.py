@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spotune.plan.memory import Offload
 from tests.trainer.groups import run_group
 from tests.trainer.layout_matrix import Cell, Matrix
 from tests.trainer.layouts import Layout
@@ -17,8 +18,20 @@ RANKS = 4
 STAGES = {"float32": (0, 1, 2, 3), "bfloat16": (1, 2, 3)}  # stage 0 in bfloat16 is run as stage 1
 
 
+OFFLOADED: list[tuple[int, int, Offload]] = [
+    (1, 2, "optimizer"),
+    (2, 3, "optimizer"),
+    (3, 1, "optimizer"),
+    (3, 4, "parameters"),
+]
+
+
 def layouts(dtype: str) -> list[Layout]:
-    return [Layout(stage, world_size, dtype) for world_size in range(1, RANKS + 1) for stage in STAGES[dtype]]
+    """All stages and world sizes, and some that keep states or parameters in host memory."""
+    offloaded = [Layout(stage, world_size, dtype, what) for stage, world_size, what in OFFLOADED]
+    return offloaded + [
+        Layout(stage, world_size, dtype) for world_size in range(1, RANKS + 1) for stage in STAGES[dtype]
+    ]
 
 
 def matrix(rank: int, _: int, dtype: str, root: Path) -> list[Cell]:

@@ -12,7 +12,14 @@ from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.directory_lock import locked
-from spotune_trainer.job_directory import check_directory, put_job, read_job, refuse_missing_gpus
+from spotune_trainer.job_directory import (
+    check_directory,
+    missing_secrets,
+    put_job,
+    read_job,
+    refuse_missing_gpus,
+    resolve_job,
+)
 from spotune_trainer.layout import JobDirectory
 
 JOB_FILE = """\
@@ -172,3 +179,28 @@ def test_folder_in_which_a_supervisor_could_only_say_why_not_is_still_the_jobs(
     directory.root.mkdir(parents=True)
     directory.status.write_text("{}")
     check_directory(directory, read_job(job_file, {}))
+
+
+@pytest.mark.parametrize(
+    ("environment", "fields"),
+    [
+        ({}, ["spec.model.tokenSecretRef", "spec.tracking.wandb.keySecretRef", "spec.dataset.credentials"]),
+        ({"HF_TOKEN": "t", "WANDB_API_KEY": "k", "AWS_PROFILE": "p"}, ["spec.dataset.credentials.endpoint"]),
+        ({"HF_TOKEN": "t", "WANDB_API_KEY": "k", "AWS_PROFILE": "p", "S3_ENDPOINT_URL": "http://s3"}, []),
+    ],
+)
+def test_what_a_secret_would_hold_has_to_be_in_the_environment(
+    job_file: Path, environment: dict[str, str], fields: list[str]
+) -> None:
+    content = JOB_FILE.replace("task: seq2seq", "task: seq2seq, tokenSecretRef: {name: hf, key: token}")
+    secret = "credentials: {secretName: bucket, endpoint: 'http://s3'}"
+    content = content.replace("{source: shards}", "{source: shards}, " + secret)
+    job_file.write_text(content + "  tracking: {wandb: {project: p, keySecretRef: {name: wandb, key: key}}}\n")
+    job = resolve_job(job_file, {})[0]
+    assert [problem.field for problem in missing_secrets(job, environment)] == fields
+
+
+def test_a_suspended_job_is_not_run(job_file: Path) -> None:
+    job_file.write_text(JOB_FILE + "  suspend: true\n")
+    with pytest.raises(JobError, match=r":9: spec\.suspend: a suspended job is not run"):
+        read_job(job_file, {})

@@ -103,6 +103,19 @@ def test_the_attention_implementation_is_taken_from_execution(llama: Path) -> No
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize(
+    ("model_type", "wanted", "message"),
+    [
+        ("bloom", "sdpa", "bloom models have no sdpa: use auto or eager"),
+        ("llama", "flash_attention_2", "needs the package flash-attn in the image"),
+    ],
+)
+def test_an_attention_that_cannot_be_is_refused(tmp_path: Path, model_type: str, wanted: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(JobError, match=rf"^execution\.attention: .*{message}"):
+        load_config(make_job(tmp_path, "causal", execution={"attention": wanted}))
+
+
 def test_a_tokenizer_of_its_own_is_read_from_its_source(t5: Path, tmp_path: Path) -> None:
     save_config(tmp_path / "bare", "seq2seq")
     job = make_job(tmp_path / "bare", model={"source": str(tmp_path / "bare"), "task": "seq2seq", "tokenizer": str(t5)})
@@ -142,7 +155,6 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(t5: Path) -> None:
     [
         ("seq2seq", {"task": "causal"}, r"is a t5 model, which is not causal. Set model.task: seq2seq."),
         ("causal", {"task": "seq2seq"}, r"is a llama model, which is not seq2seq. Set model.task: causal."),
-        ("seq2seq", {"dtype": "float16"}, r"float16 does not work for t5.*65504.*bfloat16"),
         ("causal", {"initialise": "pretrained"}, r"no file named model.safetensors.*set model.initialise: random"),
     ],
 )

@@ -47,7 +47,7 @@ def test_folder_with_a_model_passes_with_its_size(tmp_path: Path) -> None:
     found = read_model(make_job(save_source(tmp_path / "model", "seq2seq")))
     assert found.parameters is not None
     assert found.sentence == (
-        f"{tmp_path}/model is a t5 model of {found.parameters / 1e6:.1f} million parameters, "
+        f"{tmp_path}/model is a t5 model of {found.parameters.count / 1e6:.1f} million parameters, "
         "tokenised by tokenizer.json"
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spotune.plan.parameters import TrainedParameters
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.preflight_storage import (
     StorageError,
@@ -27,7 +28,8 @@ BILLION = 1_000_000_000
 
 
 def need(directory: Path, parameters: int | None, **sections: Any) -> StorageNeed:
-    return storage_need(make_job("/model", **sections), parameters, JobDirectory(directory))
+    trained = TrainedParameters(parameters) if parameters is not None else None
+    return storage_need(make_job("/model", **sections), trained, JobDirectory(directory))
 
 
 def ticking(step: float) -> Callable[[], float]:

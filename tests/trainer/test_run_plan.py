@@ -60,6 +60,12 @@ def test_an_adaptation_is_not_undone_by_the_same_request() -> None:
     assert halved.follow(execution(microBatchSize=2), step=30).micro_batch_size == 2
 
 
+def test_what_is_to_be_offloaded_raises_the_stage_that_a_plan_chose() -> None:
+    assert PLAN.follow(execution(offload="optimizer"), step=40).zero_stage == 2
+    plan = PLAN.follow(execution(offload="parameters"), step=40)
+    assert plan.changes == ({"step": 40, "zeroStage": [2, 3]},)
+
+
 def test_going_back_to_auto_keeps_what_runs() -> None:
     plan = PLAN.follow(execution(zeroStage=3), step=40).follow(execution(), step=50)
     assert plan.zero_stage == 3

@@ -26,14 +26,17 @@ class BadSteps:
 
     Args:
         limit: `training.maxBadSteps`: so many in a row are passed over.
+        loss_is_scaled: whether the gradient of a finite loss may overflow since the loss is scaled up, as in float16.
+            Such a step changes no weights either, but it is no bad one: the next has a smaller scale.
 
     Attributes:
         in_a_row: bad steps since the last good one.
-        total: all bad steps of the run.
+        total: all steps of the run that changed no weights.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, loss_is_scaled: bool = False) -> None:
         self._limit = limit
+        self._loss_is_scaled = loss_is_scaled
         self.in_a_row = 0
         self.total = 0
 
@@ -42,7 +45,7 @@ class BadSteps:
         self.in_a_row, self.total = in_a_row, total
 
     def take_in(self, step: int, loss: float, grad_norm: float | None, samples: Callable[[], str]) -> bool:
-        """Whether the step was bad, so that it changed no weights.
+        """Whether the step changed no weights.
 
         Args:
             step: optimizer steps done after it.
@@ -56,8 +59,10 @@ class BadSteps:
         if math.isfinite(loss) and (grad_norm is None or math.isfinite(grad_norm)):
             self.in_a_row = 0
             return False
-        self.in_a_row += 1
         self.total += 1
+        if self._loss_is_scaled and math.isfinite(loss):
+            return True
+        self.in_a_row += 1
         if self.in_a_row > self._limit:
             what = f"the loss of step {step} is {loss}"
             if math.isfinite(loss):

@@ -9,9 +9,12 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
 from transformers import PreTrainedModel, get_scheduler
 
+from spotune.errors import JobError
 from spotune.job import TrainingSpec
+from spotune.plan.memory import Offload
 from spotune_trainer.checkpoint.fragments import check_version
 
 _LARGEST_BUCKET_ELEMENTS = 500_000_000
@@ -30,6 +33,7 @@ class EngineConfig:
         accumulation: micro-batches of one optimizer step on one rank.
         dtype: parameters and activations; masters and moments are fp32.
         gradient_checkpointing: recompute activations in the backward pass.
+        offload: what is kept in host memory; what a step updates there is updated by the host's processor.
     """
 
     zero_stage: int
@@ -37,6 +41,7 @@ class EngineConfig:
     accumulation: int
     dtype: torch.dtype
     gradient_checkpointing: bool
+    offload: Offload = "none"
 
 
 def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:
@@ -49,8 +54,13 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
 
     Returns:
         deepspeed.DeepSpeedEngine: its `module` is the model.
+
+    Raises:
+        JobError: the device cannot compute in `config.dtype`.
     """
     check_version()
+    if config.dtype == torch.float16 and not get_accelerator().is_fp16_supported():
+        raise JobError("model.dtype: float16 is for GPUs; this device cannot train in it: use bfloat16 or float32")
     # The CPU shared-memory all-reduce is compiled for most of a minute at first use; gloo serves as well.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=_backend(), auto_mpi_discovery=False, verbose=False)
@@ -60,7 +70,7 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=_adamw(model, training),
-        config=_deepspeed_config(training, config, sum(parameter.numel() for parameter in model.parameters())),
+        config=_deepspeed_config(training, config, sum(p.numel() for p in model.parameters() if p.requires_grad)),
         dist_init_required=False,
     )
     return engine
@@ -127,14 +137,31 @@ def _deepspeed_config(training: TrainingSpec, config: EngineConfig, parameters: 
         "train_batch_size": config.micro_batch_size * config.accumulation * world_size,
         "gradient_clipping": training.max_grad_norm,
         "bf16": {"enabled": config.dtype == torch.bfloat16},
+        # 0: dynamic loss scaling (Micikevicius et al. 2018, section 3.2), with DeepSpeed's defaults spelled out.
+        "fp16": {
+            "enabled": config.dtype == torch.float16,
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+            "hysteresis": 2,
+            "min_loss_scale": 1,
+        },
         "zero_optimization": {
             "stage": effective_stage(config.zero_stage, config.dtype),
             "overlap_comm": torch.cuda.is_available(),
             "contiguous_gradients": True,
             # DeepSpeed allocates the whole bucket, however small the model is.
             "reduce_bucket_size": min(parameters, _LARGEST_BUCKET_ELEMENTS),
+            **_offload(config.offload),
         },
+        # PyTorch's fused AdamW has a vectorised kernel for the host, too, and nothing has to be compiled first.
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }
+
+
+def _offload(offload: Offload) -> dict[str, Any]:
+    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    optimizer = {} if offload == "none" else {"offload_optimizer": host}
+    return optimizer | ({"offload_param": host} if offload == "parameters" else {})

@@ -20,6 +20,7 @@ from transformers import GenerationConfig
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer import files
+from spotune_trainer.adapter import fill_adapter
 from spotune_trainer.answers import aligned_config
 from spotune_trainer.model_card import model_card
 from spotune_trainer.models import build_model, build_skeleton, load_tokenizer, no_progress_bars
@@ -131,12 +132,13 @@ def weights_sha256(directory: Path) -> str:
 
 
 def _write(parameters: Mapping[str, Tensor], job: FinetuneJob, directory: Path, largest_file: str) -> None:
-    model = _filled_model(parameters, job)
     tokenizer = load_tokenizer(job)
-    config = aligned_config(model, tokenizer, pretrained=job.spec.model.initialise == "pretrained")
-    model.generation_config = _valid(config)
+    model, saved = _trained_model(parameters, job)
+    config = _valid(aligned_config(model, tokenizer, pretrained=job.spec.model.initialise == "pretrained"))
+    model.generation_config = config
     with no_progress_bars():
-        model.save_pretrained(directory, max_shard_size=largest_file)
+        saved.save_pretrained(str(directory), max_shard_size=largest_file)
+    config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     files.write_json(directory / MANIFEST, asdict(ExportManifest.of(job)))
 
@@ -153,6 +155,16 @@ def _valid(config: GenerationConfig) -> GenerationConfig:
             decoder_start_token_id=config.decoder_start_token_id,
         )
     return config
+
+
+def _trained_model(parameters: Mapping[str, Tensor], job: FinetuneJob) -> tuple[PreTrainedModel, Any]:
+    """The model, and what is saved of it: the whole, or where the job wants it so its adapter alone."""
+    if job.spec.adapter is None:
+        model = _filled_model(parameters, job)
+        return model, model
+    model = build_model(job)
+    adapted = fill_adapter(model, job, parameters)
+    return model, adapted.merge_and_unload() if job.spec.output.merge_adapter else adapted
 
 
 def _filled_model(parameters: Mapping[str, Tensor], job: FinetuneJob) -> PreTrainedModel:

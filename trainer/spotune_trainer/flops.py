@@ -3,6 +3,7 @@
 The count is llm-foundry's (https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking#mfu), after
 PaLM (Chowdhery et al. 2022, appendix B): 6 N floating-point operations per token for forward and backward through N
 parameters, and 12 L d T for attention over T tokens in L layers of width d. Recomputed activations do not count.
+Weights that are not trained, beside an adapter, get no gradient: 4 N for those.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class ModelShape:
         hidden_size: width of a layer.
         encoder_parameters: of the encoder, 0 for causal models.
         encoder_layers: of the encoder.
+        frozen: whether the parameters are not trained; those of an adapter beside them are not counted.
     """
 
     parameters: int
@@ -55,17 +57,18 @@ class ModelShape:
     hidden_size: int
     encoder_parameters: int = 0
     encoder_layers: int = 0
+    frozen: bool = False
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> ModelShape:
+    def of(cls, model: PreTrainedModel, *, frozen: bool = False) -> ModelShape:
         """The shape of a whole model, before its parameters are partitioned; embeddings that are shared count once."""
         config: Any = model.config.get_text_config()
         total, layers = _count(model), int(config.num_hidden_layers)
         if not model.config.is_encoder_decoder:
-            return cls(total, layers, int(config.hidden_size))
+            return cls(total, layers, int(config.hidden_size), frozen=frozen)
         encoder = _count(model.get_encoder()) - _count(model.get_input_embeddings())
         decoder_layers = getattr(config, "num_decoder_layers", getattr(config, "decoder_layers", layers))
-        return cls(total - encoder, int(decoder_layers), int(config.hidden_size), encoder, layers)
+        return cls(total - encoder, int(decoder_layers), int(config.hidden_size), encoder, layers, frozen)
 
     def flops(self, rows: int, sequence: float, target: float = 0.0) -> float:
         """Floating-point operations of forward and backward for some rows.
@@ -76,10 +79,14 @@ class ModelShape:
             target: tokens of an encoder-decoder's target; they attend to themselves and to the input.
         """
         if not self.encoder_layers:
-            return rows * _stack_flops(self.parameters, self.layers, self.hidden_size, sequence, sequence)
-        encoder = _stack_flops(self.encoder_parameters, self.encoder_layers, self.hidden_size, sequence, sequence)
-        decoder = _stack_flops(self.parameters, self.layers, self.hidden_size, target, target + sequence)
+            return rows * self._stack_flops(self.parameters, self.layers, sequence, sequence)
+        encoder = self._stack_flops(self.encoder_parameters, self.encoder_layers, sequence, sequence)
+        decoder = self._stack_flops(self.parameters, self.layers, target, target + sequence)
         return rows * (encoder + decoder)
+
+    def _stack_flops(self, parameters: int, layers: int, tokens: float, attended: float) -> float:
+        passes = 4 if self.frozen else 6
+        return tokens * (passes * parameters + 12 * layers * self.hidden_size * attended)
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
@@ -95,10 +102,6 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 def mfu(flops: float, seconds: float, devices: int, peak: float | None) -> float | None:
     """Share of the devices' peak that was used, from 0 to 1; None where the peak is not known or no time has passed."""
     return flops / (seconds * devices * peak) if peak and seconds > 0 else None
-
-
-def _stack_flops(parameters: int, layers: int, hidden_size: int, tokens: float, attended: float) -> float:
-    return tokens * (6 * parameters + 12 * layers * hidden_size * attended)
 
 
 def _count(module: Module) -> int:

@@ -20,6 +20,11 @@ from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
 
 _GPU_DEVICES = "nvidia[0-9]*"
+_NO_SECRETS = "there are no Secrets on one machine: set {} in the environment"
+_STORE_VARIABLES = (
+    *("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("GCS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_ACCOUNT_NAME"),
+)
 
 
 def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
@@ -36,7 +41,7 @@ def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
     job, document = resolve_job(file, changes)
     missing = [
         replace(problem, file=str(file), line=document.line(tuple(problem.field.split("."))))
-        for problem in missing_sources(job)
+        for problem in (*_suspension(job), *missing_sources(job), *missing_secrets(job, os.environ))
     ]
     if missing:
         raise JobError(problems=missing)
@@ -62,6 +67,30 @@ def missing_sources(job: FinetuneJob) -> list[Problem]:
         for path, source in _local_sources(job)
         if not Path(source).exists() and not _is_pattern_of_files(source)
     ]
+
+
+def _suspension(job: FinetuneJob) -> list[Problem]:
+    """A problem where nobody would ever wake the job up again."""
+    reason = "a suspended job is not run: set it to false, or leave it out"
+    return [Problem(reason, "spec.suspend")] if job.spec.suspend else []
+
+
+def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Problem]:
+    """A problem for every Secret that the job names: on one machine the environment has to hold what is in it."""
+    spec, found = job.spec, []
+    if spec.model.token_secret_ref is not None and not environment.get("HF_TOKEN"):
+        found.append(Problem(_NO_SECRETS.format("HF_TOKEN"), "spec.model.tokenSecretRef"))
+    wandb = spec.tracking.wandb
+    if wandb is not None and wandb.key_secret_ref is not None and not environment.get("WANDB_API_KEY"):
+        found.append(Problem(_NO_SECRETS.format("WANDB_API_KEY"), "spec.tracking.wandb.keySecretRef"))
+    credentials = spec.dataset.credentials
+    if credentials is not None and not any(environment.get(name) for name in _STORE_VARIABLES):
+        reason = _NO_SECRETS.format("the store's own variables") + ", such as AWS_ACCESS_KEY_ID"
+        found.append(Problem(reason, "spec.dataset.credentials"))
+    elif credentials is not None and environment.get("S3_ENDPOINT_URL", "") != credentials.endpoint:
+        reason = "AWS_ENDPOINT_URL and S3_ENDPOINT_URL have to be the same in the environment"
+        found.append(Problem(reason, "spec.dataset.credentials.endpoint"))
+    return found
 
 
 def refuse_missing_gpus(job: FinetuneJob) -> None:

@@ -120,7 +120,7 @@ class TrainingLoop:
         self.control = control
         self.before_update = before_update
         self.world_size = distributed.get_world_size(control)
-        self.bad_steps = BadSteps(training.max_bad_steps)
+        self.bad_steps = BadSteps(training.max_bad_steps, loss_is_scaled=engine.fp16_enabled())
         self._weightless = weightless_batch(task).to(engine.device)
         self._pending: Outcome | None = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import http
+import importlib.util
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Their feed-forward activations pass 65,504, the largest float16, and turn into inf
-# (https://github.com/huggingface/transformers/pull/4586).
-_OVERFLOWS_IN_FLOAT16 = frozenset({"t5", "mt5", "umt5", "longt5", "byt5", "switch_transformers"})
-
 # Worth another attempt: the volume or the Hub is at fault, not the job.
 _STORAGE_FAULTS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT})
 _TRANSIENT_STATUSES = frozenset(status for status in http.HTTPStatus if status >= 500 or status == 429)
@@ -48,10 +45,10 @@ _MAPPINGS = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal": MODEL_
 
 
 def load_config(job: FinetuneJob) -> PretrainedConfig:
-    """The transformers configuration of `model.source`, checked against the job's task and dtype.
+    """The transformers configuration of `model.source`, checked against the job's task and attention.
 
     Raises:
-        JobError: the source does not exist, is no model, or does not fit `model.task` or `model.dtype`.
+        JobError: the source does not exist, is no model, or does not fit `model.task` or `execution.attention`.
         InfrastructureError: the Hub could not be reached.
     """
     model = job.spec.model
@@ -60,15 +57,11 @@ def load_config(job: FinetuneJob) -> PretrainedConfig:
             locate(model.source, "model.source"), revision=model.revision, trust_remote_code=model.trust_remote_code
         )
     _check_task(config, job)
-    if model.dtype == "float16" and config.model_type in _OVERFLOWS_IN_FLOAT16:
-        raise JobError(
-            f"model.dtype: float16 does not work for {config.model_type} models: their activations exceed 65504, the "
-            "largest float16, and the loss becomes NaN. Use bfloat16, or float32."
-        )
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id  # as every pretrained T5 has it
     if job.spec.execution.attention != "auto":
         config._attn_implementation = job.spec.execution.attention
+        _check_attention(config, job)
     return config
 
 
@@ -232,6 +225,20 @@ def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
     raise JobError(
         f"model.source {job.spec.model.source!r} is a {config.model_type} model, which is not {task}. {hint}"
     )
+
+
+def _check_attention(config: PretrainedConfig, job: FinetuneJob) -> None:
+    """Refuse an attention implementation that the model, or this installation, does not have."""
+    wanted = job.spec.execution.attention
+    model = _MAPPINGS[job.spec.model.task].get(type(config), None)
+    support = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}.get(wanted)
+    if support and model is not None and not getattr(model, support, False):
+        raise JobError(f"execution.attention: {config.model_type} models have no {wanted}: use auto or eager")
+    if wanted == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        raise JobError(
+            "execution.attention: flash_attention_2 needs the package flash-attn in the image (cluster.image), built "
+            "for its CUDA and PyTorch: use auto, which takes PyTorch's own flash attention where the model has it"
+        )
 
 
 @contextmanager

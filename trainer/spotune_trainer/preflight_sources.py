@@ -14,7 +14,8 @@ from rich.filesize import decimal
 from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
-from spotune.plan.parameters import count_parameters
+from spotune.plan.execution import setup_of
+from spotune.plan.parameters import TrainedParameters
 from spotune_trainer.job_directory import missing_sources
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.objects import read_object
@@ -39,11 +40,11 @@ class ModelFacts:
     """What the preflight knows of a model.
 
     Attributes:
-        parameters: trainable ones; None for a kind of model whose size is not computed.
+        parameters: that are trained, and that stay as they are; None for a kind of model whose size is not computed.
         sentence: for people.
     """
 
-    parameters: int | None
+    parameters: TrainedParameters | None
     sentence: str
 
 
@@ -69,8 +70,8 @@ def read_model(job: FinetuneJob) -> ModelFacts:
     if tokenizer is None and not spec.trust_remote_code:
         where = spec.tokenizer or spec.source
         raise JobError(f"{field}: {where} has no tokenizer: name a source that has one in model.tokenizer")
-    parameters = _count(config, pretrained=pretrained)
-    size = f"{parameters / 1e6:,.1f} million parameters" if parameters is not None else "unknown size"
+    parameters = _count(config, job)
+    size = f"{_whole(parameters) / 1e6:,.1f} million parameters" if parameters is not None else "unknown size"
     kind = f"{spec.source} is a {config.get('model_type')} model of {size}"
     return ModelFacts(parameters, f"{kind}, tokenised by {tokenizer or 'code of its own'}")
 
@@ -161,10 +162,15 @@ def _of_the_hub(field: str, source: str, ask: Callable[[], _Answer]) -> _Answer:
         ) from error
 
 
-def _count(config: Mapping[str, Any], *, pretrained: bool) -> int | None:
+def _count(config: Mapping[str, Any], job: FinetuneJob) -> TrainedParameters | None:
     if config.get("model_type") not in SUPPORTED_MODEL_TYPES:
         return None
-    return count_parameters(read_architecture(config), pretrained=pretrained).total
+    return setup_of(read_architecture(config), job).trained
+
+
+def _whole(parameters: TrainedParameters) -> int:
+    """Parameters of the model itself."""
+    return parameters.frozen or parameters.count
 
 
 # Data

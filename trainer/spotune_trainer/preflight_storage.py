@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from spotune.errors import InfrastructureError
 from spotune.job import FinetuneJob
 from spotune.plan.interval import checkpoint_bytes
+from spotune.plan.parameters import TrainedParameters
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints
 from spotune_trainer.layout import JobDirectory
@@ -67,14 +68,15 @@ class StorageNeed:
         return self.keep + 1 - min(self.keep, self.existing)
 
 
-def storage_need(job: FinetuneJob, parameters: int | None, directory: JobDirectory) -> StorageNeed:
-    """What `job` writes, by the number of its trainable parameters, or by the checkpoints that are there already."""
+def storage_need(job: FinetuneJob, parameters: TrainedParameters | None, directory: JobDirectory) -> StorageNeed:
+    """What `job` writes, by the number of its parameters, or by the checkpoints that are there already."""
     spec = job.spec
     whole = [found for found in list_checkpoints(directory.checkpoints) if isinstance(found, Checkpoint)]
-    size = checkpoint_bytes(parameters) if parameters is not None else None
+    size = checkpoint_bytes(parameters.count) if parameters is not None else None
     if size is None and whole:
         size = whole[-1].bytes
-    export = None if size is None else size * _EXPORT_BYTES_PER_PARAMETER[spec.model.dtype] // checkpoint_bytes(1)
+    frozen = parameters.frozen if parameters is not None else 0
+    export = None if size is None else _export_bytes(job, size // checkpoint_bytes(1), frozen)
     return StorageNeed(
         checkpoint=size,
         export=export,
@@ -83,6 +85,14 @@ def storage_need(job: FinetuneJob, parameters: int | None, directory: JobDirecto
         keep_every_steps=spec.checkpoint.keep_every_steps,
         writers=spec.workers.world_size,
     )
+
+
+def _export_bytes(job: FinetuneJob, trained: int, frozen: int) -> int:
+    """The finished model: the adapter alone in float32, or all weights in the model's own precision."""
+    spec = job.spec
+    if spec.adapter is not None and not spec.output.merge_adapter:
+        return 4 * trained
+    return (trained + frozen) * _EXPORT_BYTES_PER_PARAMETER[spec.model.dtype]
 
 
 def check_space(need: StorageNeed, root: Path) -> str:

@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from spotune.errors import JobError
 from spotune.job import ExecutionSpec
+from spotune.job.execution import LOWEST_STAGE
 
 LIBRARIES = ("torch", "deepspeed", "transformers", "mosaicml-streaming", "ray", "numpy")
 
@@ -66,14 +67,18 @@ class RunPlan:
         return replace(self, version=self.version + 1, changes=(*self.changes, record), **news)
 
     def follow(self, execution: ExecutionSpec, step: int) -> RunPlan:
-        """The plan after the user's changes of `execution`: explicit values that are new since the last look."""
+        """The plan after the user's changes of `execution`: explicit values that are new since the last look.
+
+        What is to be offloaded decides about the lowest ZeRO stage.
+        """
         wanted = requested(execution)
         news = {
             to_snake(name): value
             for name, value in wanted.items()
             if value != "auto" and value != self.requested.get(name, "auto")
         }
-        return replace(self.change(step, **news), requested=wanted)
+        stage = max(news.get("zero_stage", self.zero_stage), LOWEST_STAGE[execution.offload])
+        return replace(self.change(step, **(news | {"zero_stage": stage})), requested=wanted)
 
     def check_data(self, data: dict[str, str]) -> None:
         """Refuse to go on with other data than the run began with.

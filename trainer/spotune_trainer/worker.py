@@ -19,6 +19,7 @@ from torch import distributed
 
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
+from spotune_trainer.adapter import attach_adapter
 from spotune_trainer.checkpoint import fragments
 from spotune_trainer.checkpoint.committer import Committed, Committer
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
@@ -92,9 +93,13 @@ class Worker:
         self.total_steps = self.datasets.schedule.total_steps(training.epochs, training.max_steps)
         self.loader = self._loader()
         self.loader.prefetch()
-        model = build_unfilled(self.job) if self.task.restore else build_model(self.job)
+        # Beside an adapter the model's own weights are in no checkpoint.
+        filled = self.task.restore and self.job.spec.adapter is None
+        model = build_unfilled(self.job) if filled else build_model(self.job)
         check_vocabulary(model.config, self.tokenizer)
-        speed = Speed(ModelShape.of(model), _peak_flops(self.job.spec.model.dtype))
+        shape = ModelShape.of(model, frozen=self.job.spec.adapter is not None)
+        speed = Speed(shape, _peak_flops(self.job.spec.model.dtype))
+        model = attach_adapter(model, self.job)
         self.journal.started("model")
         micro_batches = -(-training.global_batch_size // self.plan.micro_batch_size)
         config = EngineConfig(
@@ -103,6 +108,7 @@ class Worker:
             accumulation=-(-micro_batches // self.world_size),
             dtype=DTYPES[self.job.spec.model.dtype],
             gradient_checkpointing=self.plan.gradient_checkpointing,
+            offload=self.job.spec.execution.offload,
         )
         self.engine = build_engine(model, training, config)
         outlast(self.job.spec.retry.hang_timeout.seconds, self.engine.data_parallel_group)
@@ -133,6 +139,8 @@ class Worker:
         self._agree_on(problem)
         assert isinstance(checkpoint, Checkpoint)
         fragments.set_optimizer_step(self.engine, checkpoint.manifest.optimizer_step)
+        if checkpoint.manifest.loss_scale is not None:
+            fragments.set_loss_scale(self.engine, checkpoint.manifest.loss_scale)
         fragments.publish(self.engine)
         skipped = checkpoint.name.step - checkpoint.manifest.optimizer_step
         self.loop.bad_steps.restore(checkpoint.manifest.bad_steps, skipped)
@@ -175,7 +183,13 @@ class Worker:
         self.finish_commit()
         self.loop.settle()
         name = CheckpointName(step, self.task.generation)
-        manifest = partial(self._manifest, step, fragments.optimizer_step(self.engine), self.loop.bad_steps.in_a_row)
+        manifest = partial(
+            self._manifest,
+            step,
+            optimizer_step=fragments.optimizer_step(self.engine),
+            bad_steps=self.loop.bad_steps.in_a_row,
+            loss_scale=fragments.loss_scale(self.engine),
+        )
         with self.journal.spent.on(Part.CHECKPOINT_STALL):
             self.committer.begin(name, fragments.owned_fragments(self.engine), manifest)
         self.policy.begun()
@@ -235,13 +249,12 @@ class Worker:
                 evaluate_now(self, step)
             self.journal.enter(Phase.TRAINING)
 
-    def _manifest(self, step: int, optimizer_step: int, bad_steps: int, entries: tuple[FileEntry, ...]) -> Manifest:
+    def _manifest(self, step: int, entries: tuple[FileEntry, ...], **at_that_step: Any) -> Manifest:
         """Called in a thread once the files of all ranks are durable; by then the steps have to be, too."""
         self.journal.sync()
         return Manifest(
             step=step,
             generation=self.task.generation,
-            optimizer_step=optimizer_step,
             fingerprint=self.plan.fingerprint,
             plan_version=self.plan.version,
             world_size=self.world_size,
@@ -249,7 +262,7 @@ class Worker:
             time=time.time(),
             files=entries,
             parameters=fragments.parameter_shapes(self.engine),
-            bad_steps=bad_steps,
+            **at_that_step,
         )
 
     def _take_in(self, ended: Committed | None) -> None:

@@ -15,6 +15,7 @@ from spotune.job import (
     DatasetSpec,
     EvalSpec,
     EvaluationSpec,
+    ExecutionSpec,
     FinetuneJob,
     FinetuneJobSpec,
     ModelSpec,
@@ -54,6 +55,14 @@ _BACKOFF = (
         "self.initial.contains('d') || self.max.contains('d') || duration(self.initial) <= duration(self.max)",
         "must not be shorter than initial",
         "max",
+    ),
+)
+
+_MODEL = (
+    Rule(
+        "self.task != 'seq2seq' || self.dtype != 'float16'",
+        "float16 overflows in T5 and models like it (its largest number is 65504): use bfloat16 or float32",
+        "dtype",
     ),
 )
 
@@ -174,6 +183,25 @@ _SPEC = (
         "must not be more than training.globalBatchSize",
         "execution.microBatchSize",
     ),
+    Rule(
+        "self.output.mergeAdapter || has(self.adapter)",
+        "there is no adapter: leave it out",
+        "output.mergeAdapter",
+    ),
+    Rule(
+        "self.output.mergeAdapter || self.model.initialise == 'pretrained'",
+        "an adapter alone needs the weights it was trained beside, which a model from scratch has nowhere: use true",
+        "output.mergeAdapter",
+    ),
+)
+
+_EXECUTION = (
+    Rule(
+        "self.offload == 'none' || type(self.zeroStage) != int || "
+        "self.zeroStage >= (self.offload == 'optimizer' ? 1 : 3)",
+        "cannot offload: use auto, or 1 at least for the optimizer and 3 for the parameters",
+        "zeroStage",
+    ),
 )
 
 _NAME = (
@@ -231,12 +259,14 @@ def _frozen_field(path: str, *, optional: bool) -> Rule:
 
 
 RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
+    ModelSpec: _MODEL,
     WorkersSpec: _WORKERS,
     BackoffSpec: _BACKOFF,
     EvalSpec: _EVAL,
     DatasetSpec: _DATASET,
     EvaluationSpec: _EVALUATION,
     TrainingSpec: _TRAINING,
+    ExecutionSpec: _EXECUTION,
     FinetuneJobSpec: _SPEC,
     FinetuneJob: (*_NAME, *_frozen()),
 }

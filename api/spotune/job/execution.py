@@ -1,9 +1,15 @@
 """How it is executed and saved: nothing here changes what is trained."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import model_validator
 
 from spotune.durations import Duration
-from spotune.job.base import NotNegative, Positive, Section, expecting
+from spotune.job.base import NotNegative, Positive, Section, expecting, invalid
+
+LOWEST_STAGE: Final[Mapping[str, int]] = {"none": 0, "optimizer": 1, "parameters": 3}
+"""The lowest ZeRO stage that can keep something in host memory, by `offload`."""
 
 
 class ExecutionSpec(Section):
@@ -21,6 +27,13 @@ class ExecutionSpec(Section):
     """Attention implementation, by the names of transformers."""
     compile: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
     """Compile each layer with torch.compile."""
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        lowest = LOWEST_STAGE[self.offload]
+        if self.zero_stage != "auto" and self.zero_stage < lowest:
+            invalid("zeroStage", f"{self.zero_stage} cannot offload: use auto, or {lowest} at least")
+        return self
 
 
 CheckpointEvery = Annotated[

@@ -81,6 +81,16 @@ class FinetuneJobSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_adapter(self) -> Self:
+        if not self.output.merge_adapter:
+            if self.adapter is None:
+                invalid("output.mergeAdapter", "there is no adapter: leave it out")
+            if self.model.initialise == "random":
+                reason = "needs the weights it was trained beside, which a model from scratch has nowhere: use true"
+                invalid("output.mergeAdapter", f"an adapter alone {reason}")
+        return self
+
+    @model_validator(mode="after")
     def _check_micro_batch(self) -> Self:
         micro_batch_size = self.execution.micro_batch_size
         if micro_batch_size != "auto" and micro_batch_size > self.training.global_batch_size:

@@ -1,10 +1,10 @@
 """What is trained: the model and, for parameter-efficient finetuning, its adapter."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from spotune.job.base import OptionalSource, Positive, SecretKeyRef, Section, Source, expecting
+from spotune.job.base import OptionalSource, Positive, SecretKeyRef, Section, Source, expecting, invalid
 
 
 class ModelSpec(Section):
@@ -26,6 +26,13 @@ class ModelSpec(Section):
     """Secret with the token for a private or gated model."""
     tokenizer: OptionalSource = ""
     """Source of the tokenizer, hf://owner/name or the path of a folder; empty: the model's own."""
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.dtype == "float16" and self.task == "seq2seq":
+            reason = "float16 overflows in T5 and models like it (its largest number is 65504): use bfloat16 or float32"
+            invalid("dtype", reason)
+        return self
 
 
 class LoraSpec(Section):

@@ -69,8 +69,8 @@ class TrainingSpec(Section):
     """Part of all steps over which the learning rate rises from 0; give this or warmupSteps."""
     warmup_steps: NotNegative = 0
     """Steps over which the learning rate rises from 0."""
-    optimizer: Literal["adamw", "adamw8bit", "adafactor", "lion", "muon", "sgd"] = "adamw"
-    """The optimizer."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """adamw: PyTorch's, with float32 moments; adamw8bit: not built yet."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of AdamW's first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999

@@ -24,6 +24,7 @@ from spotune.plan.memory import (
     ZeroStage,
     estimate_memory,
 )
+from spotune.plan.parameters import TrainedParameters, trained_parameters
 
 GPU_USABLE_FRACTION = 0.92
 """Part of a GPU's memory that is planned for; the rest is for fragmentation and what no formula knows."""
@@ -47,6 +48,7 @@ class Setup:
         sequence_length: longest sample in tokens; of the encoder, for encoder-decoder models.
         target_length: longest decoder sequence of encoder-decoder models in tokens, else 0.
         pretrained: weights are loaded (see `count_parameters`).
+        lora_rank: of the adapters that are trained beside frozen weights; None: all parameters are trained.
         offload: what is kept in host memory.
         fused_attention: attention scores are never written to memory.
         runtime_bytes: what a worker's process holds beside its tensors.
@@ -60,6 +62,7 @@ class Setup:
     sequence_length: int
     target_length: int = 0
     pretrained: bool = True
+    lora_rank: int | None = None
     offload: Offload = "none"
     fused_attention: bool = True
     runtime_bytes: int = GPU_RUNTIME_BYTES
@@ -69,6 +72,11 @@ class Setup:
     def budget_bytes(self, device_bytes: int) -> int:
         """What may be planned for on a device of `device_bytes`."""
         return int(device_bytes * self.usable_fraction)
+
+    @property
+    def trained(self) -> TrainedParameters:
+        """How many parameters are trained."""
+        return trained_parameters(self.architecture, pretrained=self.pretrained, lora_rank=self.lora_rank)
 
     def memory(self, world_size: int, layout: Layout) -> MemoryEstimate:
         """Memory of one of `world_size` workers under `layout`."""
@@ -87,7 +95,7 @@ class Setup:
             layout.zero_stage,
             world_size,
             offload=self.offload,
-            pretrained=self.pretrained,
+            trained=self.trained,
             runtime_bytes=self.runtime_bytes,
             on_cpu=self.on_cpu,
         )

@@ -66,9 +66,7 @@ def plan(
 
 
 def _refuse_what_is_not_counted(job: FinetuneJob) -> None:
-    """The formulas are those of full finetuning with AdamW; for anything else they would be wrong without a word."""
-    if job.spec.adapter is not None:
-        raise JobError("adapter: the plan counts full finetuning only; leave adapter out to see what that needs.")
+    """The formulas are those of AdamW; for anything else they would be wrong without a word."""
     if job.spec.training.optimizer != "adamw":
         raise JobError(
             f"training.optimizer: the plan counts the states of adamw only, not of {job.spec.training.optimizer}; set "

@@ -106,6 +106,7 @@ class JobPlan:
                 "source": self.model,
                 "modelType": self.architecture.model_type,
                 "parameters": counts.total,
+                "trainedParameters": self.setup.trained.count,
                 "embeddingParameters": counts.embedding,
                 "encoderParameters": counts.encoder,
                 "decoderParameters": counts.decoder,
@@ -129,9 +130,8 @@ def plan_job(
     """Plans `job` for each number of workers in `devices`, on the device given for it."""
     setup = setup_of(architecture, job)
     parameters = count_parameters(architecture, pretrained=setup.pretrained)
-    plans = [
-        _plan_workers(job, setup, parameters.total, count, device, assumptions) for count, device in devices.items()
-    ]
+    trained = setup.trained.count
+    plans = [_plan_workers(job, setup, trained, count, device, assumptions) for count, device in devices.items()]
     return JobPlan(
         name=job.metadata.name,
         model=job.spec.model.source,

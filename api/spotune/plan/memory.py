@@ -15,7 +15,7 @@ from typing import Literal
 from spotune.plan.activations import Activations, Workload, activation_bytes
 from spotune.plan.architecture import Architecture
 from spotune.plan.interval import checkpoint_bytes
-from spotune.plan.parameters import count_parameters
+from spotune.plan.parameters import TrainedParameters, trained_parameters
 
 Offload = Literal["none", "optimizer", "parameters"]
 ZeroStage = Literal[0, 1, 2, 3]
@@ -104,7 +104,12 @@ class MemoryEstimate:
 
 
 def model_states(
-    parameters: int, precision: Precision, zero_stage: ZeroStage, world_size: int, offload: Offload = "none"
+    parameters: int,
+    precision: Precision,
+    zero_stage: ZeroStage,
+    world_size: int,
+    offload: Offload = "none",
+    frozen: int = 0,
 ) -> ModelStates:
     """Weights, gradients and optimizer states per worker (ZeRO paper, figure 1; ZeRO-Offload for the host's part).
 
@@ -115,6 +120,7 @@ def model_states(
         world_size: number of workers.
         offload: `optimizer` moves the optimizer states, and from stage 2 the reduced gradients in float32, to the host;
             `parameters` (stage 3) also the weights.
+        frozen: parameters that are not trained, beside an adapter: weights without gradients and optimizer states.
 
     Raises:
         ValueError: this stage cannot offload that.
@@ -123,7 +129,7 @@ def model_states(
         raise ValueError("offload needs ZeRO stage 1 or more")
     if offload == "parameters" and zero_stage != 3:
         raise ValueError("offload of parameters needs ZeRO stage 3")
-    weights = _share(parameters * precision.weight_bytes, world_size if zero_stage >= 3 else 1)
+    weights = _share((parameters + frozen) * precision.weight_bytes, world_size if zero_stage >= 3 else 1)
     gradients = _share(parameters * precision.gradient_bytes, world_size if zero_stage >= 2 else 1)
     sharded_master = precision.sharded_master_bytes if zero_stage >= 1 else 0
     optimizer = parameters * (precision.optimizer_bytes + sharded_master)
@@ -156,31 +162,35 @@ def estimate_memory(
     world_size: int,
     *,
     offload: Offload = "none",
-    pretrained: bool = True,
+    trained: TrainedParameters | None = None,
     runtime_bytes: int = GPU_RUNTIME_BYTES,
     on_cpu: bool = False,
 ) -> MemoryEstimate:
-    """Memory of one worker that trains all parameters with Adam. Raises ValueError as `model_states` does."""
-    parameters = count_parameters(architecture, pretrained=pretrained).total
+    """Memory of one worker that trains a model, or as many parameters as `trained` says, with Adam.
+
+    Raises ValueError as `model_states` does.
+    """
+    trained = trained or trained_parameters(architecture)
+    count = trained.count
     return MemoryEstimate(
-        states=model_states(parameters, precision, zero_stage, world_size, offload),
+        states=model_states(count, precision, zero_stage, world_size, offload, trained.frozen),
         activations=activation_bytes(architecture, workload),
-        buffers_bytes=_buffer_bytes(parameters, precision, zero_stage),
-        step_bytes=0 if zero_stage == 0 or offload != "none" else _share(parameters * 4, world_size),
+        buffers_bytes=_buffer_bytes(trained, precision, zero_stage),
+        step_bytes=0 if zero_stage == 0 or offload != "none" else _share(count * 4, world_size),
         runtime_bytes=runtime_bytes,
-        commit_bytes=commit_bytes(parameters, world_size),
+        commit_bytes=commit_bytes(count, world_size),
         on_cpu=on_cpu,
     )
 
 
-def _buffer_bytes(parameters: int, precision: Precision, zero_stage: ZeroStage) -> int:
+def _buffer_bytes(trained: TrainedParameters, precision: Precision, zero_stage: ZeroStage) -> int:
     """DeepSpeed's gradient bucket, and at stage 3 the weights that it gathers and prefetches."""
     if zero_stage == 0:
         return 0
-    bucket = min(parameters, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes
+    bucket = min(trained.count, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes
     if zero_stage < 3:
         return 2 * bucket  # one fills while the other is on its way
-    return bucket + min(parameters, LIVE_PARAMETERS + PREFETCH_ELEMENTS) * precision.weight_bytes
+    return bucket + min(trained.count + trained.frozen, LIVE_PARAMETERS + PREFETCH_ELEMENTS) * precision.weight_bytes
 
 
 def _share(total_bytes: int, parts: int) -> int:

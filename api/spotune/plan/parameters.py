@@ -22,6 +22,24 @@ class ParameterCount:
         return self.embedding + self.encoder + self.decoder + self.output
 
 
+@dataclass(frozen=True)
+class TrainedParameters:
+    """How many parameters are trained, and how many stay as they are beside an adapter."""
+
+    count: int
+    frozen: int = 0
+
+
+def trained_parameters(
+    architecture: Architecture, *, pretrained: bool = True, lora_rank: int | None = None
+) -> TrainedParameters:
+    """All parameters of the model, or those of adapters of a rank beside every matrix of its layers."""
+    total = count_parameters(architecture, pretrained=pretrained).total
+    if lora_rank is None:
+        return TrainedParameters(total)
+    return TrainedParameters(count_lora_parameters(architecture, lora_rank), total)
+
+
 def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> ParameterCount:
     """The parameters of `architecture`, as `model.num_parameters()` of `transformers` gives them.
 
@@ -39,26 +57,43 @@ def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> 
     )
 
 
+def count_lora_parameters(architecture: Architecture, rank: int) -> int:
+    """Parameters of adapters of a rank beside every matrix of the layers (`targetModules: all-linear`): r (in + out).
+
+    Fewer target modules have fewer; so do models that make queries, keys and values by one matrix.
+    """
+    return sum(
+        stack.layers * rank * sum(inputs + outputs for inputs, outputs in _layer_matrices(stack))
+        for stack in architecture.stacks
+    )
+
+
+def _layer_matrices(stack: Stack) -> list[tuple[int, int]]:
+    """(inputs, outputs) of every matrix of one layer."""
+    hidden, query, key_value = stack.hidden_size, stack.query_size, stack.key_value_size
+    attention = [(hidden, query), (hidden, key_value), (hidden, key_value), (query, hidden)]
+    feed_forward = [(hidden, stack.feed_forward_size)] * (2 if stack.gated else 1) + [(stack.feed_forward_size, hidden)]
+    return attention * (2 if stack.cross_attention else 1) + feed_forward
+
+
 def _layer_parameters(stack: Stack) -> int:
     """Attention, cross-attention where there is one, feed-forward, norms."""
-    attention = _attention_parameters(stack) * (2 if stack.cross_attention else 1)
+    matrices = sum(inputs * outputs for inputs, outputs in _layer_matrices(stack))
+    attention_biases = _attention_biases(stack) * (2 if stack.cross_attention else 1)
     norms = stack.norms_per_layer * stack.norm_parameters
     head_norms = 2 * stack.head_size if stack.head_norms else 0
-    return attention + _feed_forward_parameters(stack) + norms + head_norms
+    return matrices + attention_biases + _feed_forward_biases(stack) + norms + head_norms
 
 
 def _stack_parameters(stack: Stack) -> int:
     return stack.layers * _layer_parameters(stack) + stack.extra_parameters
 
 
-def _attention_parameters(stack: Stack) -> int:
+def _attention_biases(stack: Stack) -> int:
     query_key_value = stack.query_size + 2 * stack.key_value_size
-    weights = stack.hidden_size * (query_key_value + stack.query_size)
-    biases = stack.query_key_value_bias * query_key_value + stack.attention_output_bias * stack.hidden_size
-    return weights + biases
+    return stack.query_key_value_bias * query_key_value + stack.attention_output_bias * stack.hidden_size
 
 
-def _feed_forward_parameters(stack: Stack) -> int:
+def _feed_forward_biases(stack: Stack) -> int:
     inner = (2 if stack.gated else 1) * stack.feed_forward_size
-    weights = stack.hidden_size * (inner + stack.feed_forward_size)
-    return weights + stack.feed_forward_bias * (inner + stack.hidden_size)
+    return stack.feed_forward_bias * (inner + stack.hidden_size)

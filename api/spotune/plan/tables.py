@@ -24,7 +24,7 @@ def print_plan(plan: JobPlan, console: Console) -> None:
     console.print(
         Text.assemble(
             (plan.name, "bold"),
-            f": {plan.model} ({plan.architecture.model_type}), {counts.total:,} parameters (embedding "
+            f": {plan.model} ({plan.architecture.model_type}), {counts.total:,} parameters{_trained(plan)} (embedding "
             f"{_share(counts.embedding + counts.output, counts.total)}, layers "
             f"{_share(counts.encoder + counts.decoder, counts.total)}), {plan.setup.global_batch_size} samples a step "
             f"of up to {_lengths(plan)} tokens",
@@ -37,6 +37,12 @@ def print_plan(plan: JobPlan, console: Console) -> None:
         if not fits and plan.possible:
             console.print(Text.assemble((f"Workers {workers.world_size}: ", "bold red"), reason))
     console.print(Text(_assumptions(plan), style="dim"))
+
+
+def _trained(plan: JobPlan) -> str:
+    """How many of the parameters are trained, where it is not all of them."""
+    trained = plan.setup.trained
+    return f" and {trained.count:,} trained beside them" if trained.frozen else ""
 
 
 def _table(plan: JobPlan) -> Table:

@@ -8,7 +8,7 @@ and by the matrix test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import deepspeed
@@ -18,6 +18,13 @@ from torch import Tensor
 from spotune_trainer.checkpoint.fragment import Fragment
 
 SUPPORTED_DEEPSPEED = "0.19."
+_LOSS_SCALER = {
+    "scale": "cur_scale",
+    "iteration": "cur_iter",
+    "lastOverflow": "last_overflow_iter",
+    "hysteresis": "cur_hysteresis",
+}
+"""What changes in DeepSpeed's DynamicLossScaler, by its name in a manifest."""
 
 
 def check_version() -> None:
@@ -63,6 +70,19 @@ def set_optimizer_step(engine: Any, step: int) -> None:
     """Set Adam's step count, on which its bias correction depends."""
     for state in _adam(engine).state.values():
         state["step"].fill_(step)
+
+
+def loss_scale(engine: Any) -> dict[str, int | float] | None:
+    """State of float16's dynamic loss scaling, the same on all ranks; None in other precisions."""
+    if not engine.fp16_enabled():
+        return None
+    return {name: getattr(engine.optimizer.loss_scaler, attribute) for name, attribute in _LOSS_SCALER.items()}
+
+
+def set_loss_scale(engine: Any, state: Mapping[str, int | float]) -> None:
+    """Go on scaling the loss from what `loss_scale` gave."""
+    for name, attribute in _LOSS_SCALER.items():
+        setattr(engine.optimizer.loss_scaler, attribute, state[name])
 
 
 def publish(engine: Any) -> None:

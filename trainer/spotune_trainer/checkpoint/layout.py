@@ -69,6 +69,7 @@ class Manifest:
         files: one for each rank.
         parameters: shape of every trainable parameter by name.
         bad_steps: steps up to this one, in a row, whose loss or gradient was not finite.
+        loss_scale: state of float16's loss scaling; None in other precisions.
     """
 
     step: int
@@ -82,6 +83,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     parameters: dict[str, tuple[int, ...]]
     bad_steps: int = 0
+    loss_scale: dict[str, int | float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the format's version."""
