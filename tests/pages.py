@@ -73,9 +73,20 @@ def lines(page: Path) -> Iterator[Line]:
         if block.language == "console":
             for typed in re.split(r"^[$#] ", text, flags=re.MULTILINE)[1:]:
                 first, *shown = typed.splitlines()
+                while shown and not _is_whole(first):
+                    first = f"{first}\n{shown.pop(0)}"
                 yield Line(first, tuple(line for line in shown if line.strip()))
         else:
             yield from (Line(line) for line in text.splitlines())
+
+
+def _is_whole(line: str) -> bool:
+    """Whether every quotation in the line ends in it."""
+    try:
+        shlex.split(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _simple(words: list[str]) -> Iterator[list[str]]:

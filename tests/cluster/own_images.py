@@ -82,7 +82,7 @@ class Buildah:
 
 def build_all(folder: Path, buildah: Buildah) -> None:
     """Build both images, and save them as archives in a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    buildah.store.mkdir(parents=True, exist_ok=True)
     buildah.make_base()
     for target in TARGETS:
         buildah.build(target)
@@ -94,5 +94,4 @@ def build_all(folder: Path, buildah: Buildah) -> None:
 
 if __name__ == "__main__":
     target_folder = Path(sys.argv[1]).resolve()
-    target_folder.mkdir(parents=True, exist_ok=True)
     build_all(target_folder, Buildah(target_folder / "store"))
