@@ -51,7 +51,7 @@ LABEL org.opencontainers.image.title="spotune operator" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-USER 1000:1000
+USER 65532:65532
 CMD ["spotune", "operator"]
 
 FROM ${TRAINER_BASE} AS trainer

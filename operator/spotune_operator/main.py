@@ -104,6 +104,8 @@ async def _run(settings: Settings) -> None:
             logger.warning("%s", trouble)
             await asyncio.sleep(_LOOK_FOR_DEFINITION_SECONDS)
     where: Any = {"namespaces": settings.namespaces} if any(settings.namespaces) else {"clusterwide": True}
+    # Without an identity kopf asks for the name of its user, whom an image need not know.
+    where["identity"] = "spotune"
     await kopf.operator(registry=registry_of(settings), standalone=True, **where)
 
 
