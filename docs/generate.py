@@ -30,7 +30,6 @@ _NOTHING_BUILT: Mapping[str, Any] = {
     "dataset": {"train": {"source": "shards"}},
     "training": {"epochs": 1, "optimizer": "adamw8bit"},
     "execution": {"compile": True},
-    "output": {"hub": {"repo": "me/t5"}},
 }
 """A spec that asks for everything that this version refuses."""
 

@@ -24,27 +24,15 @@ def refuse_unbuilt(job: FinetuneJob, document: Document | None = None) -> None:
     document = document or Document(content=None)
     problems = [
         Problem(reason, f"spec.{field}", document.file, document.line(("spec", *field.split("."))))
-        for field, reason in (*_in_meaning(job.spec), *_in_execution(job.spec), *_in_outcome(job.spec))
+        for field, reason in _asked_for(job.spec)
     ]
     if problems:
         raise JobError(problems=problems)
 
 
-def _in_meaning(spec: FinetuneJobSpec) -> Iterator[tuple[str, str]]:
-    """(field, reason) in what is trained."""
+def _asked_for(spec: FinetuneJobSpec) -> Iterator[tuple[str, str]]:
+    """(field, reason) of what does not exist yet."""
     if spec.training.optimizer != "adamw":
         yield "training.optimizer", f"{spec.training.optimizer} is not built yet: use adamw"
-
-
-def _in_execution(spec: FinetuneJobSpec) -> Iterator[tuple[str, str]]:
-    """(field, reason) in how it is executed."""
-    execution = spec.execution
-    if execution.compile is True:
+    if spec.execution.compile is True:
         yield "execution.compile", "compiled layers are not built yet: use auto or false"
-
-
-def _in_outcome(spec: FinetuneJobSpec) -> Iterator[tuple[str, str]]:
-    """(field, reason) in what comes out, and when."""
-    if spec.output.hub is not None:
-        remedy = "leave it out; the model is in export/ of the job's directory"
-        yield "output.hub", f"uploading to the Hugging Face Hub is not built yet: {remedy}"

@@ -135,18 +135,15 @@ def test_errors_are_one_json_object_for_scripts(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text(FULL_JOB_FILE)
+    file.write_text(FULL_JOB_FILE.replace("compile: auto", "compile: true"))
     code, out, err = run_spotune(capsys, "validate", str(file), *option)
     found = json.loads(err)
     assert (code, out, found["exitCode"], found["error"]) == (20, "", 20, "JobError")
     assert found["problems"][0] == {
         "file": str(file),
-        "line": 23,
-        "field": "spec.output.hub",
-        "message": (
-            "uploading to the Hugging Face Hub is not built yet: leave it out; "
-            "the model is in export/ of the job's directory"
-        ),
+        "line": 19,
+        "field": "spec.execution.compile",
+        "message": "compiled layers are not built yet: use auto or false",
     }
 
 

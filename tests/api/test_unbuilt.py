@@ -22,13 +22,6 @@ from tests.api.job_files import FULL_JOB_FILE, a_job
             {"execution": {"compile": True}},
             "spec.execution.compile: compiled layers are not built yet: use auto or false",
         ),
-        (
-            {"output": {"hub": {"repo": "me/t5"}}},
-            (
-                "spec.output.hub: uploading to the Hugging Face Hub is not built yet: leave it out; "
-                "the model is in export/ of the job's directory"
-            ),
-        ),
     ],
     ids=lambda value: value.partition(":")[0] if isinstance(value, str) else "",
 )
@@ -40,11 +33,15 @@ def test_a_feature_that_does_not_exist_yet_is_refused(sections: dict[str, Any], 
 
 def test_all_of_them_are_listed_at_once(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text(FULL_JOB_FILE)
+    content = FULL_JOB_FILE.replace("optimizer: adamw,", "optimizer: adamw8bit,").replace(
+        "compile: auto", "compile: true"
+    )
+    file.write_text(content)
     with pytest.raises(JobError) as refused:
         refuse_unbuilt(load_job(file))
     assert [problem.field for problem in refused.value.problems] == [
-        "spec.output.hub",
+        "spec.training.optimizer",
+        "spec.execution.compile",
     ]
 
 

@@ -184,7 +184,13 @@ def test_folder_in_which_a_supervisor_could_only_say_why_not_is_still_the_jobs(
 @pytest.mark.parametrize(
     ("environment", "fields"),
     [
-        ({}, ["spec.model.tokenSecretRef", "spec.tracking.wandb.keySecretRef", "spec.dataset.credentials"]),
+        (
+            {},
+            [
+                *("spec.model.tokenSecretRef", "spec.tracking.wandb.keySecretRef", "spec.output.hub.tokenSecretRef"),
+                "spec.dataset.credentials",
+            ],
+        ),
         ({"HF_TOKEN": "t", "WANDB_API_KEY": "k", "AWS_PROFILE": "p"}, ["spec.dataset.credentials.endpoint"]),
         ({"HF_TOKEN": "t", "WANDB_API_KEY": "k", "AWS_PROFILE": "p", "S3_ENDPOINT_URL": "http://s3"}, []),
     ],
@@ -195,7 +201,8 @@ def test_what_a_secret_would_hold_has_to_be_in_the_environment(
     content = JOB_FILE.replace("task: seq2seq", "task: seq2seq, tokenSecretRef: {name: hf, key: token}")
     secret = "credentials: {secretName: bucket, endpoint: 'http://s3'}"
     content = content.replace("{source: shards}", "{source: shards}, " + secret)
-    job_file.write_text(content + "  tracking: {wandb: {project: p, keySecretRef: {name: wandb, key: key}}}\n")
+    hub = "  output: {hub: {repo: me/t5, tokenSecretRef: {name: hf, key: write}}}\n"
+    job_file.write_text(content + "  tracking: {wandb: {project: p, keySecretRef: {name: wandb, key: key}}}\n" + hub)
     job = resolve_job(job_file, {})[0]
     assert [problem.field for problem in missing_secrets(job, environment)] == fields
 

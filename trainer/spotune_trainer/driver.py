@@ -22,6 +22,7 @@ from spotune_trainer.capacity import choose_world_size
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.generations import choose_checkpoint, claim, is_superseded, list_generations, steps_done
 from spotune_trainer.goodput_account import GoodputAccount, record_end, record_lost_ends, seconds_lost
+from spotune_trainer.hub import publish, uploading
 from spotune_trainer.job_directory import job_of, training_length
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
@@ -97,9 +98,10 @@ class Driver:
         with self.monitor:
             try:
                 record_lost_ends(self.ledger, self.directory)
-                self._prepare()
-                while not self._run_generation():
-                    pass
+                with uploading(self.job, self.directory):
+                    self._prepare()
+                    while not self._run_generation():
+                        pass
             except SpotuneError as error:
                 self.monitor.update(Phase.FAILED if isinstance(error, JobError) else None, message=str(error))
                 raise
@@ -247,6 +249,7 @@ class Driver:
                         "trained as long as this worker group was asked to; the job asks for another length by now"
                     )
                     return False
+                publish(self.job, self.directory, self.monitor.update)
                 self._finish(figures)
                 return True
             case Stopped():

@@ -19,6 +19,8 @@ from spotune.yaml_file import Document
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
 
+HUB_TOKEN = "SPOTUNE_HUB_TOKEN"
+"""Variable with the token of `output.hub`; where it is not there `HF_TOKEN` is taken."""
 _GPU_DEVICES = "nvidia[0-9]*"
 _NO_SECRETS = "there are no Secrets on one machine: set {} in the environment"
 _STORE_VARIABLES = (
@@ -83,6 +85,10 @@ def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Pr
     wandb = spec.tracking.wandb
     if wandb is not None and wandb.key_secret_ref is not None and not environment.get("WANDB_API_KEY"):
         found.append(Problem(_NO_SECRETS.format("WANDB_API_KEY"), "spec.tracking.wandb.keySecretRef"))
+    hub = spec.output.hub
+    token = environment.get(HUB_TOKEN) or environment.get("HF_TOKEN")
+    if hub is not None and hub.token_secret_ref is not None and not token:
+        found.append(Problem(_NO_SECRETS.format(HUB_TOKEN), "spec.output.hub.tokenSecretRef"))
     credentials = spec.dataset.credentials
     if credentials is not None and not any(environment.get(name) for name in _STORE_VARIABLES):
         reason = _NO_SECRETS.format("the store's own variables") + ", such as AWS_ACCESS_KEY_ID"

@@ -1,5 +1,7 @@
 """What comes out: metrics while it trains, and the model at the end."""
 
+from typing import Literal
+
 from spotune.job.base import SecretKeyRef, Section
 
 
@@ -41,6 +43,8 @@ class HubSpec(Section):
     """Whether a repository that does not exist yet is made private."""
     token_secret_ref: SecretKeyRef | None = None
     """Secret with a token that may write."""
+    strategy: Literal["end", "checkpoint"] = "end"
+    """end: the trained model; checkpoint: while it trains the newest checkpoint, too, in last-checkpoint/."""
 
 
 class OutputSpec(Section):

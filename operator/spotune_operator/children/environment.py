@@ -24,10 +24,12 @@ def default_environment() -> list[dict[str, Any]]:
 def job_environment(placed: PlacedJob) -> list[dict[str, Any]]:
     """Variables that the job asks for by its fields: tokens, and the address of an object store."""
     spec = placed.job.spec
-    wandb = spec.tracking.wandb
+    wandb, hub = spec.tracking.wandb, spec.output.hub
     found = []
     if spec.model.token_secret_ref is not None:
         found.append(_secret_variable("HF_TOKEN", spec.model.token_secret_ref))
+    if hub is not None and hub.token_secret_ref is not None:
+        found.append(_secret_variable("SPOTUNE_HUB_TOKEN", hub.token_secret_ref))
     if wandb is not None and wandb.key_secret_ref is not None:
         found.append(_secret_variable("WANDB_API_KEY", wandb.key_secret_ref))
     if spec.dataset.credentials is not None and spec.dataset.credentials.endpoint:
