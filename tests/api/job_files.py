@@ -46,7 +46,8 @@ spec:
   checkpoint: {every: 300s, keep: 2, keepEverySteps: 0}
   tracking:   {tensorboard: true, wandb: {project: x, keySecretRef: {name: wandb, key: key}},
                mlflow: {uri: "http://mlflow:5000", experiment: x}}
-  output:     {hub: {repo: me/t5, private: true, strategy: end, tokenSecretRef: {name: hf, key: write}}, mergeAdapter: true}
+  output:     {hub: {repo: me/t5, private: true, strategy: end, tokenSecretRef: {name: hf, key: write}},
+               mergeAdapter: true}
   workers:    {count: 4, min: 1, gpus: 1, capacity: spot, resources: {limits: {cpu: 8, memory: 64Gi}},
                serviceAccountName: "", podTemplate: {spec: {nodeSelector: {pool: gpu}}}, resizeCooldown: 10m,
                onDemandAfter: 10m}
