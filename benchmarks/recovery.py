@@ -1,17 +1,21 @@
 """What a lost head and a lost worker cost on a real cluster, and where the time goes.
 
 Brings up a Kubernetes with KubeRay (tests/cluster) and the operator, trains a tiny model on two CPU workers that commit
-after every step, and deletes in turn the head pod and a worker pod. Each loss is split into
+after every step, and in turn deletes the head pod, deletes a worker pod without a grace, and kills a worker's process.
+Each loss is split into
 
     detect      to the first record of it: the new pod's object, a failure in the ledger
-    schedule    to the node for the pod that replaces the lost one
+    schedule    to the node for the pod that replaces the lost one; nothing where a process is replaced
     start       to the new worker group: containers, Ray, supervisor and driver, a plan
     load        to its first step: processes, data, model, engine, checkpoint
     firstStep   to the first step that was not made before
 
+and stands beside the first start of the same job: `start` from the object of the first pod to the first worker group,
+`load` and `firstStep` as above.
+
 Run by hand, on a machine that does nothing else:
 
-    python -m benchmarks.recovery --output benchmarks/recovery.json
+    python -m benchmarks.recovery --output benchmarks/results/recovery.json
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from itertools import pairwise
@@ -33,28 +37,42 @@ from typing import Any
 from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.pytest_plugin import NODES, ClusterUnderTest, Fault
 from spotune_testcluster.waiting import wait_for
-from tests.cluster.faults import pods
+from tests.cluster.faults import pods, processes
 from tests.cluster.faults.scene import Scene
-from tests.cluster.faults.timeline import recovery
+from tests.cluster.faults.timeline import recovery, stretches
 from tests.cluster.finetune_jobs import RunningJob, workplace
 from tests.cluster.operator_install import installed
 
 STEPS = 100_000
 """More than are ever made: the job is deleted in the end."""
 PARTS = ("detect", "schedule", "start", "load", "firstStep")
+FIRST_START = "firstStart"
+
+
+def worker_pod_deleted_by_force(scene: Scene) -> None:
+    """A worker that goes without a word, as with its node."""
+    with scene.survives("workerLost", loses=1):
+        scene.delete(scene.job.pods("workers")[:1], "--force", "--grace-period=0")
+
+
 LOSSES: Mapping[str, tuple[str, Callable[[Scene], None]]] = {
     "headPodDeleted": ("head", pods.head_pod_deleted),
-    "workerPodDeleted": ("workers", pods.worker_pod_deleted),
+    "workerPodDeletedByForce": ("workers", worker_pod_deleted_by_force),
+    "workerProcessKilled": ("", processes.worker_process_killed),
 }
+"""Each with the component whose pod is replaced; empty where no pod is."""
 
 
 def measure(cluster: ClusterUnderTest, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Seconds of each part, for each loss and round."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in LOSSES}
+    """Seconds of each part, for each loss and round, and for the first start."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in (FIRST_START, *LOSSES)}
     with installed(cluster) as operator, workplace(cluster) as place, tempfile.TemporaryDirectory() as folder:
         manifest = place.manifest("recovery", training={"maxSteps": STEPS}, checkpoint={"every": 1})
         with place.running(manifest) as job:
             scene = Scene(cluster, Fault(cluster), operator, job)
+            job.wait_for_commit()
+            found[FIRST_START].append(first_start(job, Path(folder)))
+            print(FIRST_START, found[FIRST_START][-1], flush=True)
             for _ in range(rounds):
                 for name, (component, inflict) in LOSSES.items():
                     inflict(scene)
@@ -65,14 +83,32 @@ def measure(cluster: ClusterUnderTest, rounds: int) -> dict[str, list[dict[str, 
 
 def split(job: RunningJob, component: str, struck: float, folder: Path) -> dict[str, float]:
     """Seconds of each part of one recovery; where one was over before the part before it, 0."""
-    created, scheduled = wait_for("the pod in its place", 60, lambda: _newest(job, component, struck), every=0.5)
+    created = scheduled = struck
+    if component:
+        created, scheduled = wait_for("the pod in its place", 60, lambda: _newest(job, component, struck), every=0.5)
     seen = recovery(job.remains(folder), struck)
     assert seen is not None, "no worker group was started"
     moments = [struck]
-    for moment in (min(created, seen.detected), scheduled, seen.started, seen.first_begin, seen.new_step):
+    detected = min(created, seen.detected) if component else seen.detected
+    for moment in (detected, scheduled, seen.started, seen.first_begin, seen.new_step):
         moments.append(max(moment, moments[-1]))
-    seconds = [round(after - before, 2) for before, after in pairwise(moments)]
-    return {**dict(zip(PARTS, seconds, strict=True)), "all": round(seen.seconds_to_new_step, 2)}
+    return {**_parts(moments), "all": round(seen.seconds_to_new_step, 2)}
+
+
+def first_start(job: RunningJob, folder: Path) -> dict[str, float]:
+    """Seconds of each part of the start of the job, from the object of its first pod."""
+    every_pod = [*job.pods("head"), *job.pods("workers")]
+    created = min(_time(pod["metadata"]["creationTimestamp"]) for pod in every_pod)
+    remains = job.remains(folder)
+    started = remains.ledger.records("generation-started")[0]["time"]
+    first = stretches(remains)[0]
+    done = min(first.steps.values())
+    return {**_parts([created, created, created, started, first.begin, done]), "all": round(done - created, 2)}
+
+
+def _parts(moments: Sequence[float]) -> dict[str, float]:
+    """Seconds between the moments at which the parts begin and end."""
+    return {part: round(after - before, 2) for part, (before, after) in zip(PARTS, pairwise(moments), strict=True)}
 
 
 def _newest(job: RunningJob, component: str, struck: float) -> tuple[float, float] | None:

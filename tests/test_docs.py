@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import recovery_page
 from docs import generate
 from docs.outside import PAGES
 from spotune import unbuilt
@@ -88,3 +89,7 @@ def test_link_to_a_file_leads_into_a_repository_that_can_be_seen(site_of_a_repos
     found = links(site_of_a_repository / "concepts.html")
     assert f"{REPOSITORY}/blob/HEAD/trainer/spotune_trainer/data/schedule.py" in found
     assert not [link for link in found if link.startswith("../")]
+
+
+def test_the_page_on_recovery_is_that_of_what_was_measured() -> None:
+    assert (ROOT / "docs/recovery.md").read_text() == recovery_page.page(), "run `python -m benchmarks.recovery_page`"

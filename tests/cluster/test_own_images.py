@@ -21,7 +21,7 @@ from tests.cluster.own_images import TARGETS, image_name
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
 
 ARCHIVES = Path(__file__).parent.parent.parent / "build/images"
-ROWS = 6400
+ROWS = 25600
 STEPS = ROWS // 64
 
 
@@ -44,6 +44,7 @@ def test_example_is_trained_by_the_images_of_the_dockerfile_through_the_loss_of_
     corpus = text_to_sql.write_corpus(tmp_path, ROWS)
     manifest = text_to_sql.manifest(workplace, every_steps=STEPS // 2, samples=16)
     del manifest["spec"]["cluster"]["image"]
+    manifest["spec"]["checkpoint"] = {"every": 10}  # long before its end
     with workplace.running(manifest) as job:
         job.move_to_own_volume(corpus, text_to_sql.ON_VOLUME)
         job.wait_for_commit()

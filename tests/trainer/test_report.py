@@ -24,6 +24,8 @@ from tests.trainer.runs import Layout, Runs
 from tests.trainer.tiny import make_job
 
 START = 1_800_000_000.0
+RIGHT = {"prompt": "how many <b>?", "prediction": "SELECT 1", "reference": "SELECT 1", "scores": {"exactMatch": True}}
+WRONG = {"prompt": "who?", "prediction": "SELECT 2", "reference": "SELECT 3", "scores": {"exactMatch": False}}
 
 
 @pytest.fixture
@@ -49,7 +51,8 @@ def eventful(tmp_path: Path) -> JobDirectory:
             "step": 6,
         },
         {"time": START + 60, "event": "generation-started", "generation": 2, "step": 4, "stepsLost": 2, "worldSize": 2},
-        {"time": START + 80, "event": "evaluated", "generation": 2, "step": 10, "loss": 0.5, "exactMatch": 0.25},
+        {"time": START + 80, "event": "evaluated", "generation": 2, "step": 10, "loss": 0.5, "exactMatch": 0.25}
+        | {"predictions": [RIGHT, WRONG]},
     ):
         ledger.append_record(record)
     status = {"time": START + 90, "phase": "Training", "step": 10, "totalSteps": 20, "loss": 0.6, "goodput": 0.5}
@@ -99,6 +102,11 @@ def test_page_is_one_file_in_which_nothing_is_left_unescaped(eventful: JobDirect
     assert "productive 50.0%, 45 s" in page
     assert "<dd>10 of 20</dd>" in page
     assert "25.0%" in page  # exact match
+    answers = re.findall(r"<td class=.words.>(.*?)</td>", page[page.index("Answers after step 10") :])
+    assert answers == [
+        *("how many &lt;b&gt;?", "SELECT 1", "SELECT 1", "exactMatch"),
+        *("who?", "SELECT 2", "SELECT 3", ""),
+    ]
 
 
 def test_report_of_a_finished_run(runs: Runs, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,15 @@ from torch import distributed
 from spotune_trainer.checkpoint.layout import Checkpoint, open_checkpoint
 from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.data.schedule import SampleSchedule
-from spotune_trainer.evaluate import EvaluationResult, Ranks, evaluate
+from spotune_trainer.evaluate import EvaluationResult, Prediction, Ranks, evaluate
 from spotune_trainer.export import export_model
 from spotune_trainer.generations import refuse_superseded, surviving_steps
 from spotune_trainer.progress import Phase
 
 if TYPE_CHECKING:
     from spotune_trainer.worker import Worker
+
+_SHOWN_CHARACTERS = 1000
 
 
 def finish(worker: Worker) -> dict[str, Any]:
@@ -65,8 +68,17 @@ def evaluate_now(worker: Worker, step: int) -> EvaluationResult | None:
         exactMatch=result.exact_match,
         executionAccuracy=result.execution_accuracy,
         samples=result.samples,
+        predictions=[_shown(prediction) for prediction in result.predictions],
     )
     return result
+
+
+def _shown(prediction: Prediction) -> dict[str, Any]:
+    """An answer for people, no text of it longer than they would read."""
+    texts = {"prompt": prediction.prompt, "prediction": prediction.prediction, "reference": prediction.reference}
+    return {name: textwrap.shorten(text, _SHOWN_CHARACTERS) for name, text in texts.items()} | {
+        "scores": dict(prediction.scores)
+    }
 
 
 def step_figures(records: Sequence[Mapping[str, Any]], schedule: SampleSchedule) -> dict[str, Any]:

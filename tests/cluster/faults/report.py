@@ -5,12 +5,10 @@ Usage:
 """
 
 import argparse
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.cluster.faults.catalogue import CASES, Case
 from tests.cluster.faults.records import Record, read_records
@@ -30,18 +28,16 @@ Of every job that ends with a model is asserted:
   and never `Ready` or `Training` while no steps are made, but for the 30 s that a status may be old;
 - the restarts in its status are those that the fault caused, by their causes.
 """
-_RECOVERY = Path(__file__).parents[3] / "benchmarks" / "recovery.json"
 _HEADINGS = ("fault", "asserted besides", "restarts counted", "detected after", "first new step after", "result")
 
 
-def report(cases: Sequence[Case], records: Mapping[str, Record], machine: str, recovery: Mapping[str, Any]) -> str:
+def report(cases: Sequence[Case], records: Mapping[str, Record], machine: str) -> str:
     """The page.
 
     Args:
         cases: All faults.
         records: What became of them, by name.
         machine: Where they were brought about, and when.
-        recovery: What benchmarks/recovery.py has measured; empty where it has not.
     """
     rows = ["| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
     rows += ["| " + " | ".join(_row(case, records.get(case.name))) + " |" for case in cases]
@@ -50,29 +46,7 @@ def report(cases: Sequence[Case], records: Mapping[str, Record], machine: str, r
     tried = " and ".join(f"{commit} ({count} faults)" for commit, count in commits.most_common())
     about = f"{passed} of {len(cases)} passed, of commit {tried}. {machine}"
     times = "Times are of a tiny model on a machine that does everything at once: what they are good for is comparison."
-    return "\n".join([_TEXT, about, "", *rows, "", times, "", *_recovery(recovery)])
-
-
-def _recovery(measured: Mapping[str, Any]) -> Iterator[str]:
-    """Where the time of a recovery goes: medians."""
-    if not measured:
-        return
-    machine, rounds = measured["machine"], measured["seconds"]
-    parts = list(next(iter(rounds.values()))["median"])
-    yield "## Where the time of a recovery goes"
-    yield ""
-    yield "Seconds from the loss to the first new step, median of a few (`benchmarks/recovery.json`, by"
-    yield f"`benchmarks/recovery.py`; {machine['cores']} cores, {machine['date']}). The script says what each part is."
-    yield ""
-    yield f"| loss | {' | '.join(parts)} |"
-    yield "|---" * (len(parts) + 1) + "|"
-    for loss, found in rounds.items():
-        seconds = " | ".join(f"{found['median'][part]:.1f}" for part in parts)
-        yield f"| {_LOSSES[loss]} | {seconds} |"
-    yield ""
-
-
-_LOSSES = {"headPodDeleted": "the head pod, deleted", "workerPodDeleted": "a worker pod, deleted"}
+    return "\n".join([_TEXT, about, "", *rows, "", times, ""])
 
 
 def _row(case: Case, record: Record | None) -> Iterator[str]:
@@ -101,8 +75,7 @@ def main() -> None:
     parser.add_argument("records", type=Path, help="what the suite has written")
     parser.add_argument("--output", type=Path, required=True, help="the page")
     options = parser.parse_args()
-    recovery = json.loads(_RECOVERY.read_text()) if _RECOVERY.exists() else {}
-    options.output.write_text(report(CASES, read_records(options.records), machine(), recovery), encoding="utf-8")
+    options.output.write_text(report(CASES, read_records(options.records), machine()), encoding="utf-8")
 
 
 if __name__ == "__main__":

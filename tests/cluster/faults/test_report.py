@@ -9,9 +9,6 @@ from tests.cluster.faults.catalogue import CASES
 from tests.cluster.faults.records import VARIABLE, read_records, recorded
 from tests.cluster.faults.report import report
 
-PARTS = {"detect": 1.0, "schedule": 0.04, "start": 12.34, "load": 8.0, "firstStep": 0.5, "all": 21.9}
-MEASURED = {"machine": {"cores": 2, "date": "2026-01-02"}, "seconds": {"headPodDeleted": {"median": PARTS}}}
-
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -22,7 +19,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         record.restarts, record.detect_seconds, record.new_step_seconds = {"workerLost": 1}, 1.2, 33.3
     with pytest.raises(AssertionError), recorded(CASES[1].name):
         raise AssertionError("the weights | are others\nand more")
-    return report(CASES, read_records(tmp_path / "records.jsonl"), "On a machine.", MEASURED).splitlines()
+    return report(CASES, read_records(tmp_path / "records.jsonl"), "On a machine.").splitlines()
 
 
 def _row(page: list[str], name: str) -> list[str]:
@@ -39,8 +36,3 @@ def test_row_says_what_became_of_a_fault(page: list[str]) -> None:
     assert _row(page, CASES[0].name)[2:] == ["workerLost 1", "1 s", "33 s", "passed"]
     assert _row(page, CASES[1].name)[2:] == ["none", "", "", "**failed**: AssertionError: the weights / are others"]
     assert _row(page, CASES[2].name)[2:] == ["", "", "", "**not run**"]
-
-
-def test_parts_of_a_recovery_are_shown(page: list[str]) -> None:
-    assert _row(page, "loss") == ["loss", *PARTS]
-    assert _row(page, "the head pod, deleted")[1:] == ["1.0", "0.0", "12.3", "8.0", "0.5", "21.9"]

@@ -41,6 +41,7 @@ def render_page(story: Story) -> str:
         told=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(story.told)),
         message=story.status.get("message") or story.status.get("checkpointProblem"),
         figures=list(_figures(story)),
+        predictions=story.evaluations[-1].get("predictions", []) if story.evaluations else [],
         curves=[chart for chart in _curves(story) if chart],
         groups=_groups(story),
         parts=parts_bar("", story.status.get("goodputParts") or {}),
