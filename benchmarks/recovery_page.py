@@ -26,8 +26,9 @@ _LOSSES = {
 _TEXT = """# Where the time of a recovery goes
 
 Seconds from a loss to the first new step on a real Kubernetes with KubeRay
-([tests/cluster](../tests/cluster/README.md)): medians of a few, by `benchmarks/recovery.py`, which says what each part is. A tiny model, on a machine that does
-everything at once, and on different days: what compares is the parts of one table.
+([tests/cluster](../tests/cluster/README.md)): medians of a few, by `benchmarks/recovery.py`, which says what each part
+is. A tiny model, on a machine that does everything at once, and on different days: what compares is the parts of one
+table.
 """
 
 
