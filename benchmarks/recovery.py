@@ -51,7 +51,7 @@ FIRST_START = "firstStart"
 
 def worker_pod_deleted_by_force(scene: Scene) -> None:
     """A worker that goes without a word, as with its node."""
-    with scene.survives("workerLost", loses=1):
+    with scene.survives("workerLost", "preempted", loses=1):  # the kubelet says a word to Ray all the same
         scene.delete(scene.job.pods("workers")[:1], "--force", "--grace-period=0")
 
 
