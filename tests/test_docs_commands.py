@@ -38,7 +38,7 @@ PROGRAMS = FILTERS | {
 """Programs that a page may ask for."""
 READERS_FILES = {"job.yaml", "finetunejob.yaml", "-"}
 """Files that a reader brings; `job.yaml` and `finetunejob.yaml` stand for the job of the README."""
-MADE_LATER = ("*/data/*", "*/data")
+MADE_LATER = ("*/data/*", "*/data", "build/*")
 """What .gitignore has, and a page makes."""
 FILE_OPTIONS = ("-f", "--filename", "--values", "--patch-file", "--config-file", "--file")
 WIDTH = "160"
