@@ -77,6 +77,12 @@ def drive_three(directory: JobDirectory, job: FinetuneJob) -> None:
         drive(tracker, directory, generation, steps, Phase.DONE if steps.stop > STEPS else Phase.TRAINING)
 
 
+@pytest.fixture(autouse=True)
+def _one_driver_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers of these tests share a process, so each waits for its own end."""
+    monkeypatch.setattr("spotune_trainer.remote_tracking._STOP_SECONDS", 60.0)
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> JobDirectory:
     found = JobDirectory(tmp_path / "job")

@@ -35,7 +35,7 @@ _LOOK_EVERY_SECONDS = 10.0
 _BEAT_SECONDS = 5.0
 _BACKOFF_SECONDS = (30.0, 600.0)
 _LAST_SECONDS = 300.0
-"""That the end of a driver waits for an upload that has begun."""
+"""That the end of a run waits for the last checkpoint to be there."""
 _REFUSED = (401, 403, 404)
 
 
@@ -161,9 +161,10 @@ class CheckpointUploads:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._ending.set()
-        self._thread.join(_LAST_SECONDS)
+        # A driver that was told to stop has no time to lose; the next one uploads what is newest then.
+        self._thread.join(_LAST_SECONDS if error is None else 0)
 
     def _run(self) -> None:
         last: CheckpointName | None = None

@@ -30,7 +30,9 @@ _SEND_EVERY_SECONDS = 5.0
 _MOST_AT_ONCE = 100
 _BACKOFF_SECONDS = (5.0, 300.0)
 _LAST_SECONDS = 60.0
-"""That the end of a driver waits for a server to take the rest."""
+"""That the end of a run waits for a server to take the rest."""
+_STOP_SECONDS = 3.0
+"""That a driver waits which another one will follow, and send what is missing."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,10 @@ class RemoteTracker:
         self._phase = phase
         self._ending.set()
         if self._thread.ident:
-            self._thread.join(_LAST_SECONDS)
+            seconds = _LAST_SECONDS if phase in (Phase.DONE, Phase.FAILED) else _STOP_SECONDS
+            self._thread.join(seconds)
             if self._thread.is_alive():
-                logger.warning("%s did not take the last points within %.0f s", self._name, _LAST_SECONDS)
+                logger.warning("%s did not take the last points within %.0f s", self._name, seconds)
 
     def _run(self) -> None:
         backoff = _BACKOFF_SECONDS[0]
@@ -142,8 +145,8 @@ class RemoteTracker:
                 points.append(self._news.popleft())
             lacking = [each for each in points if each.step > last[each.kind]]
             for start in range(0, len(lacking), _MOST_AT_ONCE):
-                chunk = _each_once(lacking[start : start + _MOST_AT_ONCE], last)
-                service.log(chunk)
+                if chunk := _each_once(lacking[start : start + _MOST_AT_ONCE], last):
+                    service.log(chunk)
             points = []
             if is_last:
                 service.close(self._phase)
