@@ -338,7 +338,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "waits": {},
     "stalled": {"storage": {"storageClassName": "nothere"}},
     "suspended": {"suspend": True},
-    "unbuilt": {"adapter": {"lora": {"r": 8}}},
+    "unbuilt": {"execution": {"compile": True}},
 }
 
 
