@@ -47,8 +47,8 @@ def suspended_and_resumed(scene: Scene) -> None:
 def applied_again_by_somebody_else(scene: Scene) -> None:
     """As GitOps does it, the same every ten seconds: nothing is done about it, and the status does not flap."""
     job = scene.job
-    pods = {pod["metadata"]["uid"] for pod in job.pods("head") + job.pods("workers")}
     with scene.survives() as strike:
+        pods = {pod["metadata"]["uid"] for pod in job.pods("head") + job.pods("workers")}
         for _ in range(APPLIES):
             job.apply_as("gitops")
             time.sleep(_SECONDS_BETWEEN_APPLIES)
