@@ -22,6 +22,7 @@ from spotune.job import (
     TrainingSpec,
     WorkersSpec,
 )
+from spotune.job.execution import LOWEST_STAGE
 from spotune.job.metadata import MAX_NAME_LENGTH, NAME_PATTERN
 
 
@@ -198,7 +199,7 @@ _SPEC = (
 _EXECUTION = (
     Rule(
         "self.offload == 'none' || type(self.zeroStage) != int || "
-        "self.zeroStage >= (self.offload == 'optimizer' ? 1 : 3)",
+        f"self.zeroStage >= (self.offload == 'optimizer' ? {LOWEST_STAGE['optimizer']} : {LOWEST_STAGE['parameters']})",
         "cannot offload: use auto, or 1 at least for the optimizer and 3 for the parameters",
         "zeroStage",
     ),

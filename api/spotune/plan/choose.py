@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spotune.errors import JobError
+from spotune.job.execution import LOWEST_STAGE
 from spotune.plan.activations import Workload
 from spotune.plan.architecture import Architecture
 from spotune.plan.memory import (
@@ -194,7 +195,7 @@ def _stages(setup: Setup, request: Request) -> tuple[ZeroStage, ...]:
     Stage 0 is for float32 without offload only: DeepSpeed's mixed precision without ZeRO would not restore exactly, so
     the trainer runs it as stage 1.
     """
-    lowest = {"none": 0 if setup.precision == FLOAT32 else 1, "optimizer": 1, "parameters": 3}[setup.offload]
+    lowest = max(LOWEST_STAGE[setup.offload], 0 if setup.precision == FLOAT32 else 1)
     every: tuple[ZeroStage, ...] = (0, 1, 2, 3)
     if request.zero_stage == "auto":
         return every[lowest:]
