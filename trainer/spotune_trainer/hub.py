@@ -23,6 +23,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob
 from spotune.job.outcome import HubSpec
+from spotune.retry import backoff_seconds
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.generations import choose_checkpoint
 from spotune_trainer.job_directory import HUB_TOKEN
@@ -168,7 +169,7 @@ class CheckpointUploads:
 
     def _run(self) -> None:
         last: CheckpointName | None = None
-        backoff = _BACKOFF_SECONDS[0]
+        failures = 0
         while True:
             is_last = self._ending.is_set()
             pause = _LOOK_EVERY_SECONDS
@@ -177,10 +178,11 @@ class CheckpointUploads:
                 try:
                     self._upload(newest)
                 except Exception as error:  # noqa: BLE001 - whatever the Hub does, training goes on
-                    logger.warning("%s; trying again in %.0f s", error, backoff)
-                    pause, backoff = backoff, min(2 * backoff, _BACKOFF_SECONDS[1])
+                    failures += 1
+                    pause = backoff_seconds(failures, *_BACKOFF_SECONDS)
+                    logger.warning("%s; trying again in %.0f s", error, pause)
                 else:
-                    last, backoff = newest.name, _BACKOFF_SECONDS[0]
+                    last, failures = newest.name, 0
                     logger.info("%s is on the Hub", last)
             if is_last:
                 return

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from spotune.retry import backoff_seconds
 from spotune_trainer.generations import steps_after
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
@@ -123,15 +124,16 @@ class RemoteTracker:
                 logger.warning("%s did not take the last points within %.0f s", self._name, seconds)
 
     def _run(self) -> None:
-        backoff = _BACKOFF_SECONDS[0]
+        failures = 0
         while True:
             try:
                 self._feed(self._connect())
             except Exception as error:  # noqa: BLE001 - whatever a tracking server does, training goes on
+                failures += 1
+                backoff = backoff_seconds(failures, *_BACKOFF_SECONDS)
                 logger.warning("%s: %s: %s; trying again in %.0f s", self._name, type(error).__name__, error, backoff)
                 if self._ending.wait(backoff):
                     return
-                backoff = min(2 * backoff, _BACKOFF_SECONDS[1])
             else:
                 return
 
