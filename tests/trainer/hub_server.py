@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.trainer.json_server import JsonHandler, served
 
 TOKEN = "hf_writer"
 
@@ -82,41 +82,37 @@ class Server:
         return {"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{name}/commit/{oid}"}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     """Speaks HTTP for a `Server`, which is the attribute of that name of the class that is served by."""
 
-    protocol_version = "HTTP/1.1"
     server_state: Server
 
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - http.server calls it so
         """The files of a repository, or whether it may be written to."""
         if "/auth-check" in self.path:
-            self._reply({}, 200 if self._may_write() else 403)
+            self.reply({}, 200 if self._may_write() else 403)
             return
         if self._repository() not in self.server_state.repositories:
-            self._reply({"error": "Repository not found"}, 404)
+            self.reply({"error": "Repository not found"}, 404)
             return
         files = self.server_state.repositories[self._repository()].files
-        self._reply([{"type": "file", "path": path, "oid": "0" * 40, "size": len(files[path])} for path in files])
+        self.reply([{"type": "file", "path": path, "oid": "0" * 40, "size": len(files[path])} for path in files])
 
-    def do_PUT(self) -> None:
+    def do_PUT(self) -> None:  # noqa: N802 - http.server calls it so
         """A large file."""
-        self.server_state.large[self.path.rsplit("/", 1)[1]] = self._body()
-        self._reply({})
+        self.server_state.large[self.path.rsplit("/", 1)[1]] = self.body()
+        self.reply({})
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - http.server calls it so
         """What only a writer may do."""
-        body = self._body()
+        body = self.body()
         if not self._may_write():
-            self._reply({"error": "You do not have write access"}, 403)
+            self.reply({"error": "You do not have write access"}, 403)
         elif "/commit/" in self.path and self.server_state.refusals:
             self.server_state.refusals -= 1
-            self._reply({"error": "The Hub is being moved"}, 400)
+            self.reply({"error": "The Hub is being moved"}, 400)
         else:
-            self._reply(self._answer(body))
+            self.reply(self._answer(body))
 
     def _answer(self, body: bytes) -> dict[str, Any]:
         state = self.server_state
@@ -136,34 +132,13 @@ class Handler(BaseHTTPRequestHandler):
     def _repository(self) -> str:
         return "/".join(self.path.split("/")[3:5])
 
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        content = b""
-        while size := int(self.rfile.readline(), 16):
-            content += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return content
-
-    def _reply(self, value: Any, status: int = 200) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
 
 @contextmanager
 def serving() -> Iterator[Server]:
     """A Hub that runs meanwhile."""
     server = Server()
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("OfServer", (Handler,), {"server_state": server})) as http:
-        server.url = f"http://127.0.0.1:{http.server_address[1]}"
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+    with served(type("OfServer", (Handler,), {"server_state": server})) as server.url:
         yield server
-        http.shutdown()
 
 
 def _mode(file: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,14 +20,6 @@ from spotune_trainer.ledger import Ledger
 from tests.trainer.runs import Runs
 from tests.trainer.tiny import make_job
 from tests.trainer.world import BROKEN, FIGURES, LOST, TRAINED, Group, World
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> JobDirectory:
-    directory = JobDirectory(tmp_path / "job")
-    directory.logs.mkdir(parents=True)
-    return directory
-
 
 # The driver
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +21,6 @@ from tests.trainer.checkpoints import put_checkpoint
 from tests.trainer.runs import Runs
 from tests.trainer.waiting import wait_until
 from tests.trainer.world import BROKEN, FIGURES, LOST, OUT_OF_MEMORY, TRAINED, Group, World
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> JobDirectory:
-    directory = JobDirectory(tmp_path / "job")
-    directory.logs.mkdir(parents=True)
-    return directory
 
 
 def make_driver(

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,13 +80,6 @@ def drive_three(directory: JobDirectory, job: FinetuneJob) -> None:
 def _one_driver_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drivers of these tests share a process, so each waits for its own end."""
     monkeypatch.setattr("spotune_trainer.remote_tracking._STOP_SECONDS", 60.0)
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> JobDirectory:
-    found = JobDirectory(tmp_path / "job")
-    found.logs.mkdir(parents=True)
-    return found
 
 
 # The thread

@@ -5,14 +5,13 @@ The GraphQL operations and the file stream are those of the client's own core (g
 
 from __future__ import annotations
 
-import gzip
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.trainer.json_server import JsonHandler, served
 
 KEY = "0123456789" * 4
 """A key as the client wants it: 40 characters."""
@@ -88,44 +87,20 @@ def serving() -> Iterator[Server]:
     """A server that runs meanwhile."""
     server = Server()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_POST(self) -> None:
-            body = self._body()
+    class Handler(JsonHandler):
+        def do_POST(self) -> None:  # noqa: N802 - http.server calls it so
+            body = self.body()
             answer = {}
             if self.path == "/graphql":
                 query = json.loads(body)
                 answer = {"data": server.answer(query.get("operationName"), query.get("variables") or {})}
             elif self.path.endswith("/file_stream"):
                 server.take(server.runs[self.path.split("/")[-2]], json.loads(body))
-            self._reply(answer)
+            self.reply(answer)
 
-        def do_PUT(self) -> None:
-            self._body()
-            self._reply({})
+        def do_PUT(self) -> None:  # noqa: N802 - http.server calls it so
+            self.body()
+            self.reply({})
 
-        def _body(self) -> bytes:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-
-        def _reply(self, value: dict[str, Any]) -> None:
-            body = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    class QuietServer(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """The client leaves by resetting its connections."""
-
-    with QuietServer(("127.0.0.1", 0), Handler) as http:
-        server.url = f"http://127.0.0.1:{http.server_address[1]}"
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+    with served(Handler) as server.url:
         yield server
-        http.shutdown()
