@@ -8,7 +8,7 @@ the documents within it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,8 @@ class Batch:
         sample_ids: Which samples these are, ``[batch]``.
         input_ids: ``[batch, sequence]``, padded on the right.
         labels: Causal ``[batch, sequence]``, seq2seq ``[batch, target sequence]``; -100 where there is no loss.
-        attention_mask: ``[batch, sequence]``, 1 on tokens; ``None`` for packed rows.
+        attention_mask: ``[batch, sequence]``, 1 on tokens; ``None`` where nobody needs one: for causal models, whose
+            tokens do not see the padding on their right, and where there is no padding.
         position_ids: ``[batch, sequence]``, counting from 0 in each packed document; ``None`` when rows are not packed.
         input_lengths: Tokens of each row without padding, ``[batch]``.
         label_lengths: Labels of each row without padding, ``[batch]``.
@@ -61,12 +62,19 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on a device."""
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin(self) -> Batch:
+        """The same batch in page-locked memory, from which copies to a device do not wait for it."""
+        return self._with_tensors(torch.Tensor.pin_memory)
+
+    def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         return dataclasses.replace(
             self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device, non_blocking=True),
-            position_ids=None if self.position_ids is None else self.position_ids.to(device, non_blocking=True),
+            input_ids=change(self.input_ids),
+            labels=change(self.labels),
+            attention_mask=None if self.attention_mask is None else change(self.attention_mask),
+            position_ids=None if self.position_ids is None else change(self.position_ids),
         )
 
     def row_hashes(self) -> list[int]:
@@ -81,7 +89,14 @@ class Batch:
         ]
 
 
-def collate(rows: Sequence[Row], task: Task, pad_token_id: int, sample_ids: npt.ArrayLike | None = None) -> Batch:
+def collate(
+    rows: Sequence[Row],
+    task: Task,
+    pad_token_id: int,
+    sample_ids: npt.ArrayLike | None = None,
+    *,
+    width_multiple: int = 1,
+) -> Batch:
     """Pad rows on the right into one batch.
 
     Args:
@@ -89,19 +104,22 @@ def collate(rows: Sequence[Row], task: Task, pad_token_id: int, sample_ids: npt.
         task: ``causal`` (labels lie under the inputs) or ``seq2seq`` (labels are a sequence of their own).
         pad_token_id: Fills ``input_ids``.
         sample_ids: Ids of the rows; by default their position in ``rows``.
+        width_multiple: Padded widths are a multiple of it.
     """
     inputs = [np.asarray(row["input_ids"], dtype=np.int64) for row in rows]
     labels = [row_labels(row) for row in rows]
-    input_ids, input_lengths = _pad(inputs, pad_token_id)
-    padded_labels, label_lengths = _pad(labels, NO_LOSS)
+    input_ids, input_lengths = _pad(inputs, pad_token_id, width_multiple)
+    padded_labels, label_lengths = _pad(labels, NO_LOSS, width_multiple)
     packed = any("lengths" in row for row in rows)
+    # Without a mask attention may take its fastest kernel, and nobody asks the device whether there is padding.
+    masked = task == "seq2seq" and int(input_lengths.min()) < input_ids.shape[1]
     mask = np.arange(input_ids.shape[1]) < input_lengths[:, None]
     counted = padded_labels[:, 1:] if task == "causal" else padded_labels
     return Batch(
         sample_ids=np.arange(len(rows)) if sample_ids is None else np.asarray(sample_ids, dtype=np.int64),
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(padded_labels),
-        attention_mask=None if packed else torch.from_numpy(mask.astype(np.int64)),
+        attention_mask=torch.from_numpy(mask.astype(np.int64)) if masked else None,
         position_ids=torch.from_numpy(_position_ids(rows, input_ids.shape[1])) if packed else None,
         input_lengths=input_lengths,
         label_lengths=label_lengths,
@@ -141,9 +159,10 @@ def _hash(sample_id: int, input_ids: npt.NDArray[Any], labels: npt.NDArray[Any])
     return digest.intdigest()
 
 
-def _pad(sequences: Sequence[Tokens], fill: int) -> tuple[Tokens, Tokens]:
+def _pad(sequences: Sequence[Tokens], fill: int, width_multiple: int) -> tuple[Tokens, Tokens]:
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    padded = np.full((len(sequences), int(lengths.max())), fill, dtype=np.int64)
+    width = -(-int(lengths.max()) // width_multiple) * width_multiple
+    padded = np.full((len(sequences), width), fill, dtype=np.int64)
     for row, sequence in zip(padded, sequences, strict=True):
         row[: len(sequence)] = sequence
     return padded, lengths

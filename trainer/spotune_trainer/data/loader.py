@@ -8,6 +8,7 @@ from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import torch
 
 from spotune.errors import JobError
 from spotune_trainer.data.batches import Batch, Task, collate
@@ -34,6 +35,7 @@ class MicroBatchLoader:
         first_step: 0-based global step to begin with.
         last_step: Global step to end before.
         depth: Steps read ahead.
+        width_multiple: Batches are padded to a multiple of so many tokens.
 
     Raises:
         JobError: The dataset holds no tokenised rows.
@@ -51,6 +53,7 @@ class MicroBatchLoader:
         first_step: int = 0,
         last_step: int = 0,
         depth: int = 4,
+        width_multiple: int = 1,
     ) -> None:
         needed = {"input_ids"} | ({"labels"} if task == "seq2seq" else set())
         missing = needed - dataset.columns.keys()
@@ -68,6 +71,8 @@ class MicroBatchLoader:
         self._world_size = world_size
         self._steps = range(first_step, last_step)
         self._depth = depth
+        self._width_multiple = width_multiple
+        self._are_pinned = torch.cuda.is_available()
         # Far enough that the shards of the next shuffle block are on their way; the dataset bounds how many.
         self._steps_prefetched_ahead = depth + math.ceil(schedule.shuffle_block_size / schedule.global_batch_size)
         self._next_prefetch = first_step
@@ -99,7 +104,8 @@ class MicroBatchLoader:
 
     def _batch(self, sample_ids: SampleIds) -> Batch:
         rows = [self._dataset[sample_id] for sample_id in sample_ids.tolist()]
-        return collate(rows, self._task, self._pad_token_id, sample_ids)
+        batch = collate(rows, self._task, self._pad_token_id, sample_ids, width_multiple=self._width_multiple)
+        return batch.pin() if self._are_pinned else batch
 
     def _prefetch(self, step: int) -> None:
         end = min(step + self._steps_prefetched_ahead, self._steps.stop)
