@@ -34,5 +34,3 @@ def _asked_for(spec: FinetuneJobSpec) -> Iterator[tuple[str, str]]:
     """(field, reason) of what does not exist yet."""
     if spec.training.optimizer != "adamw":
         yield "training.optimizer", f"{spec.training.optimizer} is not built yet: use adamw"
-    if spec.execution.compile is True:
-        yield "execution.compile", "compiled layers are not built yet: use auto or false"

@@ -55,7 +55,7 @@ def test_unknown_model_trains_where_everything_is_set() -> None:
 
     plan = resolve_execution({"model_type": "brand_new"}, t5_job(execution=execution), 2, 80 * GB)
 
-    assert plan == ExecutionPlan(2, 3, gradient_checkpointing=False, reason="as set in execution")
+    assert plan == ExecutionPlan(2, 3, gradient_checkpointing=False, compile=False, reason="as set in execution")
 
 
 def test_unknown_model_with_something_left_to_choose_is_refused() -> None:

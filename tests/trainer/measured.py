@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from streaming.base.format.mds import MDSWriter
 from torch import distributed
 
 from spotune.job import FinetuneJob
+from spotune_trainer.worker import Worker
 from tests.trainer.layouts import BACKENDS
 from tests.trainer.tiny import VOCABULARY, make_job, save_source
 
@@ -60,7 +61,9 @@ LLAMAS: dict[str, dict[str, Any]] = {
 _SAMPLES = 256
 
 
-def make_llama_job(folder: Path, size: str, batch: int, length: int, **checkpoint: int) -> FinetuneJob:
+def make_llama_job(
+    folder: Path, size: str, batch: int, length: int, sections: Mapping[str, Any] | None = None, **checkpoint: int
+) -> FinetuneJob:
     """A job over rows of random tokens that nobody will finish, with all that it needs in a folder.
 
     Args:
@@ -68,6 +71,7 @@ def make_llama_job(folder: Path, size: str, batch: int, length: int, **checkpoin
         size: one of `LLAMAS`, from random weights.
         batch: rows of a step.
         length: tokens of a row.
+        sections: other sections of the job, merged over it.
         checkpoint: that section of the job.
     """
     save_source(folder / "source", "causal", **LLAMAS[size])
@@ -77,14 +81,24 @@ def make_llama_job(folder: Path, size: str, batch: int, length: int, **checkpoin
         for _ in range(_SAMPLES):
             row = random.integers(3, VOCABULARY, length, dtype=np.int32)
             writer.write({"input_ids": row, "labels": row})
+    sections = {name: dict(values) for name, values in (sections or {}).items()}
     return make_job(
         folder / "source",
         "causal",
-        model={"dtype": "bfloat16"},
-        dataset={"train": {"source": str(folder / "shards")}, "eval": None},
-        training={"epochs": 1_000_000, "globalBatchSize": batch},
+        model={"dtype": "bfloat16", **sections.pop("model", {})},
+        dataset={"train": {"source": str(folder / "shards")}, "eval": None, "maxLength": length},
+        training={"epochs": 1_000_000, "globalBatchSize": batch, **sections.pop("training", {})},
         checkpoint=checkpoint,
+        **sections,
     )
+
+
+class QuicklyBuiltWorker(Worker):
+    """Draws its weights on the GPU, where there is one: what they are does not matter, and it takes minutes else."""
+
+    def set_up(self) -> None:
+        with torch.device("cuda") if torch.cuda.is_available() else nullcontext():
+            super().set_up()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from streaming.base.format.mds import MDSWriter
 
-from spotune.job import FinetuneJob
+from spotune.job import ExecutionSpec, FinetuneJob
 from spotune_trainer.checkpoint.fragment import STATES
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
 from spotune_trainer.checkpoint.reader import CheckpointReader
@@ -141,14 +141,15 @@ def write_shards(folder: Path, task: str) -> None:
                 writer._reset_cache()
 
 
-def make_plan(layout: Layout, micro_batch_size: int = MICRO_BATCH) -> RunPlan:
-    """A plan that nobody had to resolve."""
+def make_plan(layout: Layout, micro_batch_size: int = MICRO_BATCH, execution: ExecutionSpec | None = None) -> RunPlan:
+    """A plan that nobody had to resolve; what is `auto` is off."""
     return RunPlan(
         version=1,
         fingerprint="0123",
         zero_stage=layout.zero_stage,
         micro_batch_size=micro_batch_size,
-        gradient_checkpointing=False,
+        gradient_checkpointing=execution is not None and execution.gradient_checkpointing is True,
+        compile=execution is not None and execution.compile is True,
         reason="",
         data={},
     )
@@ -167,7 +168,7 @@ def make_task(
         generation=generation.number,
         restore=str(generation.restored) if generation.restored else None,
         job=job.model_dump(mode="json"),
-        plan=make_plan(layout, micro_batch_size).to_json(),
+        plan=make_plan(layout, micro_batch_size, job.spec.execution).to_json(),
     )
 
 

@@ -17,6 +17,7 @@ PLAN = RunPlan(
     zero_stage=2,
     micro_batch_size=8,
     gradient_checkpointing=False,
+    compile=False,
     reason="fits",
     data={"train": "a" * 64, "eval": "b" * 64},
     requested=requested(ExecutionSpec()),

@@ -16,6 +16,9 @@ from spotune.errors import JobError
 from spotune.job import TrainingSpec
 from spotune.plan.memory import Offload
 from spotune_trainer.checkpoint.fragments import check_version
+from spotune_trainer.compiled import compile_layers, repeated_layers
+from spotune_trainer.device_steps import leave_out_unless_finite, step_on_device
+from spotune_trainer.head_loss import fuse_loss
 
 _LARGEST_BUCKET_ELEMENTS = 500_000_000
 
@@ -34,6 +37,7 @@ class EngineConfig:
         dtype: parameters and activations; masters and moments are fp32.
         gradient_checkpointing: recompute activations in the backward pass.
         offload: what is kept in host memory; what a step updates there is updated by the host's processor.
+        compile: whether layers and loss are compiled.
     """
 
     zero_stage: int
@@ -42,6 +46,7 @@ class EngineConfig:
     dtype: torch.dtype
     gradient_checkpointing: bool
     offload: Offload = "none"
+    compile: bool = False
 
 
 def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:
@@ -67,13 +72,25 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.config.use_cache = False
+    if config.compile:
+        _compile(model, config)
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=_adamw(model, training),
         config=_deepspeed_config(training, config, sum(p.numel() for p in model.parameters() if p.requires_grad)),
         dist_init_required=False,
     )
+    step_on_device(engine)
     return engine
+
+
+def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
+    compile_layers(model)
+    if config.zero_stage == 3:
+        # Each layer's weights are gathered as one, outside of what is compiled.
+        deepspeed.utils.set_z3_leaf_modules(model, list({type(layer) for layer in repeated_layers(model)}))
+    if config.dtype != torch.float16:  # its unscaled gradients are too small for half precision
+        fuse_loss(model, is_compiled=True)
 
 
 def learning_rate(training: TrainingSpec, total_steps: int) -> LearningRate:
@@ -95,15 +112,13 @@ def set_learning_rate(engine: Any, value: float) -> None:
 def gradient_norm_before_update(engine: Any) -> torch.Tensor | None:
     """Norm of the reduced gradient at stage 0, just before the optimizer steps; stages 1-3 compute it themselves.
 
-    Those take no step on a gradient that is not finite. At stage 0 the fused optimizer is told not to.
+    No step is taken on a gradient that is not finite. At stage 0 the fused optimizer is told not to.
     """
     if engine.zero_optimization_stage() > 0:
         return None
     gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    # What torch.amp.GradScaler sets: the kernel leaves everything as it is, Adam's step count too, and nobody waits.
-    engine.basic_optimizer.grad_scale = None
-    engine.basic_optimizer.found_inf = (~torch.isfinite(norm)).float()
+    leave_out_unless_finite(engine.basic_optimizer, norm)
     return norm
 
 

@@ -65,10 +65,15 @@ def _fsync(path: Path, flags: int) -> None:
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace `path` by `text` atomically; `durable` also waits for the disk (not wanted for a heartbeat)."""
+    write_bytes(path, text.encode(), durable=durable)
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """As `write_text`."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with temporary.open("wb") as stream:
+            stream.write(content)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())

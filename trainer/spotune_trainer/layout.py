@@ -7,6 +7,7 @@ checkpoints/step-00000120.gen-7/{manifest.json, rank-00000.safetensors, rank-000
 logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-00000.txt}
 logs/driver-3.log logs/tensorboard/
 export/
+compiled/
 ```
 """
 
@@ -95,6 +96,11 @@ class JobDirectory:
     def data(self) -> Path:
         """Shards made from raw data by `dataset.prepare`."""
         return self.root / "data"
+
+    @property
+    def compiled(self) -> Path:
+        """What torch.compile has made of the layers, by device."""
+        return self.root / "compiled"
 
     def generation_logs(self, generation: int) -> GenerationLogs:
         """Paths of what the workers of `generation` write."""

@@ -1,9 +1,10 @@
 """The training loop: micro-batches, loss over the step's tokens, backward, clip, step; and what all ranks agree on.
 
-One small all-reduce opens every step. It carries the step's token count and the flags (commit, notice, stop, leave), so
+Every step has one small all-reduce. It carries the step's token count and the flags (commit, notice, stop, leave), so
 that all ranks act at the same step, and the outcome of the step before (loss, row hash), so that no second one is
-needed. Micro-batch g of a step goes to rank g mod world size; ranks without one run a weightless batch. Dropout is
-seeded from (seed, step, g) and the learning rate is a function of the step: nothing random or scheduled needs saving.
+needed. The host waits for that outcome, and so for the device, only once the next forward pass is on its way.
+Micro-batch g of a step goes to rank g mod world size; ranks without one run a weightless batch. Dropout is seeded from
+(seed, step, g) and the learning rate is a function of the step: nothing random or scheduled needs saving.
 """
 
 from __future__ import annotations
@@ -134,8 +135,10 @@ class TrainingLoop:
         """
         started = time.monotonic()
         for step, micro_batches in enumerate(batches, start=first_step):
+            # The device is to have work while the ranks agree.
+            first_loss = self._forward(step, micro_batches, 0)
             tokens, flags = self._agree(step, micro_batches, ask(step + 1))
-            outcome = self._train(step, micro_batches, tokens)
+            outcome = self._train(step, micro_batches, tokens, first_loss)
             now = time.monotonic()
             outcome.seconds, started = now - started, now
             outcome.productive_seconds = self.journal.spent.lap()
@@ -147,23 +150,30 @@ class TrainingLoop:
         if self._pending is not None:
             self._exchange(0, Flags())
 
-    def _train(self, step: int, micro_batches: MicroBatches, tokens: int) -> Outcome:
+    def _forward(self, step: int, micro_batches: MicroBatches, index: int) -> Tensor:
+        """Summed loss of this rank's micro-batch of that index, or of a weightless one where it has none."""
+        if index >= len(micro_batches):
+            return summed_loss(self.engine, self._weightless)
+        g, batch = micro_batches[index]
+        torch.manual_seed(_seed(self.training.seed, step, g))
+        return summed_loss(self.engine, batch.to(self.engine.device), self.training.label_smoothing)
+
+    def _train(self, step: int, micro_batches: MicroBatches, tokens: int, loss: Tensor) -> Outcome:
         rate = self.learning_rate(step)
         set_learning_rate(self.engine, rate)
         nothing = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         outcome = Outcome(step + 1, rate, tokens, self.schedule.sample_ids(step).size, nothing)
         weight = self.world_size / tokens
         for index in range(self.accumulation):
+            if index > 0:
+                loss = self._forward(step, micro_batches, index)
             if index < len(micro_batches):
-                g, batch = micro_batches[index]
-                torch.manual_seed(_seed(self.training.seed, step, g))
-                loss = summed_loss(self.engine, batch.to(self.engine.device), self.training.label_smoothing)
+                batch = micro_batches[index][1]
                 self.engine.backward(loss * spoiled_by(loss, weight), scale_wrt_gas=False)
                 outcome.loss_sum += loss.detach()
                 outcome.row_hash = combine_hashes([outcome.row_hash, *batch.row_hashes()])
                 outcome.flops += self.speed.flops(batch)
             else:
-                loss = summed_loss(self.engine, self._weightless)
                 self.engine.backward(loss * 0.0, scale_wrt_gas=False)
             if index == self.accumulation - 1:
                 outcome.grad_norm = gradient_norm_before_update(self.engine)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch.nn import functional
+from transformers import masking_utils
 
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
+from spotune_trainer.head_loss import loss_head
 
 
 def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
@@ -28,10 +32,16 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
     inputs["use_cache"] = False
     if module.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = module.prepare_decoder_input_ids_from_labels(labels)
-    logits = model(**inputs).logits
-    if not module.config.is_encoder_decoder:
-        # A causal model's output at position i is about token i + 1.
-        logits, labels = logits[:, :-1], labels[:, 1:]
+    else:
+        # A causal model's output at position i is about token i + 1, and that of the last one about nothing.
+        labels = functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS)
+    head = loss_head(module)
+    with nobody_looks_for_documents() if batch.position_ids is None else nullcontext():
+        if head is not None:
+            with head.scoring(labels, label_smoothing):
+                loss: Tensor = model(**inputs).logits
+            return loss
+        logits = model(**inputs).logits
     return functional.cross_entropy(
         logits.reshape(-1, logits.size(-1)).float(),
         labels.reshape(-1),
@@ -39,6 +49,17 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
         reduction="sum",
         label_smoothing=label_smoothing,
     )
+
+
+@contextmanager
+def nobody_looks_for_documents() -> Iterator[None]:
+    """Keep transformers from asking the device whether rows are packed, where they are known not to be."""
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
 
 
 def weightless_batch(task: Task) -> Batch:

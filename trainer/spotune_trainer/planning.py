@@ -63,6 +63,7 @@ def _resolve(job: FinetuneJob, datasets: Datasets, meaning: str, worker_memory_b
         zero_stage=execution.zero_stage,
         micro_batch_size=execution.micro_batch_size,
         gradient_checkpointing=execution.gradient_checkpointing,
+        compile=execution.compile,
         reason=execution.reason,
         data=datasets.hashes(),
         requested=requested(job.spec.execution),

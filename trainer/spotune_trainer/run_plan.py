@@ -30,6 +30,7 @@ class RunPlan:
         zero_stage: ZeRO stage.
         micro_batch_size: samples that go through the model at once on one rank.
         gradient_checkpointing: recompute activations.
+        compile: compile layers and loss.
         reason: why these were chosen, for people.
         data: hash of each data set's index by role (train, eval).
         requested: `execution` of the job as it was last taken into account.
@@ -42,6 +43,7 @@ class RunPlan:
     zero_stage: int
     micro_batch_size: int
     gradient_checkpointing: bool
+    compile: bool
     reason: str
     data: dict[str, str]
     requested: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +58,8 @@ class RunPlan:
     def from_json(cls, value: dict[str, Any]) -> RunPlan:
         """From what `to_json` gave."""
         fields = {to_snake(name): entry for name, entry in value.items()}
-        return cls(**{**fields, "changes": tuple(fields["changes"])})
+        older = {"compile": False}  # plans that were made before there were compiled layers
+        return cls(**{**older, **fields, "changes": tuple(fields["changes"])})
 
     def change(self, step: int, **values: Any) -> RunPlan:
         """The plan with new values from `step` on, recorded; itself where they are what it has."""
@@ -96,7 +99,7 @@ class RunPlan:
 
 def requested(execution: ExecutionSpec) -> dict[str, Any]:
     """What a job asks for of the values that a plan resolves."""
-    names = ("zero_stage", "micro_batch_size", "gradient_checkpointing")
+    names = ("zero_stage", "micro_batch_size", "gradient_checkpointing", "compile")
     return {to_camel(name): getattr(execution, name) for name in names}
 
 

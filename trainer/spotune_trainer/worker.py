@@ -26,6 +26,7 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEn
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
 from spotune_trainer.collectives import outlast
+from spotune_trainer.compiled import WIDTH_MULTIPLE, CompileCache
 from spotune_trainer.data.loader import MicroBatches, MicroBatchLoader
 from spotune_trainer.datasets import Datasets, open_datasets
 from spotune_trainer.engine import EngineConfig, build_engine, learning_rate
@@ -67,6 +68,7 @@ class Worker:
         self.committer = Committer(self.directory, rank, world_size, self.job.spec.checkpoint)
         self.notices = NoticeWatch([self.directory.notice, journal.logs.notice])
         self.commit_seconds = task.commit_seconds
+        self.compile_cache = CompileCache(self.directory.compiled, writes=rank == 0)
         self.last_commit = CheckpointName.parse(task.restore) if task.restore else None
         self.first_step = self.last_commit.step if self.last_commit else 0
 
@@ -109,7 +111,10 @@ class Worker:
             dtype=DTYPES[self.job.spec.model.dtype],
             gradient_checkpointing=self.plan.gradient_checkpointing,
             offload=self.job.spec.execution.offload,
+            compile=self.plan.compile,
         )
+        if self.plan.compile:
+            self.compile_cache.load()
         self.engine = build_engine(model, training, config)
         outlast(self.job.spec.retry.hang_timeout.seconds, self.engine.data_parallel_group)
         self.engine.train()
@@ -164,6 +169,7 @@ class Worker:
             for step in self.loop.run(waited_for, self.first_step, self._ask):
                 if step.number == self.first_step + 1:
                     self.journal.started("firstStep")
+                    self._keep_compiled()
                     self.journal.enter(Phase.TRAINING)
                 self._take_in(self.committer.poll())
                 if step.flags.commit:
@@ -193,6 +199,7 @@ class Worker:
         with self.journal.spent.on(Part.CHECKPOINT_STALL):
             self.committer.begin(name, fragments.owned_fragments(self.engine), manifest)
         self.policy.begun()
+        self._keep_compiled()
         self.last_commit = name
         self.journal.beat()
 
@@ -217,6 +224,10 @@ class Worker:
         with self.journal.spent.on(Part.CHECKPOINT_STALL):
             self.committer.protect()
 
+    def _keep_compiled(self) -> None:
+        if self.plan.compile:
+            self.compile_cache.keep()
+
     def _batches(self) -> Generator[MicroBatches]:
         yield from self.loader
 
@@ -231,6 +242,7 @@ class Worker:
             self.world_size,
             first_step=self.first_step,
             last_step=self.total_steps,
+            width_multiple=WIDTH_MULTIPLE if self.plan.compile else 1,
         )
 
     def _ask(self, step: int) -> Flags:

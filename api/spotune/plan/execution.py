@@ -15,7 +15,7 @@ from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEsti
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """Every `auto` of a job's `execution` that concerns memory, resolved; `reason` is for people.
+    """Every `auto` of a job's `execution`, resolved, but for the attention; `reason` is for people.
 
     `memory` is the estimate per worker, `None` where the job sets everything itself and the model is not one whose size
     can be computed.
@@ -24,6 +24,7 @@ class ExecutionPlan:
     zero_stage: int
     micro_batch_size: int
     gradient_checkpointing: bool
+    compile: bool
     reason: str
     memory: MemoryEstimate | None = None
 
@@ -44,9 +45,18 @@ def resolve_execution(
     """
     request = request_of(job)
     if request.complete and not _is_known(config):
-        return _plan(request.layout(), "as set in execution")
+        return _plan(job, request.layout(), "as set in execution")
     choice = choose_layout(setup_of(read_architecture(config), job), world_size, device_memory_bytes, request)
-    return _plan(choice.layout, choice.reason, choice.memory)
+    return _plan(job, choice.layout, choice.reason, choice.memory)
+
+
+def resolve_compile(job: FinetuneJob) -> bool:
+    """Whether layers are compiled: as set; where it is `auto`, on GPUs whose rows are packed to one length.
+
+    Each new shape is compiled for itself, which takes tens of seconds: worth it where there is but one.
+    """
+    wanted = job.spec.execution.compile
+    return job.spec.workers.gpus > 0 and job.spec.dataset.packing if wanted == "auto" else wanted
 
 
 def request_of(job: FinetuneJob) -> Request:
@@ -85,11 +95,12 @@ def _is_known(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") in SUPPORTED_MODEL_TYPES
 
 
-def _plan(layout: Layout, reason: str, memory: MemoryEstimate | None = None) -> ExecutionPlan:
+def _plan(job: FinetuneJob, layout: Layout, reason: str, memory: MemoryEstimate | None = None) -> ExecutionPlan:
     return ExecutionPlan(
         zero_stage=layout.zero_stage,
         micro_batch_size=layout.micro_batch_size,
         gradient_checkpointing=layout.gradient_checkpointing,
+        compile=resolve_compile(job),
         reason=reason,
         memory=memory,
     )

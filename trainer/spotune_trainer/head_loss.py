@@ -1,0 +1,152 @@
+"""Cross-entropy straight from hidden states, without ever holding all logits.
+
+Logits are large (tokens x vocabulary) and short-lived. Here the output projection gives the loss itself: chunk by
+chunk it computes logits, their loss and their gradient, and of that at once the gradients of the hidden states and of
+the weights, so that only one chunk is in memory. The method is that of Liger kernels (Hsu et al. 2024, section 3.2),
+whose own function asks the device for the number of labels each time, and so waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from spotune_trainer.data.batches import NO_LOSS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODEL_TYPES = frozenset(
+    {"bloom", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "mt5", "phi3", "qwen2", "qwen3", "t5"}
+)
+"""Models whose logits are what the output projection gives; others cap or scale them, or add to them."""
+CHUNK_LOGITS = 1 << 28
+"""Logits of a chunk: 512 MiB in 16 bit, large enough for a GPU to be busy with."""
+
+
+class LossHead:
+    """Puts the loss in the place of an output projection's logits, while it is asked for.
+
+    Args:
+        head: projects hidden states [..., hidden size] to logits [..., vocabulary]; its `forward` is replaced.
+        is_compiled: whether the arithmetic on a chunk's logits is one kernel, by torch.compile.
+    """
+
+    def __init__(self, head: nn.Linear, *, is_compiled: bool) -> None:
+        self._project: Callable[[Tensor], Tensor] = head.forward
+        self._head = head
+        self._score = torch.compile(_score, dynamic=True) if is_compiled else _score
+        self._wanted: tuple[Tensor, float] | None = None
+        head.forward = self._forward  # type: ignore[method-assign]
+
+    @contextmanager
+    def scoring(self, labels: Tensor, label_smoothing: float) -> Iterator[None]:
+        """Within it the head gives the summed loss of its input, whose rows are to predict `labels`."""
+        self._wanted = labels, label_smoothing
+        try:
+            yield
+        finally:
+            self._wanted = None
+
+    def _forward(self, hidden: Tensor) -> Tensor:
+        if self._wanted is None:
+            return self._project(hidden)
+        labels, label_smoothing = self._wanted
+        rows = hidden.reshape(-1, hidden.size(-1))
+        weight, bias = self._head.weight, self._head.bias
+        loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            rows, weight, bias, labels.reshape(-1), label_smoothing, self._score
+        )
+        return loss
+
+
+def fuse_loss(model: PreTrainedModel, *, is_compiled: bool) -> None:
+    """Let the model's output projection compute the loss where that is known to be the same; see `loss_head`."""
+    head: Any = model.get_output_embeddings()
+    if model.config.model_type in MODEL_TYPES and type(head) is nn.Linear:
+        head.loss_head = LossHead(head, is_compiled=is_compiled)
+
+
+def loss_head(model: PreTrainedModel) -> LossHead | None:
+    """What `fuse_loss` has put there; None where the loss is computed from logits."""
+    return getattr(model.get_output_embeddings(), "loss_head", None)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Summed cross-entropy of `hidden @ weight.T + bias`; the gradients are computed on the way forward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        label_smoothing: float,
+        score: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        of_weight = _zeros(weight) if ctx.needs_input_grad[1] else None
+        of_bias = _zeros(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        rows = max(1, CHUNK_LOGITS // weight.size(0))
+        for start in range(0, hidden.size(0), rows):
+            chunk = hidden[start : start + rows]
+            logits = nn.functional.linear(chunk, weight, bias)
+            part, gradient = score(logits, labels[start : start + rows], label_smoothing)
+            loss += part
+            if of_hidden is not None:
+                torch.mm(gradient, weight, out=of_hidden[start : start + rows])
+            if of_weight is not None:
+                _add_product(of_weight, gradient.T, chunk)
+            if of_bias is not None:
+                of_bias += gradient.sum(0, dtype=torch.float32)
+        ctx.save_for_backward(of_hidden, of_weight, of_bias)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *scales: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_weight, of_bias = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        scale = scales[0]
+        return (
+            None if of_hidden is None else of_hidden.mul_(scale.to(hidden_dtype)),
+            None if of_weight is None else of_weight.mul_(scale).to(weight_dtype),
+            None if of_bias is None else of_bias.mul_(scale).to(weight_dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _score(logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """Summed loss of logits [rows, vocabulary], and its gradient in their precision; computed in fp32."""
+    precise = logits.float()
+    has_loss = labels != NO_LOSS
+    expected = labels.clamp(min=0).unsqueeze(1)
+    normaliser = precise.logsumexp(1)
+    loss = normaliser - (1 - label_smoothing) * precise.gather(1, expected).squeeze(1)
+    vocabulary = torch.arange(logits.size(1), device=logits.device)
+    target = (1 - label_smoothing) * (vocabulary == expected)
+    if label_smoothing:
+        loss = loss - label_smoothing * precise.mean(1)
+        target = target + label_smoothing / logits.size(1)
+    gradient = ((precise - normaliser.unsqueeze(1)).exp() - target) * has_loss.unsqueeze(1)
+    return (loss * has_loss).sum(), gradient.to(logits.dtype)
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    return torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`total += left @ right` in fp32, whatever the precision of the factors."""
+    if left.is_cuda and left.dtype != torch.float32:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total += left @ right
