@@ -30,14 +30,21 @@ from spotune_trainer.layout import GenerationLogs, JobDirectory
 from spotune_trainer.notice import Flags
 from spotune_trainer.progress import Journal
 from spotune_trainer.task import WorkerTask
-from spotune_trainer.worker import Worker
-from tests.trainer.measured import LLAMAS, from_first_rank, machine, make_llama_job, publish, torchrun_group
+from tests.trainer.measured import (
+    LLAMAS,
+    QuicklyBuiltWorker,
+    from_first_rank,
+    machine,
+    make_llama_job,
+    publish,
+    torchrun_group,
+)
 from tests.trainer.runs import Layout, make_task, start_generation
 
 WARM_UP_STEPS = 5
 
 
-class CommittingWorker(Worker):
+class CommittingWorker(QuicklyBuiltWorker):
     """Commits so many times, each after so many steps beside which nothing else was done, and stops.
 
     Args:

@@ -2,8 +2,9 @@ r"""The same samples, losses and weights on GPUs: every ZeRO stage, resumed from
 
 Trains a small T5 with dropout for ten steps at each stage and precision, then again from the checkpoint after step
 five, and compares: sample hashes with stage 0, losses with stage 0, and parameters bit for bit with the run that was
-not interrupted. Trains once more with two steps whose loss is not finite, which are to change nothing. Then converts a
-tiny Llama's checkpoint to DeepSpeed's universal format and back. No Ray: the ranks come from torchrun.
+not interrupted. Trains once more with two steps whose loss is not finite, which are to change nothing. Resumes runs in
+float16, with 8-bit moments, an adapter, compiled layers, and offload in the same way. Then converts a tiny Llama's
+checkpoint to DeepSpeed's universal format and back. No Ray: the ranks come from torchrun.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_exactness.py \
         --output benchmarks/results/gpu_exactness_2.json
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +38,41 @@ DTYPES = ("float32", "bfloat16")
 INTERRUPTED_AFTER = 5
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run: the task and precision of its model, and further sections of its job."""
+
+    task: str = "seq2seq"
+    dtype: str = "bfloat16"
+    sections: Mapping[str, Any] = field(default_factory=dict)
+
+
+KINDS = {
+    "float16": Kind(dtype="float16"),
+    "adamw8bit": Kind(sections={"training": {"optimizer": "adamw8bit"}}),
+    "LoRA": Kind("causal", sections={"adapter": {"lora": {"r": 4}}}),
+    "compiled": Kind("causal", sections={"execution": {"compile": True}}),
+    "compiled, activations recomputed": Kind(
+        "causal", sections={"execution": {"compile": True, "gradientCheckpointing": True}}
+    ),
+    "optimizer on the host": Kind(sections={"execution": {"offload": "optimizer"}}),
+}
+"""What else people do, each resumed at stages 1 and 3."""
+
+
 def train(
-    runs: Runs, directory: JobDirectory, layout: Layout, dtype: str, worker: type[Worker] = Worker, **checkpoint: int
+    runs: Runs,
+    directory: JobDirectory,
+    layout: Layout,
+    kind: Kind,
+    worker: type[Worker] = Worker,
+    **checkpoint: int,
 ) -> None:
     """One generation on all ranks."""
     rank, task = distributed.get_rank(), None
     if rank == 0:
         directory.root.mkdir(exist_ok=True)
-        job = runs.job(dtype=dtype, checkpoint=checkpoint)
+        job = runs.job(kind.task, kind.dtype, checkpoint=checkpoint, **kind.sections)
         task = make_task(directory, job, layout, start_generation(directory))
     train_rank(rank, layout.world_size, from_first_rank(task), worker)
     distributed.barrier()
@@ -58,15 +88,7 @@ def final_parameters(directory: JobDirectory) -> dict[str, torch.Tensor]:
 def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, Any]]) -> dict[str, Any]:
     """Train, interrupt, train again; what was found."""
     directory = JobDirectory(runs.root / f"{dtype}-{layout.zero_stage}")
-    train(runs, directory, layout, dtype)
-    whole, parameters = surviving_steps(directory), final_parameters(directory)
-    distributed.barrier()
-    if distributed.get_rank() == 0:
-        for path in directory.checkpoints.iterdir():
-            if CheckpointName.parse(path.name).step > INTERRUPTED_AFTER:
-                shutil.rmtree(path)
-    train(runs, directory, layout, dtype)
-    again, resumed = surviving_steps(directory), final_parameters(directory)
+    whole, found = resume(runs, directory, layout, Kind(dtype=dtype))
     reference[:] = reference or whole
     pairs = list(zip(reference, whole, strict=True))
     return {
@@ -74,17 +96,46 @@ def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, An
         "zeroStage": layout.zero_stage,
         "sameSamplesAsStage0": all(a["samples"] == b["samples"] for a, b in pairs),
         "largestRelativeLossDifferenceFromStage0": max(abs(a["loss"] - b["loss"]) / a["loss"] for a, b in pairs),
+        **found,
+        **overflow(runs, layout, dtype),
+    }
+
+
+def resume(
+    runs: Runs, directory: JobDirectory, layout: Layout, kind: Kind
+) -> tuple[list[dict[str, Any]], dict[str, bool]]:
+    """Train, interrupt, train again; the steps of the undisturbed run, and whether the other is the same."""
+    train(runs, directory, layout, kind)
+    whole, parameters = surviving_steps(directory), final_parameters(directory)
+    distributed.barrier()
+    if distributed.get_rank() == 0:
+        for path in directory.checkpoints.iterdir():
+            if CheckpointName.parse(path.name).step > INTERRUPTED_AFTER:
+                shutil.rmtree(path)
+    train(runs, directory, layout, kind)
+    again, resumed = surviving_steps(directory), final_parameters(directory)
+    return whole, {
         "resumedSamplesEqual": [r["samples"] for r in whole] == [r["samples"] for r in again],
         "resumedLossesEqual": [r["loss"] for r in whole] == [r["loss"] for r in again],
         "resumedParametersBitEqual": all(torch.equal(parameters[name], resumed[name]) for name in parameters),
-        **overflow(runs, layout, dtype),
     }
+
+
+def resume_kinds(runs: Runs, world_size: int) -> list[dict[str, Any]]:
+    """Every other kind of run, resumed."""
+    found = []
+    for number, (name, kind) in enumerate(KINDS.items()):
+        for stage in (1, 3):
+            directory = JobDirectory(runs.root / f"kind-{number}-{stage}")
+            steps, resumed = resume(runs, directory, Layout(world_size, stage), kind)
+            found.append({"kind": name, "zeroStage": stage, "lastLoss": steps[-1]["loss"], **resumed})
+    return found
 
 
 def overflow(runs: Runs, layout: Layout, dtype: str) -> dict[str, Any]:
     """Train with steps whose loss is not finite; what came of them."""
     directory = JobDirectory(runs.root / f"overflown-{dtype}-{layout.zero_stage}")
-    train(runs, directory, layout, dtype, OverflowingWorker, every=1, keep=20)
+    train(runs, directory, layout, Kind(dtype=dtype), OverflowingWorker, every=1, keep=20)
     before, after, later = (committed_state(directory, step) for step in (BAD[0] - 1, BAD[-1], BAD[-1] + 1))
     steps = [committed(directory, step).manifest.optimizer_step for step in (BAD[0] - 1, BAD[-1], BAD[-1] + 1)]
     return {
@@ -124,10 +175,11 @@ def main() -> None:
         for dtype in DTYPES:
             reference: list[dict[str, Any]] = []
             layouts += [compare(runs, Layout(world_size, stage), dtype, reference) for stage in STAGES]
+        kinds = resume_kinds(runs, world_size)
         conversions = convert(runs.root / "universal", world_size)
     if rank == 0:
         shutil.rmtree(runs.root)
-        publish({"machine": machine(), "layouts": layouts, "conversions": conversions}, options.output)
+        publish({"machine": machine(), "layouts": layouts, "kinds": kinds, "conversions": conversions}, options.output)
 
 
 if __name__ == "__main__":

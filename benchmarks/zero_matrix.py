@@ -112,15 +112,17 @@ def main() -> None:
     parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
     parser.add_argument("--rows", type=int, default=2, help="rows of random tokens in a step, on each rank")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
+    parser.add_argument("--world-sizes", type=int, nargs="+", help="numbers of ranks; all up to that of torchrun")
     parser.add_argument("--folder", type=Path, help="where checkpoints go, six of them at two ranks")
     parser.add_argument("--output", type=Path, help="write the JSON here too")
     options = parser.parse_args()
     started = time.monotonic()
     with torchrun_group() as (rank, world_size):
+        world_sizes = options.world_sizes or range(1, world_size + 1)
         root: Path = from_first_rank(Path(tempfile.mkdtemp(dir=options.folder)) if rank == 0 else None)
         matrix = Matrix(
             root,
-            [Layout(stage, ranks, "bfloat16") for ranks in range(1, world_size + 1) for stage in STAGES],
+            [Layout(stage, ranks, "bfloat16") for ranks in world_sizes for stage in STAGES],
             build=lambda layout: build(options.size, layout),
             shape=(options.rows, options.length),
             circumstances=crowded,

@@ -1,0 +1,120 @@
+"""How fast Hugging Face's Trainer trains the models of `throughput.py` on one GPU, as it is and with Liger kernels.
+
+Same model, random tokens, batch and precision (bfloat16 with fp32 masters: its `bf16=True`), fused AdamW. Medians over
+the steps after the first ones, each timed with the device at rest.
+
+    PYTHONPATH=. python benchmarks/hf_trainer.py --size 1.1B --length 2048 --micro-batch 16 --batch 64 \
+        --output benchmarks/results/hf_trainer.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
+
+from spotune_trainer.flops import ModelShape, mfu, peak_flops
+from tests.trainer.measured import LLAMAS, machine, publish
+
+WARM_UP_STEPS = 3
+
+
+class RandomRows(Dataset[dict[str, torch.Tensor]]):
+    """Rows of random tokens; there is always another one."""
+
+    def __init__(self, length: int, vocabulary: int) -> None:
+        self._rows = torch.randint(3, vocabulary, (256, length), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._rows[index % len(self._rows)]
+        return {"input_ids": row, "labels": row}
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """Times the steps."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._begun = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Called by the trainer."""
+        torch.cuda.synchronize()
+        self._begun = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Called by the trainer."""
+        torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self._begun)
+
+
+def measure(options: argparse.Namespace, *, liger: bool) -> dict[str, Any]:
+    """Train; how fast it was."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    auto_model: Any = AutoModelForCausalLM
+    with torch.device("cuda"):
+        model = auto_model.from_config(LlamaConfig(**LLAMAS[options.size]), dtype=torch.float32)
+    shape, clock = ModelShape.of(model), Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=options.micro_batch,
+            gradient_accumulation_steps=options.batch // options.micro_batch,
+            max_steps=WARM_UP_STEPS + options.steps,
+            bf16=True,
+            optim="adamw_torch_fused",
+            use_liger_kernel=liger,
+            dataloader_num_workers=2,
+            save_strategy="no",
+            report_to=[],
+            logging_steps=1_000_000,
+        )
+        rows = RandomRows(options.length, LLAMAS[options.size]["vocab_size"])
+        Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[clock]).train()
+    seconds = statistics.median(clock.seconds[WARM_UP_STEPS:])
+    used = mfu(
+        shape.flops(options.batch, options.length), seconds, 1, peak_flops(torch.cuda.get_device_name(), "bfloat16")
+    )
+    return {
+        "liger": liger,
+        "stepSeconds": round(seconds, 5),
+        "tokensPerSecond": round(options.batch * options.length / seconds),
+        "mfu": used and round(used, 4),
+        "peakAllocatedBytes": torch.cuda.max_memory_allocated(),
+    }
+
+
+def main() -> None:
+    """Both ways."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of a row")
+    parser.add_argument("--micro-batch", type=int, default=16, help="rows that go through the model at once")
+    parser.add_argument("--batch", type=int, default=64, help="rows of a step")
+    parser.add_argument("--steps", type=int, default=6, help="measured, after the first ones")
+    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    options = parser.parse_args()
+    os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
+    asked = {name: value for name, value in vars(options).items() if name != "output"}
+    publish(
+        {"machine": machine(), **asked, "runs": [measure(options, liger=liger) for liger in (False, True)]},
+        options.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

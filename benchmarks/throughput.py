@@ -1,0 +1,247 @@
+r"""How fast steps are on GPUs: tokens per second, MFU, memory, data wait, and what the host waits for the device for.
+
+Trains models with random weights on rows of random tokens by the trainer's own worker, one case after the other in the
+same processes. The first steps warm up; figures are medians over the others. MFU is by the formula of
+`spotune_trainer.flops`. Beside the peak of memory stands what `spotune plan` says. No Ray: torchrun starts the ranks.
+
+    PYTHONPATH=. torchrun --nproc-per-node 1 benchmarks/throughput.py --output benchmarks/results/throughput_1.json \
+        '{"size": "1.1B", "length": 2048, "microBatch": 16, "batch": 64, "zeroStage": 1, "compile": true}'
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import statistics
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic.alias_generators import to_camel, to_snake
+from torch import distributed
+
+from spotune.goodput import Part
+from spotune.job import FinetuneJob
+from spotune.plan.choose import Layout as PlannedLayout
+from spotune.plan.config_reader import read_architecture
+from spotune.plan.execution import setup_of
+from spotune_trainer import files
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.models import load_config
+from spotune_trainer.notice import Flags
+from spotune_trainer.progress import Journal
+from spotune_trainer.task import WorkerTask
+from tests.trainer.layouts import release
+from tests.trainer.measured import (
+    LLAMAS,
+    QuicklyBuiltWorker,
+    from_first_rank,
+    machine,
+    make_llama_job,
+    publish,
+    torchrun_group,
+)
+from tests.trainer.runs import Layout, make_task, start_generation
+
+PROFILED_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how.
+
+    Attributes:
+        size: one of `LLAMAS`.
+        length: tokens of a row.
+        micro_batch: rows that go through the model at once on one GPU.
+        batch: rows of a step, over all GPUs.
+        zero_stage: 0 to 3.
+        compile: layers and loss are compiled.
+        gradient_checkpointing: activations are computed again.
+        warm_up: steps before those that are measured.
+        steps: measured.
+        sections: other parts of the job, such as `{"training": {"optimizer": "adamw8bit"}}`.
+    """
+
+    size: str
+    length: int
+    micro_batch: int
+    batch: int
+    zero_stage: int = 1
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    warm_up: int = 4
+    steps: int = 12
+    sections: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """From a JSON object with camelCase names."""
+        return cls(**{to_snake(name): value for name, value in json.loads(text).items()})
+
+    def job(self, folder: Path) -> FinetuneJob:
+        """The job, with all that it needs in a folder."""
+        execution = {"compile": self.compile, "gradientCheckpointing": self.gradient_checkpointing}
+        sections = {**self.sections, "execution": {**execution, **self.sections.get("execution", {})}}
+        return make_llama_job(folder, self.size, self.batch, self.length, sections, every=1_000_000)
+
+
+class MeasuredWorker(QuicklyBuiltWorker):
+    """Takes so many steps; looks for waits for the device in one step, and profiles the last ones if told to."""
+
+    def __init__(self, task: WorkerTask, rank: int, world_size: int, journal: Journal, case: Case, trace: Path | None):
+        super().__init__(task, rank, world_size, journal)
+        self.case = case
+        self.last_step = case.warm_up + case.steps
+        self.waits: Counter[str] = Counter()
+        self.data_wait = 0.0
+        self._trace = trace
+        self._profiler: Any = None
+        self._caught: Any = None
+
+    def _ask(self, step: int) -> Flags:
+        if step == self.case.warm_up:
+            self._settled = self.journal.spent.seconds().get(Part.DATA_WAIT, 0.0)
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+        if step == self.last_step:
+            self.data_wait = self.journal.spent.seconds().get(Part.DATA_WAIT, 0.0) - self._settled
+        self._look(step - self.last_step)
+        return Flags(stop=step >= self.last_step + 2 + (PROFILED_STEPS if self._trace else 0))
+
+    def _look(self, beyond: int) -> None:
+        """Beyond the measured steps: one is watched for waits, the next ones are profiled."""
+        if not torch.cuda.is_available():
+            return
+        if beyond == 1:
+            self._caught = warnings.catch_warnings(record=True)
+            self._warned = self._caught.__enter__()
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+        if beyond == 2:
+            torch.cuda.set_sync_debug_mode("default")
+            self._caught.__exit__(None, None, None)
+            self.waits.update(
+                f"{Path(w.filename).name}:{w.lineno}" for w in self._warned if "synchroniz" in str(w.message)
+            )
+        if self._trace is not None and self.rank == 0:
+            if beyond == 2:
+                self._profiler = torch.profiler.profile()
+                self._profiler.__enter__()
+            if beyond == 2 + PROFILED_STEPS:
+                torch.cuda.synchronize()
+                self._profiler.__exit__(None, None, None)
+                table = self._profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=45)
+                self._trace.write_text(table, encoding="utf-8")
+
+
+def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[str, Any]:
+    """Train a case; what came of it."""
+    root = Path(tempfile.mkdtemp()) if rank == 0 else None
+    task = _make_task(root, case, world_size) if root else None
+    task = from_first_rank(task)
+    directory = JobDirectory(Path(task.directory))
+    logs = directory.generation_logs(task.generation)
+    started = time.monotonic()
+    with Journal(logs, rank, hang_timeout_seconds=600) as journal:
+        worker = MeasuredWorker(task, rank, world_size, journal, case, trace)
+        try:
+            worker.train()
+            found = _figures(worker, case)
+        finally:
+            if hasattr(worker, "engine"):
+                release(worker.engine)
+                worker.release()
+    found = {**found, **_speeds(logs.steps, case)} if rank == 0 else {}
+    if root:
+        found |= {"plannedBytes": _planned(task, case, world_size), "wallSeconds": round(time.monotonic() - started, 1)}
+        shutil.rmtree(root)
+    return found
+
+
+def _make_task(root: Path, case: Case, world_size: int) -> WorkerTask:
+    directory = JobDirectory(root / "job")
+    directory.root.mkdir()
+    layout = Layout(world_size, case.zero_stage)
+    return make_task(directory, case.job(root), layout, start_generation(directory), case.micro_batch)
+
+
+def _figures(worker: MeasuredWorker, case: Case) -> dict[str, Any]:
+    """Peak of memory over all ranks, the wait for data, and waits for the device in one step."""
+    peaks = torch.zeros(2, dtype=torch.float64)
+    if torch.cuda.is_available():
+        peaks = torch.tensor([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()], dtype=torch.float64)
+    distributed.all_reduce(peaks, distributed.ReduceOp.MAX, group=worker.control)
+    return {
+        "peakAllocatedBytes": int(peaks[0]),
+        "peakReservedBytes": int(peaks[1]),
+        "dataWaitSeconds": round(worker.data_wait / case.steps, 5),
+        "waitsForDevice": dict(worker.waits),
+        "startup": worker.journal._state["startup"],
+    }
+
+
+def _speeds(steps: Path, case: Case) -> dict[str, Any]:
+    records = list(files.read_lines(steps))[case.warm_up : case.warm_up + case.steps]
+    seconds = statistics.median(record["seconds"] for record in records)
+    mfus = [record["mfu"] for record in records if record["mfu"] is not None]
+    return {
+        "stepSeconds": round(seconds, 5),
+        "stepSecondsSpread": [
+            round(min(r["seconds"] for r in records), 5),
+            round(max(r["seconds"] for r in records), 5),
+        ],
+        "tokensPerSecond": round(case.batch * case.length / seconds),
+        "samplesPerSecond": round(case.batch / seconds, 2),
+        "mfu": round(statistics.median(mfus), 4) if mfus else None,
+        "losses": [records[0]["loss"], records[-1]["loss"]],
+    }
+
+
+def _planned(task: WorkerTask, case: Case, world_size: int) -> int:
+    """Bytes on each GPU by `spotune plan`."""
+    job = FinetuneJob.model_validate(task.job)
+    setup = setup_of(read_architecture(load_config(job).to_dict()), job)
+    layout = PlannedLayout(case.zero_stage, case.micro_batch, case.gradient_checkpointing)  # type: ignore[arg-type]
+    return setup.memory(world_size, layout).total_bytes
+
+
+def main() -> None:
+    """Train every case; rank 0 prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", type=Case.parse, help=f"JSON objects; sizes are {', '.join(LLAMAS)}")
+    parser.add_argument("--output", type=Path, help="write the JSON here too, after every case")
+    parser.add_argument("--trace", type=Path, help="folder for a table of kernels of each case")
+    options = parser.parse_args()
+    with torchrun_group() as (rank, world_size):
+        results = []
+        for number, case in enumerate(options.cases):
+            trace = options.trace / f"kernels_{world_size}_{number}.txt" if options.trace else None
+            asked = {to_camel(name): value for name, value in asdict(case).items()}
+            try:
+                found = measure(case, rank, world_size, trace)
+            except torch.OutOfMemoryError:
+                found = {"outOfMemory": True}
+            except Exception:
+                if world_size > 1:
+                    raise
+                found = {"error": traceback.format_exc().splitlines()[-1]}
+                traceback.print_exc()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            results.append({**asked, **found})
+            if rank == 0:
+                publish({"machine": machine(), "cases": results}, options.output)
+
+
+if __name__ == "__main__":
+    main()
