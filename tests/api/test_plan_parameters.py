@@ -47,7 +47,9 @@ PUBLISHED_TOTALS = {
     "google/gemma-2-9b": 9_241_705_984,
     "microsoft/phi-3-mini-4k-instruct": 3_821_079_552,
     "bigscience/bloom-560m": 559_214_592,
+    "bigscience/bloom-1b1": 1_065_314_304,
     "bigscience/bloom-7b1": 7_069_016_064,
+    "bigscience/bloomz-1b1": 1_065_314_304,
     "eleutherai/pythia-1b": 1_011_781_632,
     "eleutherai/gpt-neox-20b": 20_554_567_680,
 }

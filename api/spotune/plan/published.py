@@ -112,7 +112,9 @@ PUBLISHED: dict[str, _Config] = {
     "google/gemma-2-9b": _llama_like("gemma2", 256000, 3584, 14336, 42, 16, 8, head_dim=256),
     "microsoft/phi-3-mini-4k-instruct": _llama_like("phi3", 32064, 3072, 8192, 32, 32, 32),
     "bigscience/bloom-560m": _bloom(1024, 24, 16),
+    "bigscience/bloom-1b1": _bloom(1536, 24, 16),
     "bigscience/bloom-7b1": _bloom(4096, 30, 32),
+    "bigscience/bloomz-1b1": _bloom(1536, 24, 16),
     "eleutherai/pythia-1b": _llama_like("gpt_neox", 50304, 2048, 8192, 16, 8, 8),
     "eleutherai/gpt-neox-20b": _llama_like("gpt_neox", 50432, 6144, 24576, 44, 64, 64),
 }
