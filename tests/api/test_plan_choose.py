@@ -19,7 +19,7 @@ from spotune.plan.choose import (
     choose_layout,
 )
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.memory import FLOAT32, GB, MIXED
+from spotune.plan.memory import FLOAT32, GB, MIXED, Offload
 from spotune.plan.published import PUBLISHED
 
 
@@ -157,6 +157,22 @@ def test_refusal_names_a_number_of_workers_that_is_enough(gigabytes: int) -> Non
     assert choose_layout(T5_11B, int(named[1]), gigabytes * GB).layout.zero_stage == 3
     with pytest.raises(JobError):
         choose_layout(T5_11B, int(named[1]) // 2, gigabytes * GB)
+
+
+@pytest.mark.parametrize(("gigabytes", "offload"), [(80, "optimizer"), (40, "parameters")])
+def test_refusal_names_the_least_offload_that_is_enough_and_its_host_memory(gigabytes: int, offload: Offload) -> None:
+    with pytest.raises(JobError) as raised:
+        choose_layout(T5_11B, 1, gigabytes * GB)
+    named = re.search(rf"execution\.offload {offload} \((\d+\.\d) GB of host memory per worker\)", str(raised.value))
+    assert named
+
+    choice = choose_layout(replace(T5_11B, offload=offload), 1, gigabytes * GB)
+    assert float(named[1]) == round(choice.memory.host_bytes / GB, 1)
+
+
+def test_cpu_workers_are_not_told_to_offload_to_where_they_are() -> None:
+    with pytest.raises(JobError, match=r"What would help: (?!.*offload)"):
+        choose_layout(replace(T5_11B, on_cpu=True), 1, 40 * GB)
 
 
 def test_refusal_names_every_setting_that_stands_in_the_way() -> None:

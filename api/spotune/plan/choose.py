@@ -8,8 +8,9 @@ a device busy without it, since it costs another forward pass.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from spotune.errors import JobError
 from spotune.job.execution import LOWEST_STAGE
@@ -36,6 +37,12 @@ BUSY_TOKENS = 2048
 BALANCE_TOLERANCE = 1.1
 """Fewer passes may give the busiest worker this much more samples per step than the best balance would."""
 MOST_WORKERS_TRIED = 1024
+_MORE_OFFLOAD: Final[Mapping[Offload, tuple[Offload, ...]]] = {
+    "none": ("optimizer", "parameters"),
+    "optimizer": ("parameters",),
+    "parameters": (),
+}
+"""What could be kept in host memory besides, least first."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +293,7 @@ def _remedies(setup: Setup, world_size: int, budget: int, layout: Layout) -> lis
     enough = _fitting_world_size(setup, world_size, budget, layout)
     if enough is not None:
         remedies.append(f"{enough} workers of this size")
+    remedies += _fitting_offload(setup, world_size, budget, layout)
     if layout.zero_stage < 3:
         remedies.append("execution.zeroStage auto")
     if not layout.gradient_checkpointing:
@@ -308,6 +316,16 @@ def _fitting_world_size(setup: Setup, world_size: int, budget: int, layout: Layo
             return workers
         workers *= 2
     return None
+
+
+def _fitting_offload(setup: Setup, world_size: int, budget: int, layout: Layout) -> list[str]:
+    """The least offload at which `layout` fits, with the host memory that it takes; nothing for CPU workers."""
+    for offload in () if setup.on_cpu else _MORE_OFFLOAD[setup.offload]:
+        if layout.zero_stage >= LOWEST_STAGE[offload]:
+            memory = replace(setup, offload=offload).memory(world_size, layout)
+            if memory.total_bytes <= budget:
+                return [f"execution.offload {offload} ({_gb(memory.host_bytes)} of host memory per worker)"]
+    return []
 
 
 def _gb(size_bytes: int) -> str:
