@@ -14,12 +14,12 @@ from spotune_testcluster import binaries
 from tests.cluster import chart, schemas
 from tests.cluster.chart import EVERYTHING, PRESETS
 from tests.cluster.schemas import KARPENTER, KUBERNETES, LOCATION, PROMETHEUS_OPERATOR
+from tests.examples.jobs import JOB_FILES
 
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parent.parent.parent
 MANIFESTS = sorted({*ROOT.glob("manifests/**/*.yaml")} - {*ROOT.glob("manifests/argocd/*")})  # a patch is no object
-JOBS = sorted(ROOT.glob("examples/*/finetunejob.yaml"))
 RENDERED = sorted(ROOT.glob("tests/operator/golden/*.yaml"))
 ALL_VALUES = (
     *EVERYTHING,
@@ -90,7 +90,7 @@ def test_chart_is_valid(check: Check, values: tuple[str, ...]) -> None:
     assert check(_template(*values)) == []
 
 
-@pytest.mark.parametrize("paths", [MANIFESTS, JOBS, RENDERED], ids=["manifests", "examples", "children of jobs"])
+@pytest.mark.parametrize("paths", [MANIFESTS, JOB_FILES, RENDERED], ids=["manifests", "examples", "children of jobs"])
 def test_files_are_valid(check: Check, paths: list[Path]) -> None:
     assert check("\n---\n".join(path.read_text() for path in paths)) == []
 

@@ -1,0 +1,40 @@
+"""The job files of examples/, and what of them this version cannot do yet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spotune.errors import JobError
+from spotune.job import FinetuneJob
+from spotune.load import load_job, replace_fields
+from spotune.plan.published import published_config
+from spotune.unbuilt import refuse_unbuilt
+from tests.pages import ROOT
+
+EXAMPLES = ROOT / "examples"
+JOB_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneJob" in file.read_text())
+PUBLISHED = [file for file in JOB_FILES if file.parent.name != "text-to-sql"]
+"""Jobs of models and data sets that are on the Hugging Face Hub and elsewhere; the other one makes its own."""
+
+
+def load_example(file: Path) -> FinetuneJob:
+    """The job of an example, with AdamW where its optimizer is not built yet."""
+    job = load_job(file)
+    try:
+        refuse_unbuilt(job)
+    except JobError:
+        return replace_fields(job, {"spec.training.optimizer": "adamw"})
+    return job
+
+
+def config_of(job: FinetuneJob, folder: Path) -> dict[str, Any]:
+    """`config.json` of the model of a job in `folder`: a published one, or the example's own."""
+    source = job.spec.model.source
+    if not source.startswith("hf://"):
+        config: dict[str, Any] = json.loads((folder / source / "config.json").read_text())
+        return config
+    published = published_config(source)
+    assert published is not None, f"{source} is not among the published configurations"
+    return dict(published)

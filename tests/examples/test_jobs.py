@@ -1,0 +1,132 @@
+"""Every job of examples/ is right, is in the table of examples/README.md, and fits on the GPUs that it says there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spotune.errors import JobError
+from spotune.fingerprint import fingerprint
+from spotune.load import load_job
+from spotune.plan.choose import Choice, choose_layout
+from spotune.plan.config_reader import read_architecture
+from spotune.plan.devices import device_memory_bytes
+from spotune.plan.execution import request_of, setup_of
+from spotune.plan.parameters import count_parameters
+from spotune.quantities import Quantity
+from spotune.unbuilt import refuse_unbuilt
+from tests.examples.jobs import EXAMPLES, JOB_FILES, PUBLISHED, config_of, load_example
+
+TABLE = (EXAMPLES / "README.md").read_text()
+ROW = re.compile(
+    r"^\| \[(?P<name>[\w-]+)\]\((?P<file>\S+)\) \| (?P<parameters>[\d,]+) .*\| (?P<count>\d+) x (?P<device>\S+) \|"
+)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the table says of a job."""
+
+    parameters: int
+    workers: int
+    device: str
+
+
+def stated(file: Path) -> Stated:
+    for line in TABLE.splitlines():
+        row = ROW.match(line)
+        if row and EXAMPLES / row["file"] == file:
+            assert row["name"] == file.stem
+            return Stated(int(row["parameters"].replace(",", "")), int(row["count"]), row["device"])
+    raise AssertionError(f"the table has no row of {file.name}")
+
+
+def planned(file: Path, workers: int, device: str) -> Choice:
+    job = load_example(file)
+    setup = setup_of(read_architecture(config_of(job, file.parent)), job)
+    return choose_layout(setup, workers, device_memory_bytes(device), request_of(job))
+
+
+@pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: file.stem)
+def test_every_example_is_a_valid_job(file: Path) -> None:
+    refuse_unbuilt(load_example(file))
+
+
+@pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: file.stem)
+def test_every_example_is_in_the_table(file: Path) -> None:
+    assert f"({file.relative_to(EXAMPLES)})" in TABLE
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_a_job_is_called_as_its_file(file: Path) -> None:
+    assert load_job(file).metadata.name == file.stem
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_the_model_has_as_many_parameters_as_the_table_says(file: Path) -> None:
+    architecture = read_architecture(config_of(load_job(file), file.parent))
+    assert count_parameters(architecture).total == stated(file).parameters
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_the_job_fits_on_the_gpus_that_the_table_names(file: Path) -> None:
+    workers = load_job(file).spec.workers
+    assert stated(file).workers == workers.world_size
+    for count in (workers.min_world_size, workers.world_size):
+        assert planned(file, count, stated(file).device).fits
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_pods_ask_for_the_host_memory_that_the_plan_counts(file: Path) -> None:
+    """Beside the process and the page-locked copies, a worker holds the weights while it reads them."""
+    workers = load_job(file).spec.workers
+    asked = Quantity(workers.resources.requests.get("memory", "8Gi")).value  # what the operator asks for by itself
+    memory = planned(file, workers.min_world_size, stated(file).device).memory
+    assert memory.host_bytes + memory.states.weights_bytes < asked
+
+
+def test_the_layouts_of_t5_large_train_the_same() -> None:
+    jobs = [load_job(file) for file in PUBLISHED if file.stem.startswith("t5-large")]
+    assert len({job.spec.execution.zero_stage for job in jobs}) == len(jobs) == 3
+    assert len({fingerprint(job) for job in jobs}) == 1
+
+
+def test_all_t5_jobs_read_the_same_shards() -> None:
+    datasets = [load_job(file).spec.dataset for file in PUBLISHED if file.parent.name == "t5-wikisql"]
+    assert all(dataset == datasets[0] for dataset in datasets)
+
+
+@pytest.mark.parametrize("device", ["a100-40gb", "a100-80gb"])
+def test_t5_11b_on_one_gpu_is_refused_with_what_would_help(device: str) -> None:
+    file = EXAMPLES / "t5-wikisql" / "t5-11b-wikisql.yaml"
+    with pytest.raises(JobError, match="does not fit on 1 worker with") as refused:
+        planned(file, 1, device)
+    named = re.search(
+        r"What would help: (\d+) workers of this size, execution.offload optimizer \(\d", str(refused.value)
+    )
+    assert named
+    assert planned(file, int(named[1]), device).fits
+
+
+def test_llama_2_without_zero_is_refused_on_80_gb_however_many_workers_there_are() -> None:
+    file = EXAMPLES / "llama-dolly" / "llama2-7b-data-parallel.yaml"
+    for workers in (1, 4, 64):
+        with pytest.raises(JobError, match=r"needs 110\.3 GB per worker.*What would help: execution\.zeroStage auto"):
+            planned(file, workers, "a100-80gb")
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_shards_in_a_bucket_take_the_place_of_those_in_the_folder(file: Path, tmp_path: Path) -> None:
+    on_a_cluster = tmp_path / "job.yaml"
+    on_a_cluster.write_text(file.read_text().replace("data/shards", "s3://my-bucket/rows"))
+    train = load_job(on_a_cluster).spec.dataset.train
+    assert train is not None
+    assert train.source.startswith("s3://my-bucket/rows")
+
+
+def test_the_published_accumulation_is_that_of_the_plan() -> None:
+    job = load_job(EXAMPLES / "bloomz-imdb" / "bloomz-1b1-imdb.yaml").spec
+    assert job.training.global_batch_size == 8 * job.execution.micro_batch_size * job.workers.world_size
