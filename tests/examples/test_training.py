@@ -1,0 +1,172 @@
+"""Every job of examples/ trains: its own file, with a tiny model of the same family, short rows and a few steps.
+
+What a processor cannot do is replaced: float16 by bfloat16. All else that the file asks for is what runs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from spotune.job import FinetuneJob
+from spotune.load import replace_fields
+from spotune_trainer.data.prepare import PrepareOptions, prepare
+from spotune_trainer.generations import choose_checkpoint, claim, surviving_steps
+from spotune_trainer.layout import JobDirectory
+from spotune_trainer.models import load_tokenizer
+from spotune_trainer.planning import plan_run
+from spotune_trainer.task import WorkerTask
+from tests.examples.jobs import EXAMPLES, PUBLISHED, config_of, load_example
+from tests.examples.wikisql import write_release
+from tests.trainer.groups import run_group
+from tests.trainer.runs import train_rank
+from tests.trainer.tiny import VOCABULARY, save_tokenizer
+
+STEPS = 3
+WORKERS = 2
+MEMORY_BYTES = 4 * 10**9
+LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+TINY: dict[str, dict[str, int]] = {
+    "bloom": {"n_embed": 16, "n_layer": 2, "n_head": 2},
+    "llama": {**LLAMA, "num_key_value_heads": 1},
+    "mistral": {**LLAMA, "num_key_value_heads": 1},
+    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
+}
+"""Sizes by family; what else there is in the full size's configuration stays."""
+TEXTS = [f"{'A film about many singers and a ship. ' * (number % 3 + 1)}It has {number} acts." for number in range(40)]
+
+Rows = dict[str, Path]
+"""Files of rows as they are published, by `train` and, where there is one, `eval`."""
+
+
+def wikisql(folder: Path) -> Rows:
+    command = [sys.executable, str(EXAMPLES / "t5-wikisql" / "convert.py"), "--data", str(write_release(folder))]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return {"train": folder / "rows" / "train.jsonl", "eval": folder / "rows" / "dev.jsonl"}
+
+
+def imdb(folder: Path) -> Rows:
+    file = folder / "train-00000-of-00001.parquet"
+    parquet.write_table(pyarrow.table({"text": TEXTS, "label": [number % 2 for number in range(len(TEXTS))]}), file)
+    return {"train": file}
+
+
+def c4(folder: Path) -> Rows:
+    file = folder / "c4-train.00000-of-01024.json.gz"
+    rows = [{"text": text, "timestamp": "2019-04-25T12:57:54Z", "url": "https://example.com"} for text in TEXTS]
+    with gzip.open(file, "wt") as lines:
+        lines.writelines(f"{json.dumps(row)}\n" for row in rows)
+    return {"train": file}
+
+
+def dolly(folder: Path) -> Rows:
+    file = folder / "databricks-dolly-15k.jsonl"
+    rows = [
+        {"instruction": "Sum it up.", "context": text, "response": "A film.", "category": "summarization"}
+        for text in TEXTS
+    ]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return {"train": file}
+
+
+WRITERS: dict[str, Callable[[Path], Rows]] = {
+    "t5-wikisql": wikisql,
+    "bloomz-imdb": imdb,
+    "mistral-pretrain": c4,
+    "llama-dolly": dolly,
+}
+
+
+def save_tiny_model(job: FinetuneJob, folder: Path, config: dict[str, Any]) -> Path:
+    """A tiny model of the family of `config` with a tokenizer; with weights, if the job starts from some."""
+    ends = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    tiny = AutoConfig.for_model(**{**config, **TINY[config["model_type"]], **ends})
+    if job.spec.model.initialise == "pretrained":
+        auto_model: Any = AutoModelForSeq2SeqLM if job.spec.model.task == "seq2seq" else AutoModelForCausalLM
+        auto_model.from_config(tiny).save_pretrained(folder)
+    else:
+        tiny.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def toy(job: FinetuneJob, model: Path, shards: Path) -> FinetuneJob:
+    """The job at a size for two processors."""
+    spec = job.spec
+    values: dict[str, Any] = {
+        "model.source": str(model),
+        "model.tokenizer": "",
+        "dataset.train.source": str(shards / "train"),
+        "dataset.maxLength": 128,
+        "training.maxSteps": STEPS,
+        "training.globalBatchSize": 8,
+        "workers.count": WORKERS,
+        "workers.min": WORKERS,
+        "workers.gpus": 0,
+        "tracking.wandb": None,
+        "output.hub": None,
+    }
+    if spec.model.dtype == "float16":
+        values["model.dtype"] = "bfloat16"
+    if spec.dataset.eval is not None and spec.dataset.eval.source is not None:
+        values["dataset.eval.source"] = str(shards / "eval")
+    if spec.training.warmup_steps:
+        values["training.warmupSteps"] = 1
+    if spec.training.evaluation.generate:
+        values["training.evaluation.maxNewTokens"] = 8
+    return replace_fields(job, {f"spec.{path}": value for path, value in values.items()})
+
+
+def train(job: FinetuneJob, directory: JobDirectory) -> dict[str, Any]:
+    """Runs the job's first worker group to its end; the figures that it ends with."""
+    plan = plan_run(job, directory, None, lambda: MEMORY_BYTES)
+    task = WorkerTask(
+        directory=str(directory.root),
+        generation=claim(directory, None).number,
+        restore=None,
+        job=job.model_dump(mode="json"),
+        plan=plan.to_json(),
+    )
+    figures: dict[str, Any] = run_group(WORKERS, train_rank, task)[0].figures
+    return figures
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
+def test_an_example_trains(file: Path, tmp_path: Path) -> None:
+    example = load_example(file)
+    config = config_of(example, file.parent)
+    model = save_tiny_model(example, tmp_path / "model", config)
+    job = toy(example, model, tmp_path / "shards")
+    options = replace(PrepareOptions.of_job(job), processes=1)
+    for split, rows in WRITERS[file.parent.name](tmp_path).items():
+        prepare([rows], tmp_path / "shards" / split, options, load_tokenizer(job))
+
+    directory = JobDirectory(tmp_path / "job")
+    directory.logs.mkdir(parents=True)
+    figures = train(job, directory)
+
+    losses = [record["loss"] for record in surviving_steps(directory)]
+    assert len(losses) == STEPS
+    assert all(0 < loss < 2 * math.log(VOCABULARY) for loss in losses), "about as much as a guess has"
+    assert figures["evalLoss"] is not None
+    assert (figures["exactMatch"] is None) != example.spec.training.evaluation.generate
+    checkpoint = choose_checkpoint(directory).checkpoint
+    assert checkpoint is not None
+    assert checkpoint.name.step == STEPS
+    assert all("lora_" in name for name in checkpoint.manifest.parameters) == (example.spec.adapter is not None)
+    asked, plan = example.spec.execution, json.loads(directory.plan.read_text())
+    assert asked.zero_stage in ("auto", plan["zeroStage"])
+    assert asked.gradient_checkpointing in ("auto", plan["gradientCheckpointing"])
+    assert json.loads((directory.export / "config.json").read_text())["model_type"] == config["model_type"]
