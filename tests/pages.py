@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-_FOLDERS = ("*.md", "docs/**/*.md", "examples/*/*.md", "charts/*/*.md", "tests/cluster/*.md")
+_FOLDERS = ("*.md", "docs/**/*.md", "examples/**/*.md", "charts/*/*.md", "tests/cluster/*.md")
 PAGES = sorted(page for pattern in _FOLDERS for page in ROOT.glob(pattern))
 _BLOCK = re.compile(r'^```(\w*)(?: title="([^"]*)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _SHELLS = ("console", "bash", "sh")

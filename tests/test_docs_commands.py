@@ -33,7 +33,7 @@ FILTERS = {"grep", "head"}
 PROGRAMS = FILTERS | {
     *("aws", "az", "docker", "eksctl", "gcloud", "git", "helm", "hf", "kubectl", "make", "pip", "python"),
     *("base64", "buildah", "cat", "cd", "cosign", "crane", "jq", "syft", "xargs"),
-    *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster"),
+    *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster", "tar"),
 }
 """Programs that a page may ask for."""
 READERS_FILES = {"job.yaml", "finetunejob.yaml", "-"}
