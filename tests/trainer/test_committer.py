@@ -20,7 +20,7 @@ from spotune.job import CheckpointSpec
 from spotune_trainer.checkpoint import committer as committer_module
 from spotune_trainer.checkpoint import writer
 from spotune_trainer.checkpoint.committer import Committed, Committer
-from spotune_trainer.checkpoint.fragment import Fragment
+from spotune_trainer.checkpoint.fragment import Fragment, HeldFragment
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint, rank_ok
 from spotune_trainer.checkpoint.reader import read_parameters, verify
 from spotune_trainer.checkpoint.snapshot import Snapshot
@@ -235,10 +235,10 @@ def test_memory_is_taken_once() -> None:
 class FailingSnapshot(Snapshot):
     """As on a GPU without room for a copy within it, whose copies to the host fail."""
 
-    def take(self, fragments: Sequence[Fragment]) -> None:
+    def take(self, fragments: Sequence[HeldFragment]) -> None:
         super().take(fragments)
         self._read.clear()
-        self._sources = [tensor for fragment in fragments for tensor in fragment.states.values()]
+        self._sources = [state for fragment in fragments for state in fragment.states.values()]
         self._are_originals = True
 
     def fragments(self) -> list[Fragment]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from spotune.job import CheckpointSpec
-from spotune_trainer.checkpoint.fragment import Fragment
+from spotune_trainer.checkpoint.fragment import HeldFragment
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
 from spotune_trainer.checkpoint.snapshot import Snapshot
 from spotune_trainer.checkpoint.writer import arrived_so_far, commit, prune, write_fragments
@@ -126,13 +126,16 @@ class Committer:
         self._arrived = (flight.name, flight.refusals, arrived)
         return self._arrived != before
 
-    def reserve(self, fragments: Sequence[Fragment]) -> None:
+    def reserve(self, fragments: Sequence[HeldFragment]) -> None:
         """Take the host memory in the background, before the first commit needs it."""
         self._reserving = threading.Thread(target=self._snapshot.reserve, args=(fragments,), daemon=True)
         self._reserving.start()
 
     def begin(
-        self, name: CheckpointName, fragments: Sequence[Fragment], manifest: Callable[[tuple[FileEntry, ...]], Manifest]
+        self,
+        name: CheckpointName,
+        fragments: Sequence[HeldFragment],
+        manifest: Callable[[tuple[FileEntry, ...]], Manifest],
     ) -> None:
         """Begin to commit the fragments as they are now; the one before must have been taken in.
 

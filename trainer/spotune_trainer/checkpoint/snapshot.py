@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spotune_trainer.checkpoint.fragment import STATES, Fragment
+from spotune_trainer.checkpoint.fragment import STATES, Elements, Fragment, HeldFragment
 
 _SPARE_FRACTION = 0.1
 """Part of a device's memory that stays free of copies: a batch longer than those so far may need more."""
@@ -34,29 +34,29 @@ class Snapshot:
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.float32)
         self._copy: list[Fragment] = []
-        self._sources: list[Tensor] = []
+        self._sources: list[Elements] = []
         self._stream: Any = None
         self._are_originals = False
         self._read = threading.Event()
 
-    def reserve(self, fragments: Sequence[Fragment]) -> None:
+    def reserve(self, fragments: Sequence[HeldFragment]) -> None:
         """Take the memory for these fragments now; the first ``take`` would, while training waits."""
-        elements = sum(tensor.numel() for tensor in _tensors(fragments))
+        elements = sum(state.numel() for state in _states(fragments))
         if self._buffer.numel() == elements:
             return
         self._buffer = torch.empty(elements, dtype=torch.float32)
-        device = next((tensor.device for tensor in _tensors(fragments)), None)
+        device = next((state.device for state in _states(fragments)), None)
         if device is not None and device.type == "cuda":
             with torch.cuda.device(device):  # a thread of its own begins with the first device
                 _lock_pages(self._buffer)
                 self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def take(self, fragments: Sequence[Fragment]) -> None:
+    def take(self, fragments: Sequence[HeldFragment]) -> None:
         """Take the fragments as they are now; before they are changed, ``protect`` has to be called."""
         self.reserve(fragments)
         self._read.clear()
         self._copy = _cut(fragments, self._buffer)
-        self._sources = _tensors(fragments)
+        self._sources = _states(fragments)
         if self._stream is None:
             self._copy_to_host()
             self._release()
@@ -64,8 +64,8 @@ class Snapshot:
         staged = self._room()
         self._are_originals = staged is None
         if staged is not None:
-            for source, copy in zip(self._sources, _tensors(_cut(fragments, staged)), strict=True):
-                copy.copy_(source, non_blocking=True)
+            for place, piece in _pieces(self._sources, staged):
+                place.copy_(piece, non_blocking=True)
             self._sources = [staged]
         self._stream.wait_stream(torch.cuda.current_stream())
 
@@ -78,21 +78,17 @@ class Snapshot:
         """The copy, once it is complete; from any thread. Where the copying fails, ``protect`` waits for it no more."""
         if not self._read.is_set():
             try:
-                device = torch.cuda.device_of(self._sources[0])  # type: ignore[no-untyped-call]
-                with device, torch.cuda.stream(self._stream):
+                with torch.cuda.stream(self._stream):  # and on its device: a thread begins with the first one
                     self._copy_to_host()
             finally:  # a copy that has failed reads no more than one that is complete
                 self._release()
         return self._copy
 
     def _copy_to_host(self) -> None:
-        start = 0
-        for source in self._sources:
-            for piece in torch.split(source, _PIECE_ELEMENTS):
-                self._buffer[start : start + piece.numel()].copy_(piece, non_blocking=True)
-                start += piece.numel()
-                if self._stream is not None:
-                    self._stream.synchronize()
+        for place, piece in _pieces(self._sources, self._buffer):
+            place.copy_(piece, non_blocking=True)
+            if self._stream is not None:
+                self._stream.synchronize()
 
     def _release(self) -> None:
         """Nothing is read any more: the fragments may change."""
@@ -111,12 +107,21 @@ class Snapshot:
         return torch.empty(self._buffer.numel(), dtype=torch.float32, device="cuda")
 
 
-def _tensors(fragments: Sequence[Fragment]) -> list[Tensor]:
-    """All tensors of fragments, in the order in which a buffer holds them."""
-    return [fragment.states[state].detach() for fragment in fragments for state in STATES]
+def _states(fragments: Sequence[HeldFragment]) -> list[Elements]:
+    """All states of fragments, in the order in which a buffer holds them."""
+    return [fragment.states[state] for fragment in fragments for state in STATES]
 
 
-def _cut(fragments: Sequence[Fragment], buffer: Tensor) -> list[Fragment]:
+def _pieces(sources: Iterable[Elements], buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each piece of the sources, after its place within a buffer that holds all their elements."""
+    start = 0
+    for source in sources:
+        for piece in source.split(_PIECE_ELEMENTS):
+            yield buffer[start : start + piece.numel()], piece
+            start += piece.numel()
+
+
+def _cut(fragments: Sequence[HeldFragment], buffer: Tensor) -> list[Fragment]:
     """Fragments of the same places within a buffer that holds all their elements."""
     found, start = [], 0
     for fragment in fragments:
