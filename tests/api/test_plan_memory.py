@@ -123,6 +123,13 @@ def test_precision_follows_the_dtype() -> None:
     assert precision_of("bfloat16") is precision_of("float16") is MIXED
 
 
+@pytest.mark.parametrize(("dtype", "stage", "expected"), [("float32", 0, 2), ("float32", 1, 6), ("bfloat16", 2, 6)])
+def test_8bit_moments_are_a_byte_each_and_their_scales(dtype: str, stage: ZeroStage, expected: int) -> None:
+    states = model_states(256_000, precision_of(dtype, "adamw8bit"), stage, world_size=1)
+
+    assert states.optimizer_bytes == expected * 256_000 + 2 * 4 * 1000
+
+
 def test_gpt_layer_keeps_the_papers_34_bytes_and_the_second_copy_of_the_attention_output() -> None:
     # Korthikanti et al. 2022: 34 s b h without scores; PyTorch's kernel leaves its output in another layout: + 2 s b h.
     growth = layers_bytes(GPT | {"n_layer": 5}) - layers_bytes(GPT)

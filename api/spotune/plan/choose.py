@@ -17,7 +17,6 @@ from spotune.job.execution import LOWEST_STAGE
 from spotune.plan.activations import Workload
 from spotune.plan.architecture import Architecture
 from spotune.plan.memory import (
-    FLOAT32,
     GB,
     GPU_RUNTIME_BYTES,
     MemoryEstimate,
@@ -202,7 +201,7 @@ def _stages(setup: Setup, request: Request) -> tuple[ZeroStage, ...]:
     Stage 0 is for float32 without offload only: DeepSpeed's mixed precision without ZeRO would not restore exactly, so
     the trainer runs it as stage 1.
     """
-    lowest = max(LOWEST_STAGE[setup.offload], 0 if setup.precision == FLOAT32 else 1)
+    lowest = max(LOWEST_STAGE[setup.offload], 1 if setup.precision.is_mixed else 0)
     every: tuple[ZeroStage, ...] = (0, 1, 2, 3)
     if request.zero_stage == "auto":
         return every[lowest:]
@@ -298,7 +297,7 @@ def _remedies(setup: Setup, world_size: int, budget: int, layout: Layout) -> lis
         remedies.append("execution.zeroStage auto")
     if not layout.gradient_checkpointing:
         remedies.append("execution.gradientCheckpointing auto")
-    if setup.precision == FLOAT32:
+    if not setup.precision.is_mixed:
         remedies.append("model.dtype bfloat16 (half the weights and activations)")
     if layout.micro_batch_size > 1:
         remedies.append("execution.microBatchSize auto")

@@ -44,7 +44,6 @@ def plan(
     Example: spotune plan job.yaml --workers 1,2,4 --device h200
     """
     job = resolve_paths(load_job(job_file), job_file.resolve().parent)
-    _refuse_what_is_not_counted(job)
     worker_counts = _worker_counts(workers, job)
     assumptions = Assumptions(
         mean_seconds_to_preemption=_seconds(preemption_every, "--preemption-every"),
@@ -63,15 +62,6 @@ def plan(
         print_plan(made, Console())
     if not made.possible:
         raise JobError(made.workers[-1].problem)
-
-
-def _refuse_what_is_not_counted(job: FinetuneJob) -> None:
-    """The formulas are those of AdamW; for anything else they would be wrong without a word."""
-    if job.spec.training.optimizer != "adamw":
-        raise JobError(
-            f"training.optimizer: the plan counts the states of adamw only, not of {job.spec.training.optimizer}; set "
-            "adamw to see what that needs."
-        )
 
 
 def _worker_counts(text: str, job: FinetuneJob) -> list[int]:

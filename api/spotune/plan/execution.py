@@ -76,7 +76,7 @@ def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
     return Setup(
         architecture=architecture,
-        precision=precision_of(spec.model.dtype),
+        precision=precision_of(spec.model.dtype, spec.training.optimizer),
         global_batch_size=spec.training.global_batch_size,
         sequence_length=spec.dataset.max_length,
         target_length=target_length if architecture.encoder is not None else 0,

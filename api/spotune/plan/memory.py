@@ -9,7 +9,8 @@ A GB is 10^9 bytes, as in those papers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from spotune.plan.activations import Activations, Workload, activation_bytes
@@ -41,17 +42,30 @@ class Precision:
 
     weight_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int
+    optimizer_bytes: float
     sharded_master_bytes: int = 0
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are master weights beside those that the model computes with."""
+        return self.weight_bytes < 4
 
 
 FLOAT32 = Precision(weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, sharded_master_bytes=4)
 MIXED = Precision(weight_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+BYTES_OF_8BIT_MOMENTS = 2 * (1 + 4 / 256)
+"""Two codes of a byte, and two scales in float32 for every 256 elements (docs/adr/0022)."""
 
 
-def precision_of(dtype: str) -> Precision:
-    """The precision of a job's `model.dtype`: float32, or 16 bit with float32 master weights."""
-    return FLOAT32 if dtype == "float32" else MIXED
+def precision_of(dtype: str, optimizer: str = "adamw") -> Precision:
+    """The precision of a job's `model.dtype` (float32, or 16 bit with float32 masters) and `training.optimizer`.
+
+    That `adamw8bit` keeps float32 moments of small parameters is left out: they are few.
+    """
+    precision = FLOAT32 if dtype == "float32" else MIXED
+    if optimizer == "adamw":
+        return precision
+    return replace(precision, optimizer_bytes=precision.optimizer_bytes - 8 + BYTES_OF_8BIT_MOMENTS)
 
 
 @dataclass(frozen=True)
@@ -132,7 +146,7 @@ def model_states(
     weights = _share((parameters + frozen) * precision.weight_bytes, world_size if zero_stage >= 3 else 1)
     gradients = _share(parameters * precision.gradient_bytes, world_size if zero_stage >= 2 else 1)
     sharded_master = precision.sharded_master_bytes if zero_stage >= 1 else 0
-    optimizer = parameters * (precision.optimizer_bytes + sharded_master)
+    optimizer = math.ceil(parameters * (precision.optimizer_bytes + sharded_master))
     optimizer = _share(optimizer, world_size if zero_stage >= 1 else 1)
     if offload == "none":
         return ModelStates(weights, gradients, optimizer)
