@@ -28,7 +28,7 @@ _EXAMPLE = "examples/text-to-sql/finetunejob.yaml"
 _NOTHING_BUILT: Mapping[str, Any] = {
     "model": {"source": "model"},
     "dataset": {"train": {"source": "shards"}},
-    "training": {"epochs": 1, "optimizer": "adamw8bit"},
+    "training": {"epochs": 1},
     "execution": {"compile": True},
 }
 """A spec that asks for everything that this version refuses."""

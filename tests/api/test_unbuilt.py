@@ -1,23 +1,17 @@
 """Features that do not exist yet are refused by name, and what concerns pods alone is not."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spotune.errors import JobError
-from spotune.load import load_job
 from spotune.unbuilt import refuse_unbuilt
-from tests.api.job_files import FULL_JOB_FILE, a_job
+from tests.api.job_files import a_job
 
 
 @pytest.mark.parametrize(
     ("sections", "line"),
     [
-        (
-            {"training": {"epochs": 1, "optimizer": "adamw8bit"}},
-            "spec.training.optimizer: adamw8bit is not built yet: use adamw",
-        ),
         (
             {"execution": {"compile": True}},
             "spec.execution.compile: compiled layers are not built yet: use auto or false",
@@ -29,20 +23,6 @@ def test_a_feature_that_does_not_exist_yet_is_refused(sections: dict[str, Any], 
     with pytest.raises(JobError) as refused:
         refuse_unbuilt(a_job(**sections))
     assert str(refused.value) == line
-
-
-def test_all_of_them_are_listed_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    content = FULL_JOB_FILE.replace("optimizer: adamw,", "optimizer: adamw8bit,").replace(
-        "compile: auto", "compile: true"
-    )
-    file.write_text(content)
-    with pytest.raises(JobError) as refused:
-        refuse_unbuilt(load_job(file))
-    assert [problem.field for problem in refused.value.problems] == [
-        "spec.training.optimizer",
-        "spec.execution.compile",
-    ]
 
 
 def test_what_concerns_pods_alone_is_no_matter_on_one_machine() -> None:

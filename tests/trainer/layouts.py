@@ -105,10 +105,10 @@ def build(layout: Layout, frozen: Sequence[str] = FROZEN) -> Any:
     return wrap(build_model(DTYPES[layout.dtype], frozen), layout)
 
 
-def wrap(model: Any, layout: Layout) -> Any:
-    """An engine of a layout around any model."""
+def wrap(model: Any, layout: Layout, **training: Any) -> Any:
+    """An engine of a layout around any model; keyword arguments are fields of `training`."""
     config = EngineConfig(layout.stage, 1, 1, DTYPES[layout.dtype], False, layout.offload)
-    return build_engine(model, make_job("/model", training={"learningRate": 0.01}).spec.training, config)
+    return build_engine(model, make_job("/model", training={"learningRate": 0.01, **training}).spec.training, config)
 
 
 def release(engine: Any) -> None:

@@ -26,15 +26,16 @@ def overflown(runs: Runs, layout: Layout, dtype: str = "float32", **training: An
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"),
+    ("layout", "dtype", "optimizer"),
     [
-        *[(Layout(2, stage), "float32") for stage in range(4)],
-        *[(Layout(2, stage), "bfloat16") for stage in range(1, 4)],
+        *[(Layout(2, stage), "float32", "adamw") for stage in range(4)],
+        *[(Layout(2, stage), "bfloat16", "adamw") for stage in range(1, 4)],
+        *[(Layout(2, stage), "float32", "adamw8bit") for stage in (0, 1, 3)],
     ],
     ids=str,
 )
-def test_a_bad_step_changes_no_weights_and_is_counted(runs: Runs, layout: Layout, dtype: str) -> None:
-    directory = overflown(runs, layout, dtype)
+def test_a_bad_step_changes_no_weights_and_is_counted(runs: Runs, layout: Layout, dtype: str, optimizer: str) -> None:
+    directory = overflown(runs, layout, dtype, optimizer=optimizer)
     records = surviving_steps(directory)
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert [record["step"] for record in records if record["skipped"]] == list(BAD)

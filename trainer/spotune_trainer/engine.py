@@ -15,10 +15,11 @@ from transformers import PreTrainedModel, get_scheduler
 from spotune.errors import JobError
 from spotune.job import TrainingSpec
 from spotune.plan.memory import Offload
-from spotune_trainer.checkpoint.fragments import check_version
+from spotune_trainer.checkpoint.fragments import check_version, create_moments
 from spotune_trainer.compiled import compile_layers, repeated_layers
 from spotune_trainer.device_steps import leave_out_unless_finite, step_on_device
 from spotune_trainer.head_loss import fuse_loss
+from spotune_trainer.optimizers import build_optimizer
 
 _LARGEST_BUCKET_ELEMENTS = 500_000_000
 
@@ -76,10 +77,11 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         _compile(model, config)
     engine, *_ = deepspeed.initialize(
         model=model,
-        optimizer=_adamw(model, training),
+        optimizer=build_optimizer(model, training),
         config=_deepspeed_config(training, config, sum(p.numel() for p in model.parameters() if p.requires_grad)),
         dist_init_required=False,
     )
+    create_moments(engine)
     step_on_device(engine)
     return engine
 
@@ -126,24 +128,6 @@ def _backend() -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _adamw(model: PreTrainedModel, training: TrainingSpec) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only: neither biases (T5's relative ones included) nor norms."""
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    decayed = [p for name, p in trainable if p.ndim >= 2 and "bias" not in name]
-    others = [p for name, p in trainable if p.ndim < 2 or "bias" in name]
-    groups = [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=training.learning_rate,
-        betas=(training.adam_beta1, training.adam_beta2),
-        eps=training.adam_epsilon,
-        fused=True,
-    )
-
-
 def _deepspeed_config(training: TrainingSpec, config: EngineConfig, parameters: int) -> dict[str, Any]:
     world_size = int(os.environ["WORLD_SIZE"])
     return {
@@ -171,6 +155,7 @@ def _deepspeed_config(training: TrainingSpec, config: EngineConfig, parameters: 
         },
         # PyTorch's fused AdamW has a vectorised kernel for the host, too, and nothing has to be compiled first.
         "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,  # AdamW8bit; the matrix of layouts tests it
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }

@@ -70,7 +70,7 @@ class TrainingSpec(Section):
     warmup_steps: NotNegative = 0
     """Steps over which the learning rate rises from 0."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """adamw: PyTorch's, with float32 moments; adamw8bit: not built yet."""
+    """adamw: PyTorch's, with float32 moments; adamw8bit: the same with 8-bit block-wise moments."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of AdamW's first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999

@@ -9,13 +9,16 @@ and by the matrix test.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
 import torch
 from torch import Tensor
 
-from spotune_trainer.checkpoint.fragment import Fragment
+from spotune_trainer.blockwise import Blockwise, Dequantised
+from spotune_trainer.checkpoint.fragment import Elements, Fragment, HeldFragment
+from spotune_trainer.optimizers import MOMENTS, AdamW8bit
 
 SUPPORTED_DEEPSPEED = "0.19."
 _LOSS_SCALER = {
@@ -49,14 +52,54 @@ def parameter_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
     }
 
 
-def owned_fragments(engine: Any) -> list[Fragment]:
+@dataclass(frozen=True)
+class _Run:
+    """Where a rank keeps a run of one parameter.
+
+    Attributes:
+        parameter: its name.
+        elements: of the whole parameter.
+        offset: first element of the run within the parameter.
+        master: tensor that the optimizer steps, with this run and others in it.
+        start: first element of the run within that tensor.
+        length: elements of the run.
+    """
+
+    parameter: str
+    elements: int
+    offset: int
+    master: Tensor
+    start: int
+    length: int
+
+
+def create_moments(engine: Any) -> None:
+    """Make Adam's state, which else its first step does; with 8-bit moments it has to know where parameters begin."""
+    adam = _adam(engine)
+    for master in _masters(engine):
+        if not isinstance(adam, AdamW8bit) and not adam.state[master]:
+            # A fused optimizer keeps `step` beside the parameter.
+            fused = bool(adam.param_groups[0].get("fused"))
+            step = torch.zeros((), dtype=torch.float32, device=master.device if fused else "cpu")
+            moments = {name: torch.zeros_like(master, memory_format=torch.preserve_format) for name in MOMENTS}
+            adam.state[master] = {"step": step, **moments}
+    for run in _runs(engine):
+        _moments(adam, run)
+
+
+def owned_fragments(engine: Any) -> list[HeldFragment]:
     """The fragments that this rank saves; over all ranks they cover every parameter exactly once."""
-    return list(_fragments(engine, whole=False))
+    create_moments(engine)
+    return list(_owned(engine))
 
 
 def needed_fragments(engine: Any) -> list[Fragment]:
-    """The fragments that this rank restores: those it owns, or at stage 0 every parameter as a whole."""
-    return list(_fragments(engine, whole=True))
+    """The fragments that this rank restores: those it owns, or at stage 0 every parameter as a whole.
+
+    What has been written into them is the engine's once `publish` is called.
+    """
+    create_moments(engine)
+    return [Fragment(run.parameter, run.offset, _to_restore(_adam(engine), run)) for run in _runs(engine)]
 
 
 def optimizer_step(engine: Any) -> int:
@@ -86,7 +129,13 @@ def set_loss_scale(engine: Any, state: Mapping[str, int | float]) -> None:
 
 
 def publish(engine: Any) -> None:
-    """Carry the masters over into the model's own (low-precision, gathered) parameters, after a restore."""
+    """After a restore: carry the masters over into the model's own (low-precision, gathered) parameters.
+
+    Moments of 8 bits are quantised.
+    """
+    adam = _adam(engine)
+    if isinstance(adam, AdamW8bit):
+        adam.adopt()
     stage = engine.zero_optimization_stage()
     if stage in (1, 2):
         engine.optimizer.update_lp_params()
@@ -106,14 +155,24 @@ def _adam(engine: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _fragments(engine: Any, *, whole: bool) -> Iterator[Fragment]:
+def _runs(engine: Any) -> Iterator[_Run]:
+    """All that this rank keeps."""
     stage = engine.zero_optimization_stage()
     if stage == 0:
-        yield from _plain(engine, whole=whole)
+        yield from _plain(engine)
     elif stage in (1, 2):
         yield from _partitioned_optimizer(engine)
     else:
         yield from _partitioned_parameters(engine)
+
+
+def _masters(engine: Any) -> list[Tensor]:
+    """The tensors that the optimizer steps; at stages 1 to 3 some of a rank may be padding alone."""
+    stage = engine.zero_optimization_stage()
+    if stage == 0:
+        return [parameter for _, parameter in _trainable(engine)]
+    flats = "single_partition_of_fp32_groups" if stage < 3 else "fp32_partitioned_groups_flat"
+    return list(getattr(engine.optimizer, flats))
 
 
 def _trainable(engine: Any) -> Iterator[tuple[str, Any]]:
@@ -122,56 +181,75 @@ def _trainable(engine: Any) -> Iterator[tuple[str, Any]]:
             yield name, parameter
 
 
-def _states(adam: torch.optim.Optimizer, master: Tensor) -> dict[str, Tensor]:
-    """Flat master and moments of one tensor that the optimizer steps; creates what Adam would at its first step."""
-    state = adam.state[master]
-    if not state:
-        # torch.optim creates this lazily in the first step(); a fused optimizer keeps `step` beside the parameter.
-        fused = bool(adam.param_groups[0].get("fused"))
-        state["step"] = torch.zeros((), dtype=torch.float32, device=master.device if fused else "cpu")
-        state["exp_avg"] = torch.zeros_like(master, memory_format=torch.preserve_format)
-        state["exp_avg_sq"] = torch.zeros_like(master, memory_format=torch.preserve_format)
-    return {
-        "fp32": master.detach().view(-1),
-        "exp_avg": state["exp_avg"].view(-1),
-        "exp_avg_sq": state["exp_avg_sq"].view(-1),
-    }
-
-
-def _cut(states: dict[str, Tensor], start: int, length: int) -> dict[str, Tensor]:
-    return {name: tensor.narrow(0, start, length) for name, tensor in states.items()}
-
-
-def _plain(engine: Any, *, whole: bool) -> Iterator[Fragment]:
-    """Stage 0: every rank holds everything; each saves an even cut of every parameter."""
+def _owned(engine: Any) -> Iterator[HeldFragment]:
     rank, world = engine.global_rank, engine.dp_world_size
-    for name, parameter in _trainable(engine):
-        states = _states(_adam(engine), parameter)
-        count = parameter.numel()
-        start, end = (0, count) if whole else (count * rank // world, count * (rank + 1) // world)
+    is_shared = engine.zero_optimization_stage() == 0  # all ranks keep the same: each saves an even cut
+    for run in _runs(engine):
+        start, end = (run.length * rank // world, run.length * (rank + 1) // world) if is_shared else (0, run.length)
+        states = _states(_adam(engine), run, start, end)
         if end > start:
-            yield Fragment(name, start, _cut(states, start, end - start))
+            yield HeldFragment(run.parameter, run.offset + start, states)
 
 
-def _partitioned_optimizer(engine: Any) -> Iterator[Fragment]:
+def _states(adam: torch.optim.Optimizer, run: _Run, start: int, end: int) -> dict[str, Elements]:
+    """Master and moments of elements [start, end) of a run."""
+    moments: dict[str, Elements] = {
+        name: Dequantised(moment, start, end) if isinstance(moment, Blockwise) else moment[start:end]
+        for name, moment in _moments(adam, run).items()
+    }
+    return {"fp32": _within(run.master.detach(), run)[start:end]} | moments
+
+
+def _to_restore(adam: torch.optim.Optimizer, run: _Run) -> dict[str, Tensor]:
+    """Master and moments of a run, or in their place what takes them until `publish`."""
+    moments = (
+        adam.moments(run.master, run.start, run.length, run.elements).to_restore()
+        if isinstance(adam, AdamW8bit)
+        else _moments_32bit(adam, run)
+    )
+    return {"fp32": _within(run.master.detach(), run), **moments}
+
+
+def _moments(adam: torch.optim.Optimizer, run: _Run) -> Mapping[str, Tensor | Blockwise]:
+    """Both moments of a run."""
+    if isinstance(adam, AdamW8bit):
+        return adam.moments(run.master, run.start, run.length, run.elements).states
+    return _moments_32bit(adam, run)
+
+
+def _moments_32bit(adam: torch.optim.Optimizer, run: _Run) -> dict[str, Tensor]:
+    return {name: _within(adam.state[run.master][name], run) for name in MOMENTS}
+
+
+def _within(tensor: Tensor, run: _Run) -> Tensor:
+    """The elements of a run, of a tensor as the optimizer steps it."""
+    return tensor.view(-1).narrow(0, run.start, run.length)
+
+
+def _plain(engine: Any) -> Iterator[_Run]:
+    """Stage 0: every rank holds everything."""
+    for name, parameter in _trainable(engine):
+        count = parameter.numel()
+        yield _Run(name, count, 0, parameter, 0, count)
+
+
+def _partitioned_optimizer(engine: Any) -> Iterator[_Run]:
     """Stages 1 and 2: one flat fp32 partition for each parameter group, mapped to parameters by `_hp_mapping`."""
-    optimizer = engine.optimizer
-    flats = [_states(_adam(engine), flat) for flat in optimizer.single_partition_of_fp32_groups]
+    masters = _masters(engine)
     for name, parameter in _trainable(engine):
         mapping = getattr(parameter, "_hp_mapping", None)
         if mapping is not None:
-            high = mapping.hp_fragment_address
-            states = _cut(flats[mapping.param_group_index], high.start, high.numel)
-            yield Fragment(name, mapping.lp_fragment_address.start, states)
+            high, offset = mapping.hp_fragment_address, mapping.lp_fragment_address.start
+            master = masters[mapping.param_group_index]
+            yield _Run(name, parameter.numel(), offset, master, high.start, high.numel)
 
 
-def _partitioned_parameters(engine: Any) -> Iterator[Fragment]:
+def _partitioned_parameters(engine: Any) -> Iterator[_Run]:
     """Stage 3: every parameter is cut evenly over the ranks, the last cut padded."""
-    optimizer = engine.optimizer
-    flats = [_states(_adam(engine), flat) for flat in optimizer.fp32_partitioned_groups_flat]
+    optimizer, masters = engine.optimizer, _masters(engine)
     for name, parameter in _trainable(engine):
         group, start_in_group, partition = optimizer.grad_position[optimizer.get_param_id(parameter)]
         offset = engine.global_rank * partition
         length = min(partition, parameter.ds_numel - offset)
         if length > 0:
-            yield Fragment(name, offset, _cut(flats[group], start_in_group, length))
+            yield _Run(name, parameter.ds_numel, offset, masters[group], start_in_group, length)
