@@ -30,7 +30,7 @@ metadata: {name: t5-wikisql, namespace: team, labels: {team: nlp}, annotations: 
 spec:
   model:      {source: "hf://google-t5/t5-3b", revision: main, task: seq2seq, dtype: bfloat16, initialise: pretrained,
                trustRemoteCode: false, tokenSecretRef: {name: hf, key: token}, tokenizer: ""}
-  adapter:    {lora: {r: 16, alpha: 32, dropout: 0.05, targetModules: all-linear}}
+  adapter:    {lora: {r: 16, alpha: 32, dropout: 0.05, targetModules: all-linear}, quantization: none}
   dataset:    {train: {source: "s3://bucket/wikisql/train", format: mds}, eval: {source: "s3://bucket/wikisql/eval"},
                maxLength: 512, maxCompletionLength: 128, packing: false,
                prompt: "{instruction}: {input}", completion: "{output}", keep: [database],

@@ -331,6 +331,18 @@ WRONG_TOGETHER = [
         ),
     ),
     (
+        "quantised parameters that are offloaded",
+        WORKERS,
+        "  adapter: {lora: {}, quantization: nf4}\n  execution: {offload: parameters}\n",
+        ":11: spec.execution.offload: parameters cannot be nf4: use optimizer or none",
+    ),
+    (
+        "quantised parameters that are sharded",
+        WORKERS,
+        "  adapter: {lora: {}, quantization: nf4}\n  execution: {zeroStage: 3}\n",
+        ":11: spec.execution.zeroStage: 3 cannot shard weights in nf4: use auto, or 2 at most",
+    ),
+    (
         "adapter modules",
         WORKERS,
         "  adapter: {lora: {targetModules: q}}\n",

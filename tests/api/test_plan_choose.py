@@ -199,6 +199,16 @@ def test_refusal_speaks_of_several_workers() -> None:
         choose_layout(T5_11B, 2, 40 * GB)
 
 
+def test_quantised_weights_fit_where_whole_ones_do_not_and_are_not_sharded() -> None:
+    whole = replace(LLAMA_8B, lora_rank=16)
+    quantised = replace(whole, quantised=True)
+
+    assert choose_layout(whole, 4, 20 * GB).layout.zero_stage == 3
+    assert choose_layout(quantised, 4, 20 * GB).layout.zero_stage < 3
+    with pytest.raises(JobError, match="ZeRO stage 2"):
+        choose_layout(quantised, 4, 6 * GB)
+
+
 def test_offload_of_parameters_goes_to_stage_3() -> None:
     offloaded = replace(LLAMA_8B, offload="parameters")
 

@@ -73,6 +73,14 @@ def test_parts_that_do_not_divide_evenly_are_rounded_up() -> None:
     assert model_states(7, MIXED, 3, world_size=4).weights_bytes == 4
 
 
+def test_quantised_weights_are_half_a_byte_and_their_scales() -> None:
+    states = model_states(0, MIXED, 2, world_size=2, frozen=1000 + 6400, quantised=6400)
+
+    assert states.weights_bytes == 2 * 1000 + 6400 / 2 + 4 * 100
+    with pytest.raises(ValueError, match="cannot shard"):
+        model_states(0, MIXED, 3, world_size=2, frozen=6400, quantised=6400)
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_offloaded_optimizer_states_lie_in_host_memory(stage: ZeroStage) -> None:
     # ZeRO-Offload: 16 bytes per parameter on the host: master, two moments and the gradient in float32.

@@ -2,7 +2,8 @@
 
 LoRA adds `alpha / r * B A` to a weight matrix, A of shape [r, in] and B of [out, r] (Hu et al. 2021, section 4.1). B
 begins as zeros, and A is drawn from `training.seed`: every rank and attempt has the same ones. A checkpoint holds the
-matrices alone; the weights beside them are read from the source again.
+matrices alone; the weights beside them are read from the source again, and quantised again where they are kept in 4
+bits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from spotune.errors import JobError
 from spotune.job import AdapterSpec, FinetuneJob
+from spotune_trainer.nf4 import quantise_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -26,9 +28,11 @@ def attach_adapter(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
     """The model with its adapter, whose matrices are all that is trained; as it is where the job has no adapter.
 
     Raises:
-        JobError: the adapter's target modules are not in the model.
+        JobError: the adapter's target modules are not in the model, or it has no layers that can be quantised.
     """
     if job.spec.adapter is not None:
+        if job.spec.adapter.quantization == "nf4":
+            quantise_layers(model)
         _adapt(model, job, job.spec.adapter)
     return model
 
@@ -37,7 +41,7 @@ def fill_adapter(model: PreTrainedModel, job: FinetuneJob, parameters: Mapping[s
     """The model with its adapter trained.
 
     Args:
-        model: the one that the adapter was trained beside.
+        model: the one that the adapter was trained beside, as its source has it.
         job: has an adapter.
         parameters: fp32 masters of the adapter's matrices, by their names in the model of `attach_adapter`.
 

@@ -194,6 +194,16 @@ _SPEC = (
         "an adapter alone needs the weights it was trained beside, which a model from scratch has nowhere: use true",
         "output.mergeAdapter",
     ),
+    Rule(
+        "!has(self.adapter) || self.adapter.quantization == 'none' || self.execution.offload != 'parameters'",
+        "parameters cannot be quantised: use optimizer or none",
+        "execution.offload",
+    ),
+    Rule(
+        "!has(self.adapter) || self.adapter.quantization == 'none' || self.execution.zeroStage != 3",
+        "3 cannot shard quantised weights: use auto, or 2 at most",
+        "execution.zeroStage",
+    ),
 )
 
 _EXECUTION = (

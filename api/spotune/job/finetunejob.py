@@ -88,6 +88,14 @@ class FinetuneJobSpec(Section):
             if self.model.initialise == "random":
                 reason = "needs the weights it was trained beside, which a model from scratch has nowhere: use true"
                 invalid("output.mergeAdapter", f"an adapter alone {reason}")
+        if self.adapter is not None and self.adapter.quantization != "none":
+            if self.execution.offload == "parameters":
+                invalid("execution.offload", f"parameters cannot be {self.adapter.quantization}: use optimizer or none")
+            if self.execution.zero_stage == 3:
+                invalid(
+                    "execution.zeroStage",
+                    f"3 cannot shard weights in {self.adapter.quantization}: use auto, or 2 at most",
+                )
         return self
 
     @model_validator(mode="after")

@@ -55,3 +55,5 @@ class AdapterSpec(Section):
 
     lora: LoraSpec
     """Low-rank adaptation: small matrices are trained beside the weights, which stay as they are."""
+    quantization: Literal["none", "nf4"] = "none"
+    """Frozen weights while training: none: in model.dtype; nf4: the layers' matrices in 4 bits (QLoRA), to ZeRO 2."""

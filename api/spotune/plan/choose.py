@@ -56,6 +56,7 @@ class Setup:
         target_length: longest decoder sequence of encoder-decoder models in tokens, else 0.
         pretrained: weights are loaded (see `count_parameters`).
         lora_rank: of the adapters that are trained beside frozen weights; None: all parameters are trained.
+        quantised: those weights are kept in 4 bits.
         offload: what is kept in host memory.
         fused_attention: attention scores are never written to memory.
         runtime_bytes: what a worker's process holds beside its tensors.
@@ -70,6 +71,7 @@ class Setup:
     target_length: int = 0
     pretrained: bool = True
     lora_rank: int | None = None
+    quantised: bool = False
     offload: Offload = "none"
     fused_attention: bool = True
     runtime_bytes: int = GPU_RUNTIME_BYTES
@@ -83,7 +85,9 @@ class Setup:
     @property
     def trained(self) -> TrainedParameters:
         """How many parameters are trained."""
-        return trained_parameters(self.architecture, pretrained=self.pretrained, lora_rank=self.lora_rank)
+        return trained_parameters(
+            self.architecture, pretrained=self.pretrained, lora_rank=self.lora_rank, quantised=self.quantised
+        )
 
     def memory(self, world_size: int, layout: Layout) -> MemoryEstimate:
         """Memory of one of `world_size` workers under `layout`."""
@@ -199,12 +203,12 @@ def _stages(setup: Setup, request: Request) -> tuple[ZeroStage, ...]:
     """ZeRO stages to try, lowest first.
 
     Stage 0 is for float32 without offload only: DeepSpeed's mixed precision without ZeRO would not restore exactly, so
-    the trainer runs it as stage 1.
+    the trainer runs it as stage 1. Stage 3 cannot shard quantised weights.
     """
     lowest = max(LOWEST_STAGE[setup.offload], 1 if setup.precision.is_mixed else 0)
     every: tuple[ZeroStage, ...] = (0, 1, 2, 3)
     if request.zero_stage == "auto":
-        return every[lowest:]
+        return every[lowest:3] if setup.quantised else every[lowest:]
     if setup.offload != "none" and request.zero_stage < lowest:
         raise JobError(
             f"execution.zeroStage {request.zero_stage} cannot go with execution.offload {setup.offload}, which needs "
@@ -293,7 +297,7 @@ def _remedies(setup: Setup, world_size: int, budget: int, layout: Layout) -> lis
     if enough is not None:
         remedies.append(f"{enough} workers of this size")
     remedies += _fitting_offload(setup, world_size, budget, layout)
-    if layout.zero_stage < 3:
+    if layout.zero_stage < (2 if setup.quantised else 3):
         remedies.append("execution.zeroStage auto")
     if not layout.gradient_checkpointing:
         remedies.append("execution.gradientCheckpointing auto")

@@ -82,6 +82,7 @@ def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
         target_length=target_length if architecture.encoder is not None else 0,
         pretrained=spec.model.initialise == "pretrained",
         lora_rank=spec.adapter.lora.r if spec.adapter is not None else None,
+        quantised=spec.adapter is not None and spec.adapter.quantization != "none",
         offload=spec.execution.offload,
         # On the CPU, PyTorch falls back to writing the scores as soon as there is dropout or a learned bias.
         fused_attention=spec.execution.attention != "eager" and not on_cpu,

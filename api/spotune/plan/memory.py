@@ -57,6 +57,10 @@ BYTES_OF_8BIT_MOMENTS = 2 * (1 + 4 / 256)
 """Two codes of a byte, and two scales in float32 for every 256 elements (docs/adr/0022)."""
 
 
+NF4_BYTES = 1 / 2 + 4 / 64
+"""Of a weight in 4 bits: half a byte, and a scale in float32 for every 64."""
+
+
 def precision_of(dtype: str, optimizer: str = "adamw") -> Precision:
     """The precision of a job's `model.dtype` (float32, or 16 bit with float32 masters) and `training.optimizer`.
 
@@ -124,6 +128,7 @@ def model_states(
     world_size: int,
     offload: Offload = "none",
     frozen: int = 0,
+    quantised: int = 0,
 ) -> ModelStates:
     """Weights, gradients and optimizer states per worker (ZeRO paper, figure 1; ZeRO-Offload for the host's part).
 
@@ -135,6 +140,7 @@ def model_states(
         offload: `optimizer` moves the optimizer states, and from stage 2 the reduced gradients in float32, to the host;
             `parameters` (stage 3) also the weights.
         frozen: parameters that are not trained, beside an adapter: weights without gradients and optimizer states.
+        quantised: of these in 4 bits, which no stage divides.
 
     Raises:
         ValueError: this stage cannot offload that.
@@ -143,7 +149,10 @@ def model_states(
         raise ValueError("offload needs ZeRO stage 1 or more")
     if offload == "parameters" and zero_stage != 3:
         raise ValueError("offload of parameters needs ZeRO stage 3")
-    weights = _share((parameters + frozen) * precision.weight_bytes, world_size if zero_stage >= 3 else 1)
+    if quantised and zero_stage == 3:
+        raise ValueError("stage 3 cannot shard quantised weights")
+    weights = _share((parameters + frozen - quantised) * precision.weight_bytes, world_size if zero_stage >= 3 else 1)
+    weights += math.ceil(quantised * NF4_BYTES)
     gradients = _share(parameters * precision.gradient_bytes, world_size if zero_stage >= 2 else 1)
     sharded_master = precision.sharded_master_bytes if zero_stage >= 1 else 0
     optimizer = math.ceil(parameters * (precision.optimizer_bytes + sharded_master))
@@ -187,7 +196,7 @@ def estimate_memory(
     trained = trained or trained_parameters(architecture)
     count = trained.count
     return MemoryEstimate(
-        states=model_states(count, precision, zero_stage, world_size, offload, trained.frozen),
+        states=model_states(count, precision, zero_stage, world_size, offload, trained.frozen, trained.quantised),
         activations=activation_bytes(architecture, workload),
         buffers_bytes=_buffer_bytes(trained, precision, zero_stage),
         step_bytes=0 if zero_stage == 0 or offload != "none" else _share(count * 4, world_size),

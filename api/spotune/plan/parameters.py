@@ -24,20 +24,27 @@ class ParameterCount:
 
 @dataclass(frozen=True)
 class TrainedParameters:
-    """How many parameters are trained, and how many stay as they are beside an adapter."""
+    """How many parameters are trained, how many are frozen beside an adapter, and how many of these have 4 bits."""
 
     count: int
     frozen: int = 0
+    quantised: int = 0
 
 
 def trained_parameters(
-    architecture: Architecture, *, pretrained: bool = True, lora_rank: int | None = None
+    architecture: Architecture, *, pretrained: bool = True, lora_rank: int | None = None, quantised: bool = False
 ) -> TrainedParameters:
-    """All parameters of the model, or those of adapters of a rank beside every matrix of its layers."""
+    """All parameters of the model, or those of adapters of a rank beside every matrix of its layers.
+
+    With `quantised` those matrices are kept in 4 bits.
+    """
     total = count_parameters(architecture, pretrained=pretrained).total
     if lora_rank is None:
         return TrainedParameters(total)
-    return TrainedParameters(count_lora_parameters(architecture, lora_rank), total)
+    matrices = sum(
+        stack.layers * inputs * outputs for stack in architecture.stacks for inputs, outputs in _layer_matrices(stack)
+    )
+    return TrainedParameters(count_lora_parameters(architecture, lora_rank), total, matrices if quantised else 0)
 
 
 def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> ParameterCount:
