@@ -51,13 +51,14 @@ KINDS = {
     "float16": Kind(dtype="float16"),
     "adamw8bit": Kind(sections={"training": {"optimizer": "adamw8bit"}}),
     "LoRA": Kind("causal", sections={"adapter": {"lora": {"r": 4}}}),
+    "QLoRA": Kind("causal", sections={"adapter": {"lora": {"r": 4}, "quantization": "nf4"}}),
     "compiled": Kind("causal", sections={"execution": {"compile": True}}),
     "compiled, activations recomputed": Kind(
         "causal", sections={"execution": {"compile": True, "gradientCheckpointing": True}}
     ),
     "optimizer on the host": Kind(sections={"execution": {"offload": "optimizer"}}),
 }
-"""What else people do, each resumed at stages 1 and 3."""
+"""What else people do, each resumed at the lowest stage that divides something, and at the highest."""
 
 
 def train(
@@ -125,7 +126,7 @@ def resume_kinds(runs: Runs, world_size: int) -> list[dict[str, Any]]:
     """Every other kind of run, resumed."""
     found = []
     for number, (name, kind) in enumerate(KINDS.items()):
-        for stage in (1, 3):
+        for stage in (1, 2 if name == "QLoRA" else 3):  # what is quantised cannot be divided
             directory = JobDirectory(runs.root / f"kind-{number}-{stage}")
             steps, resumed = resume(runs, directory, Layout(world_size, stage), kind)
             found.append({"kind": name, "zeroStage": stage, "lastLoss": steps[-1]["loss"], **resumed})

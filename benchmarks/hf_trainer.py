@@ -42,7 +42,7 @@ class RandomRows(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": row, "labels": row}
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
+class Clock(TrainerCallback):
     """Times the steps."""
 
     def __init__(self) -> None:

@@ -5,8 +5,10 @@ each operation of a layer saves. It sums to `s b h (34 + 5 a s / h)` for a GPT l
 `34 s b h` where the attention scores are not kept (section 5, and every fused attention kernel), and to `2 s b h` with
 full recomputation (s: sequence length, b: micro-batch, h: hidden size, a: heads). The same sum is written here for
 other layers: gated feed-forwards of any width, cross-attention, float32, norms that compute in float32; and for what
-PyTorch and `transformers` save beyond the paper's kernels. `tests/trainer/test_plan_activations.py` compares it with
-the tensors that are really saved, `tests/api/test_plan_measured.py` with peaks measured on a GPU.
+PyTorch and `transformers` save beyond the paper's kernels. A compiled layer keeps what its products of matrices and its
+attention need and computes what lies between them again, and its loss holds one chunk of logits.
+`tests/trainer/test_plan_activations.py` compares it with the tensors that are really saved,
+`tests/api/test_plan_measured.py` and `tests/trainer/test_plan_throughput.py` with peaks measured on GPUs.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from spotune.plan.architecture import Architecture, Stack
 
 DROPOUT_MASK_BYTES = 1
 FLOAT32_BYTES = 4
+CHUNK_LOGITS = 1 << 28
+"""Logits that the compiled loss holds at once: 512 MiB in 16 bit, large enough for a GPU to be busy with."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Workload:
         bytes_per_element: 2 for bfloat16 and float16, 4 for float32.
         gradient_checkpointing: recompute each layer in the backward pass.
         fused_attention: attention scores are never written to memory (FlashAttention, memory-efficient SDPA).
+        compiled: layers and loss are compiled.
     """
 
     micro_batch_size: int
@@ -38,6 +43,7 @@ class Workload:
     bytes_per_element: int = 2
     gradient_checkpointing: bool = False
     fused_attention: bool = True
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,14 @@ def logits_bytes(architecture: Architecture, workload: Workload) -> int:
 
     Korthikanti et al. count 4 bytes per logit (section 4.3). PyTorch's cross-entropy holds more at its peak, all in
     float32: the log-probabilities, their gradient and the gradient of the logits. A soft cap keeps its output, too.
+    Compiled: a chunk of logits and its gradient, and the gradients of the hidden states and the projection's weights.
     """
     tokens = _tokens(architecture, architecture.decoder, workload)
+    if workload.compiled:
+        hidden, vocabulary = architecture.decoder.hidden_size, architecture.vocabulary_size
+        chunk = min(tokens, CHUNK_LOGITS // vocabulary) * vocabulary
+        gradients = tokens * hidden * workload.bytes_per_element + vocabulary * hidden * FLOAT32_BYTES
+        return 2 * chunk * workload.bytes_per_element + gradients
     cap_bytes = workload.bytes_per_element if architecture.capped_logits else 0
     return tokens * architecture.vocabulary_size * (cap_bytes + 3 * FLOAT32_BYTES)
 
@@ -91,6 +103,8 @@ def _tokens(architecture: Architecture, stack: Stack, workload: Workload) -> int
 def _layer_bytes(architecture: Architecture, stack: Stack, workload: Workload) -> int:
     tokens = _tokens(architecture, stack, workload)
     length = tokens // max(workload.micro_batch_size, 1)
+    if workload.compiled and not stack.cross_attention and not architecture.relative_attention:
+        return tokens * workload.bytes_per_element * _compiled_elements(stack)
     total = tokens * (_norm_bytes(stack, workload) + _feed_forward_bytes(architecture, stack, workload))
     total += _attention_bytes(architecture, stack, workload, tokens, tokens, length)
     if architecture.relative_attention:
@@ -100,6 +114,14 @@ def _layer_bytes(architecture: Architecture, stack: Stack, workload: Workload) -
         source_tokens = workload.micro_batch_size * workload.sequence_length
         total += _attention_bytes(architecture, stack, workload, tokens, source_tokens, workload.sequence_length)
     return total
+
+
+def _compiled_elements(stack: Stack) -> int:
+    """Per token: the layer's input, the attention's output and the sum of both; queries, keys and values; feed-forward.
+
+    Grouped keys and values are saved repeated to the number of query heads, as without a compiler.
+    """
+    return 3 * stack.hidden_size + 3 * stack.query_size + (3 if stack.gated else 2) * stack.feed_forward_size
 
 
 def _norm_bytes(stack: Stack, workload: Workload) -> int:

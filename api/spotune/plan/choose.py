@@ -59,6 +59,7 @@ class Setup:
         quantised: those weights are kept in 4 bits.
         offload: what is kept in host memory.
         fused_attention: attention scores are never written to memory.
+        compiled: layers and loss are compiled.
         runtime_bytes: what a worker's process holds beside its tensors.
         usable_fraction: part of the device's memory that is planned for.
         on_cpu: the workers' device is the host itself.
@@ -74,6 +75,7 @@ class Setup:
     quantised: bool = False
     offload: Offload = "none"
     fused_attention: bool = True
+    compiled: bool = False
     runtime_bytes: int = GPU_RUNTIME_BYTES
     usable_fraction: float = GPU_USABLE_FRACTION
     on_cpu: bool = False
@@ -98,6 +100,7 @@ class Setup:
             bytes_per_element=self.precision.weight_bytes,
             gradient_checkpointing=layout.gradient_checkpointing,
             fused_attention=self.fused_attention,
+            compiled=self.compiled,
         )
         return estimate_memory(
             self.architecture,

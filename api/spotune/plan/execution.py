@@ -86,6 +86,7 @@ def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
         offload=spec.execution.offload,
         # On the CPU, PyTorch falls back to writing the scores as soon as there is dropout or a learned bias.
         fused_attention=spec.execution.attention != "eager" and not on_cpu,
+        compiled=resolve_compile(job),
         runtime_bytes=CPU_RUNTIME_BYTES if on_cpu else GPU_RUNTIME_BYTES,
         usable_fraction=CPU_USABLE_FRACTION if on_cpu else GPU_USABLE_FRACTION,
         on_cpu=on_cpu,
