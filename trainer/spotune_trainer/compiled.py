@@ -42,7 +42,7 @@ def compile_layers(model: PreTrainedModel) -> int:
     within = {module for layer in layers for module in layer.modules()}
     norms = [m for m in model.modules() if m not in within and "norm" in type(m).__name__.lower()]
     for module in [*layers, *norms]:
-        module.forward = _while_training(module)  # type: ignore[method-assign]
+        module.forward = _while_training(module)
     return len(layers)
 
 
@@ -78,15 +78,12 @@ class CompileCache:
         self._writing: threading.Thread | None = None
 
     def load(self) -> None:
-        """Take in what an earlier start has compiled; without it, or where it is damaged, all is compiled again."""
+        """Take in what an earlier start has compiled; without it, or where it is damaged, all is compiled again.
+
+        PyTorch checks the file, and says in the log what is wrong with it.
+        """
         with suppress(OSError):
-            content = self.path.read_bytes()
-            try:
-                info = torch.compiler.load_cache_artifacts(content)
-            except Exception:
-                logger.warning("%s cannot be read, so layers are compiled again", self.path.name, exc_info=True)
-                return
-            self._kept = _keys(info)
+            self._kept = _keys(torch.compiler.load_cache_artifacts(self.path.read_bytes()))
 
     def keep(self) -> None:
         """Write what has been compiled in this process, if anything is new; in a thread."""

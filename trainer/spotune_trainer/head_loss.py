@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from spotune.plan.activations import CHUNK_LOGITS
 from spotune_trainer.data.batches import NO_LOSS
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ MODEL_TYPES = frozenset(
     {"bloom", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "mt5", "phi3", "qwen2", "qwen3", "t5"}
 )
 """Models whose logits are what the output projection gives; others cap or scale them, or add to them."""
-CHUNK_LOGITS = 1 << 28
-"""Logits of a chunk: 512 MiB in 16 bit, large enough for a GPU to be busy with."""
 
 
 class LossHead:
@@ -41,7 +40,7 @@ class LossHead:
         self._head = head
         self._score = torch.compile(_score, dynamic=True) if is_compiled else _score
         self._wanted: tuple[Tensor, float] | None = None
-        head.forward = self._forward  # type: ignore[method-assign]
+        head.forward = self._forward  # type: ignore[assignment, method-assign]
 
     @contextmanager
     def scoring(self, labels: Tensor, label_smoothing: float) -> Iterator[None]:
@@ -58,16 +57,15 @@ class LossHead:
         labels, label_smoothing = self._wanted
         rows = hidden.reshape(-1, hidden.size(-1))
         weight, bias = self._head.weight, self._head.bias
-        loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            rows, weight, bias, labels.reshape(-1), label_smoothing, self._score
-        )
+        loss: Tensor = _LinearCrossEntropy.apply(rows, weight, bias, labels.reshape(-1), label_smoothing, self._score)
         return loss
 
 
 def fuse_loss(model: PreTrainedModel, *, is_compiled: bool) -> None:
     """Let the model's output projection compute the loss where that is known to be the same; see `loss_head`."""
     head: Any = model.get_output_embeddings()
-    if model.config.model_type in MODEL_TYPES and type(head) is nn.Linear:
+    kind = type(head)  # an adapter's or a quantised one is another
+    if model.config.model_type in MODEL_TYPES and kind is nn.Linear:
         head.loss_head = LossHead(head, is_compiled=is_compiled)
 
 

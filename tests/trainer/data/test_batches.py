@@ -30,9 +30,22 @@ def test_rows_are_padded_on_the_right_and_padding_carries_no_loss() -> None:
     batch = collate([causal_row(5, 6, 7, prompt=1), causal_row(8, 9)], "causal", pad_token_id=0)
     assert batch.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert batch.labels.tolist() == [[-100, 6, 7], [8, 9, -100]]
-    assert batch.attention_mask is not None
-    assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch.attention_mask is None  # no token sees what is on its right
     assert batch.tokens == 3  # the first token of a row has nothing before it to be predicted from
+
+
+def test_an_encoder_is_told_of_padding_where_there_is_any() -> None:
+    long, short = ({"input_ids": tokens, "labels": [9]} for tokens in ([5, 6, 7], [8, 9]))
+    padded = collate([long, short], "seq2seq", pad_token_id=0)
+    assert padded.attention_mask is not None
+    assert padded.attention_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert collate([long, long], "seq2seq", pad_token_id=0).attention_mask is None
+
+
+def test_widths_are_a_multiple_of_what_is_asked_for() -> None:
+    batch = collate([causal_row(5, 6, 7), causal_row(8, 9)], "causal", pad_token_id=0, width_multiple=4)
+    assert batch.input_ids.tolist() == [[5, 6, 7, 0], [8, 9, 0, 0]]
+    assert batch.labels.shape == (2, 4)
 
 
 def test_seq2seq_labels_have_a_length_of_their_own() -> None:
