@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
@@ -17,22 +16,12 @@ from typer.cli import get_docs_for_click
 from spotune.cli import command_line
 from spotune.crd.rules import RULES
 from spotune.crd.structural import OPEN, VALIDATIONS, Schema, structural_schema
-from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.quantities import Quantity
-from spotune.unbuilt import refuse_unbuilt
 
 _ROOT = Path(__file__).parent.parent
 _PAGES = _ROOT / "docs/reference"
 _EXAMPLE = "examples/text-to-sql/finetunejob.yaml"
-_NOTHING_BUILT: Mapping[str, Any] = {
-    "model": {"source": "model"},
-    "dataset": {"train": {"source": "shards"}},
-    "training": {"epochs": 1},
-    "execution": {"compile": True},
-}
-"""A spec that asks for everything that this version refuses."""
-
 _JOB_HEAD = """# FinetuneJob
 
 Made from the models that check a job (`make manifests`). `spotune validate` and the API server refuse what is not as
@@ -49,13 +38,8 @@ server refuses anything else. All others may change at any time, and what happen
 `training.maxBadSteps` do not belong to [what is trained](../concepts.md#meaning-and-execution).
 
 """
-_UNBUILT = """## Refused by this version
+_SECRETS = """## Secrets on one machine
 
-The language has them, this version has not. What `spotune validate` says:
-
-| field | for example | |
-|---|---|---|
-{rows}
 Secrets are for clusters: the operator makes variables of the pods of them. `spotune run` takes the same variables from
 its environment, and says which is missing. A job with `suspend` is for clusters alone.
 """
@@ -88,7 +72,7 @@ def finetune_job() -> str:
             page += f"What is refused besides:\n\n{''.join(own)}\n" if own else ""
     status = schema["properties"]["status"]
     page += f"## status\n\n{status['description']}\n\n" + _table(status, {}, defaults=False)
-    return page + _UNBUILT.format(rows="".join(_unbuilt()))
+    return page + _SECRETS
 
 
 def commands() -> str:
@@ -179,19 +163,6 @@ def _rules(section: Schema, path: str = "") -> Iterator[str]:
             yield f"`{field}`: {rule['message']}"
     for name, field in section.get("properties", {}).items():
         yield from _rules(field, f"{path}.{name}")
-
-
-def _unbuilt() -> Iterator[str]:
-    job = FinetuneJob.model_validate({"metadata": {"name": "job"}, "spec": _NOTHING_BUILT}, by_alias=True)
-    try:
-        refuse_unbuilt(job)
-    except JobError as error:
-        for problem in error.problems:
-            asked: Any = _NOTHING_BUILT
-            *_, name = path = problem.field.removeprefix("spec.").split(".")
-            for part in path:
-                asked = asked[part]
-            yield f"| `{'.'.join(path)}` | `{name}: {json.dumps(asked).replace(chr(34), '')}` | {problem.message} |\n"
 
 
 def _with_examples(page: str) -> str:

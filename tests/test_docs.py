@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -14,7 +13,6 @@ import pytest
 from benchmarks import recovery_page
 from docs import generate
 from docs.outside import PAGES
-from spotune import unbuilt
 from tests.pages import ROOT
 
 REPOSITORY = "https://git.example.com/team/spotune"
@@ -45,20 +43,6 @@ def links(page: Path) -> list[str]:
 @pytest.mark.parametrize("path", generate.files(), ids=lambda path: path.name)
 def test_reference_is_current(path: Path) -> None:
     assert path.read_text() == generate.files()[path], "run `make manifests` and commit what it writes"
-
-
-def test_reference_names_everything_that_is_refused() -> None:
-    page = generate.finetune_job()
-    listed = set(re.findall(r"^\| `(\S+)` \|", page[page.index("## Refused") :], re.MULTILINE))
-    fields = {
-        node.value.elts[0].value
-        for node in ast.walk(ast.parse(Path(unbuilt.__file__).read_text()))
-        if isinstance(node, ast.Yield)
-        and isinstance(node.value, ast.Tuple)
-        and isinstance(node.value.elts[0], ast.Constant)
-    }
-    assert fields
-    assert listed == fields
 
 
 def test_site_asks_other_hosts_for_nothing(site: Path) -> None:

@@ -21,7 +21,6 @@ from charts.generate import CHART, documented
 from spotune.cli import command_line
 from spotune.job import FinetuneJobSpec
 from spotune.load import load_job
-from spotune.unbuilt import refuse_unbuilt
 from spotune_operator.settings import PREFIX, Settings
 from tests.pages import PAGES, ROOT, Line, blocks, lines, page_name
 from tests.trainer.tiny import save_source
@@ -200,4 +199,4 @@ def test_yaml_of_a_page_is_a_job_a_part_of_one_or_another_object(page: Path, tmp
                 continue
             file = tmp_path / "job.yaml"
             file.write_text(yaml.safe_dump(job))
-            refuse_unbuilt(load_job(file))
+            load_job(file)

@@ -21,8 +21,7 @@ from rich.text import Text
 from spotune.commands import CommandSource, find_commands
 from spotune.errors import SpotuneError, UsageError
 from spotune.fingerprint import fingerprint
-from spotune.load import parse_job, read_job_file
-from spotune.unbuilt import refuse_unbuilt
+from spotune.load import load_job
 
 _HELP = """Finetune language models on spot GPUs, exactly, without losing a step.
 
@@ -155,14 +154,12 @@ def validate(
     files: Annotated[list[Path], typer.Argument(metavar="JOB.yaml...", help="Job files to check.")],
     output: Annotated[Literal["text", "json"], typer.Option(help="How the result is printed.")] = "text",
 ) -> None:
-    """Check job files: fields, values, what goes together, and what this version can do.
+    """Check job files: fields, values, and what goes together.
 
     Example: spotune validate job.yaml
     """
     for file in files:
-        document = read_job_file(file)
-        job = parse_job(document)
-        refuse_unbuilt(job, document)
+        job = load_job(file)
         if output == "json":
             found = {"file": str(file), "valid": True, "name": job.metadata.name, "fingerprint": fingerprint(job)}
             typer.echo(json.dumps(found))

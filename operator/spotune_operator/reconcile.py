@@ -18,10 +18,8 @@ from pydantic import ValidationError
 from spotune.errors import JobError
 from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.load import parse_job
-from spotune.unbuilt import refuse_unbuilt
 from spotune.yaml_file import Document
 from spotune_operator.caches import Caches, KnownJob
-from spotune_operator.children.config import trainer_job
 from spotune_operator.conditions import is_true
 from spotune_operator.decide import Decision, decide, stalled
 from spotune_operator.errors import NotFoundError, RefusedError
@@ -242,12 +240,9 @@ def _job_of(known: KnownJob) -> FinetuneJob:
     """The job of an object, if it can be run.
 
     Raises:
-        JobError: It is not valid, or asks for what is not built; says what.
+        JobError: It is not valid; says what.
     """
-    document = Document(content=known.body)
-    job = parse_job(document)
-    refuse_unbuilt(trainer_job(job), document)
-    return job
+    return parse_job(Document(content=known.body))
 
 
 def _status_of(known: KnownJob) -> FinetuneJobStatus:

@@ -349,15 +349,7 @@ WRONG_TOGETHER = [
         ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
     ),
 ]
-NOT_BUILT = [
-    (
-        "feature that does not exist yet",
-        WORKERS,
-        "  execution: {compile: true}\n",
-        ":10: spec.execution.compile: compiled layers are not built yet: use auto or false",
-    ),
-]
-BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *NOT_BUILT]
+BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER]
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_errors_are_one_json_object_for_scripts(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text(FULL_JOB_FILE.replace("compile: auto", "compile: true"))
+    file.write_text(FULL_JOB_FILE.replace("compile: auto", "compile: sometimes"))
     code, out, err = run_spotune(capsys, "validate", str(file), *option)
     found = json.loads(err)
     assert (code, out, found["exitCode"], found["error"]) == (20, "", 20, "JobError")
@@ -143,7 +143,7 @@ def test_errors_are_one_json_object_for_scripts(
         "file": str(file),
         "line": 19,
         "field": "spec.execution.compile",
-        "message": "compiled layers are not built yet: use auto or false",
+        "message": 'expected auto, true or false, not "sometimes"',
     }
 
 
@@ -232,6 +232,6 @@ def test_a_missing_module_of_our_own_is_a_bug_and_keeps_its_traceback(
     def broken(path: Path) -> None:
         raise ModuleNotFoundError("No module named 'spotune.gone'", name="spotune.gone")
 
-    monkeypatch.setattr("spotune.cli.read_job_file", broken)
+    monkeypatch.setattr("spotune.cli.load_job", broken)
     with pytest.raises(ModuleNotFoundError, match=r"spotune\.gone"):
         main(["validate", str(file)])

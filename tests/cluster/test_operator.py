@@ -208,7 +208,6 @@ BROKEN: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
         {"workers": {"count": 2, "gpus": 0, "resources": {"limits": {"nvidia.com/gpu": "1"}}}},
         "give GPUs per pod as workers.gpus",
     ),
-    "not built": ({"execution": {"compile": True}}, "spec.execution.compile"),
 }
 """What the API server takes and the operator cannot act on, and words of the sentence that says so."""
 

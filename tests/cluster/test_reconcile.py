@@ -338,7 +338,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "waits": {},
     "stalled": {"storage": {"storageClassName": "nothere"}},
     "suspended": {"suspend": True},
-    "unbuilt": {"execution": {"compile": True}},
+    "elsewhere": {"model": {"source": "~/models/t5"}},
 }
 
 

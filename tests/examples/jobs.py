@@ -1,4 +1,4 @@
-"""The job files of examples/, and what of them this version cannot do yet."""
+"""The job files of examples/."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spotune.errors import JobError
 from spotune.job import FinetuneJob
-from spotune.load import load_job, replace_fields
 from spotune.plan.published import published_config
-from spotune.unbuilt import refuse_unbuilt
 from tests.pages import ROOT
 
 EXAMPLES = ROOT / "examples"
 JOB_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneJob" in file.read_text())
 PUBLISHED = [file for file in JOB_FILES if file.parent.name != "text-to-sql"]
 """Jobs of models and data sets that are on the Hugging Face Hub and elsewhere; the other one makes its own."""
-
-
-def load_example(file: Path) -> FinetuneJob:
-    """The job of an example, with AdamW where its optimizer is not built yet."""
-    job = load_job(file)
-    try:
-        refuse_unbuilt(job)
-    except JobError:
-        return replace_fields(job, {"spec.training.optimizer": "adamw"})
-    return job
 
 
 def config_of(job: FinetuneJob, folder: Path) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from pyarrow import parquet
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from spotune.job import FinetuneJob
-from spotune.load import replace_fields
+from spotune.load import load_job, replace_fields
 from spotune_trainer.data.prepare import PrepareOptions, prepare
 from spotune_trainer.generations import choose_checkpoint, claim, surviving_steps
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.models import load_tokenizer
 from spotune_trainer.planning import plan_run
 from spotune_trainer.task import WorkerTask
-from tests.examples.jobs import EXAMPLES, PUBLISHED, config_of, load_example
+from tests.examples.jobs import EXAMPLES, PUBLISHED, config_of
 from tests.examples.wikisql import write_release
 from tests.trainer.groups import run_group
 from tests.trainer.runs import train_rank
@@ -145,7 +145,7 @@ def train(job: FinetuneJob, directory: JobDirectory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
 def test_an_example_trains(file: Path, tmp_path: Path) -> None:
-    example = load_example(file)
+    example = load_job(file)
     config = config_of(example, file.parent)
     model = save_tiny_model(example, tmp_path / "model", config)
     job = toy(example, model, tmp_path / "shards")

@@ -14,7 +14,6 @@ from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
 from spotune.load import SOURCE_FIELDS, parse_job, read_job_file, replace_fields, resolve_paths
-from spotune.unbuilt import refuse_unbuilt
 from spotune.yaml_file import Document
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
@@ -38,7 +37,7 @@ def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
 
     Raises:
         UsageError: there is no such file.
-        JobError: it cannot be run: invalid, not built yet, or something that it names is not there.
+        JobError: it cannot be run: invalid, or something that it names is not there.
     """
     job, document = resolve_job(file, changes)
     missing = [
@@ -58,7 +57,6 @@ def resolve_job(file: Path, changes: Mapping[str, Any]) -> tuple[FinetuneJob, Do
     if count is not None and job.spec.workers.min > count:
         changes = {**changes, "spec.workers.min": count}
     job = resolve_paths(replace_fields(job, changes), file.absolute().parent)
-    refuse_unbuilt(job, document)
     return job, document
 
 
