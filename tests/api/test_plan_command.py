@@ -86,6 +86,7 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
         "microBatchSize": 12,
         "accumulation": 2,
         "gradientCheckpointing": False,
+        "compile": False,
     }
     memory = workers["memoryPerWorker"]
     assert memory["optimizerBytes"] == 12 * 2_851_598_336 // 4

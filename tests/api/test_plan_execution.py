@@ -100,3 +100,24 @@ def test_model_from_scratch_has_tied_embeddings_as_transformers_makes_them() -> 
     scratch = t5_job(model={"source": "model", "task": "seq2seq", "initialise": "random"})
 
     assert not setup_of(read_architecture(T5_SMALL), scratch).pretrained
+
+
+@pytest.mark.parametrize(
+    ("execution", "gpus", "packing", "compiled"),
+    [
+        ({}, 1, True, True),
+        ({}, 1, False, False),
+        ({}, 0, True, False),
+        ({"compile": True}, 0, False, True),
+        ({"compile": False}, 1, True, False),
+    ],
+)
+def test_layers_are_compiled_on_gpus_where_rows_have_one_length(
+    execution: dict[str, Any], gpus: int, packing: bool, compiled: bool
+) -> None:
+    dataset = {"train": {"source": "shards"}, "packing": packing}
+    asked = {"zeroStage": 2, "microBatchSize": 3, "gradientCheckpointing": False, **execution}
+    job = a_job(model={"source": "m", "task": "causal"}, dataset=dataset, workers={"gpus": gpus}, execution=asked)
+    plan = resolve_execution({"model_type": "unheard-of"}, job, 1, 80 * GB)
+    assert plan.compile is compiled
+    assert plan.reason.endswith("layers and loss compiled") is compiled

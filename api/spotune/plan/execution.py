@@ -98,11 +98,12 @@ def _is_known(config: Mapping[str, Any]) -> bool:
 
 
 def _plan(job: FinetuneJob, layout: Layout, reason: str, memory: MemoryEstimate | None = None) -> ExecutionPlan:
+    compiled = resolve_compile(job)
     return ExecutionPlan(
         zero_stage=layout.zero_stage,
         micro_batch_size=layout.micro_batch_size,
         gradient_checkpointing=layout.gradient_checkpointing,
-        compile=resolve_compile(job),
-        reason=reason,
+        compile=compiled,
+        reason=f"{reason}; layers and loss compiled" if compiled else reason,
         memory=memory,
     )

@@ -120,7 +120,7 @@ class JobPlan:
                 "storageBytesPerSecond": self.assumptions.storage_bytes_per_second,
                 "stepSeconds": self.assumptions.step_seconds,
             },
-            "workers": [_workers_json(plan) for plan in self.workers],
+            "workers": [_workers_json(plan, compiled=self.setup.compiled) for plan in self.workers],
         }
 
 
@@ -185,14 +185,14 @@ def _interval_steps(every: str | int, seconds: float | None, step_seconds: float
     return max(1, round(seconds / step_seconds)) if seconds and step_seconds else None
 
 
-def _workers_json(plan: WorkersPlan) -> dict[str, Any]:
+def _workers_json(plan: WorkersPlan, *, compiled: bool) -> dict[str, Any]:
     checkpoint = plan.checkpoint
     return {
         "workers": plan.world_size,
         "device": {"description": plan.device.description, "memoryBytes": plan.device.memory_bytes},
         "fits": plan.choice is not None and plan.choice.fits,
         "reason": plan.choice.reason if plan.choice else plan.problem,
-        "layout": _layout_json(plan.choice, plan.accumulation) if plan.choice else None,
+        "layout": _layout_json(plan.choice, plan.accumulation, compiled=compiled) if plan.choice else None,
         "memoryPerWorker": _memory_json(plan.choice) if plan.choice else None,
         "checkpoint": {
             "bytes": checkpoint.size_bytes,
@@ -206,12 +206,13 @@ def _workers_json(plan: WorkersPlan) -> dict[str, Any]:
     }
 
 
-def _layout_json(choice: Choice, accumulation: int) -> dict[str, Any]:
+def _layout_json(choice: Choice, accumulation: int, *, compiled: bool) -> dict[str, Any]:
     return {
         "zeroStage": choice.layout.zero_stage,
         "microBatchSize": choice.layout.micro_batch_size,
         "accumulation": accumulation,
         "gradientCheckpointing": choice.layout.gradient_checkpointing,
+        "compile": compiled,
     }
 
 

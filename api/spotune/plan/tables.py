@@ -50,7 +50,7 @@ def _table(plan: JobPlan) -> Table:
     table.add_column("Workers")
     for workers in plan.workers:
         table.add_column(str(workers.world_size), justify="right")
-    for section in (_memory_rows(plan), _layout_rows(), _checkpoint_rows()):
+    for section in (_memory_rows(plan), _layout_rows(plan), _checkpoint_rows()):
         for label, cell in section:
             table.add_row(label, *(cell(workers) for workers in plan.workers))
         table.add_section()
@@ -83,12 +83,13 @@ def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
     ]
 
 
-def _layout_rows() -> list[tuple[str, _Cell]]:
+def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
     return [
         ("ZeRO stage", _of_choice(lambda choice: str(choice.layout.zero_stage))),
         ("Micro-batch size", _of_choice(lambda choice: str(choice.layout.micro_batch_size))),
         ("Accumulation", lambda workers: str(workers.accumulation) if workers.choice else _ABSENT),
         ("Gradient checkpointing", _of_choice(lambda choice: "yes" if choice.layout.gradient_checkpointing else "no")),
+        *([("Compiled layers and loss", _of_choice(lambda _choice: "yes"))] if plan.setup.compiled else []),
     ]
 
 
