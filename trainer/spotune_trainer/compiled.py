@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
+import sysconfig
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +33,19 @@ WIDTH_MULTIPLE = 128
 """Batches are padded to a multiple of so many tokens; matrix units like it, too."""
 _MOST_SHAPES = 256
 """Shapes of a layer's input after which torch.compile gives up and runs it as it is."""
+
+
+def why_not(*, on_gpus: bool) -> str | None:
+    """What torch.compile lacks on this machine, for people; None where it has all.
+
+    For GPUs Triton builds its launchers in C, for processors kernels are C++.
+    """
+    compilers = ("cc", "gcc", "clang") if on_gpus else ("g++", "clang++")
+    if not any(shutil.which(name) for name in compilers):
+        return f"a compiler ({compilers[-2]})"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python's headers (python3-dev)"
+    return None
 
 
 def compile_layers(model: PreTrainedModel) -> int:

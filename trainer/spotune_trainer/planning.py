@@ -7,9 +7,11 @@ from collections.abc import Callable
 from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
 from spotune.job import FinetuneJob
+from spotune.load import replace_fields
 from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint
+from spotune_trainer.compiled import why_not
 from spotune_trainer.datasets import Datasets, open_datasets
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.models import load_config
@@ -44,6 +46,11 @@ def plan_run(
             )
         plan.check_data(datasets.hashes())
         plan = plan.follow(job.spec.execution, checkpoint.name.step if checkpoint else 0)
+    lacking = why_not(on_gpus=job.spec.workers.gpus > 0) if plan.compile else None
+    if lacking:
+        raise JobError(
+            f"execution.compile: torch.compile needs {lacking} where the trainer runs: install it, or say false"
+        )
     save_plan(directory, plan)
     return plan
 
@@ -56,6 +63,9 @@ def save_plan(directory: JobDirectory, plan: RunPlan) -> None:
 def _resolve(job: FinetuneJob, datasets: Datasets, meaning: str, worker_memory_bytes: int) -> RunPlan:
     workers = job.spec.workers
     fewest = workers.min * max(workers.gpus, 1)
+    asked = requested(job.spec.execution)
+    if job.spec.execution.compile == "auto" and why_not(on_gpus=workers.gpus > 0):
+        job = replace_fields(job, {"spec.execution.compile": False})
     execution = resolve_execution(load_config(job).to_dict(), job, fewest, worker_memory_bytes)
     return RunPlan(
         version=1,
@@ -66,6 +76,6 @@ def _resolve(job: FinetuneJob, datasets: Datasets, meaning: str, worker_memory_b
         compile=execution.compile,
         reason=execution.reason,
         data=datasets.hashes(),
-        requested=requested(job.spec.execution),
+        requested=asked,
         libraries=library_versions(),
     )
