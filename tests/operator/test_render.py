@@ -55,11 +55,6 @@ def test_the_job_is_readable_in_the_config(job: Path, capsys: pytest.CaptureFixt
             "spec.storage.storageClassName: azurefile is",
         ),
         ("training:", "head: {podTemplate: {spec: []}}\n  training:", "spec.head.podTemplate.spec: is a"),
-        (
-            "training:",
-            "execution: {compile: true}\n  training:",
-            "spec.execution.compile: compiled layers are",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_field(
