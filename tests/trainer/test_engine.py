@@ -7,6 +7,8 @@ import torch
 from transformers import get_scheduler
 
 from spotune_trainer.engine import effective_stage, learning_rate
+from tests.trainer.groups import GroupFailedError
+from tests.trainer.runs import Layout, Runs, train_generation
 from tests.trainer.tiny import make_job
 
 TOTAL = 20
@@ -50,3 +52,9 @@ def test_the_rate_of_a_step_is_what_transformers_scheduler_arrives_at(scheduler:
 )
 def test_low_precision_is_never_unsharded(stage: int, dtype: torch.dtype, runs_as: int) -> None:
     assert effective_stage(stage, dtype) == runs_as
+
+
+def test_frozen_weights_cannot_be_compiled_at_stage_3(runs: Runs) -> None:
+    job = runs.job("causal", adapter={"lora": {"r": 4}}, execution={"compile": True})
+    with pytest.raises(GroupFailedError, match=r"execution\.compile: layers with weights that are not trained"):
+        train_generation(runs.empty("frozen"), job, Layout(world_size=1, zero_stage=3))

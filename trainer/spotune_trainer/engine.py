@@ -62,7 +62,7 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         deepspeed.DeepSpeedEngine: its `module` is the model.
 
     Raises:
-        JobError: the device cannot compute in `config.dtype`.
+        JobError: the device cannot compute in `config.dtype`, or the layers cannot be compiled at that stage.
     """
     check_version()
     if config.dtype == torch.float16 and not get_accelerator().is_fp16_supported():
@@ -87,6 +87,11 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
 
 
 def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
+    if config.zero_stage == 3 and not all(parameter.requires_grad for parameter in model.parameters()):
+        raise JobError(
+            "execution.compile: layers with weights that are not trained, as beside an adapter, cannot be compiled at "
+            "ZeRO stage 3: set execution.zeroStage to 2 or less, or execution.compile to false"
+        )
     compile_layers(model)
     if config.zero_stage == 3:
         # Each layer's weights are gathered as one, outside of what is compiled.

@@ -26,7 +26,7 @@ class ExecutionSpec(Section):
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     """Attention implementation, by the names of transformers."""
     compile: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
-    """Compile layers and loss with torch.compile; auto: on GPUs, where rows are packed to one length."""
+    """Compile layers and loss with torch.compile; auto: on GPUs, where rows are packed and all weights are trained."""
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:

@@ -53,10 +53,13 @@ def resolve_execution(
 def resolve_compile(job: FinetuneJob) -> bool:
     """Whether layers are compiled: as set; where it is `auto`, on GPUs whose rows are packed to one length.
 
-    Each new shape is compiled for itself, which takes tens of seconds: worth it where there is but one.
+    Each new shape is compiled for itself, which takes tens of seconds: worth it where there is but one. Beside an
+    adapter it is for those who ask for it, since at ZeRO stage 3 frozen weights cannot be gathered for compiled layers.
     """
-    wanted = job.spec.execution.compile
-    return job.spec.workers.gpus > 0 and job.spec.dataset.packing if wanted == "auto" else wanted
+    spec = job.spec
+    if spec.execution.compile != "auto":
+        return spec.execution.compile
+    return spec.workers.gpus > 0 and spec.dataset.packing and spec.adapter is None
 
 
 def request_of(job: FinetuneJob) -> Request:
