@@ -106,6 +106,16 @@ class Runs:
                 shutil.rmtree(path)
         return directory
 
+    def with_and_without_loss(
+        self, job: FinetuneJob, layout: Layout, micro_batch_size: int = MICRO_BATCH, timeout: float = 120.0
+    ) -> tuple[JobDirectory, JobDirectory]:
+        """A run that was interrupted after its first commit and then resumed, and one that was never disturbed."""
+        undisturbed = self.empty("finished-undisturbed")
+        train_generation(undisturbed, job, layout, micro_batch_size=micro_batch_size, timeout=timeout)
+        resumed = self.interrupted(undisturbed, step=STEPS_PER_EPOCH)
+        train_generation(resumed, job, layout, micro_batch_size=micro_batch_size, timeout=timeout)
+        return resumed, undisturbed
+
     def empty(self, name: str) -> JobDirectory:
         """A new folder of a job."""
         for number in itertools.count():

@@ -87,11 +87,7 @@ def test_all_matrices_but_embeddings_and_logits_are_quantised(runs: Runs) -> Non
 
 @pytest.mark.parametrize(("task", "dtype"), [("causal", "bfloat16"), ("seq2seq", "float32")])
 def test_a_run_that_was_interrupted_ends_with_the_same_matrices(runs: Runs, task: str, dtype: str) -> None:
-    job, layout = qlora(runs, task, dtype), Layout(2, 2)
-    undisturbed = runs.empty("qlora")
-    train_generation(undisturbed, job, layout)
-    resumed = runs.interrupted(undisturbed, step=5)
-    train_generation(resumed, job, layout)
+    resumed, undisturbed = runs.with_and_without_loss(qlora(runs, task, dtype), Layout(2, 2))
     assert losses(resumed) == losses(undisturbed)
     found, wanted = committed_state(resumed, STEPS), committed_state(undisturbed, STEPS)
     assert {name.split(".")[-3] for name in wanted} == {"lora_A", "lora_B"}

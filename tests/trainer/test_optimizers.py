@@ -284,11 +284,7 @@ def job_of(runs: Runs, dtype: str, **sections: Any) -> FinetuneJob:
     ids=str,
 )
 def test_a_run_that_was_interrupted_ends_with_the_same_weights(runs: Runs, layout: RunLayout, dtype: str) -> None:
-    job = job_of(runs, dtype)
-    undisturbed = runs.empty("adamw8bit")
-    train_generation(undisturbed, job, layout)
-    resumed = runs.interrupted(undisturbed, step=5)
-    train_generation(resumed, job, layout)
+    resumed, undisturbed = runs.with_and_without_loss(job_of(runs, dtype), layout)
     assert losses(resumed) == losses(undisturbed)
     found, wanted = committed_state(resumed, STEPS), committed_state(undisturbed, STEPS)
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []

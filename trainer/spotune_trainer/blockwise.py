@@ -70,7 +70,7 @@ class Blockwise:
         """Elements [start, end) in fp32; that takes twice their memory meanwhile."""
         first, last = start // BLOCK_ELEMENTS, -(-end // BLOCK_ELEMENTS)
         codes = self.codes[first * BLOCK_ELEMENTS : last * BLOCK_ELEMENTS]
-        blocks = _blocks(self.levels[codes.int()])
+        blocks = in_blocks(self.levels[codes.int()], BLOCK_ELEMENTS)
         blocks *= self.scales[first:last, None]
         return blocks.view(-1)[start - first * BLOCK_ELEMENTS : end - first * BLOCK_ELEMENTS]
 
@@ -78,10 +78,7 @@ class Blockwise:
         """Quantise values, on any device, into the elements from `start` on: whole blocks, but for the last one."""
         for piece in torch.split(values, _PIECE_ELEMENTS):
             first, end = start // BLOCK_ELEMENTS, start + piece.numel()
-            blocks = _blocks(piece.to(self.codes.device))
-            scales = blocks.abs().amax(dim=1)
-            quotients = blocks / torch.where(scales == 0, 1.0, scales)[:, None]
-            nearest = torch.bucketize(quotients, (self.levels[:-1] + self.levels[1:]) / 2, out_int32=True)
+            nearest, scales = nearest_levels(in_blocks(piece.to(self.codes.device), BLOCK_ELEMENTS), self.levels)
             self.codes[start:end] = nearest.view(-1)[: piece.numel()]
             self.scales[first : first + scales.numel()] = scales
             start = end
@@ -111,6 +108,21 @@ class Dequantised:
             yield self.source.read(start, min(start + size, self.end))
 
 
-def _blocks(elements: Tensor) -> Tensor:
-    """A 1-D tensor as [blocks, elements of a block], the last block filled up with zeros."""
-    return F.pad(elements, (0, -elements.numel() % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS)
+def in_blocks(elements: Tensor, size: int) -> Tensor:
+    """A 1-D tensor as [blocks, size], the last block filled up with zeros."""
+    return F.pad(elements, (0, -elements.numel() % size)).view(-1, size)
+
+
+def nearest_levels(blocks: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of the level (ascending, in [-1, 1]) that is nearest to each element over its block's scale; the scales.
+
+    Args:
+        blocks: fp32 [blocks, elements of a block].
+        levels: on the same device.
+
+    Returns:
+        int32 as `blocks`, and the largest magnitude of each block [blocks].
+    """
+    scales = blocks.abs().amax(dim=1)
+    quotients = blocks / torch.where(scales == 0, 1.0, scales)[:, None]
+    return torch.bucketize(quotients, (levels[:-1] + levels[1:]) / 2, out_int32=True), scales

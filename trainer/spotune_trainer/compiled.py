@@ -48,8 +48,8 @@ def why_not(*, on_gpus: bool) -> str | None:
     return None
 
 
-def compile_layers(model: PreTrainedModel) -> int:
-    """Compile the layers of which the model is a stack, and the norms around it; returns how many layers there are."""
+def compile_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Compile the layers of which the model is a stack, and the norms around it; returns the layers."""
     dynamo: Any = torch._dynamo
     dynamo.config.recompile_limit = _MOST_SHAPES
     dynamo.config.accumulated_recompile_limit = max(_MOST_SHAPES, dynamo.config.accumulated_recompile_limit)
@@ -58,7 +58,7 @@ def compile_layers(model: PreTrainedModel) -> int:
     norms = [m for m in model.modules() if m not in within and "norm" in type(m).__name__.lower()]
     for module in [*layers, *norms]:
         module.forward = _while_training(module)
-    return len(layers)
+    return layers
 
 
 def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:

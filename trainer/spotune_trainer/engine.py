@@ -16,7 +16,7 @@ from spotune.errors import JobError
 from spotune.job import TrainingSpec
 from spotune.plan.memory import Offload
 from spotune_trainer.checkpoint.fragments import check_version, create_moments
-from spotune_trainer.compiled import compile_layers, repeated_layers
+from spotune_trainer.compiled import compile_layers
 from spotune_trainer.device_steps import leave_out_unless_finite, step_on_device
 from spotune_trainer.head_loss import fuse_loss
 from spotune_trainer.optimizers import build_optimizer
@@ -92,10 +92,10 @@ def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
             "execution.compile: layers with weights that are not trained, as beside an adapter, cannot be compiled at "
             "ZeRO stage 3: set execution.zeroStage to 2 or less, or execution.compile to false"
         )
-    compile_layers(model)
+    layers = compile_layers(model)
     if config.zero_stage == 3:
         # Each layer's weights are gathered as one, outside of what is compiled.
-        deepspeed.utils.set_z3_leaf_modules(model, list({type(layer) for layer in repeated_layers(model)}))
+        deepspeed.utils.set_z3_leaf_modules(model, list({type(layer) for layer in layers}))
     if config.dtype != torch.float16:  # its unscaled gradients are too small for half precision
         fuse_loss(model, is_compiled=True)
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from spotune.errors import JobError
+from spotune_trainer.blockwise import in_blocks, nearest_levels
 
 BLOCK_ELEMENTS = 64
 LEVELS = (
@@ -95,12 +96,9 @@ def quantise_layers(model: PreTrainedModel) -> None:
 
 def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of all elements, two in a byte, the first one in its upper half, and scales of all blocks, fp32."""
-    flat = values.flatten()
-    blocks = F.pad(flat, (0, -flat.numel() % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS).float()
-    scales = blocks.abs().amax(dim=1)
     levels = torch.tensor(LEVELS, device=values.device)
-    quotients = blocks / torch.where(scales == 0, 1.0, scales)[:, None]
-    codes = torch.bucketize(quotients, (levels[:-1] + levels[1:]) / 2, out_int32=True).to(torch.uint8).view(-1, 2)
+    nearest, scales = nearest_levels(in_blocks(values.flatten(), BLOCK_ELEMENTS).float(), levels)
+    codes = nearest.to(torch.uint8).view(-1, 2)
     return codes[:, 0] << 4 | codes[:, 1], scales
 
 
