@@ -19,6 +19,7 @@ _OTHER_PARTS = {
     Part.WAITING: "waiting for capacity",
     Part.STOPPED: "stopped",
 }
+_SHARES = {"exactMatch": "exact match", "executionAccuracy": "execution accuracy"}
 
 
 def duration(seconds: float) -> str:
@@ -48,6 +49,27 @@ def progress(status: Mapping[str, Any]) -> str:
         f"{duration(eta)} left" if eta else None,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def scores_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """Scores by metric, of those that are known.
+
+    Args:
+        record: An ``evaluated`` event or ``result.json``.
+    """
+    scores = {name: record.get(name) for name in _SHARES} | (record.get("scores") or {})
+    return {name: float(score) for name, score in scores.items() if score is not None}
+
+
+def score(metric: str, value: float) -> tuple[str, str]:
+    """What a metric is called, and its value: that of our own is a share, that of others may be any number."""
+    return (_SHARES[metric], f"{value:.1%}") if metric in _SHARES else (metric, f"{value:.4g}")
+
+
+def evaluation(loss: float | None, scores: Mapping[str, float]) -> str:
+    """What an evaluation found, on one line: ``loss 0.4231, exact match 71.2%, bleu 0.4312``."""
+    parts = [f"loss {loss:.4f}"] if loss is not None else []
+    return ", ".join([*parts, *(" ".join(score(metric, value)) for metric, value in scores.items())])
 
 
 def goodput(share: float | None, parts: Mapping[str, float]) -> str:

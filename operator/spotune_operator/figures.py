@@ -12,7 +12,9 @@ from spotune_operator.observed import Pod
 from spotune_operator.reading import Said
 from spotune_operator.timestamps import rfc3339, unix_time
 
-_AS_SAID: Final = ("generation", "step", "total_steps", "epoch", "loss", "eval_loss", "steps_lost", "goodput")
+_AS_SAID: Final = (
+    *("generation", "step", "total_steps", "epoch", "loss", "eval_loss", "eval_scores", "steps_lost", "goodput"),
+)
 """Fields whose last value stays while none is said."""
 _WHILE_TRAINING: Final = ("tokens_per_second", "mfu")
 """Fields that mean something only while steps are made."""
@@ -34,8 +36,10 @@ def training_figures(situation: Situation) -> dict[str, Any]:
     }
 
 
-def _rounded(value: float | None) -> float | None:
+def _rounded(value: Any) -> Any:
     """Five digits of what is not a whole number: a column of ``kubectl get`` shows them all."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 

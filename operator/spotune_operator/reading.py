@@ -7,6 +7,7 @@ that it says may end a pass, or come into a status in a form that the API server
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -27,6 +28,8 @@ from pydantic.alias_generators import to_camel
 _LONGEST_TEXT: Final = 2000
 """Characters of a text that are kept: it is for people, in a condition."""
 _MOST_CHECKS: Final = 50
+_MOST_SCORES: Final = 50
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
 _LARGEST_COUNT: Final = 2**53 - 1
 """JSON's numbers are exact up to here, whoever reads them."""
 _END_OF_TIME: Final = 253402300799.0
@@ -48,6 +51,14 @@ def _storable(text: str) -> str:
 def _mappings(items: Any) -> Any:
     """The items of a list that are mappings."""
     return [item for item in items if isinstance(item, dict)][:_MOST_CHECKS] if isinstance(items, list) else items
+
+
+def _scores(items: Any) -> Any:
+    """The numbers of a mapping whose keys are names."""
+    if not isinstance(items, dict):
+        return items
+    numbers = {name: value for name, value in items.items() if isinstance(value, int | float) and _NAME.match(name)}
+    return dict(list(numbers.items())[:_MOST_SCORES])
 
 
 Text = Annotated[str, AfterValidator(_storable)]
@@ -135,6 +146,7 @@ class Said(_Said):
     epoch: Amount | None = None
     loss: float | None = None
     eval_loss: float | None = None
+    eval_scores: Annotated[dict[str, float], BeforeValidator(_scores)] | None = None
     tokens_per_second: Amount | None = None
     mfu: Amount | None = None
     age_seconds: Amount | None = None

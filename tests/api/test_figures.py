@@ -2,7 +2,7 @@
 
 import pytest
 
-from spotune.figures import duration, goodput, progress, restarts
+from spotune.figures import duration, evaluation, goodput, progress, restarts, score, scores_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,14 @@ def test_figures_that_are_not_known_are_left_out(status: dict[str, float | None]
 def test_restarts_are_counted_by_the_causes_that_happened() -> None:
     assert restarts({"workerLost": 2, "hang": 1, "appError": 0}) == "3 (workerLost 2, hang 1)"
     assert restarts({}) == "0"
+
+
+def test_an_evaluation_is_its_loss_and_the_scores_that_are_known() -> None:
+    scores = scores_of({"loss": 0.5, "exactMatch": 0.25, "executionAccuracy": None, "scores": {"bleu": 41.23456}})
+    assert scores == {"exactMatch": 0.25, "bleu": 41.23456}
+    assert evaluation(0.5, scores) == "loss 0.5000, exact match 25.0%, bleu 41.23"
+    assert evaluation(None, {}) == ""
+    assert score("executionAccuracy", 1.0) == ("execution accuracy", "100.0%")
 
 
 @pytest.mark.parametrize(

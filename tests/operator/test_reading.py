@@ -59,6 +59,8 @@ def test_an_answer_is_understood_in_full() -> None:
         ("loss", [1.0]),
         ("goodput", -0.5),
         ("goodput", 93.0),
+        ("evalScores", [0.5]),
+        ("evalScores", {"exactMatch": math.nan}),
         ("phase", 7),
         ("phase", "no reason: of a condition"),
         ("phase", "A" * 65),
@@ -87,6 +89,23 @@ def test_a_wrong_check_does_not_hide_the_others() -> None:
         ("", "failed", "no space"),
         ("data", "", ""),
     ]
+
+
+def test_scores_are_numbers_by_name_and_not_too_many() -> None:
+    said = understood({"evalScores": {"exactMatch": 0.5, "bleu": 41, "a b": 1.0, "x" * 101: 1.0, "chrf": "high"}})
+    assert said.eval_scores == {"exactMatch": 0.5, "bleu": 41.0}
+    many = understood({"evalScores": {f"metric{number}": 0.5 for number in range(60)}})
+    assert len(many.eval_scores or {}) == 50
+
+
+def test_scores_stay_in_the_status_until_others_are_said() -> None:
+    life = a_training_life()
+    life.trains(step=20, evalScores={"exactMatch": 0.123456789, "bleu": 41})
+    life.decide()
+    assert life.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
+    life.trains(step=21, evalScores=None)
+    life.decide()
+    assert life.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
 
 
 def test_text_comes_back_from_the_api_server_as_it_was_written() -> None:

@@ -175,6 +175,7 @@ def test_the_newest_checkpoint_is_exported_as_a_model(
     run: JobDirectory, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluated = {"time": 1.0, "event": "evaluated", "step": 20, "loss": 0.5, "exactMatch": 0.25}
+    evaluated |= {"scores": {"bleu": 41.25}}
     files.append_json(run.ledger, {**evaluated, "step": 10, "loss": 0.9})
     files.append_json(run.ledger, evaluated)
     code, out, _ = call(capsys, "export", run.root)
@@ -187,6 +188,7 @@ def test_the_newest_checkpoint_is_exported_as_a_model(
     card = (export / "README.md").read_text()
     assert "| Evaluation loss | 0.5000 |" in card
     assert "| Exact match | 25.0% |" in card
+    assert "| bleu | 41.25 |" in card
     assert "| Optimizer steps | 20 |" in card
 
 

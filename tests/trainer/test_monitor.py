@@ -21,7 +21,7 @@ KEYS = {
     *("time", "heartbeat", "phase", "generation", "attempt", "step", "totalSteps", "epoch", "loss", "learningRate"),
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
-    *("skippedSteps", "goodput", "goodputParts"),
+    *("skippedSteps", "evalScores", "goodput", "goodputParts"),
 }
 
 
@@ -179,7 +179,7 @@ def test_a_rewound_curve_has_every_step_once(directory: JobDirectory, monitor: M
         monitor.begin(generation, first_step, workers=2)
         train(directory, generation, first_step + 1, last)
         with Journal(directory.generation_logs(generation), 0, 60) as journal:
-            journal.event("evaluated", step=last, loss=float(generation), exactMatch=0.25, executionAccuracy=None)
+            journal.event("evaluated", step=last, loss=float(generation), exactMatch=0.25, scores={"bleu": 41.5})
         monitor.end()
     monitor.__exit__()
     expected = [(step, 10.0 + step) for step in range(1, 6)] + [(step, 20.0 + step) for step in range(6, 10)]
@@ -187,6 +187,7 @@ def test_a_rewound_curve_has_every_step_once(directory: JobDirectory, monitor: M
     assert [step for step, _ in points(directory, "train/tokensPerSecond")] == list(range(1, 10))
     assert points(directory, "eval/loss") == [(9, 2.0)]
     assert points(directory, "eval/exactMatch") == [(9, 0.25)]
+    assert points(directory, "eval/bleu") == [(9, 41.5)]
 
 
 class Recorder:

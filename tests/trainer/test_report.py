@@ -25,7 +25,12 @@ from tests.trainer.tiny import make_job
 
 START = 1_800_000_000.0
 RIGHT = {"prompt": "how many <b>?", "prediction": "SELECT 1", "reference": "SELECT 1", "scores": {"exactMatch": True}}
-WRONG = {"prompt": "who?", "prediction": "SELECT 2", "reference": "SELECT 3", "scores": {"exactMatch": False}}
+WRONG = {
+    "prompt": "who?",
+    "prediction": "SELECT 2",
+    "reference": "SELECT 3",
+    "scores": {"exactMatch": False, "bleu": 0.125},
+}
 
 
 @pytest.fixture
@@ -52,6 +57,7 @@ def eventful(tmp_path: Path) -> JobDirectory:
         },
         {"time": START + 60, "event": "generation-started", "generation": 2, "step": 4, "stepsLost": 2, "worldSize": 2},
         {"time": START + 80, "event": "evaluated", "generation": 2, "step": 10, "loss": 0.5, "exactMatch": 0.25}
+        | {"scores": {"bleu": 41.25}}
         | {"predictions": [RIGHT, WRONG]},
     ):
         ledger.append_record(record)
@@ -101,11 +107,13 @@ def test_page_is_one_file_in_which_nothing_is_left_unescaped(eventful: JobDirect
         ElementTree.fromstring(chart)
     assert "productive 50.0%, 45 s" in page
     assert "<dd>10 of 20</dd>" in page
-    assert "25.0%" in page  # exact match
+    evaluations = page[page.index("<h2>Evaluations") :]
+    assert re.findall(r"<th>(.*?)</th>", evaluations)[:4] == ["step", "loss", "exact match", "bleu"]
+    assert re.findall(r"<td>(.*?)</td>", evaluations)[:4] == ["10", "0.5000", "25.0%", "41.25"]
     answers = re.findall(r"<td class=.words.>(.*?)</td>", page[page.index("Answers after step 10") :])
     assert answers == [
         *("how many &lt;b&gt;?", "SELECT 1", "SELECT 1", "exactMatch"),
-        *("who?", "SELECT 2", "SELECT 3", ""),
+        *("who?", "SELECT 2", "SELECT 3", "bleu 0.125"),
     ]
 
 

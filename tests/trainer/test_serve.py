@@ -26,6 +26,7 @@ STATUS = {
     "totalSteps": 100,
     "loss": 2.5,
     "evalLoss": None,
+    "evalScores": {"exactMatch": 0.5, "bleu": 41.25},
     "workers": {"running": 2, "wanted": 3},
     "lastCheckpoint": {"step": 20, "time": 990.0},
     "restarts": {"workerLost": 1, "hang": 0},
@@ -104,6 +105,8 @@ def test_metrics_carry_what_is_known_and_nothing_else() -> None:
     assert 'spotune_restarts_total{cause="workerLost"} 1' in lines
     assert 'spotune_phase{phase="Training"} 1' in lines
     assert "spotune_checkpoint_step 20" in lines
+    assert 'spotune_eval_score{metric="exactMatch"} 0.5' in lines
+    assert 'spotune_eval_score{metric="bleu"} 41.25' in lines
     assert "spotune_goodput_ratio 0.75" in lines
     assert 'spotune_time_seconds{part="lost"} 7.5' in lines
     assert not any("eval_loss" in line for line in lines)

@@ -101,10 +101,17 @@ def test_live_view_prints_events_above_the_panel() -> None:
 
 
 def test_summary_leaves_out_what_is_not_known() -> None:
-    figures = {"steps": 1480, "executionAccuracy": 0.625, "wallSeconds": 330.0, "mfu": None, "export": "/runs/a/export"}
+    figures = {
+        "steps": 1480,
+        "executionAccuracy": 0.625,
+        "scores": {"bleu": 41.25},
+        "wallSeconds": 330.0,
+        "mfu": None,
+        "export": "/runs/a/export",
+    }
     account = {"goodput": 0.9, "goodputParts": {"productive": 297.0, "startup": 33.0}}
     text = rendered(summary("job", {**figures, **account}))
-    for part in ("job is trained", "1,480", "62.5%", "5 min 30 s", "90.0 % (start-up 33 s)", "/runs/a/export"):
+    for part in ("job is trained", "1,480", "62.5%", "41.25", "5 min 30 s", "90.0 % (start-up 33 s)", "/runs/a/export"):
         assert part in text, part
     assert "MFU" not in text
 

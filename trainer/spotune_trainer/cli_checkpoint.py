@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotune.errors import InfrastructureError, JobError, UsageError
+from spotune.figures import scores_of
 from spotune_trainer import files
 from spotune_trainer.checkpoint.catalogue import Entry, State, choose, list_entries
 from spotune_trainer.checkpoint.layout import CheckpointName
@@ -194,12 +195,11 @@ def _verify(entry: Entry) -> Entry:
 
 def _figures(run: JobDirectory, step: int) -> dict[str, Any]:
     """What is known of the model after a step: its last evaluation, for the model card."""
-    names = {"loss": "evalLoss", "exactMatch": "exactMatch", "executionAccuracy": "executionAccuracy"}
     evaluated: Mapping[str, Any] = {}
     for record in files.read_lines(run.ledger):
         if record["event"] == "evaluated" and record.get("step") == step:
             evaluated = record
-    return {"steps": step, **{name: evaluated.get(field) for field, name in names.items()}}
+    return {"steps": step, "evalLoss": evaluated.get("loss"), "scores": scores_of(evaluated)}
 
 
 def _print(entries: Sequence[Entry], output: str) -> None:

@@ -82,6 +82,11 @@ class EvaluationResult:
         """Share of queries that return the reference's rows; None if not asked for or if none counted."""
         return self.scores.get("executionAccuracy")
 
+    @property
+    def known_scores(self) -> dict[str, float]:
+        """Scores by metric, without those for which no row counted."""
+        return {name: score for name, score in self.scores.items() if score is not None}
+
 
 @dataclass(frozen=True)
 class Ranks:

@@ -60,13 +60,12 @@ def evaluate_now(worker: Worker, step: int) -> EvaluationResult | None:
         zero_stage=worker.engine.zero_optimization_stage(),
         heartbeat=worker.journal.beat,
     )
-    worker.journal.set(evalLoss=result.loss)
+    worker.journal.set(evalLoss=result.loss, evalScores=result.known_scores)
     worker.journal.event(
         "evaluated",
         step=step,
         loss=result.loss,
-        exactMatch=result.exact_match,
-        executionAccuracy=result.execution_accuracy,
+        **_scores(result),
         samples=result.samples,
         predictions=[_shown(prediction) for prediction in result.predictions],
     )
@@ -100,11 +99,12 @@ def step_figures(records: Sequence[Mapping[str, Any]], schedule: SampleSchedule)
 
 
 def _evaluation_figures(result: EvaluationResult) -> dict[str, Any]:
-    return {
-        "evalLoss": result.loss,
-        "exactMatch": result.exact_match,
-        "executionAccuracy": result.execution_accuracy,
-    }
+    return {"evalLoss": result.loss, **_scores(result)}
+
+
+def _scores(result: EvaluationResult) -> dict[str, Any]:
+    """Those of our own metrics in fields of their own, None where not asked for."""
+    return {"exactMatch": result.exact_match, "executionAccuracy": result.execution_accuracy}
 
 
 def _peak_memory_bytes(worker: Worker) -> int:

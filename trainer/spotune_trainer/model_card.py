@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from spotune.figures import score, scores_of
 from spotune.job import FinetuneJob
 
 _PIPELINES = {"causal": "text-generation", "seq2seq": "text2text-generation"}
@@ -16,8 +17,6 @@ _AUTO_MODELS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2Se
 # Field of result.json -> what it is called here, and how it is written.
 _FIGURES: Mapping[str, tuple[str, str]] = {
     "evalLoss": ("Evaluation loss", "{:.4f}"),
-    "exactMatch": ("Exact match", "{:.1%}"),
-    "executionAccuracy": ("Execution accuracy", "{:.1%}"),
     "trainLoss": ("Mean training loss", "{:.4f}"),
     "steps": ("Optimizer steps", "{:,}"),
     "samples": ("Samples seen", "{:,}"),
@@ -38,18 +37,23 @@ def model_card(job: FinetuneJob, figures: Mapping[str, Any]) -> str:
         job: what was trained.
         figures: fields of `result.json`; unknown ones are None or absent and left out.
     """
-    results = {
-        title: text.format(figures[name]) for name, (title, text) in _FIGURES.items() if figures.get(name) is not None
-    }
     parts = [
         f"---\n{yaml.safe_dump(_front_matter(job), sort_keys=True)}---",
         f"# {job.metadata.name}",
         f"{_origin(job)} Trained with spotune {version('spotune')}.",
-        f"## Results\n\n{_table('figure', results)}",
+        f"## Results\n\n{_table('figure', _results(figures))}",
         f"## Training\n\n{_table('setting', _settings(job))}",
         f"## Use\n\n{_usage(job)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _results(figures: Mapping[str, Any]) -> dict[str, str]:
+    scores = {metric: score(metric, value) for metric, value in scores_of(figures).items()}
+    named = {title if title == metric else title.capitalize(): text for metric, (title, text) in scores.items()}
+    return named | {
+        title: text.format(figures[name]) for name, (title, text) in _FIGURES.items() if figures.get(name) is not None
+    }
 
 
 def _front_matter(job: FinetuneJob) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from spotune_trainer.progress import Phase
 from spotune_trainer.tracking import Tracker
 
 _LOOK_EVERY_SECONDS = 0.5
+_KEPT = ("step", "totalSteps", "loss", "evalLoss", "evalScores", "lastCheckpoint")
 _NO_STATUS: dict[str, Any] = dict.fromkeys(
     (
         "step",
@@ -31,6 +32,7 @@ _NO_STATUS: dict[str, Any] = dict.fromkeys(
         "gradNorm",
         "skippedSteps",
         "evalLoss",
+        "evalScores",
         "tokensPerSecond",
         "samplesPerSecond",
         "mfu",
@@ -58,7 +60,7 @@ class Monitor:
         self._began = time.time()
         self._status: dict[str, Any] = {
             **_NO_STATUS,
-            **{name: earlier.get(name) for name in ("step", "totalSteps", "loss", "evalLoss", "lastCheckpoint")},
+            **{name: earlier.get(name) for name in _KEPT},
             "phase": Phase.PREPARING.value,
             "generation": int(earlier.get("generation", 0)),
             "attempt": attempt,

@@ -19,7 +19,7 @@ from spotune_trainer.generations import steps_after
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
 from spotune_trainer.progress import Phase
-from spotune_trainer.tracking import EVALUATION_CURVES, point, step_point
+from spotune_trainer.tracking import evaluation_point, step_point
 
 logger = logging.getLogger("spotune.tracking")
 
@@ -52,7 +52,7 @@ class Point:
     @classmethod
     def of_evaluation(cls, record: Mapping[str, Any]) -> Point:
         """Of an `evaluated` event."""
-        return cls("evalStep", record["step"], point(EVALUATION_CURVES, record))
+        return cls("evalStep", record["step"], evaluation_point(record))
 
 
 class Service(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from spotune.figures import evaluation, scores_of
+
 
 def startup(parts: Mapping[str, float]) -> str:
     """Where the time until the first step went: `start-up: ray 4.3 s, submit 1.2 s, ...`."""
@@ -44,17 +46,7 @@ def _failure(event: Mapping[str, Any]) -> str:
 
 
 def _evaluated(event: Mapping[str, Any]) -> str:
-    figures = {
-        "loss": _number(event.get("loss"), ".4f"),
-        "exact match": _number(event.get("exactMatch"), ".1%"),
-        "execution accuracy": _number(event.get("executionAccuracy"), ".1%"),
-    }
-    known = ", ".join(f"{name} {value}" for name, value in figures.items() if value)
-    return f"evaluation after step {event['step']}: {known}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return format(value, form) if value is not None else ""
+    return f"evaluation after step {event['step']}: {evaluation(event.get('loss'), scores_of(event))}"
 
 
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {

@@ -273,6 +273,8 @@ def metrics_lines(status: Mapping[str, Any]) -> Iterator[str]:
     """The lines of Prometheus' text format for a status with `ageSeconds`; unknown values are left out."""
     for field, (name, meaning) in _GAUGES.items():
         yield from _metric(name, "gauge", meaning, {"": status.get(field)})
+    scores = {f'{{metric="{metric}"}}': score for metric, score in (status.get("evalScores") or {}).items()}
+    yield from _metric("eval_score", "gauge", "Scores of the last evaluation's answers.", scores)
     yield from _metric("status_age_seconds", "gauge", "Age of these figures.", {"": status.get("ageSeconds")})
     checkpoint = status.get("lastCheckpoint") or {}
     yield from _metric("checkpoint_step", "gauge", "Step of the last commit.", {"": checkpoint.get("step")})

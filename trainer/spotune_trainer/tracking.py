@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from spotune.figures import scores_of
 from spotune_trainer.progress import Phase
 
 STEP_CURVES = {
@@ -18,11 +19,6 @@ STEP_CURVES = {
     "train/learningRate": "learningRate",
     "train/epoch": "epoch",
     "train/mfu": "mfu",
-}
-EVALUATION_CURVES = {
-    "eval/loss": "loss",
-    "eval/exactMatch": "exactMatch",
-    "eval/executionAccuracy": "executionAccuracy",
 }
 
 
@@ -44,13 +40,14 @@ class Tracker(Protocol):
 
 def step_point(record: Mapping[str, Any]) -> dict[str, float]:
     """Values by curve of a line of `steps.jsonl`, with its throughput; those that the step has not are left out."""
-    values = point(STEP_CURVES, record)
+    values = {curve: record[name] for curve, name in STEP_CURVES.items() if record.get(name) is not None}
     return values | ({"train/tokensPerSecond": record["tokens"] / record["seconds"]} if record["seconds"] > 0 else {})
 
 
-def point(curves: Mapping[str, str], record: Mapping[str, Any]) -> dict[str, float]:
-    """Values by curve, of a record that may lack some."""
-    return {curve: record[name] for curve, name in curves.items() if record.get(name) is not None}
+def evaluation_point(record: Mapping[str, Any]) -> dict[str, float]:
+    """Values by curve of an `evaluated` event: its loss, and the scores that are known."""
+    loss = {"eval/loss": record["loss"]} if record.get("loss") is not None else {}
+    return loss | {f"eval/{metric}": value for metric, value in scores_of(record).items()}
 
 
 class TensorBoardTracker:
@@ -74,7 +71,7 @@ class TensorBoardTracker:
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         """Add the evaluation's curves."""
-        self._add(point(EVALUATION_CURVES, record), record["step"])
+        self._add(evaluation_point(record), record["step"])
 
     def close(self, phase: Phase) -> None:
         """Flush and close the event file."""

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spotune.figures import duration, goodput, progress, restarts
+from spotune.figures import duration, evaluation, goodput, progress, restarts, score, scores_of
 
 _LINE_EVERY_SECONDS = 5.0
 _MESSAGE_LENGTH = 200
@@ -128,7 +128,7 @@ def panel(name: str, status: Mapping[str, Any]) -> RenderableType:
     if status.get("goodput") is not None:
         table.add_row("goodput", goodput(status["goodput"], status.get("goodputParts") or {}))
     if status.get("evalLoss") is not None:
-        table.add_row("evaluation", f"loss {status['evalLoss']:.4f}")
+        table.add_row("evaluation", evaluation(status["evalLoss"], status.get("evalScores") or {}))
     if status.get("message"):
         table.add_row("message", Text(str(status["message"])[:_MESSAGE_LENGTH], style="yellow"))
     return table
@@ -158,8 +158,6 @@ def summary(name: str, result: Mapping[str, Any]) -> RenderableType:
         "samples": ("samples", "{:,}".format),
         "trainLoss": ("mean loss", "{:.4f}".format),
         "evalLoss": ("evaluation loss", "{:.4f}".format),
-        "exactMatch": ("exact match", "{:.1%}".format),
-        "executionAccuracy": ("execution accuracy", "{:.1%}".format),
         "tokensPerSecond": ("tokens/s", "{:,.0f}".format),
         "samplesPerSecond": ("samples/s", "{:,.1f}".format),
         "mfu": ("MFU", "{:.1%}".format),
@@ -173,4 +171,7 @@ def summary(name: str, result: Mapping[str, Any]) -> RenderableType:
     for field, (label, form) in rows.items():
         if result.get(field) is not None:
             table.add_row(label, form(result[field]))
+        if field == "evalLoss":
+            for metric, value in scores_of(result).items():
+                table.add_row(*score(metric, value))
     return table

@@ -120,6 +120,8 @@ class FinetuneJobStatus(_Report):
     """Training loss of the last step."""
     eval_loss: float | None = None
     """Loss of the last evaluation."""
+    eval_scores: dict[str, float] | None = None
+    """Scores of the last evaluation's answers, by metric."""
     tokens_per_second: float | None = None
     """Tokens trained per second over all workers."""
     mfu: float | None = None

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spotune.figures import duration, restarts
+from spotune.figures import duration, evaluation, restarts
 from spotune_operator.cluster_commands.jobs import Job, conditions_of, holds, sentence, status_of
 from spotune_operator.timestamps import unix_time
 
@@ -108,7 +108,7 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
     counts = {cause: count for cause, count in (status.get("restarts") or {}).items() if cause != "total"}
     yield "progress", _bar(status, bar_width)
     yield "", figures(status, now)
-    yield "evaluation", f"loss {status['evalLoss']:.4f}" if status.get("evalLoss") is not None else ""
+    yield "evaluation", evaluation(status.get("evalLoss"), status.get("evalScores") or {})
     yield "workers", status.get("workers") or ""
     yield "checkpoint", _checkpoint(checkpoint, now) if checkpoint else "none yet"
     yield "restarts", restarts(counts)

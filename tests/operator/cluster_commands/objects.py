@@ -53,6 +53,7 @@ def training_job(*conditions: dict[str, Any], **status: Any) -> dict[str, Any]:
         "epoch": 0.775,
         "loss": 1.23456,
         "evalLoss": 1.5,
+        "evalScores": {"exactMatch": 0.25},
         "tokensPerSecond": 12345.6,
         "mfu": 0.41,
         "eta": ago(-7500),

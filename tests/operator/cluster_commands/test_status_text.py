@@ -51,7 +51,7 @@ def test_panel_holds_every_figure_of_a_job() -> None:
     assert rows["t5-sql"] == "Training"
     assert rows["progress"].endswith("step 1240/4800")
     assert rows[""] == "epoch 0.78, loss 1.2346, 12,346 tokens/s, MFU 41%, 2 h 05 min left"
-    assert rows["evaluation"] == "loss 1.5000"
+    assert rows["evaluation"] == "loss 1.5000, exact match 25.0%"
     assert rows["workers"] == "4/4"
     assert rows["checkpoint"] == "step 1200, 1 min 05 s ago"
     assert rows["restarts"] == "3 (workerLost 2, hang 1)"

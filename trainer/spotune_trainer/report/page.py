@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader
 
+from spotune.figures import score, scores_of
 from spotune_trainer.report.charts import Bar, Line, duration, line_chart, parts_bar, timeline
 from spotune_trainer.report.story import Story, Stretch, read_story
 
@@ -33,7 +34,7 @@ def render_page(story: Story) -> str:
     environment = Environment(
         loader=PackageLoader("spotune_trainer.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(duration=duration, number=_number, share=_share)
+    environment.globals.update(duration=duration, number=_number, score=score, judged=_judged)
     plan = {name: story.plan[name] for name in _OF_THE_PLAN if story.plan.get(name) not in (None, [], {})}
     return environment.get_template("page.html").render(
         story=story,
@@ -41,6 +42,8 @@ def render_page(story: Story) -> str:
         told=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(story.told)),
         message=story.status.get("message") or story.status.get("checkpointProblem"),
         figures=list(_figures(story)),
+        evaluations=[(each, scores_of(each)) for each in story.evaluations],
+        metrics=_metrics(story),
         predictions=story.evaluations[-1].get("predictions", []) if story.evaluations else [],
         curves=[chart for chart in _curves(story) if chart],
         groups=_groups(story),
@@ -58,8 +61,7 @@ def _figures(story: Story) -> Iterator[tuple[str, str]]:
         "step": f"{step:,} of {total:,}" if step is not None and total else "",
         "loss": _number(status.get("loss"), 4),
         "evaluation loss": _number(status.get("evalLoss"), 4),
-        "exact match": _share(result.get("exactMatch")),
-        "execution accuracy": _share(result.get("executionAccuracy")),
+        **dict(score(metric, value) for metric, value in scores_of(result).items()),
         "tokens/s": _number(result.get("tokensPerSecond", status.get("tokensPerSecond")), 0),
         "MFU": _share(result.get("mfu", status.get("mfu"))),
         "goodput": _share(status.get("goodput")),
@@ -69,6 +71,11 @@ def _figures(story: Story) -> Iterator[tuple[str, str]]:
         "time to go": duration(status["etaSeconds"]) if status.get("etaSeconds") else "",
     }
     return ((name, text) for name, text in figures.items() if text)
+
+
+def _metrics(story: Story) -> dict[str, str]:
+    """Titles by metric of all scores in the evaluations."""
+    return {metric: score(metric, value)[0] for each in story.evaluations for metric, value in scores_of(each).items()}
 
 
 def _curves(story: Story) -> Iterator[str]:
@@ -110,6 +117,13 @@ def _yaml(value: Mapping[str, Any]) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _judged(scores: Mapping[str, bool | float | None]) -> str:
+    """The metrics that an answer is right by, and its scores by the others."""
+    right = [metric for metric, value in scores.items() if value is True]
+    scored = {metric: value for metric, value in scores.items() if isinstance(value, float)}
+    return ", ".join([*right, *(f"{metric} {value:.4g}" for metric, value in scored.items())])
 
 
 def _share(value: float | None) -> str:
