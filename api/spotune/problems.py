@@ -65,7 +65,8 @@ def _message(details: ErrorDetails, path: FieldPath) -> str:
         return f"is empty; it needs fields such as {', '.join(list(_fields_at(path))[:4])}"
     if kind == "literal_error":
         return _not_allowed(given, path)
-    return f"expected {_expected(details)}, not {_shown(given)}"
+    names = [str(value) for value in _allowed_at(path)] if kind == "expected" else []
+    return f"expected {_expected(details)}, not {_shown(given)}{_suggestion(str(given), names)}"
 
 
 def _expected(details: ErrorDetails) -> str:
@@ -77,6 +78,8 @@ def _expected(details: ErrorDetails) -> str:
         return f"{_BOUNDS[kind]} {bound:g}" if isinstance(bound, float) else f"{_BOUNDS[kind]} {bound}"
     if kind == "too_short":
         return f"a list of at least {context['min_length']}"
+    if kind == "too_long":
+        return f"a list of at most {context['max_length']}"
     return _TYPE_NAMES.get(kind) or details["msg"]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.broken_evaluations import WRONG_EVALUATIONS
 from tests.api.job_files import check_broken_job
 
 WORKERS = "  workers: {count: 2, min: 1}\n"
@@ -34,21 +35,6 @@ WRONG_VALUES = [
         "seq2seq",
         "seq2sek",
         ':5: spec.model.task: expected causal or seq2seq, not "seq2sek"; did you mean seq2seq?',
-    ),
-    (
-        "item that is not in the list",
-        "epochs: 3",
-        "epochs: 3, evaluation: {metrics: [loss, exact_match]}",
-        (
-            ":9: spec.training.evaluation.metrics[1]: expected loss, exactMatch or executionAccuracy, "
-            'not "exact_match"; did you mean exactMatch?'
-        ),
-    ),
-    (
-        "empty list",
-        "epochs: 3",
-        "epochs: 3, evaluation: {metrics: []}",
-        ":9: spec.training.evaluation.metrics: expected a list of at least 1, not an empty list",
     ),
     ("number in quotes", "epochs: 3", 'epochs: "3"', ':9: spec.training.epochs: expected a whole number, not "3"'),
     ("part of an epoch", "epochs: 3", "epochs: 0.5", ":9: spec.training.epochs: expected a whole number, not 0.5"),
@@ -227,46 +213,10 @@ WRONG_TOGETHER = [
         ":10: spec.retry.backoff.max: 5m is shorter than initial, 10m",
     ),
     (
-        "exact match without answers",
-        "epochs: 3",
-        "epochs: 3, evaluation: {metrics: [exactMatch]}",
-        ":9: spec.training.evaluation.metrics: exactMatch compares generated answers: set generate: true",
-    ),
-    (
-        "execution accuracy without databases",
-        "epochs: 3",
-        "epochs: 3, evaluation: {generate: true, metrics: [executionAccuracy]}",
-        (
-            ":9: spec.training.evaluation.sql: executionAccuracy runs queries: "
-            "give sql.databases, a folder of <name>.sqlite files"
-        ),
-    ),
-    (
-        "databases without execution accuracy",
-        "epochs: 3",
-        "epochs: 3, evaluation: {sql: {databases: d}}",
-        ":9: spec.training.evaluation.sql: is used by the metric executionAccuracy only, which is not in metrics",
-    ),
-    (
-        "metric twice",
-        "epochs: 3",
-        "epochs: 3, evaluation: {metrics: [loss, loss]}",
-        ":9: spec.training.evaluation.metrics: names a metric twice",
-    ),
-    (
         "evaluation without data",
         "    eval: {fraction: 0.1, seed: 1}\n  training: {",
         "  training: {evaluation: {everySteps: 5}, ",
         ":8: spec.training.evaluation: has nothing to evaluate on: give dataset.eval a source or a fraction",
-    ),
-    (
-        "database column that shards do not carry",
-        TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
-        (
-            "    prepare: {source: x.csv}\n    prompt: '{a}'\n    completion: '{b}'\n    eval: {fraction: 0.1}\n"
-            "  training: {evaluation: {generate: true, metrics: [executionAccuracy], sql: {databases: d}}, "
-        ),
-        ":6: spec.dataset.keep: must carry the column 'database' into the shards, for training.evaluation.sql",
     ),
     (
         "answers without prompts",
@@ -349,7 +299,7 @@ WRONG_TOGETHER = [
         ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
     ),
 ]
-BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER]
+BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS]
 
 
 @pytest.mark.parametrize(

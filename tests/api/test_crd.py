@@ -196,13 +196,16 @@ def leaves(section: type[BaseModel], schema: Schema, path: str) -> Iterator[Any]
 
 
 def allows(schema: Schema, value: Any) -> bool:
-    """Whether a schema without rules and patterns allows a value, as Kubernetes reads it."""
+    """Whether a schema allows a value, as Kubernetes reads it; of its rules those alone that compare a text."""
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     kind = kinds[type(value)]
     allowed = {schema.get("type", kind)} | ({"integer"} if schema.get("type") == "number" else set())
     allowed = {"integer", "string"} if INT_OR_STRING in schema else allowed
     if kind not in allowed or ("enum" in schema and (type(value), value) not in [(type(v), v) for v in schema["enum"]]):
         return False
+    if isinstance(value, str):
+        rules = [re.fullmatch(r"self\.matches\(r'(.*)'\)", rule["rule"]) for rule in schema.get(VALIDATIONS, [])]
+        return len(value) <= schema.get("maxLength", len(value)) and all(re.fullmatch(r[1], value) for r in rules if r)
     if isinstance(value, list):
         fits: bool = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
         return fits and all(allows(schema["items"], item) for item in value)
@@ -216,7 +219,11 @@ def allows(schema: Schema, value: Any) -> bool:
 
 NUMBERS = [-1, 0, 1, 2, 3, 4, 2**32 - 1, 2**32, -0.5, 0.5, 0.999, 1.5]
 TEXTS = ["", "some", "true", *sorted({str(value) for _, schema in all_schemas() for value in schema.get("enum", [])})]
-LISTS: list[Any] = [[], ["loss"], ["some"], [1], ["loss", "exactMatch"]]
+LISTS: list[Any] = [
+    *([], ["loss"], ["some"], [1], ["loss", "exactMatch"], ["loss", "my.metrics:bleu"], ["_a:b1"], ["loss"] * 17),
+    *([f"a:{'b' * 198}"], [f"a:{'b' * 199}"], [".a:b"], ["a.:b"], ["a:"], [":b"], ["a:b.c"], ["a:b:c"], ["a:b\n"]),
+    *([" a:b"], ["1a:b"], ["a-b:c"], ["ä:b"], ["loss:x"], ["a:loss"]),
+]
 
 
 @pytest.mark.parametrize(("field", "schema"), [*leaves(FinetuneJobSpec, at(".spec"), ".spec")])

@@ -13,7 +13,7 @@ from spotune.yaml_file import Document
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests.api.job_files import FULL_JOB_FILE, JOB_FILE
-from tests.api.test_broken_job_values import WRONG_TOGETHER, WRONG_VALUES
+from tests.api.test_broken_job_values import BROKEN
 
 pytestmark = pytest.mark.cluster
 
@@ -75,8 +75,8 @@ def test_a_valid_job_is_stored_with_every_default_of_the_models(text: str, names
 
 @pytest.mark.parametrize(
     ("name", "valid", "broken", "line"),
-    [*WRONG_VALUES, *WRONG_TOGETHER],
-    ids=[case[0].replace(" ", "-") for case in [*WRONG_VALUES, *WRONG_TOGETHER]],
+    BROKEN,
+    ids=[case[0].replace(" ", "-") for case in BROKEN],
 )
 def test_a_job_that_the_models_refuse_is_refused_by_the_name_of_the_field(
     name: str, valid: str, broken: str, line: str, cluster: ClusterUnderTest

@@ -63,6 +63,19 @@ def test_a_trained_model_leaves_its_figures(runs: Runs, directory: JobDirectory)
     assert status(directory)["phase"] == "Done"
 
 
+def test_a_metric_that_cannot_be_imported_ends_the_job_before_workers_are_waited_for(
+    runs: Runs, directory: JobDirectory
+) -> None:
+    world = World([Group(TRAINED, last=10, commits=[10])])
+    evaluation = {"generate": True, "metrics": ["judges:length"]}
+    job = runs.job(dataset={"eval": {"fraction": 0.5}}, training={"evaluation": evaluation})
+    driver = Driver(directory, job, 1, world.surroundings())
+    with pytest.raises(JobError, match=r"training.evaluation.metrics: judges:length cannot be imported"):
+        driver.run()
+    assert world.sizes == []
+    assert status(directory)["phase"] == "Failed"
+
+
 def test_a_lost_worker_group_is_followed_by_one_from_the_last_commit(runs: Runs, directory: JobDirectory) -> None:
     world = World([Group(LOST, last=8, commits=[5]), Group(TRAINED, last=10, commits=[10])])
     driver = make_driver(runs, directory, world)

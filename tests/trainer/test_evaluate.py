@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -90,6 +91,28 @@ def test_figures_are_the_same_at_any_world_size(
     assert [result for result, _ in results] == [alone] * world_size
     if zero_stage == 3:
         assert len({forwards for _, forwards in results}) == 1
+
+
+def tenths_of_the_reference(answer: str, reference: str, columns: Mapping[str, str]) -> float | None:
+    """A metric as a user writes one; it leaves out the rows whose number is odd."""
+    assert columns["database"] == "concert"
+    assert set(columns) == {"completion", "database"}
+    return None if int(reference[-1]) % 2 else len(reference) / 10 + int(reference.split()[-1])
+
+
+def evaluate_own(rank: int, world_size: int, source: Path) -> EvaluationResult:
+    metric = f"{__name__}:{tenths_of_the_reference.__name__}"
+    job, model, tokenizer, rows = load(source, "seq2seq", **generating(metrics=["exactMatch", metric], batchSize=2))
+    return evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=1, ranks=Ranks(rank, world_size))
+
+
+def test_a_function_of_the_users_is_averaged_exactly_at_any_world_size(sources: dict[Task, Path]) -> None:
+    alone = evaluate_own(0, 1, sources["seq2seq"])
+    assert run_group(3, evaluate_own, sources["seq2seq"]) == [alone] * 3
+    counted = [len(f"SELECT count(*) FROM singer WHERE age > {n}") / 10 + n for n in range(0, ROWS, 2)]
+    assert alone.own_scores == {"tenths_of_the_reference": math.fsum(counted) / len(counted)}
+    assert alone.known_scores == {"exactMatch": 0.0, **alone.own_scores}
+    assert [prediction.scores["tenths_of_the_reference"] for prediction in alone.predictions[:2]] == [4.1, None]
 
 
 def train_rank(

@@ -65,6 +65,17 @@ def start(directory: JobDirectory, job: FinetuneJob) -> None:
         put_job(directory, job)
 
 
+def test_a_function_that_is_not_there_is_refused_with_its_line(job_file: Path) -> None:
+    evaluation = "eval: {fraction: 0.5}}\n  training: {epochs: 1, evaluation: {generate: true, metrics: [%s]}}"
+    old = "}\n  training: {epochs: 1}"
+    dataset = ", prompt: '{a}', completion: '{b}', " + evaluation
+    assert edit(job_file, old, dataset % '"json:dumps"').spec.training.evaluation.metrics == ["json:dumps"]
+    with pytest.raises(
+        JobError, match=r"job.yaml:7: spec.training.evaluation.metrics: judges:length: there is no module"
+    ):
+        edit(job_file, old, dataset % '"judges:length"')
+
+
 def test_job_in_the_directory_is_the_one_that_was_given(job_file: Path, directory: JobDirectory) -> None:
     job = read_job(job_file, {"spec.workers.count": 1, "spec.training.maxSteps": 5})
     start(directory, job)

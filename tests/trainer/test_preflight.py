@@ -72,6 +72,18 @@ def test_check_that_is_made_again_shows_what_it_said_before(head: Head) -> None:
     ]
 
 
+def test_functions_that_judge_answers_are_looked_for_in_the_image(head: Head, tmp_path: Path) -> None:
+    evaluation = {"generate": True, "metrics": ["loss", "json:dumps", "judges:length"]}
+    job = make_job(tmp_path, training={"evaluation": evaluation})
+    head.preflight.passes(job)
+    result = head.results()["metrics"]
+    assert result.status == "failed"
+    assert result.message.startswith("spec.training.evaluation.metrics: judges:length: there is no module judges; ")
+    evaluation["metrics"] = ["json:dumps"]
+    head.preflight.passes(make_job(tmp_path, training={"evaluation": evaluation}))
+    assert head.results()["metrics"] == CheckResult("metrics", "passed", "the image has json:dumps", 1)
+
+
 def test_notice_is_the_pods(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     save_source(head.source, "seq2seq")
     monkeypatch.setenv(NOTICE_SECONDS, "25")

@@ -26,6 +26,7 @@ from spotune_trainer.hub import publish, uploading
 from spotune_trainer.job_directory import job_of, training_length
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
+from spotune_trainer.metrics import build_metrics
 from spotune_trainer.monitor import Monitor
 from spotune_trainer.node_watch import NodeWatch
 from spotune_trainer.planning import plan_run, save_plan
@@ -98,6 +99,7 @@ class Driver:
         with self.monitor:
             try:
                 record_lost_ends(self.ledger, self.directory)
+                build_metrics(self.job.spec.training.evaluation)  # before data is prepared and workers are waited for
                 with uploading(self.job, self.directory):
                     self._prepare()
                     while not self._run_generation():
@@ -307,6 +309,7 @@ class Driver:
         epochs, max_steps = training_length(self.job)
         result = {
             **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy")),
+            "scores": {},
             **figures,
             "epochs": epochs,
             "maxSteps": max_steps,

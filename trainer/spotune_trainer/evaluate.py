@@ -22,7 +22,8 @@ from spotune.errors import JobError
 from spotune_trainer.answers import aligned_config, generate_texts, greedy_config
 from spotune_trainer.data.batches import NO_LOSS, Row, Task, collate, row_labels
 from spotune_trainer.loss import summed_loss
-from spotune_trainer.metrics import Metric, build_metrics, mean_score
+from spotune_trainer.metrics import METRICS, build_metrics, mean_score
+from spotune_trainer.own_metrics import Metric
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -53,7 +54,7 @@ class Prediction:
     prompt: str
     prediction: str
     reference: str
-    scores: Mapping[str, bool | None]
+    scores: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class EvaluationResult:
     Attributes:
         loss: mean cross-entropy over all label tokens, without label smoothing.
         samples: how many were evaluated.
-        scores: share from 0 to 1 by metric, None where no row counted; empty unless answers were generated.
+        scores: share from 0 to 1 by metric, for a function of the user's the mean of its values, None where no row
+            counted; empty unless answers were generated.
         predictions: the answers to the first few samples, in the order of their ids.
     """
 
@@ -81,6 +83,11 @@ class EvaluationResult:
     def execution_accuracy(self) -> float | None:
         """Share of queries that return the reference's rows; None if not asked for or if none counted."""
         return self.scores.get("executionAccuracy")
+
+    @property
+    def own_scores(self) -> dict[str, float | None]:
+        """Those of the user's functions, by their names."""
+        return {name: score for name, score in self.scores.items() if name not in METRICS}
 
     @property
     def known_scores(self) -> dict[str, float]:
@@ -138,7 +145,7 @@ def evaluate(
         heartbeat: called for each row that is read and each token that is generated; what it raises ends everything.
 
     Raises:
-        JobError: there is nothing to evaluate on, or the rows lack what the metrics need.
+        JobError: there is nothing to evaluate on, the rows lack what the metrics need, or a metric of the user's fails.
     """
     ranks = ranks or Ranks()
     settings = job.spec.training.evaluation

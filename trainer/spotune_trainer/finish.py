@@ -103,8 +103,9 @@ def _evaluation_figures(result: EvaluationResult) -> dict[str, Any]:
 
 
 def _scores(result: EvaluationResult) -> dict[str, Any]:
-    """Those of our own metrics in fields of their own, None where not asked for."""
-    return {"exactMatch": result.exact_match, "executionAccuracy": result.execution_accuracy}
+    """Scores of the metrics that we have, None where not asked for, and `scores` of the user's functions by name."""
+    ours = {"exactMatch": result.exact_match, "executionAccuracy": result.execution_accuracy}
+    return {**ours, "scores": result.own_scores}
 
 
 def _peak_memory_bytes(worker: Worker) -> int:

@@ -17,6 +17,7 @@ from spotune.load import SOURCE_FIELDS, parse_job, read_job_file, replace_fields
 from spotune.yaml_file import Document
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
+from spotune_trainer.own_metrics import FIELD, missing_functions
 
 HUB_TOKEN = "SPOTUNE_HUB_TOKEN"
 """Variable with the token of `output.hub`; where it is not there `HF_TOKEN` is taken."""
@@ -42,7 +43,12 @@ def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
     job, document = resolve_job(file, changes)
     missing = [
         replace(problem, file=str(file), line=document.line(tuple(problem.field.split("."))))
-        for problem in (*_suspension(job), *missing_sources(job), *missing_secrets(job, os.environ))
+        for problem in (
+            *_suspension(job),
+            *missing_sources(job),
+            *missing_secrets(job, os.environ),
+            *_missing_functions(job),
+        )
     ]
     if missing:
         raise JobError(problems=missing)
@@ -73,6 +79,11 @@ def _suspension(job: FinetuneJob) -> list[Problem]:
     """A problem where nobody would ever wake the job up again."""
     reason = "a suspended job is not run: set it to false, or leave it out"
     return [Problem(reason, "spec.suspend")] if job.spec.suspend else []
+
+
+def _missing_functions(job: FinetuneJob) -> list[Problem]:
+    """A problem for every function of `training.evaluation.metrics` that is not there."""
+    return [Problem(reason, f"spec.{FIELD}") for reason in missing_functions(job.spec.training.evaluation)]
 
 
 def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Problem]:

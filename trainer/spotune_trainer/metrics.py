@@ -1,7 +1,7 @@
 """How a generated answer is judged: pure functions of the prediction, the reference and the row's other columns.
 
-A metric says True, False, or None when the row does not count. `METRICS` lists them by their name in
-`training.evaluation.metrics`; `loss` is not among them, since it needs no answer.
+A metric says True, False, a number (one of the user's own may), or None when the row does not count. `METRICS` lists
+ours by their name in `training.evaluation.metrics`; `loss` is not among them, since it needs no answer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 from spotune.errors import JobError
 from spotune.job import EvaluationSpec, SqlSpec
+from spotune.job.metric import is_function, metric_name
+from spotune_trainer.own_metrics import FIELD, Metric, own_metric
 
-Metric = Callable[[str, str, Mapping[str, Any]], bool | None]
 Value = str | bytes | int | float | None
 Row = tuple[Value, ...]
 
@@ -148,14 +149,28 @@ METRICS: Mapping[str, Callable[[EvaluationSpec], Metric]] = {
 
 
 def build_metrics(evaluation: EvaluationSpec) -> dict[str, Metric]:
-    """The metrics over generated answers that a job asks for, by name."""
-    return {name: METRICS[name](evaluation) for name in evaluation.metrics if name in METRICS}
+    """The metrics over generated answers that a job asks for, by the name that their figures go by.
+
+    Raises:
+        JobError: a function of the user's cannot be imported, or is none.
+    """
+    functions = {metric_name(metric): own_metric(metric) for metric in evaluation.metrics if is_function(metric)}
+    return {name: METRICS[name](evaluation) for name in evaluation.metrics if name in METRICS} | functions
 
 
-def mean_score(scores: Sequence[bool | None]) -> float | None:
-    """Share of True among the rows that count, from 0 to 1; None if none does."""
+def mean_score(scores: Sequence[float | None]) -> float | None:
+    """Mean over the rows that count, of True and False the share of True; None if none does.
+
+    The sum is exact before it is rounded: the order of the rows does not matter.
+
+    Raises:
+        JobError: the sum is beyond what a float can hold.
+    """
     counted = [score for score in scores if score is not None]
-    return sum(counted) / len(counted) if counted else None
+    try:
+        return math.fsum(counted) / len(counted) if counted else None
+    except OverflowError as error:
+        raise JobError(f"{FIELD}: the sum of a metric's values is beyond all floats: return smaller ones") from error
 
 
 def _authorise(action: int, *_: str | None) -> int:

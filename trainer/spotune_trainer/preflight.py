@@ -15,11 +15,12 @@ from dataclasses import replace
 
 from spotune.errors import InfrastructureError, SpotuneError
 from spotune.job import FinetuneJob
+from spotune.job.metric import is_function
 from spotune_trainer import files
 from spotune_trainer.control import CheckResult, Standing
 from spotune_trainer.job_directory import has_commits
 from spotune_trainer.layout import JobDirectory
-from spotune_trainer.preflight_sources import ModelFacts, check_data, read_model
+from spotune_trainer.preflight_sources import ModelFacts, check_data, check_metrics, read_model
 from spotune_trainer.preflight_storage import StorageNeed, check_commit_time, check_semantics, check_space, storage_need
 
 NOTICE_SECONDS = "SPOTUNE_NOTICE_SECONDS"
@@ -41,11 +42,14 @@ def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
             raise InfrastructureError("the size of a checkpoint is not known before the model can be read")
         return storage_need(job, found[0].parameters, directory)
 
+    has_functions = any(map(is_function, job.spec.training.evaluation.metrics))
+    metrics: dict[str, Check] = {"metrics": lambda: check_metrics(job)} if has_functions else {}
     notice = os.environ.get(NOTICE_SECONDS)
     return {
         "storage-semantics": lambda: check_semantics(directory.root),
         "model": model,
         "data": lambda: check_data(job, directory),
+        **metrics,
         "storage-space": lambda: check_space(need(), directory.root),
         "commit-time": lambda: check_commit_time(need(), directory.root, float(notice) if notice else None),
     }

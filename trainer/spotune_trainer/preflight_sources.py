@@ -1,4 +1,4 @@
-"""Whether what a job reads can be read: the model with its tokenizer, and the data."""
+"""Whether what a job reads can be read: the model with its tokenizer, the data, and functions that judge answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from rich.filesize import decimal
 
 from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob
+from spotune.job.metric import is_function
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.execution import setup_of
 from spotune.plan.parameters import TrainedParameters
 from spotune_trainer.job_directory import missing_sources
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.objects import read_object
+from spotune_trainer.own_metrics import FIELD, missing_functions
 
 _Answer = TypeVar("_Answer")
 
@@ -96,6 +98,18 @@ def check_data(job: FinetuneJob, directory: JobDirectory) -> str:
     if dataset.eval is not None and dataset.eval.source is not None:
         found.append(_shards(dataset.eval.source, "spec.dataset.eval.source"))
     return "; ".join(found)
+
+
+def check_metrics(job: FinetuneJob) -> str:
+    """That the functions of `training.evaluation.metrics` are in this image; they are not run here.
+
+    Raises:
+        JobError: one of them is not.
+    """
+    evaluation = job.spec.training.evaluation
+    if missing := missing_functions(evaluation):
+        raise JobError(f"spec.{FIELD}: {'; '.join(missing)}")
+    return f"the image has {', '.join(filter(is_function, evaluation.metrics))}"
 
 
 def _refuse_missing(job: FinetuneJob, concerns: Callable[[str], bool]) -> None:

@@ -36,6 +36,7 @@ from spotune_trainer.flops import ModelShape, peak_flops
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.log_files import logging_to
 from spotune_trainer.loop import Speed, TrainingLoop
+from spotune_trainer.metrics import build_metrics
 from spotune_trainer.models import DTYPES, build_model, build_unfilled, check_vocabulary, load_tokenizer
 from spotune_trainer.notice import Flags, NoticeWatch
 from spotune_trainer.progress import Journal, Phase
@@ -89,6 +90,7 @@ class Worker:
         # Collectives on small host tensors, whatever the model's own backend is.
         self.control: Any = distributed.new_group(backend="gloo")
         outlast(self.job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, self.control)
+        build_metrics(training.evaluation)  # this node may hold other packages than the driver's
         self.datasets: Datasets = open_datasets(self.job, self.directory)
         self.journal.started("data")
         self.tokenizer = load_tokenizer(self.job)

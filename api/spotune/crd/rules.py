@@ -24,6 +24,7 @@ from spotune.job import (
 )
 from spotune.job.execution import LOWEST_STAGE
 from spotune.job.metadata import MAX_NAME_LENGTH, NAME_PATTERN
+from spotune.job.metric import BUILT_IN
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,28 @@ _DATASET = (
     ),
 )
 
+
+def _name_in_cel(metric: str) -> str:
+    """CEL for what the figures of a metric go by; `spotune.job.metric.metric_name` in Python."""
+    return f"{metric}.substring({metric}.indexOf(':') + 1)"
+
+
 _EVALUATION = (
     Rule(
         "self.generate || !self.metrics.exists(metric, metric != 'loss')",
-        "exactMatch and executionAccuracy compare generated answers: set generate: true",
+        "all metrics but loss compare generated answers: set generate: true",
         "metrics",
     ),
-    Rule("self.metrics.all(one, self.metrics.exists_one(other, other == one))", "names a metric twice", "metrics"),
+    Rule(
+        f"self.metrics.all(one, !one.contains(':') || !({_name_in_cel('one')} in {list(BUILT_IN)}))",
+        "has a function with the name of a metric that there is: give the function another one",
+        "metrics",
+    ),
+    Rule(
+        f"self.metrics.all(one, self.metrics.exists_one(other, {_name_in_cel('other')} == {_name_in_cel('one')}))",
+        "names a metric twice, or two functions of one name, which their figures go by",
+        "metrics",
+    ),
     Rule(
         "has(self.sql) || !('executionAccuracy' in self.metrics)",
         "executionAccuracy runs queries: give sql.databases, a folder of <name>.sqlite files",

@@ -6,6 +6,7 @@ from spotune.job.dataset import CredentialsSpec, DatasetSpec, EvalSpec, PrepareS
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.finetunejob import API_VERSION, KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.metadata import Metadata
+from spotune.job.metric import Metric
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.operations import BackoffSpec, CleanupSpec, RetrySpec
 from spotune.job.outcome import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
@@ -18,7 +19,7 @@ from spotune.job.status import (
     RestartsStatus,
     TrainedStatus,
 )
-from spotune.job.training import EvaluationSpec, Metric, SqlSpec, TrainingSpec
+from spotune.job.training import EvaluationSpec, SqlSpec, TrainingSpec
 
 __all__ = [
     "API_VERSION",

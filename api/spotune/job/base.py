@@ -81,14 +81,16 @@ def expecting(expected: str) -> WrapValidator:
     return _Expecting(validate, expected=expected)
 
 
-def checked_by_server(*rules: tuple[str, str]) -> WithJsonSchema:
+def checked_by_server(*rules: tuple[str, str], max_length: int | None = None) -> WithJsonSchema:
     """The schema of a text that the API server checks as the validator beside it does.
 
     Args:
         rules: CEL that is true for what is allowed, and what is said otherwise.
+        max_length: Most characters, where a rule over a list of such texts would be too dear without a bound.
     """
     validations = [{"rule": rule, "message": message} for rule, message in rules]
-    return WithJsonSchema({"type": "string", "x-kubernetes-validations": validations})
+    bound = {"maxLength": max_length} if max_length is not None else {}
+    return WithJsonSchema({"type": "string", **bound, "x-kubernetes-validations": validations})
 
 
 _SOURCE_EXPECTED = f"a path or one of {', '.join(f'{scheme}://' for scheme in SOURCE_SCHEMES)} with a name"

@@ -1,12 +1,12 @@
 """How it is trained: the numbers that decide which weights come out, and how they are evaluated."""
 
-from typing import Annotated, Literal, Self, get_args
+from collections import Counter
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from spotune.job.base import NotNegative, Positive, Section, Source, invalid
-
-Metric = Literal["loss", "exactMatch", "executionAccuracy"]
+from spotune.job.metric import BUILT_IN, MAX_METRICS, Metric, is_function, metric_name
 
 
 class SqlSpec(Section):
@@ -24,9 +24,10 @@ class EvaluationSpec(Section):
     every_steps: NotNegative = 0
     """Evaluate every so many steps; 0: only at the end."""
     generate: bool = False
-    """Let the model answer the prompts, as exactMatch and executionAccuracy need it."""
-    metrics: list[Metric] = Field(default=["loss"], min_length=1, json_schema_extra={"maxItems": len(get_args(Metric))})
-    """loss; exactMatch: the answer is the expected text; executionAccuracy: both queries return the same rows."""
+    """Let the model answer the prompts, as all metrics but loss need it."""
+    metrics: list[Metric] = Field(default=["loss"], min_length=1, max_length=MAX_METRICS)
+    """loss; exactMatch: the answer is the expected text; executionAccuracy: both queries return the same rows;
+    package.module:function: the mean of what your function gives for each answer."""
     max_new_tokens: Positive = 128
     """Longest generated answer in tokens."""
     samples: NotNegative = 0
@@ -38,11 +39,18 @@ class EvaluationSpec(Section):
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:
-        for metric in ("exactMatch", "executionAccuracy"):
-            if metric in self.metrics and not self.generate:
+        for metric in self.metrics:
+            if metric != "loss" and not self.generate:
                 invalid("metrics", f"{metric} compares generated answers: set generate: true")
+            if is_function(metric) and metric_name(metric) in BUILT_IN:
+                invalid("metrics", f"{metric} has the name of a metric that there is: give the function another one")
         if len(set(self.metrics)) < len(self.metrics):
             invalid("metrics", "names a metric twice")
+        names = Counter(map(metric_name, self.metrics))
+        [(name, times)] = names.most_common(1)
+        if times > 1:
+            reason = f"names {times} functions {name}, which their figures go by: give all but one another name"
+            invalid("metrics", reason)
         if "executionAccuracy" in self.metrics and self.sql is None:
             invalid("sql", "executionAccuracy runs queries: give sql.databases, a folder of <name>.sqlite files")
         if self.sql is not None and "executionAccuracy" not in self.metrics:

@@ -1,0 +1,97 @@
+"""How a job must not ask for evaluation."""
+
+TRAIN = "    train: {source: shards/train}\n"
+
+# (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
+WRONG_EVALUATIONS = [
+    (
+        "item that is not in the list",
+        "epochs: 3",
+        "epochs: 3, evaluation: {metrics: [loss, exact_match]}",
+        (
+            ":9: spec.training.evaluation.metrics[1]: expected loss, exactMatch, executionAccuracy or a "
+            'function of your own as package.module:function, not "exact_match"; did you mean exactMatch?'
+        ),
+    ),
+    (
+        "empty list",
+        "epochs: 3",
+        "epochs: 3, evaluation: {metrics: []}",
+        ":9: spec.training.evaluation.metrics: expected a list of at least 1, not an empty list",
+    ),
+    (
+        "function that is not named by its module",
+        "epochs: 3",
+        "epochs: 3, evaluation: {generate: true, metrics: [my_metrics.bleu]}",
+        (
+            ":9: spec.training.evaluation.metrics[0]: expected loss, exactMatch, executionAccuracy or a "
+            'function of your own as package.module:function, not "my_metrics.bleu"'
+        ),
+    ),
+    (
+        "too many metrics",
+        "epochs: 3",
+        f"epochs: 3, evaluation: {{generate: true, metrics: [{', '.join(f'a:b{number}' for number in range(17))}]}}",
+        ":9: spec.training.evaluation.metrics: expected a list of at most 16, not a list",
+    ),
+    (
+        "exact match without answers",
+        "epochs: 3",
+        "epochs: 3, evaluation: {metrics: [exactMatch]}",
+        ":9: spec.training.evaluation.metrics: exactMatch compares generated answers: set generate: true",
+    ),
+    (
+        "function without answers",
+        "epochs: 3",
+        'epochs: 3, evaluation: {metrics: ["my_metrics:bleu"]}',
+        ":9: spec.training.evaluation.metrics: my_metrics:bleu compares generated answers: set generate: true",
+    ),
+    (
+        "function with the name of a metric",
+        "epochs: 3",
+        'epochs: 3, evaluation: {generate: true, metrics: ["my_metrics:loss"]}',
+        (
+            ":9: spec.training.evaluation.metrics: my_metrics:loss has the name of a metric that there is: "
+            "give the function another one"
+        ),
+    ),
+    (
+        "two functions of one name",
+        "epochs: 3",
+        'epochs: 3, evaluation: {generate: true, metrics: ["a.b:bleu", loss, "c:bleu"]}',
+        (
+            ":9: spec.training.evaluation.metrics: names 2 functions bleu, which their figures go by: "
+            "give all but one another name"
+        ),
+    ),
+    (
+        "execution accuracy without databases",
+        "epochs: 3",
+        "epochs: 3, evaluation: {generate: true, metrics: [executionAccuracy]}",
+        (
+            ":9: spec.training.evaluation.sql: executionAccuracy runs queries: "
+            "give sql.databases, a folder of <name>.sqlite files"
+        ),
+    ),
+    (
+        "databases without execution accuracy",
+        "epochs: 3",
+        "epochs: 3, evaluation: {sql: {databases: d}}",
+        ":9: spec.training.evaluation.sql: is used by the metric executionAccuracy only, which is not in metrics",
+    ),
+    (
+        "metric twice",
+        "epochs: 3",
+        "epochs: 3, evaluation: {metrics: [loss, loss]}",
+        ":9: spec.training.evaluation.metrics: names a metric twice",
+    ),
+    (
+        "database column that shards do not carry",
+        TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
+        (
+            "    prepare: {source: x.csv}\n    prompt: '{a}'\n    completion: '{b}'\n    eval: {fraction: 0.1}\n"
+            "  training: {evaluation: {generate: true, metrics: [executionAccuracy], sql: {databases: d}}, "
+        ),
+        ":6: spec.dataset.keep: must carry the column 'database' into the shards, for training.evaluation.sql",
+    ),
+]
