@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES
@@ -143,3 +144,16 @@ def test_models_that_change_their_logits_keep_them(model_type: str) -> None:
     model = make_model(model_type)
     fuse_loss(model, is_compiled=False)
     assert head_loss.loss_head(model) is None
+
+
+def test_without_gradients_nothing_but_the_logits_is_computed() -> None:
+    batch = collate(make_rows(), "causal", 0)
+    counted = []
+    for fuse in (False, True):
+        model = make_model("llama")
+        if fuse:
+            fuse_loss(model, is_compiled=False)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            summed_loss(model, batch)
+        counted.append(counter.get_total_flops())
+    assert counted[0] == counted[1]

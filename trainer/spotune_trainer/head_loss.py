@@ -56,8 +56,10 @@ class LossHead:
             return self._project(hidden)
         labels, label_smoothing = self._wanted
         rows = hidden.reshape(-1, hidden.size(-1))
-        weight, bias = self._head.weight, self._head.bias
-        loss: Tensor = _LinearCrossEntropy.apply(rows, weight, bias, labels.reshape(-1), label_smoothing, self._score)
+        weights: list[Tensor | None] = [self._head.weight, self._head.bias]
+        if not torch.is_grad_enabled():  # or their gradients would be computed all the same
+            weights = [each if each is None else each.detach() for each in weights]
+        loss: Tensor = _LinearCrossEntropy.apply(rows, *weights, labels.reshape(-1), label_smoothing, self._score)
         return loss
 
 
