@@ -266,6 +266,15 @@ WRONG_TOGETHER = [
         ":10: spec.execution.zeroStage: 2 cannot offload: use auto, or 3 at least",
     ),
     (
+        "profile that would miss the attention",
+        WORKERS,
+        "  execution: {attention: flash_attention_2, flopsProfile: 5}\n",
+        (
+            ":10: spec.execution.flopsProfile: counts nothing of flash_attention_2: leave it out, or use attention "
+            "sdpa or eager"
+        ),
+    ),
+    (
         "adapter that is not there",
         WORKERS,
         "  output: {mergeAdapter: false}\n",

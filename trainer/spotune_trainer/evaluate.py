@@ -157,7 +157,7 @@ def evaluate(
     batches = _cut(ids, _gather_lengths(dataset, ids, ranks, heartbeat), settings.batch_size or 4 * micro_batch_size)
     evaluator = _Evaluator(model, tokenizer, job, ranks.world_size > 1 and zero_stage == 3, heartbeat)
     own: list[_BatchOutcome] = []
-    with _evaluating(model):
+    with evaluating(model):
         for index in range(ranks.rank, math.ceil(len(batches) / ranks.world_size) * ranks.world_size, ranks.world_size):
             if index < len(batches):
                 own.append(evaluator.run(dataset, batches[index]))
@@ -278,7 +278,7 @@ def _combine(outcomes: Sequence[_BatchOutcome], samples: int, metrics: Sequence[
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards each module has the mode it had."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -8,6 +8,7 @@ logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-
 logs/driver-3.log logs/tensorboard/
 export/
 compiled/
+profile/{flops.txt, flops.json}
 ```
 """
 
@@ -101,6 +102,16 @@ class JobDirectory:
     def compiled(self) -> Path:
         """What torch.compile has made of the layers, by device."""
         return self.root / "compiled"
+
+    @property
+    def profile(self) -> Path:
+        """What DeepSpeed's flops profiler found in one step."""
+        return self.root / "profile"
+
+    @property
+    def flops_profile(self) -> Path:
+        """The figures of the profile; there once all of it is."""
+        return self.profile / "flops.json"
 
     def generation_logs(self, generation: int) -> GenerationLogs:
         """Paths of what the workers of `generation` write."""

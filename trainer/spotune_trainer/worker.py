@@ -33,9 +33,11 @@ from spotune_trainer.engine import EngineConfig, build_engine, learning_rate
 from spotune_trainer.failures import describe, record_failure
 from spotune_trainer.finish import evaluate_now, finish
 from spotune_trainer.flops import ModelShape, peak_flops
+from spotune_trainer.flops_profile import FlopsProfile
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.log_files import logging_to
 from spotune_trainer.loop import Speed, TrainingLoop
+from spotune_trainer.loss import weightless_batch
 from spotune_trainer.metrics import build_metrics
 from spotune_trainer.models import DTYPES, build_model, build_unfilled, check_vocabulary, load_tokenizer
 from spotune_trainer.notice import Flags, NoticeWatch
@@ -134,6 +136,7 @@ class Worker:
             control=self.control,
             before_update=self._protect_commit,
         )
+        self.profile = FlopsProfile(self.directory, self.job.spec.execution.flops_profile, self.rank, self.control)
         self.committer.reserve(fragments.owned_fragments(self.engine))
         self.journal.started("engine")
 
@@ -231,7 +234,13 @@ class Worker:
             self.compile_cache.keep()
 
     def _batches(self) -> Generator[MicroBatches]:
-        yield from self.loader
+        for step, micro_batches in enumerate(self.loader, start=self.first_step + 1):
+            if self.profile.is_due(step):
+                with self.journal.spent.on(Part.EVALUATION):
+                    batch = micro_batches[0][1] if micro_batches else weightless_batch(self.job.spec.model.task)
+                    self.profile.make(self.engine, batch.to(self.engine.device), step)
+                self.journal.beat()
+            yield micro_batches
 
     def _loader(self) -> MicroBatchLoader:
         return MicroBatchLoader(

@@ -229,6 +229,11 @@ _EXECUTION = (
         "cannot offload: use auto, or 1 at least for the optimizer and 3 for the parameters",
         "zeroStage",
     ),
+    Rule(
+        "self.flopsProfile == 0 || self.attention != 'flash_attention_2'",
+        "counts nothing of flash_attention_2: leave it out, or use attention sdpa or eager",
+        "flopsProfile",
+    ),
 )
 
 _NAME = (

@@ -27,12 +27,20 @@ class ExecutionSpec(Section):
     """Attention implementation, by the names of transformers."""
     compile: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
     """Compile layers and loss with torch.compile; auto: on GPUs, where rows are packed and all weights are trained."""
+    flops_profile: NotNegative = 0
+    """Before this step, profile a forward pass with DeepSpeed's flops profiler, once in the run; 0: never."""
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
         lowest = LOWEST_STAGE[self.offload]
         if self.zero_stage != "auto" and self.zero_stage < lowest:
             invalid("zeroStage", f"{self.zero_stage} cannot offload: use auto, or {lowest} at least")
+        return self
+
+    @model_validator(mode="after")
+    def _check_profile(self) -> Self:
+        if self.flops_profile and self.attention == "flash_attention_2":
+            invalid("flopsProfile", "counts nothing of flash_attention_2: leave it out, or use attention sdpa or eager")
         return self
 
 
