@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import masking_utils
 
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
+from spotune_trainer.document_attention import attends_within_documents
 from spotune_trainer.head_loss import loss_head
 
 
@@ -36,7 +37,10 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
         # A causal model's output at position i is about token i + 1, and that of the last one about nothing.
         labels = functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS)
     head = loss_head(module)
-    with nobody_looks_for_documents() if batch.position_ids is None else nullcontext():
+    maskless = batch.document_starts is not None and attends_within_documents(module)
+    if maskless:
+        inputs["cu_seq_lens_q"] = batch.document_starts
+    with nobody_looks_for_documents() if maskless or batch.position_ids is None else nullcontext():
         if head is not None:
             with head.scoring(labels, label_smoothing):
                 loss: Tensor = model(**inputs).logits
@@ -53,7 +57,7 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
 
 @contextmanager
 def nobody_looks_for_documents() -> Iterator[None]:
-    """Keep transformers from asking the device whether rows are packed, where they are known not to be."""
+    """Keep transformers from asking the device whether rows are packed, where that is known."""
     original = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:

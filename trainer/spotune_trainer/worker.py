@@ -29,6 +29,7 @@ from spotune_trainer.collectives import outlast
 from spotune_trainer.compiled import WIDTH_MULTIPLE, CompileCache
 from spotune_trainer.data.loader import MicroBatches, MicroBatchLoader
 from spotune_trainer.datasets import Datasets, open_datasets
+from spotune_trainer.document_attention import attend_within_documents
 from spotune_trainer.engine import EngineConfig, build_engine, learning_rate
 from spotune_trainer.failures import describe, record_failure
 from spotune_trainer.finish import evaluate_now, finish
@@ -102,6 +103,8 @@ class Worker:
         # Beside an adapter the model's own weights are in no checkpoint.
         filled = self.task.restore and self.job.spec.adapter is None
         model = build_unfilled(self.job) if filled else build_model(self.job)
+        if self.job.spec.execution.attention == "auto":
+            attend_within_documents(model)
         check_vocabulary(model.config, self.tokenizer)
         shape = ModelShape.of(model, frozen=self.job.spec.adapter is not None)
         speed = Speed(shape, _peak_flops(self.job.spec.model.dtype))

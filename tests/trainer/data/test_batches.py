@@ -103,3 +103,21 @@ def test_packed_documents_have_the_loss_of_separate_ones() -> None:
         separate_loss = sum(model(**batch.model_inputs()).loss * batch.tokens for batch in apart)
     assert together.tokens == sum(batch.tokens for batch in apart) == 6
     torch.testing.assert_close(packed_loss, separate_loss)
+
+
+def test_documents_begin_where_they_do_and_padding_is_one_more() -> None:
+    rows = [packed(causal_row(5, 6, 7), causal_row(8, 9)), causal_row(4, 4, 4, 4, 4, 4), packed(causal_row(3))]
+    batch = collate(rows, "causal", pad_token_id=0)
+    assert batch.document_starts is not None
+    assert batch.document_starts.dtype == torch.int32
+    assert sorted({*batch.document_starts.tolist()}) == [0, 3, 5, 6, 12, 13, 18]
+    assert batch.document_starts.tolist() == sorted(batch.document_starts.tolist())
+    assert len(batch.document_starts) == 8
+    assert collate([causal_row(5, 6)], "causal", pad_token_id=0).document_starts is None
+
+
+@pytest.mark.parametrize(("documents", "starts"), [(2, 4), (3, 8), (6, 8), (7, 16)])
+def test_batches_of_many_documents_have_few_shapes(documents: int, starts: int) -> None:
+    batch = collate([packed(*[causal_row(5)] * documents)], "causal", pad_token_id=0)
+    assert batch.document_starts is not None
+    assert len(batch.document_starts) == starts

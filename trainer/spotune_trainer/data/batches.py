@@ -35,6 +35,8 @@ class Batch:
         attention_mask: ``[batch, sequence]``, 1 on tokens; ``None`` where nobody needs one: for causal models, whose
             tokens do not see the padding on their right, and where there is no padding.
         position_ids: ``[batch, sequence]``, counting from 0 in each packed document; ``None`` when rows are not packed.
+        document_starts: Where each packed document begins in the rows, one after the other, and where the last ends;
+            int32, its length a power of two, to which documents without tokens fill it up; ``None`` as above.
         input_lengths: Tokens of each row without padding, ``[batch]``.
         label_lengths: Labels of each row without padding, ``[batch]``.
         tokens: Labels that carry loss, counted after the shift of causal models (which have nothing to predict the
@@ -46,6 +48,7 @@ class Batch:
     labels: torch.Tensor
     attention_mask: torch.Tensor | None
     position_ids: torch.Tensor | None
+    document_starts: torch.Tensor | None
     input_lengths: npt.NDArray[np.int64]
     label_lengths: npt.NDArray[np.int64]
     tokens: int
@@ -75,6 +78,7 @@ class Batch:
             labels=change(self.labels),
             attention_mask=None if self.attention_mask is None else change(self.attention_mask),
             position_ids=None if self.position_ids is None else change(self.position_ids),
+            document_starts=None if self.document_starts is None else change(self.document_starts),
         )
 
     def row_hashes(self) -> list[int]:
@@ -110,7 +114,7 @@ def collate(
     labels = [row_labels(row) for row in rows]
     input_ids, input_lengths = _pad(inputs, pad_token_id, width_multiple)
     padded_labels, label_lengths = _pad(labels, NO_LOSS, width_multiple)
-    packed = any("lengths" in row for row in rows)
+    documents = _documents(rows, input_ids.shape[1]) if any("lengths" in row for row in rows) else None
     # Without a mask attention may take its fastest kernel, and nobody asks the device whether there is padding.
     masked = task == "seq2seq" and int(input_lengths.min()) < input_ids.shape[1]
     mask = np.arange(input_ids.shape[1]) < input_lengths[:, None]
@@ -120,7 +124,8 @@ def collate(
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(padded_labels),
         attention_mask=torch.from_numpy(mask.astype(np.int64)) if masked else None,
-        position_ids=torch.from_numpy(_position_ids(rows, input_ids.shape[1])) if packed else None,
+        position_ids=None if documents is None else torch.from_numpy(_position_ids(documents)),
+        document_starts=None if documents is None else torch.from_numpy(_cumulative(documents)),
         input_lengths=input_lengths,
         label_lengths=label_lengths,
         tokens=int((counted != NO_LOSS).sum()),
@@ -168,11 +173,24 @@ def _pad(sequences: Sequence[Tokens], fill: int, width_multiple: int) -> tuple[T
     return padded, lengths
 
 
-def _position_ids(rows: Sequence[Row], width: int) -> Tokens:
-    """Positions that restart in every document; the padding counts as one more document, which has no loss."""
-    positions = np.empty((len(rows), width), dtype=np.int64)
-    for position, row in zip(positions, rows, strict=True):
+def _documents(rows: Sequence[Row], width: int) -> list[list[int]]:
+    """Tokens of each document of each row; the padding counts as one more, which has no loss."""
+    documents = []
+    for row in rows:
         tokens = len(row["input_ids"])
-        lengths = [*row.get("lengths", [tokens]), width - tokens]
-        position[:] = np.concatenate([np.arange(length) for length in lengths])
-    return positions
+        documents.append([*map(int, row.get("lengths", [tokens])), width - tokens])
+    return documents
+
+
+def _position_ids(documents: Sequence[Sequence[int]]) -> Tokens:
+    """Positions that restart in every document, ``[rows, width]``."""
+    return np.stack([np.concatenate([np.arange(length) for length in row]) for row in documents])
+
+
+def _cumulative(documents: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+    """Starts of all documents and the end, of few different shapes: what is compiled is compiled for each."""
+    ends = np.cumsum([length for row in documents for length in row], dtype=np.int32)
+    starts = np.full(1 << len(ends).bit_length(), ends[-1], dtype=np.int32)
+    starts[0] = 0
+    starts[1 : len(ends) + 1] = ends
+    return starts
