@@ -1,33 +1,50 @@
-"""Optimizer steps at ZeRO 1 and 2 during which the host waits for nothing of the device.
+"""Backward passes and optimizer steps at ZeRO 1 to 3 during which the host waits for nothing of the device.
 
-DeepSpeed waits for the last gradients to be reduced, looks at each in turn for infinities, computes every norm by
-itself and asks the device for the outcome three times, while the device has nothing to do. Here the device's streams
-wait for each other, the norm of all gradients is one operation, clipping is arithmetic on the device, and a gradient
-that is not finite is what the fused AdamW leaves out by itself.
+DeepSpeed waits for the last gradients to be reduced (at stage 3 in every micro-batch), looks at each in turn for
+infinities, computes every norm by itself and asks the device for the outcome three times, while the device has nothing
+to do. Here the device's streams wait for each other, the norm of all gradients is one operation, clipping is arithmetic
+on the device, and a gradient that is not finite is what the fused AdamW leaves out by itself.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero import stage3
+from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
+from deepspeed.utils import z3_leaf_module
 from torch import Tensor, distributed
 
-_DEEPSPEED_STAGES = (1, 2)
+from spotune.plan.memory import LIVE_PARAMETERS
+
 _CLIP_EPSILON = 1e-6
+_PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
+"""Gathered for what the host has launched and the device has not begun: enough for some layers."""
 
 
 def step_on_device(engine: Any) -> None:
-    """Make an engine's steps such ones; others (float16, 8-bit moments, offload) stay as DeepSpeed takes them."""
+    """Make an engine's steps such ones; others (float16, 8-bit moments, offload) stay as DeepSpeed takes them.
+
+    At stage 3 the host is kept near the device in all of them.
+    """
     adam = engine.basic_optimizer
-    if engine.zero_optimization_stage() not in _DEEPSPEED_STAGES or not engine.bfloat16_enabled():
+    if engine.zero_optimization_stage() == 3 and torch.cuda.is_available():
+        keep_near_the_device(engine.optimizer.parameter_offload.get_param_coordinator())
+    if not engine.bfloat16_enabled() or not isinstance(adam, torch.optim.AdamW):
         return
-    if not isinstance(adam, torch.optim.AdamW) or engine.optimizer.cpu_offload:
-        return
-    zero = engine.optimizer
+    if engine.zero_optimization_stage() == 3:
+        if not engine.optimizer.offload_optimizer:
+            _step_at_stage_3(engine.optimizer, adam)
+    elif not engine.optimizer.cpu_offload:
+        _step_at_stage_1_or_2(engine.optimizer, adam)
+
+
+def _step_at_stage_1_or_2(zero: Any, adam: torch.optim.AdamW) -> None:
     zero.check_grad_overflow = False
 
     def scaled_global_norm(norm_type: int = 2) -> Tensor:
@@ -55,6 +72,46 @@ def step_on_device(engine: Any) -> None:
     zero.unscale_and_clip_grads = unscale_and_clip_grads
 
 
+def _step_at_stage_3(zero: Any, adam: torch.optim.AdamW) -> None:
+    take_step = zero.step
+
+    def norm_of_all_groups() -> list[Tensor]:
+        gradients = [each for group in zero.averaged_gradients.values() for each in group]
+        norm = _norm(gradients, zero.dp_process_group, zero.device)
+        leave_out_unless_finite(adam, norm)
+        return [norm]
+
+    def step(closure: Any = None) -> None:
+        with _nobody_asks_for_the_norm():
+            take_step(closure)
+
+    reduction = zero.reduce_and_partition_stream
+    if reduction is not None and torch.cuda.is_available():
+        reduction.synchronize = lambda: torch.cuda.current_stream().wait_stream(reduction)
+    zero._get_norm_groups = norm_of_all_groups
+    zero.step = step
+
+
+def keep_near_the_device(coordinator: Any) -> None:
+    """Let the host launch modules only so far ahead of what the device computes.
+
+    The weights that are gathered for a module can be forgotten once the device has computed it. DeepSpeed's own limit
+    is on how far the host is ahead of gathering them, which waits for nothing.
+    """
+    fetch, ahead, sizes = coordinator.fetch_sub_module, deque[tuple[int, Any]](), dict[int, int]()
+
+    def fetch_and_wait(module: Any, forward: bool) -> None:
+        if module.ds_id not in sizes:
+            sizes[module.ds_id] = sum(p.ds_numel for p in iter_params(module, recurse=z3_leaf_module(module)))
+        fetch(module, forward)
+        if sizes[module.ds_id]:
+            ahead.append((sizes[module.ds_id], torch.cuda.current_stream().record_event()))
+        while len(ahead) > 1 and sum(size for size, _ in ahead) > _PARAMETERS_AHEAD:
+            ahead.popleft()[1].synchronize()
+
+    coordinator.fetch_sub_module = fetch_and_wait
+
+
 def leave_out_unless_finite(adam: torch.optim.Optimizer, norm: Tensor) -> None:
     """Have the fused AdamW's next step change nothing, its count neither, if the norm of the gradient is not finite.
 
@@ -76,6 +133,17 @@ def _streams_wait(reduction: Any) -> Iterator[None]:
         yield
     finally:
         del accelerator.synchronize
+
+
+@contextmanager
+def _nobody_asks_for_the_norm() -> Iterator[None]:
+    """Within it DeepSpeed's stage 3 takes every norm to be finite, so that it does not look."""
+    original = stage3.is_invalid_grad_norm
+    stage3.is_invalid_grad_norm = lambda norm: False
+    try:
+        yield
+    finally:
+        stage3.is_invalid_grad_norm = original
 
 
 def _is_padding(gradient: Tensor) -> bool:

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel, get_scheduler
 
 from spotune.errors import JobError
 from spotune.job import TrainingSpec
-from spotune.plan.memory import Offload
+from spotune.plan.memory import PREFETCH_ELEMENTS, Offload
 from spotune_trainer.checkpoint.fragments import check_version, create_moments
-from spotune_trainer.compiled import compile_layers
+from spotune_trainer.compiled import compile_layers, repeated_layers
 from spotune_trainer.device_steps import leave_out_unless_finite, step_on_device
 from spotune_trainer.head_loss import fuse_loss
 from spotune_trainer.optimizers import build_optimizer
@@ -73,17 +73,32 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.config.use_cache = False
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if config.compile:
         _compile(model, config)
+    gathered = _gather_whole_layers(model) if config.zero_stage == 3 else 0
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=build_optimizer(model, training),
-        config=_deepspeed_config(training, config, sum(p.numel() for p in model.parameters() if p.requires_grad)),
+        config=_deepspeed_config(training, config, trained, gathered),
         dist_init_required=False,
     )
     create_moments(engine)
     step_on_device(engine)
     return engine
+
+
+def _gather_whole_layers(model: PreTrainedModel) -> int:
+    """Have stage 3 gather each layer's weights as one; returns the parameters of the largest layer.
+
+    DeepSpeed would gather those of each linear module by themselves, and its work for one takes the host longer than
+    the device takes to multiply. It cannot gather layers with frozen weights so: 0.
+    """
+    layers = repeated_layers(model)
+    if not layers or not all(parameter.requires_grad for parameter in model.parameters()):
+        return 0
+    deepspeed.utils.set_z3_leaf_modules(model, list({type(layer) for layer in layers}))
+    return max(sum(parameter.numel() for parameter in layer.parameters()) for layer in layers)
 
 
 def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
@@ -92,10 +107,7 @@ def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
             "execution.compile: layers with weights that are not trained, as beside an adapter, cannot be compiled at "
             "ZeRO stage 3: set execution.zeroStage to 2 or less, or execution.compile to false"
         )
-    layers = compile_layers(model)
-    if config.zero_stage == 3:
-        # Each layer's weights are gathered as one, outside of what is compiled.
-        deepspeed.utils.set_z3_leaf_modules(model, list({type(layer) for layer in layers}))
+    compile_layers(model)
     if config.dtype != torch.float16:  # its unscaled gradients are too small for half precision
         fuse_loss(model, is_compiled=True)
 
@@ -133,7 +145,8 @@ def _backend() -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _deepspeed_config(training: TrainingSpec, config: EngineConfig, parameters: int) -> dict[str, Any]:
+def _deepspeed_config(training: TrainingSpec, config: EngineConfig, trained: int, gathered: int) -> dict[str, Any]:
+    """DeepSpeed's configuration for so many `trained` parameters, of which stage 3 gathers so many at once."""
     world_size = int(os.environ["WORLD_SIZE"])
     return {
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
@@ -155,7 +168,9 @@ def _deepspeed_config(training: TrainingSpec, config: EngineConfig, parameters: 
             "overlap_comm": torch.cuda.is_available(),
             "contiguous_gradients": True,
             # DeepSpeed allocates the whole bucket, however small the model is.
-            "reduce_bucket_size": min(parameters, _LARGEST_BUCKET_ELEMENTS),
+            "reduce_bucket_size": min(trained, _LARGEST_BUCKET_ELEMENTS),
+            # The next two layers come while one computes.
+            "stage3_prefetch_bucket_size": max(PREFETCH_ELEMENTS, 2 * gathered),
             **_offload(config.offload),
         },
         # PyTorch's fused AdamW has a vectorised kernel for the host, too, and nothing has to be compiled first.
