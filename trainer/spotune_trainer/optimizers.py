@@ -125,7 +125,7 @@ class AdamW8bit(torch.optim.Optimizer):
     def _state(self, tensor: Tensor) -> dict[str, Any]:
         """Of a tensor: the steps taken, on the host, and the moments of its runs by their first element."""
         if not self.state[tensor]:
-            self.state[tensor] = {"step": torch.zeros(()), "runs": {}}
+            self.state[tensor] = {"step": torch.zeros((), device="cpu"), "runs": {}}
         state: dict[str, Any] = self.state[tensor]
         return state
 
