@@ -48,7 +48,7 @@ class Kind:
 
 
 KINDS = {
-    "float16": Kind(dtype="float16"),
+    "float16": Kind("causal", "float16"),
     "adamw8bit": Kind(sections={"training": {"optimizer": "adamw8bit"}}),
     "LoRA": Kind("causal", sections={"adapter": {"lora": {"r": 4}}}),
     "QLoRA": Kind("causal", sections={"adapter": {"lora": {"r": 4}, "quantization": "nf4"}}),
@@ -126,6 +126,8 @@ def resume_kinds(runs: Runs, world_size: int) -> list[dict[str, Any]]:
     """Every other kind of run, resumed."""
     found = []
     for number, (name, kind) in enumerate(KINDS.items()):
+        if kind.dtype == "float16" and not torch.cuda.is_available():
+            continue
         for stage in (1, 2 if name == "QLoRA" else 3):  # what is quantised cannot be divided
             directory = JobDirectory(runs.root / f"kind-{number}-{stage}")
             steps, resumed = resume(runs, directory, Layout(world_size, stage), kind)
@@ -172,15 +174,17 @@ def main() -> None:
         if rank == 0:
             runs.job()
         distributed.barrier()
-        layouts = []
+        found: dict[str, Any] = {"machine": machine(), "kinds": resume_kinds(runs, world_size), "layouts": []}
         for dtype in DTYPES:
             reference: list[dict[str, Any]] = []
-            layouts += [compare(runs, Layout(world_size, stage), dtype, reference) for stage in STAGES]
-        kinds = resume_kinds(runs, world_size)
-        conversions = convert(runs.root / "universal", world_size)
+            for stage in STAGES:
+                found["layouts"].append(compare(runs, Layout(world_size, stage), dtype, reference))
+            if rank == 0:
+                publish(found, options.output)
+        found["conversions"] = convert(runs.root / "universal", world_size)
     if rank == 0:
         shutil.rmtree(runs.root)
-        publish({"machine": machine(), "layouts": layouts, "kinds": kinds, "conversions": conversions}, options.output)
+        publish(found, options.output)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 r"""How fast steps are on GPUs: tokens per second, MFU, memory, data wait, and what the host waits for the device for.
 
 Trains models with random weights on rows of random tokens by the trainer's own worker, one case after the other in the
-same processes. The first steps warm up; figures are medians over the others. MFU is by the formula of
-`spotune_trainer.flops`. Beside the peak of memory stands what `spotune plan` says. No Ray: torchrun starts the ranks.
+same processes: Llamas of some sizes, or the jobs of examples/ laid out as the plan does it on these GPUs. The first
+steps warm up; figures are medians over the others. MFU is by the formula of `spotune_trainer.flops`. Beside the peak of
+memory stands what `spotune plan` says. No Ray: torchrun starts the ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 1 benchmarks/throughput.py --output benchmarks/results/throughput_1.json \
         '{"size": "1.1B", "length": 2048, "microBatch": 16, "batch": 64, "zeroStage": 1, "compile": true}'
@@ -20,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune.plan.choose import Layout as PlannedLayout
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.execution import setup_of
+from spotune.plan.execution import resolve_execution, setup_of
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.models import load_config
@@ -45,6 +46,7 @@ from tests.trainer.measured import (
     QuicklyBuiltWorker,
     from_first_rank,
     machine,
+    make_example_job,
     make_llama_job,
     publish,
     torchrun_group,
@@ -59,25 +61,28 @@ class Case:
     """What is trained, and how.
 
     Attributes:
-        size: one of `LLAMAS`.
+        size: one of `LLAMAS`, or the name of a job in examples/, which says what is not said here, or leaves it to the
+            plan for so many GPUs of this kind.
         length: tokens of a row.
         micro_batch: rows that go through the model at once on one GPU.
         batch: rows of a step, over all GPUs.
         zero_stage: 0 to 3.
         compile: layers and loss are compiled.
         gradient_checkpointing: activations are computed again.
+        documents: packed in each row.
         warm_up: steps before those that are measured.
         steps: measured.
         sections: other parts of the job, such as `{"training": {"optimizer": "adamw8bit"}}`.
     """
 
     size: str
-    length: int
-    micro_batch: int
-    batch: int
-    zero_stage: int = 1
-    compile: bool = False
-    gradient_checkpointing: bool = False
+    length: int | None = None
+    micro_batch: int | None = None
+    batch: int | None = None
+    zero_stage: int | None = None
+    compile: bool | None = None
+    gradient_checkpointing: bool | None = None
+    documents: int = 1
     warm_up: int = 4
     steps: int = 12
     sections: dict[str, Any] = field(default_factory=dict)
@@ -89,9 +94,19 @@ class Case:
 
     def job(self, folder: Path) -> FinetuneJob:
         """The job, with all that it needs in a folder."""
-        execution = {"compile": self.compile, "gradientCheckpointing": self.gradient_checkpointing}
+        asked = {
+            "microBatchSize": self.micro_batch,
+            "zeroStage": self.zero_stage,
+            "compile": self.compile,
+            "gradientCheckpointing": self.gradient_checkpointing,
+        }
+        execution = {name: value for name, value in asked.items() if value is not None}
         sections = {**self.sections, "execution": {**execution, **self.sections.get("execution", {})}}
-        return make_llama_job(folder, self.size, self.batch, self.length, sections, every=1_000_000)
+        if self.size not in LLAMAS:
+            return make_example_job(folder, self.size, self.batch, sections)
+        if self.batch is None or self.length is None:
+            raise ValueError(f"{self.size}: batch and length are to be said")
+        return make_llama_job(folder, self.size, self.batch, self.length, sections, self.documents, every=1_000_000)
 
 
 class MeasuredWorker(QuicklyBuiltWorker):
@@ -146,8 +161,7 @@ class MeasuredWorker(QuicklyBuiltWorker):
 def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[str, Any]:
     """Train a case; what came of it."""
     root = Path(tempfile.mkdtemp()) if rank == 0 else None
-    task = _make_task(root, case, world_size) if root else None
-    task = from_first_rank(task)
+    task, planned = from_first_rank(_make_task(root, case, world_size) if root else None)
     directory = JobDirectory(Path(task.directory))
     logs = directory.generation_logs(task.generation)
     started = time.monotonic()
@@ -160,18 +174,38 @@ def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[
             if hasattr(worker, "engine"):
                 release(worker.engine)
                 worker.release()
-    found = {**found, **_speeds(logs.steps, case)} if rank == 0 else {}
     if root:
-        found |= {"plannedBytes": _planned(task, case, world_size), "wallSeconds": round(time.monotonic() - started, 1)}
+        found = {**planned, **found, **_speeds(logs.steps, worker.job, case)}
+        found["wallSeconds"] = round(time.monotonic() - started, 1)
         shutil.rmtree(root)
-    return found
+    return found if root else {}
 
 
-def _make_task(root: Path, case: Case, world_size: int) -> WorkerTask:
+def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dict[str, Any]]:
+    """What the ranks are to do, and what of it the plan has decided."""
     directory = JobDirectory(root / "job")
     directory.root.mkdir()
-    layout = Layout(world_size, case.zero_stage)
-    return make_task(directory, case.job(root), layout, start_generation(directory), case.micro_batch)
+    job = case.job(root)
+    config = load_config(job).to_dict()
+    plan = resolve_execution(config, job, world_size, _device_bytes())
+    layout = PlannedLayout(plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing)  # type: ignore[arg-type]
+    planned = {
+        "length": job.spec.dataset.max_length,
+        "batch": job.spec.training.global_batch_size,
+        "microBatch": plan.micro_batch_size,
+        "zeroStage": plan.zero_stage,
+        "compile": plan.compile,
+        "gradientCheckpointing": plan.gradient_checkpointing,
+        "plannedBytes": setup_of(read_architecture(config), job).memory(world_size, layout).total_bytes,
+    }
+    stage, micro_batch = Layout(world_size, plan.zero_stage), plan.micro_batch_size
+    task = make_task(directory, job, stage, start_generation(directory), micro_batch)
+    decided = {name: planned[name] for name in ("compile", "gradientCheckpointing")}
+    return replace(task, plan=task.plan | decided), planned
+
+
+def _device_bytes() -> int:
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 8_000_000_000
 
 
 def _figures(worker: MeasuredWorker, case: Case) -> dict[str, Any]:
@@ -189,29 +223,22 @@ def _figures(worker: MeasuredWorker, case: Case) -> dict[str, Any]:
     }
 
 
-def _speeds(steps: Path, case: Case) -> dict[str, Any]:
+def _speeds(steps: Path, job: FinetuneJob, case: Case) -> dict[str, Any]:
     records = list(files.read_lines(steps))[case.warm_up : case.warm_up + case.steps]
     seconds = statistics.median(record["seconds"] for record in records)
     mfus = [record["mfu"] for record in records if record["mfu"] is not None]
+    batch = job.spec.training.global_batch_size
     return {
         "stepSeconds": round(seconds, 5),
         "stepSecondsSpread": [
             round(min(r["seconds"] for r in records), 5),
             round(max(r["seconds"] for r in records), 5),
         ],
-        "tokensPerSecond": round(case.batch * case.length / seconds),
-        "samplesPerSecond": round(case.batch / seconds, 2),
+        "tokensPerSecond": round(batch * job.spec.dataset.max_length / seconds),
+        "samplesPerSecond": round(batch / seconds, 2),
         "mfu": round(statistics.median(mfus), 4) if mfus else None,
         "losses": [records[0]["loss"], records[-1]["loss"]],
     }
-
-
-def _planned(task: WorkerTask, case: Case, world_size: int) -> int:
-    """Bytes on each GPU by `spotune plan`."""
-    job = FinetuneJob.model_validate(task.job)
-    setup = setup_of(read_architecture(load_config(job).to_dict()), job)
-    layout = PlannedLayout(case.zero_stage, case.micro_batch, case.gradient_checkpointing)  # type: ignore[arg-type]
-    return setup.memory(world_size, layout).total_bytes
 
 
 def main() -> None:

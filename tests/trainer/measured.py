@@ -18,11 +18,14 @@ import numpy as np
 import torch
 from streaming.base.format.mds import MDSWriter
 from torch import distributed
+from transformers import CONFIG_MAPPING
 
 from spotune.job import FinetuneJob
+from spotune.load import load_job
 from spotune_trainer.worker import Worker
+from tests.examples.jobs import JOB_FILES, config_of
 from tests.trainer.layouts import BACKENDS
-from tests.trainer.tiny import VOCABULARY, make_job, save_source
+from tests.trainer.tiny import VOCABULARY, make_job, save_source, save_tokenizer
 
 LLAMAS: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -59,10 +62,18 @@ LLAMAS: dict[str, dict[str, Any]] = {
 }
 """Configurations by size."""
 _SAMPLES = 256
+_KEPT = ("adapter", "execution", "workers")
+"""Parts of an example that are measured; its data, evaluation, trackers and checkpoints are not."""
 
 
 def make_llama_job(
-    folder: Path, size: str, batch: int, length: int, sections: Mapping[str, Any] | None = None, **checkpoint: int
+    folder: Path,
+    size: str,
+    batch: int,
+    length: int,
+    sections: Mapping[str, Any] | None = None,
+    documents: int = 1,
+    **checkpoint: int,
 ) -> FinetuneJob:
     """A job over rows of random tokens that nobody will finish, with all that it needs in a folder.
 
@@ -72,15 +83,20 @@ def make_llama_job(
         batch: rows of a step.
         length: tokens of a row.
         sections: other sections of the job, merged over it.
+        documents: packed in each row, of random lengths.
         checkpoint: that section of the job.
     """
     save_source(folder / "source", "causal", **LLAMAS[size])
     random = np.random.default_rng(0)
     columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    if documents > 1:
+        columns["lengths"] = "ndarray:int32"
     with MDSWriter(out=str(folder / "shards"), columns=columns) as writer:
         for _ in range(_SAMPLES):
             row = random.integers(3, VOCABULARY, length, dtype=np.int32)
-            writer.write({"input_ids": row, "labels": row})
+            ends = np.sort(random.choice(np.arange(1, length), documents - 1, replace=False))
+            lengths = np.diff(np.concatenate([[0], ends, [length]])).astype(np.int32)
+            writer.write({"input_ids": row, "labels": row} | ({"lengths": lengths} if documents > 1 else {}))
     sections = {name: dict(values) for name, values in (sections or {}).items()}
     return make_job(
         folder / "source",
@@ -93,11 +109,65 @@ def make_llama_job(
     )
 
 
+def example_job(name: str) -> tuple[FinetuneJob, dict[str, Any]]:
+    """A job of examples/ by its name, and the `config.json` of its model."""
+    (file,) = (file for file in JOB_FILES if file.stem == name)
+    job = load_job(file)
+    return job, config_of(job, file.parent)
+
+
+def make_example_job(
+    folder: Path, name: str, batch: int | None = None, sections: Mapping[str, Any] | None = None
+) -> FinetuneJob:
+    """A job of examples/ with random weights and rows of random tokens as long as it allows, which nobody will finish.
+
+    Args:
+        folder: gets model and shards.
+        name: of the job.
+        batch: rows of a step instead of the example's.
+        sections: parts of the job, merged over it.
+    """
+    job, config = example_job(name)
+    make_config: Any = CONFIG_MAPPING[config.pop("model_type")]
+    make_config(**config).save_pretrained(folder / "source")
+    save_tokenizer(folder / "source")
+    dataset, training = job.spec.dataset, job.spec.training
+    lengths = {"input_ids": dataset.max_length}
+    lengths["labels"] = dataset.max_completion_length if job.spec.model.task == "seq2seq" else dataset.max_length
+    random = np.random.default_rng(0)
+    with MDSWriter(out=str(folder / "shards"), columns=dict.fromkeys(lengths, "ndarray:int32")) as writer:
+        for _ in range(_SAMPLES):
+            writer.write({part: random.integers(3, VOCABULARY, n, dtype=np.int32) for part, n in lengths.items()})
+    spec = job.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    kept: dict[str, Any] = {part: values for part, values in spec.items() if part in _KEPT}
+    sections = kept | {part: {**kept.get(part, {}), **values} for part, values in (sections or {}).items()}
+    optimizer = {"optimizer": training.optimizer, "globalBatchSize": batch or training.global_batch_size}
+    return make_job(
+        folder / "source",
+        job.spec.model.task,
+        model={"dtype": job.spec.model.dtype, **sections.pop("model", {})},
+        dataset={
+            "train": {"source": str(folder / "shards")},
+            "eval": None,
+            "packing": dataset.packing,
+            "maxLength": dataset.max_length,
+            "maxCompletionLength": dataset.max_completion_length,
+        },
+        training={"epochs": 1_000_000, **optimizer, **sections.pop("training", {})},
+        checkpoint={"every": 1_000_000},
+        **sections,
+    )
+
+
 class QuicklyBuiltWorker(Worker):
-    """Draws its weights on the GPU, where there is one: what they are does not matter, and it takes minutes else."""
+    """Draws its weights on the GPU, where there is one: what they are does not matter, and it takes minutes else.
+
+    Parameters that are offloaded have to come from the host.
+    """
 
     def set_up(self) -> None:
-        with torch.device("cuda") if torch.cuda.is_available() else nullcontext():
+        on_gpu = torch.cuda.is_available() and self.job.spec.execution.offload == "none"
+        with torch.device("cuda") if on_gpu else nullcontext():
             super().set_up()
 
 
