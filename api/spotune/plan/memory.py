@@ -199,16 +199,19 @@ def estimate_memory(
         states=model_states(count, precision, zero_stage, world_size, offload, trained.frozen, trained.quantised),
         activations=activation_bytes(architecture, workload),
         buffers_bytes=_buffer_bytes(trained, precision, zero_stage),
-        step_bytes=0 if zero_stage == 0 or offload != "none" else _step_bytes(count, precision, world_size),
+        step_bytes=0 if zero_stage == 0 or offload != "none" else _step_bytes(count, precision, zero_stage, world_size),
         runtime_bytes=runtime_bytes,
         commit_bytes=commit_bytes(count, world_size),
         on_cpu=on_cpu,
     )
 
 
-def _step_bytes(parameters: int, precision: Precision, world_size: int) -> int:
-    """A worker's gradients when it steps: DeepSpeed makes one tensor of them, and of that another in float32."""
-    return _share(parameters * (precision.gradient_bytes + 4), world_size)
+def _step_bytes(parameters: int, precision: Precision, zero_stage: ZeroStage, world_size: int) -> int:
+    """A worker's gradients once more in float32 for the step, of which DeepSpeed first makes one tensor.
+
+    At stage 3 it does so with some of them after the others.
+    """
+    return _share(parameters * (4 + (precision.gradient_bytes if zero_stage < 3 else 0)), world_size)
 
 
 def _buffer_bytes(trained: TrainedParameters, precision: Precision, zero_stage: ZeroStage) -> int:
