@@ -13,6 +13,7 @@ import io
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class FlopsProfile:
         Raises:
             JobError: the profiler cannot count this model.
         """
+        batch = replace(batch, document_starts=None)  # attention by a mask is counted, the kernel without one is not
         self._is_wanted = False
         model = engine.module
         with evaluating(model), torch.compiler.set_stance("force_eager"):
