@@ -9,24 +9,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from spotune_trainer import document_attention
 from spotune_trainer.data.batches import Batch, collate
-from spotune_trainer.document_attention import MODEL_TYPES, attend_within_documents, attends_within_documents
+from spotune_trainer.document_attention import (
+    MODEL_TYPES,
+    attend_within_documents,
+    attends_within_documents,
+    flash_attention,
+)
 from spotune_trainer.loss import summed_loss
 
 VOCABULARY = 50
 CONFIG: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 16,
+    "hidden_size": 32,
     "intermediate_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 4,
+    "head_dim": 8,
     "max_position_embeddings": 64,
     "attention_dropout": 0.0,
     "pad_token_id": 0,
@@ -56,15 +63,12 @@ def plain_kernel(
     key: Tensor,
     value: Tensor,
     starts: Tensor,
-    _starts_of_keys: Tensor,
     longest: int,
-    _longest_of_keys: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
+    scaling: float,
+    window: tuple[int, int],
 ) -> Tensor:
-    """What torch's kernel computes, document by document: tokens first, [tokens, heads, head size]."""
-    before, after = window_size
+    """What PyTorch's kernel computes, document by document: tokens first, [tokens, heads, head size]."""
+    before, after = window
     assert after == 0
     documents = []
     for start, end in zip(starts.tolist(), starts[1:].tolist(), strict=False):
@@ -75,7 +79,7 @@ def plain_kernel(
         asked, keys, values = (each[start:end].transpose(0, 1)[None] for each in (query, key, value))
         if end > start:
             attended = functional.scaled_dot_product_attention(
-                asked, keys, values, attn_mask=seen, scale=scale, enable_gqa=True
+                asked, keys, values, attn_mask=seen, scale=scaling, enable_gqa=True
             )
             documents.append(attended[0].transpose(0, 1))
     return torch.cat(documents)
@@ -83,7 +87,7 @@ def plain_kernel(
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_attention, "varlen_attn", plain_kernel)
+    monkeypatch.setattr(document_attention, "flash_attention", plain_kernel)
     monkeypatch.setattr(document_attention, "_has_kernel", lambda dtype: True)
 
 
@@ -151,6 +155,7 @@ def test_rows_that_are_not_packed_and_answers_are_as_before(tmp_path: Path) -> N
     [
         ("llama", {"attention_dropout": 0.1}),
         ("gemma", {"head_dim": 512}),
+        ("gemma", {"head_dim": 12}),
         ("gemma2", {}),
         ("llama", {"attn_implementation": "eager"}),
     ],
@@ -165,3 +170,31 @@ def test_what_the_kernel_cannot_do_keeps_its_mask(model_type: str, values: dict[
 
 def test_without_a_gpu_there_is_no_kernel() -> None:
     assert not attend_within_documents(make_model("llama"))
+
+
+def test_the_operator_takes_shared_heads_and_is_the_flash_kernel() -> None:
+    query = torch.empty(12, 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    shared = torch.empty(12, 2, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    starts = torch.zeros(4, dtype=torch.int32, device="meta")
+    attended = flash_attention(query, shared, shared, starts, 6, 0.5, (-1, 0))
+    assert attended.shape == query.shape
+    torch.autograd.backward(attended.sum())
+    assert shared.grad is not None
+    assert shared.grad.shape == shared.shape
+    arguments = {each.name: each for each in torch.ops.torch_attn._varlen_attn.default._schema.arguments}
+    assert list(arguments)[:10] == [
+        *("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"),
+        *("is_causal", "scale", "window_size"),
+    ]
+    assert arguments["backend"].default_value == SDPBackend.FLASH_ATTENTION.value
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
+def test_beside_an_adapter_documents_are_kept_apart_too() -> None:
+    model = make_model("llama")
+    attend_within_documents(model)
+    adapted: Any = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert attends_within_documents(adapted)
+    expected = summed_loss(model, packed_batch()).item()
+    assert summed_loss(adapted, packed_batch()).item() == pytest.approx(expected, rel=1e-6)

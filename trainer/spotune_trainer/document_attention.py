@@ -12,8 +12,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.attention.varlen  # registers the operator
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -28,6 +28,7 @@ NAME = "documents"
 MODEL_TYPES = frozenset({"gemma", "gpt_neox", "llama", "mistral", "phi3", "qwen2", "qwen3"})
 """Models whose attention is causal softmax over plain scores, in a window or not."""
 _LARGEST_HEAD = 256
+_HEAD_MULTIPLE = 8
 _FIRST_CAPABILITY = (8, 0)  # Ampere: what PyTorch's flash kernel is for
 
 
@@ -36,9 +37,9 @@ def attend_within_documents(model: PreTrainedModel) -> bool:
     config = model.config
     if config.model_type not in MODEL_TYPES or config._attn_implementation != "sdpa":
         return False
-    if getattr(config, "attention_dropout", 0.0) or _head_size(config) > _LARGEST_HEAD:
+    if getattr(config, "attention_dropout", 0.0) or not _has_kernel(model.dtype):
         return False
-    if not _has_kernel(model.dtype):
+    if _head_size(config) > _LARGEST_HEAD or _head_size(config) % _HEAD_MULTIPLE:
         return False
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -86,18 +87,31 @@ def attend(
         return output, None
     batch, heads, width, head_size = query.shape
     before = -1 if sliding_window is None or sliding_window > width else sliding_window - 1
-    attended: Any = varlen_attn(
-        _as_one_sequence(query),
-        _as_one_sequence(key),
-        _as_one_sequence(value),
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        width,
-        width,
-        scale=scaling,
-        window_size=(before, 0),
-    )
+    asked, keys, values = (_as_one_sequence(each) for each in (query, key, value))
+    attended = flash_attention(asked, keys, values, cu_seq_lens_q, width, scaling, (before, 0))
     return attended.reshape(batch, width, heads, head_size), None
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    longest: int,
+    scaling: float | None,
+    window: tuple[int, int],
+) -> Tensor:
+    """Causal attention within the documents of one sequence, [tokens, heads, head size], by PyTorch's flash kernel.
+
+    By the operator under `torch.nn.attention.varlen.varlen_attn`: that function prefers a kernel of cuDNN's in newer
+    versions, which was not measured here, and takes other arguments from version to version.
+    """
+    is_causal = window == (-1, 0)
+    output, *_ = torch.ops.torch_attn._varlen_attn(
+        query, key, value, starts, starts, longest, longest, is_causal, scaling, list(window)
+    )
+    attended: Tensor = output
+    return attended
 
 
 def _as_one_sequence(rows: Tensor) -> Tensor:
