@@ -31,9 +31,7 @@ from torch import distributed
 
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
-from spotune.plan.choose import Layout as PlannedLayout
-from spotune.plan.config_reader import read_architecture
-from spotune.plan.execution import resolve_execution, setup_of
+from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.models import load_config
@@ -186,9 +184,8 @@ def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dic
     directory = JobDirectory(root / "job")
     directory.root.mkdir()
     job = case.job(root)
-    config = load_config(job).to_dict()
-    plan = resolve_execution(config, job, world_size, _device_bytes())
-    layout = PlannedLayout(plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing)  # type: ignore[arg-type]
+    plan = resolve_execution(load_config(job).to_dict(), job, world_size, _device_bytes())
+    assert plan.memory is not None, "models of these kinds can be planned"
     planned = {
         "length": job.spec.dataset.max_length,
         "batch": job.spec.training.global_batch_size,
@@ -196,7 +193,7 @@ def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dic
         "zeroStage": plan.zero_stage,
         "compile": plan.compile,
         "gradientCheckpointing": plan.gradient_checkpointing,
-        "plannedBytes": setup_of(read_architecture(config), job).memory(world_size, layout).total_bytes,
+        "plannedBytes": plan.memory.total_bytes,
     }
     stage, micro_batch = Layout(world_size, plan.zero_stage), plan.micro_batch_size
     task = make_task(directory, job, stage, start_generation(directory), micro_batch)
