@@ -21,6 +21,7 @@ from deepspeed.utils import z3_leaf_module
 from torch import Tensor, distributed
 
 from spotune.plan.memory import LIVE_PARAMETERS
+from spotune_trainer.replaced import replaced
 
 _CLIP_EPSILON = 1e-6
 _PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
@@ -82,7 +83,7 @@ def _step_at_stage_3(zero: Any, adam: torch.optim.AdamW) -> None:
         return [norm]
 
     def step(closure: Any = None) -> None:
-        with _nobody_asks_for_the_norm():
+        with replaced(stage3, "is_invalid_grad_norm", lambda norm: False):  # which asks the device
             take_step(closure)
 
     reduction = zero.reduce_and_partition_stream
@@ -133,17 +134,6 @@ def _streams_wait(reduction: Any) -> Iterator[None]:
         yield
     finally:
         del accelerator.synchronize
-
-
-@contextmanager
-def _nobody_asks_for_the_norm() -> Iterator[None]:
-    """Within it DeepSpeed's stage 3 takes every norm to be finite, so that it does not look."""
-    original = stage3.is_invalid_grad_norm
-    stage3.is_invalid_grad_norm = lambda norm: False
-    try:
-        yield
-    finally:
-        stage3.is_invalid_grad_norm = original
 
 
 def _is_padding(gradient: Tensor) -> bool:

@@ -3,7 +3,7 @@
 A mask of rows of several documents is a tensor of [batch, 1, row, row], with which PyTorch leaves its flash kernel for
 one that computes every score. Here the rows of a batch are one sequence whose documents begin where `cu_seq_lens_q`
 says, as in FlashAttention (Dao 2023) for sequences of various lengths, so that no score between documents is computed.
-Batches that are not packed, and evaluation, are left to PyTorch's scaled dot-product attention.
+Batches that are not packed are left to PyTorch's scaled dot-product attention.
 """
 
 from __future__ import annotations

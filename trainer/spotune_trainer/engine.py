@@ -95,14 +95,18 @@ def _gather_whole_layers(model: PreTrainedModel) -> int:
     the device takes to multiply. It cannot gather layers with frozen weights so: 0.
     """
     layers = repeated_layers(model)
-    if not layers or not all(parameter.requires_grad for parameter in model.parameters()):
+    if not layers or _has_frozen_weights(model):
         return 0
     deepspeed.utils.set_z3_leaf_modules(model, list({type(layer) for layer in layers}))
     return max(sum(parameter.numel() for parameter in layer.parameters()) for layer in layers)
 
 
+def _has_frozen_weights(model: PreTrainedModel) -> bool:
+    return not all(parameter.requires_grad for parameter in model.parameters())
+
+
 def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
-    if config.zero_stage == 3 and not all(parameter.requires_grad for parameter in model.parameters()):
+    if config.zero_stage == 3 and _has_frozen_weights(model):
         raise JobError(
             "execution.compile: layers with weights that are not trained, as beside an adapter, cannot be compiled at "
             "ZeRO stage 3: set execution.zeroStage to 2 or less, or execution.compile to false"

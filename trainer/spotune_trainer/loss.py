@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from transformers import masking_utils
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
 from spotune_trainer.document_attention import attends_within_documents
 from spotune_trainer.head_loss import loss_head
+from spotune_trainer.replaced import replaced
 
 
 def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
@@ -55,15 +55,9 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
     )
 
 
-@contextmanager
-def nobody_looks_for_documents() -> Iterator[None]:
+def nobody_looks_for_documents() -> AbstractContextManager[None]:
     """Keep transformers from asking the device whether rows are packed, where that is known."""
-    original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = original
+    return replaced(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
 
 
 def weightless_batch(task: Task) -> Batch:
