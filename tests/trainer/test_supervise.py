@@ -14,12 +14,14 @@ from spotune.job import RetrySpec
 from spotune.job.operations import BackoffSpec
 from spotune_trainer import files
 from spotune_trainer.control import Orders
+from spotune_trainer.job_directory import put_job
 from spotune_trainer.jobs import JobsClient, JobsUnavailableError, RayJob
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
 from spotune_trainer.supervise import StoppedError, Supervisor
 from spotune_trainer.view import PlainView
 from spotune_trainer.watched_attempt import Timing
+from tests.trainer.tiny import make_job
 
 Act: TypeAlias = "int | Callable[[ScriptedRay], int | None]"
 POLICY = RetrySpec(backoff=BackoffSpec(initial=Duration("0.01s"), max=Duration("0.01s")))
@@ -144,6 +146,35 @@ def test_attempts_are_numbered_over_the_life_of_the_directory(tmp_path: Path) ->
     again = Run(tmp_path, 0)
     again()
     assert again.attempts()[-1] == (3, 0)
+
+
+@pytest.mark.parametrize("found", [True, False], ids=["its Ray lives", "its Ray is gone"])
+def test_what_a_killed_supervisor_left_of_a_trained_model_is_cleared_up(
+    tmp_path: Path, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished(Run(tmp_path))
+    run.ray.alive = found
+    monkeypatch.setattr(run.ray, "find", lambda record: found)
+    run()
+    assert not run.ray.alive
+    assert run.ray.starts == 0
+    assert not run.directory.supervisor.exists()
+
+
+def test_driver_that_was_lost_before_it_said_that_it_had_finished_is_started_again(tmp_path: Path) -> None:
+    run = finished(Run(tmp_path, 0))
+    run.directory.ledger.unlink()
+    run()
+    assert run.attempts() == [(1, 0)]
+
+
+def finished(run: Run) -> Run:
+    """The directory of a run whose model is trained, and whose supervisor has not left."""
+    put_job(run.directory, make_job("model"))
+    files.write_json(run.directory.result, {"steps": 8})
+    files.write_json(run.directory.supervisor, {"ray": {}})
+    Ledger(run.directory).append("finished", step=8)
+    return run
 
 
 def test_attempt_that_ended_unseen_is_recorded_as_ended(tmp_path: Path) -> None:

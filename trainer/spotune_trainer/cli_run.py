@@ -58,7 +58,7 @@ def run(
     progress = Console(stderr=True) if output == "json" else Console()
     with locked(place):
         put_job(place, wanted)
-        if not place.result.exists():
+        if not place.result.exists() or place.supervisor.exists():  # whose supervisor was killed as it was trained
             _train(place, wanted, progress, port=port, verbose=verbose)
     _show(files.read_json(place.result) or {}, wanted.metadata.name, progress, as_json=output == "json")
 

@@ -17,6 +17,7 @@ from spotune.load import SOURCE_FIELDS, parse_job, read_job_file, replace_fields
 from spotune.yaml_file import Document
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
+from spotune_trainer.ledger import Ledger
 from spotune_trainer.own_metrics import FIELD, missing_functions
 
 HUB_TOKEN = "SPOTUNE_HUB_TOKEN"
@@ -140,6 +141,13 @@ def is_trained(directory: JobDirectory, job: FinetuneJob) -> bool:
         return (result["epochs"], result["maxSteps"]) == training_length(job)
     earlier = job_of(directory)  # a result that does not say it is of the job in the directory
     return earlier is not None and training_length(earlier) == training_length(job)
+
+
+def has_finished(directory: JobDirectory) -> bool:
+    """Whether a driver has trained the model of the job that is in a directory, and had the time to say so."""
+    job, result = job_of(directory), files.read_json(directory.result) or {}
+    said = any(record["step"] == result.get("steps") for record in Ledger(directory).records("finished"))
+    return said and job is not None and is_trained(directory, job)
 
 
 def training_length(job: FinetuneJob) -> tuple[float | None, int | None]:

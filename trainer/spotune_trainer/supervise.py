@@ -24,6 +24,7 @@ from spotune_trainer import files
 from spotune_trainer.attempts import Ending, HeartbeatWatch, Leave, SubmitAgain, cause_of, ending_of, next_move
 from spotune_trainer.control import Orders
 from spotune_trainer.files import LineReader
+from spotune_trainer.job_directory import has_finished
 from spotune_trainer.jobs import JobsUnavailableError, RayJob
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.ledger import Ledger
@@ -94,7 +95,7 @@ class Supervisor:
         self._draining = True
 
     def run(self, url: str) -> None:
-        """Train until the model is trained.
+        """Train until the model is trained; if it is, end what a supervisor that was killed has left.
 
         Args:
             url: where progress is served, for `supervisor.json`.
@@ -109,8 +110,7 @@ class Supervisor:
             self._events.read()
             try:
                 with self._view:
-                    attempt = self._bring_up(url)
-                    self._run_attempts(attempt, url)
+                    self._run_attempts(self._bring_up(url), url)
             except _LeaveNow:
                 raise StoppedError("left at once; the same command goes on from the last commit") from None
             finally:
@@ -126,7 +126,7 @@ class Supervisor:
         return f"no heartbeat for {self._heartbeat.age_seconds(now):.0f} s" if self._heartbeat.is_stale(now) else None
 
     def _run_attempts(self, attempt: Attempt | None, url: str) -> None:
-        while True:
+        while attempt is not None or not has_finished(self._directory):
             if attempt is None:
                 self._leave_if_asked()
                 attempt = self._submit(url)
@@ -145,6 +145,8 @@ class Supervisor:
         """Have a Ray, an earlier one or a new one; the attempt that runs in it already, if there is one."""
         earlier = files.read_json(self._directory.supervisor) or {}
         if not self._head.find(earlier.get("ray")):
+            if has_finished(self._directory):
+                return None
             self._start_head()
         self._record(url)
         jobs = self._known_jobs()
