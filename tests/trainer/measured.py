@@ -60,6 +60,7 @@ LLAMAS: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
     },
 }
+LLAMAS["8Bx8"] = LLAMAS["8B"] | {"num_hidden_layers": 8}  # a quarter of its layers
 """Configurations by size."""
 _SAMPLES = 256
 _KEPT = ("adapter", "execution", "workers")

@@ -20,6 +20,7 @@ from spotune_trainer.compiled import compile_layers, repeated_layers
 from spotune_trainer.device_steps import leave_out_unless_finite, step_on_device
 from spotune_trainer.head_loss import fuse_loss
 from spotune_trainer.optimizers import build_optimizer
+from spotune_trainer.stage_3 import communicate_in_place
 
 _LARGEST_BUCKET_ELEMENTS = 500_000_000
 
@@ -85,6 +86,8 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     )
     create_moments(engine)
     step_on_device(engine)
+    if engine.zero_optimization_stage() == 3:
+        communicate_in_place(engine)
     return engine
 
 
@@ -170,7 +173,7 @@ def _deepspeed_config(training: TrainingSpec, config: EngineConfig, trained: int
         "zero_optimization": {
             "stage": effective_stage(config.zero_stage, config.dtype),
             "overlap_comm": torch.cuda.is_available(),
-            "contiguous_gradients": True,
+            "contiguous_gradients": config.zero_stage < 3,  # at stage 3 they are reduced from where they are
             # DeepSpeed allocates the whole bucket, however small the model is.
             "reduce_bucket_size": min(trained, _LARGEST_BUCKET_ELEMENTS),
             # The next two layers come while one computes.

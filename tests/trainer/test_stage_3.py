@@ -1,0 +1,60 @@
+"""What is gathered and reduced in place at ZeRO stage 3, against all of it on one rank."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, distributed
+
+from spotune_trainer.stage_3 import reduce_scatter_mean
+from tests.trainer.groups import run_group
+from tests.trainer.layouts import Layout, build
+
+SHAPES = ((7,), (2, 4), (3, 3), (1,))
+WORLD_SIZES = (1, 2, 3)
+
+
+def gradients(rank: int, dtype: torch.dtype) -> list[Tensor]:
+    random = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=random).to(dtype) for shape in SHAPES]
+
+
+def own_parts(rank: int, _world_size: int, dtype: torch.dtype) -> list[list[float]]:
+    return [part.tolist() for part in reduce_scatter_mean(gradients(rank, dtype), distributed.group.WORLD)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_every_rank_has_its_part_of_the_mean(world_size: int, dtype: torch.dtype) -> None:
+    parts = run_group(world_size, own_parts, dtype)
+    for index in range(len(SHAPES)):
+        each = [gradients(rank, dtype)[index].float() for rank in range(world_size)]
+        mean = torch.stack(each).mean(0).flatten()
+        lengths = [len(parts[rank][index]) for rank in range(world_size)]
+        chunk = math.ceil(mean.numel() / world_size)
+        assert lengths == [max(0, min(chunk, mean.numel() - rank * chunk)) for rank in range(world_size)]
+        joined = torch.tensor([value for rank in range(world_size) for value in parts[rank][index]])
+        torch.testing.assert_close(joined, mean, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+def gathered(rank: int, _world_size: int) -> list[bool]:
+    """Whether each parameter is, once gathered by the engine's own call, what DeepSpeed gathers of it."""
+    engine = build(Layout(3, distributed.get_world_size(), "float32"))
+    parameters = [each for each in engine.module.parameters() if each.ds_tensor is not None]
+    for parameter in parameters:
+        parameter.partition()  # small ones stay with everybody
+    parameters[0].all_gather_coalesced(parameters).wait()
+    ours = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.partition()
+        parameter.all_gather()
+    return [torch.equal(mine, parameter) for mine, parameter in zip(ours, parameters, strict=True)]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
+def test_gathered_weights_are_those_that_deepspeed_gathers(world_size: int) -> None:
+    for each in run_group(world_size, gathered):
+        assert each
+        assert all(each)

@@ -1,0 +1,105 @@
+"""Weights gathered and gradients reduced without copies at ZeRO 3.
+
+DeepSpeed gathers several parameters through a buffer and copies each out of it, and copies gradients into a bucket,
+from there into the order of the ranks, and divides them, before they are reduced: memory traffic of several times the
+layer's weights in every micro-batch, beside the multiplications that want the same memory. NCCL takes several tensors
+in one launch, each of which can lie where it is wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+
+def communicate_in_place(engine: Any) -> None:
+    """Make an engine at stage 3 gather and reduce so; it must have been made without `contiguous_gradients`."""
+    zero = engine.optimizer
+    if distributed.get_world_size(zero.dp_process_group) == 1:
+        return
+    for parameter in engine.module.parameters():
+        parameter.all_gather_coalesced = gather
+
+    def average(parameters: Sequence[Any], _dtype: torch.dtype) -> list[Tensor]:
+        own = reduce_scatter_mean([parameter.grad for parameter in parameters], parameters[0].ds_process_group)
+        return [each.to(zero.gradient_accumulation_dtype) for each in own]
+
+    # Looked up by its mangled name wherever the class calls its private method.
+    zero._DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads = average
+
+
+@dataclass
+class Gathering:
+    """Weights on their way to all ranks: a parameter's data is what has come, once it has been waited for."""
+
+    work: Any
+    weights: list[tuple[Any, Tensor]]
+
+    def wait(self, handle_dependency: bool = True) -> None:
+        """Let the current stream wait for the weights, and put them in their parameters' places."""
+        del handle_dependency  # of buffers that are copied from; there are none
+        if self.weights:
+            self.work.wait()
+        for parameter, whole in self.weights:
+            parameter.data = whole[: parameter.ds_numel].view(parameter.ds_shape)
+            parameter.ds_status = ZeroParamStatus.AVAILABLE
+        self.weights = []
+
+
+def gather(parameters: Iterable[Any], safe_mode: bool = False, quantize: bool = False) -> Gathering:
+    """Begin to gather the weights of partitioned parameters, in the same order on all ranks.
+
+    Each rank holds `ceil(n / world size)` of a parameter's n elements.
+    """
+    assert not safe_mode, "nothing asks for it"
+    assert not quantize, "the trainer never does"
+    ordered = sorted(parameters, key=lambda parameter: parameter.ds_id)
+    group = ordered[0].ds_process_group
+    world_size = distributed.get_world_size(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    weights = []
+    with _coalescing_manager(group, async_ops=True) as work:
+        for parameter in ordered:
+            assert parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE, parameter.ds_summary()
+            parameter.ds_status = ZeroParamStatus.INFLIGHT
+            own = parameter.ds_tensor.data.to(device, non_blocking=True)  # from page-locked memory, if it is there
+            whole = torch.empty(own.numel() * world_size, dtype=own.dtype, device=device)
+            distributed.all_gather_into_tensor(whole, own, group)
+            weights.append((parameter, whole))
+    return Gathering(work, weights)
+
+
+def reduce_scatter_mean(gradients: Sequence[Tensor], group: Any) -> list[Tensor]:
+    """This rank's part of each gradient's mean over the ranks: the next `ceil(n / world size)` of its n elements.
+
+    Args:
+        gradients: of any shapes, equal ones on all ranks; in float16 they are overwritten.
+        group: of the ranks.
+    """
+    world_size, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    flat = [gradient.reshape(-1) for gradient in gradients]
+    if flat[0].dtype == torch.float16:  # whose sums may be too large
+        torch._foreach_div_(flat, world_size)
+    parts = []
+    with _coalescing_manager(group, async_ops=True) as work:
+        for each in flat:
+            whole = _padded(each, world_size)
+            part = torch.empty(whole.numel() // world_size, dtype=whole.dtype, device=whole.device)
+            distributed.reduce_scatter_tensor(part, whole, group=group)
+            parts.append(part)
+    work.wait()
+    if flat[0].dtype != torch.float16:
+        torch._foreach_div_(parts, world_size)
+    return [part[: max(0, each.numel() - rank * part.numel())] for part, each in zip(parts, flat, strict=True)]
+
+
+def _padded(flat: Tensor, parts: int) -> Tensor:
+    missing = math.ceil(flat.numel() / parts) * parts - flat.numel()
+    return torch.nn.functional.pad(flat, (0, missing)) if missing else flat
