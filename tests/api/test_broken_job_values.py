@@ -309,10 +309,24 @@ WRONG_TOGETHER = [
     ),
 ]
 BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS]
+REFUSED_BY_MODELS_ALONE = [
+    (
+        f"compiled layers beside an adapter, {name}",
+        WORKERS,
+        f"  adapter: {{lora: {{}}}}\n  execution: {{compile: true, {at_stage_3}}}\n",
+        (
+            ":11: spec.execution.compile: layers with weights that are not trained cannot be compiled at ZeRO stage 3: "
+            "use auto or false"
+        ),
+    )
+    for name, at_stage_3 in [("sharded", "zeroStage: 3"), ("offloaded", "offload: parameters")]
+]
+"""What an API server takes: its rules cannot read a field that is a word or a truth value."""
 
 
 @pytest.mark.parametrize(
-    ("valid", "broken", "line"), [case[1:] for case in BROKEN], ids=[case[0].replace(" ", "-") for case in BROKEN]
+    ("valid", "broken", "line"),
+    [pytest.param(*case[1:], id=case[0].replace(" ", "-")) for case in BROKEN + REFUSED_BY_MODELS_ALONE],
 )
 def test_a_wrong_value_gives_one_clear_line_and_exit_code_20(
     valid: str,

@@ -199,6 +199,13 @@ def test_refusal_speaks_of_several_workers() -> None:
         choose_layout(T5_11B, 2, 40 * GB)
 
 
+def test_compiled_layers_with_frozen_weights_are_not_sharded() -> None:
+    adapted = replace(LLAMA_8B, lora_rank=16)
+    assert choose_layout(adapted, 4, 20 * GB).layout.zero_stage == 3
+    with pytest.raises(JobError, match="even at ZeRO stage 2"):
+        choose_layout(replace(adapted, compiled=True), 4, 16 * GB)
+
+
 def test_quantised_weights_fit_where_whole_ones_do_not_and_are_not_sharded() -> None:
     whole = replace(LLAMA_8B, lora_rank=16)
     quantised = replace(whole, quantised=True)
@@ -225,22 +232,28 @@ def test_offload_against_an_explicit_stage_is_refused(offload: Any, stage: Any, 
 
 
 @pytest.mark.parametrize(
-    ("batch", "workers", "largest", "chosen"),
+    ("batch", "workers", "largest", "enough", "chosen"),
     [
-        (96, 4, 100, 24),  # one pass each
-        (96, 4, 23, 12),  # two even passes rather than 23 + 1
-        (32, 3, 8, 6),  # 6 micro-batches on 3 workers, the last one smaller
-        (96, 5, 16, 10),  # 10 micro-batches, 2 each
-        (96, 1, 64, 48),  # one worker: two passes either way, of less memory
-        (1, 8, 1, 1),
+        (96, 4, 100, 24, 24),  # one pass each
+        (96, 4, 23, 20, 12),  # two even passes rather than 23 + 1
+        (32, 3, 8, 8, 6),  # 6 micro-batches on 3 workers, the last one smaller
+        (96, 5, 16, 16, 10),  # 10 micro-batches, 2 each
+        (96, 1, 64, 4, 48),  # one worker: two passes either way, of less memory
+        (32, 2, 3, 3, 3),  # a row more on one worker, to keep both busy
+        (32, 2, 3, 1, 2),  # which one row does: an even share for both
+        (1, 8, 1, 1, 1),
     ],
 )
-def test_micro_batch_divides_the_batch_over_the_workers(batch: int, workers: int, largest: int, chosen: int) -> None:
-    assert balanced_micro_batch_size(batch, workers, largest) == chosen
+def test_micro_batch_divides_the_batch_over_the_workers(
+    batch: int, workers: int, largest: int, enough: int, chosen: int
+) -> None:
+    assert balanced_micro_batch_size(batch, workers, largest, enough) == chosen
 
 
-@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 64))
-def test_busiest_worker_has_little_more_than_with_the_best_size(batch: int, workers: int, largest: int) -> None:
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 64), st.integers(1, 64))
+def test_busiest_worker_has_little_more_than_with_the_best_size(
+    batch: int, workers: int, largest: int, enough: int
+) -> None:
     def busiest(size: int) -> int:
         starts = range(0, batch, size)
         loads = [0] * workers
@@ -248,7 +261,7 @@ def test_busiest_worker_has_little_more_than_with_the_best_size(batch: int, work
             loads[number % workers] += min(size, batch - start)
         return max(loads)
 
-    chosen = balanced_micro_batch_size(batch, workers, largest)
+    chosen = balanced_micro_batch_size(batch, workers, largest, enough)
 
     assert 1 <= chosen <= largest
     best = min(busiest(size) for size in range(1, min(largest, -(-batch // workers)) + 1))

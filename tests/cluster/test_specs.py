@@ -46,6 +46,7 @@ ONLY_THE_SERVER_REFUSES = re.compile(
 )
 ONLY_THE_MODELS_REFUSE = {
     "spec.adapter.lora.targetModules": "a structural schema has no union of a word and a list",
+    "spec.execution.compile": "a rule cannot read a field that is a word or a truth value",
     "spec.retry.backoff.max": "CEL's durations know no days",
 }
 """What the definition cannot say, and the operator does."""

@@ -96,6 +96,10 @@ class FinetuneJobSpec(Section):
                     "execution.zeroStage",
                     f"3 cannot shard weights in {self.adapter.quantization}: use auto, or 2 at most",
                 )
+        at_stage_3 = self.execution.zero_stage == 3 or self.execution.offload == "parameters"
+        if self.adapter is not None and self.execution.compile is True and at_stage_3:
+            reason = "layers with weights that are not trained cannot be compiled at ZeRO stage 3: use auto or false"
+            invalid("execution.compile", reason)
         return self
 
     @model_validator(mode="after")

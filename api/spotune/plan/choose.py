@@ -34,7 +34,7 @@ CPU_USABLE_FRACTION = 0.7
 BUSY_TOKENS = 2048
 """Tokens per forward pass from which a device is taken to be busy."""
 BALANCE_TOLERANCE = 1.1
-"""Fewer passes may give the busiest worker this much more samples per step than the best balance would."""
+"""For a busier device the busiest worker may have this much more samples per step than at the best balance."""
 MOST_WORKERS_TRIED = 1024
 _MORE_OFFLOAD: Final[Mapping[Offload, tuple[Offload, ...]]] = {
     "none": ("optimizer", "parameters"),
@@ -175,18 +175,23 @@ def choose_layout(setup: Setup, world_size: int, device_bytes: int, request: Req
     raise JobError(_refusal(setup, world_size, device_bytes, request))
 
 
-def balanced_micro_batch_size(global_batch_size: int, world_size: int, largest: int) -> int:
-    """The micro-batch size up to `largest` that takes the fewest passes and divides the work well over the workers.
+def balanced_micro_batch_size(global_batch_size: int, world_size: int, largest: int, enough: int) -> int:
+    """The micro-batch size up to `largest` that takes few passes and divides the work well over the workers.
 
     Micro-batch g of a step goes to worker g mod `world_size`, and a step takes as long as its busiest worker. Of the
-    sizes within `BALANCE_TOLERANCE` of the best balance those with the fewest passes are taken, of these the best
-    balanced, and then the smallest, which needs the least memory.
+    sizes within `BALANCE_TOLERANCE` of the best balance those that keep the device busy, `enough` samples or more, are
+    taken, and of these the best balanced, since further samples in a pass save little; where there are none, those with
+    the fewest passes. The smallest of what is left needs the least memory.
     """
     sizes = range(1, min(largest, math.ceil(global_batch_size / world_size)) + 1)
     busiest = {size: _busiest_worker_samples(global_batch_size, world_size, size) for size in sizes}
+    passes = {size: passes_per_step(global_batch_size, world_size, size) for size in sizes}
     limit = BALANCE_TOLERANCE * min(busiest.values())
     balanced = [size for size in sizes if busiest[size] <= limit]
-    return min(balanced, key=lambda size: (passes_per_step(global_batch_size, world_size, size), busiest[size], size))
+    busy = [size for size in balanced if size >= enough]
+    if busy:
+        return min(busy, key=lambda size: (busiest[size], passes[size], size))
+    return min(balanced, key=lambda size: (passes[size], busiest[size], size))
 
 
 def passes_per_step(global_batch_size: int, world_size: int, micro_batch_size: int) -> int:
@@ -206,18 +211,22 @@ def _stages(setup: Setup, request: Request) -> tuple[ZeroStage, ...]:
     """ZeRO stages to try, lowest first.
 
     Stage 0 is for float32 without offload only: DeepSpeed's mixed precision without ZeRO would not restore exactly, so
-    the trainer runs it as stage 1. Stage 3 cannot shard quantised weights.
+    the trainer runs it as stage 1. Stage 3 cannot shard quantised weights, nor compiled layers with frozen ones.
     """
     lowest = max(LOWEST_STAGE[setup.offload], 1 if setup.precision.is_mixed else 0)
     every: tuple[ZeroStage, ...] = (0, 1, 2, 3)
     if request.zero_stage == "auto":
-        return every[lowest:3] if setup.quantised else every[lowest:]
+        return every[lowest : _highest_stage(setup) + 1]
     if setup.offload != "none" and request.zero_stage < lowest:
         raise JobError(
             f"execution.zeroStage {request.zero_stage} cannot go with execution.offload {setup.offload}, which needs "
             f"{'stage 3' if lowest == 3 else 'stage 1 or more'}; set zeroStage to auto or {lowest}, or offload to none."
         )
     return (request.zero_stage,)
+
+
+def _highest_stage(setup: Setup) -> int:
+    return 2 if setup.quantised or (setup.compiled and setup.lora_rank is not None) else 3
 
 
 def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, request: Request) -> Layout | None:
@@ -240,7 +249,7 @@ def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, req
             break
     if best is None or request.micro_batch_size != "auto":
         return best
-    size = balanced_micro_batch_size(setup.global_batch_size, world_size, best.micro_batch_size)
+    size = balanced_micro_batch_size(setup.global_batch_size, world_size, best.micro_batch_size, enough)
     return Layout(stage, size, best.gradient_checkpointing)
 
 
@@ -300,7 +309,7 @@ def _remedies(setup: Setup, world_size: int, budget: int, layout: Layout) -> lis
     if enough is not None:
         remedies.append(f"{enough} workers of this size")
     remedies += _fitting_offload(setup, world_size, budget, layout)
-    if layout.zero_stage < (2 if setup.quantised else 3):
+    if layout.zero_stage < _highest_stage(setup):
         remedies.append("execution.zeroStage auto")
     if not layout.gradient_checkpointing:
         remedies.append("execution.gradientCheckpointing auto")
