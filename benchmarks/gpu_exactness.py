@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,13 +122,15 @@ def resume(
     }
 
 
-def resume_kinds(runs: Runs, world_size: int) -> list[dict[str, Any]]:
+def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int]) -> list[dict[str, Any]]:
     """Every other kind of run, resumed."""
     found = []
     for number, (name, kind) in enumerate(KINDS.items()):
         if kind.dtype == "float16" and not torch.cuda.is_available():
             continue
         for stage in (1, 2 if name == "QLoRA" else 3):  # what is quantised cannot be divided
+            if stage not in stages:
+                continue
             directory = JobDirectory(runs.root / f"kind-{number}-{stage}")
             steps, resumed = resume(runs, directory, Layout(world_size, stage), kind)
             found.append({"kind": name, "zeroStage": stage, "lastLoss": steps[-1]["loss"], **resumed})
@@ -166,6 +168,7 @@ def convert(root: Path, world_size: int) -> list[dict[str, Any]]:
 def main() -> None:
     """Compare all layouts at this world size; rank 0 prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", type=int, nargs="+", choices=STAGES, default=STAGES, help="ZeRO stages to look at")
     parser.add_argument("--output", type=Path, help="write the JSON here too")
     options = parser.parse_args()
     with torchrun_group() as (rank, world_size):
@@ -174,10 +177,13 @@ def main() -> None:
         if rank == 0:
             runs.job()
         distributed.barrier()
-        found: dict[str, Any] = {"machine": machine(), "kinds": resume_kinds(runs, world_size), "layouts": []}
+        found: dict[str, Any] = {"machine": machine(), "layouts": []}
+        found["kinds"] = resume_kinds(runs, world_size, options.stages)
+        if rank == 0:
+            publish(found, options.output)
         for dtype in DTYPES:
             reference: list[dict[str, Any]] = []
-            for stage in STAGES:
+            for stage in options.stages:
                 found["layouts"].append(compare(runs, Layout(world_size, stage), dtype, reference))
             if rank == 0:
                 publish(found, options.output)

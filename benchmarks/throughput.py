@@ -162,12 +162,12 @@ def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[
     task, planned = from_first_rank(_make_task(root, case, world_size) if root else None)
     directory = JobDirectory(Path(task.directory))
     logs = directory.generation_logs(task.generation)
-    started = time.monotonic()
+    started, held = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     with Journal(logs, rank, hang_timeout_seconds=600) as journal:
         worker = MeasuredWorker(task, rank, world_size, journal, case, trace)
         try:
             worker.train()
-            found = _figures(worker, case)
+            found = _figures(worker, case, held)
         finally:
             if hasattr(worker, "engine"):
                 release(worker.engine)
@@ -205,11 +205,15 @@ def _device_bytes() -> int:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 8_000_000_000
 
 
-def _figures(worker: MeasuredWorker, case: Case) -> dict[str, Any]:
-    """Peak of memory over all ranks, the wait for data, and waits for the device in one step."""
+def _figures(worker: MeasuredWorker, case: Case, held: int) -> dict[str, Any]:
+    """Peak of memory over all ranks, the wait for data, and waits for the device in one step.
+
+    Memory that was `held` before counts for nothing: DeepSpeed keeps some of a ZeRO-3 engine that has trained.
+    """
     peaks = torch.zeros(2, dtype=torch.float64)
     if torch.cuda.is_available():
-        peaks = torch.tensor([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()], dtype=torch.float64)
+        most = (torch.cuda.max_memory_allocated() - held, torch.cuda.max_memory_reserved() - held)
+        peaks = torch.tensor(most, dtype=torch.float64)
     distributed.all_reduce(peaks, distributed.ReduceOp.MAX, group=worker.control)
     return {
         "peakAllocatedBytes": int(peaks[0]),

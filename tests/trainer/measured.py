@@ -63,6 +63,8 @@ LLAMAS: dict[str, dict[str, Any]] = {
 LLAMAS["8Bx8"] = LLAMAS["8B"] | {"num_hidden_layers": 8}  # a quarter of its layers
 """Configurations by size."""
 _SAMPLES = 256
+_SHORTER = 8
+"""Tokens that a row may lack, at most one less."""
 _KEPT = ("adapter", "execution", "workers")
 """Parts of an example that are measured; its data, evaluation, trackers and checkpoints are not."""
 
@@ -122,6 +124,8 @@ def make_example_job(
 ) -> FinetuneJob:
     """A job of examples/ with random weights and rows of random tokens as long as it allows, which nobody will finish.
 
+    Unless they are packed, rows are some tokens shorter now and then, so that batches have padding, as real ones do.
+
     Args:
         folder: gets model and shards.
         name: of the job.
@@ -138,7 +142,10 @@ def make_example_job(
     random = np.random.default_rng(0)
     with MDSWriter(out=str(folder / "shards"), columns=dict.fromkeys(lengths, "ndarray:int32")) as writer:
         for _ in range(_SAMPLES):
-            writer.write({part: random.integers(3, VOCABULARY, n, dtype=np.int32) for part, n in lengths.items()})
+            shorter = 0 if dataset.packing else random.integers(_SHORTER)
+            writer.write(
+                {part: random.integers(3, VOCABULARY, n - shorter, dtype=np.int32) for part, n in lengths.items()}
+            )
     spec = job.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     kept: dict[str, Any] = {part: values for part, values in spec.items() if part in _KEPT}
     sections = kept | {part: {**kept.get(part, {}), **values} for part, values in (sections or {}).items()}

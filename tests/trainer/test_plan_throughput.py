@@ -13,17 +13,26 @@ from spotune.load import replace_fields
 from spotune.plan.choose import Layout, Setup
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import setup_of
-from spotune.plan.memory import MIXED
+from spotune.plan.memory import precision_of
 from tests.trainer.measured import LLAMAS, example_job
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
-CASES = [
-    (found["machine"]["worldSize"], case)
-    for found in (json.loads(file.read_text()) for file in sorted(RESULTS.glob("throughput_*.json")))
-    for case in found["cases"]
-    # With a mask, for the sake of comparison, keys and values are repeated for every head that shares them.
-    if case["sections"].get("execution", {}).get("attention") != "sdpa"
-]
+
+
+def measured(pattern: str, *, only_first: bool = False) -> list[tuple[int, dict[str, Any]]]:
+    """World size and case of all that was measured, or of the first in each process."""
+    outputs = [json.loads(file.read_text()) for file in sorted(RESULTS.glob(pattern))]
+    return [
+        (found["machine"]["worldSize"], case)
+        for found in outputs
+        for case in found["cases"][: 1 if only_first else None]
+        # With a mask, for the sake of comparison, keys and values are repeated for every head that shares them.
+        if case["sections"].get("execution", {}).get("attention") != "sdpa"
+    ]
+
+
+# In the others of these a case at ZeRO 3 came first, of which DeepSpeed keeps something as long as the process lives.
+CASES = measured("throughput_*.json") + measured("examples_*.json", only_first=True)
 
 
 def setup_of_case(case: dict[str, Any]) -> Setup:
@@ -39,7 +48,7 @@ def setup_of_case(case: dict[str, Any]) -> Setup:
     adapter = case["sections"].get("adapter")
     return Setup(
         architecture=read_architecture(LlamaConfig(**LLAMAS[case["size"]]).to_dict()),
-        precision=MIXED,
+        precision=precision_of("bfloat16", case["sections"].get("training", {}).get("optimizer", "adamw")),
         global_batch_size=case["batch"],
         sequence_length=case["length"],
         pretrained=False,
