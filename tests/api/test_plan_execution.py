@@ -7,6 +7,7 @@ import pytest
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.plan import ExecutionPlan, resolve_execution
+from spotune.plan.choose import Layout
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import setup_of
 from spotune.plan.memory import CPU_RUNTIME_BYTES, FLOAT32, GB, MIXED
@@ -120,4 +121,25 @@ def test_layers_are_compiled_on_gpus_where_rows_have_one_length(
     job = a_job(model={"source": "m", "task": "causal"}, dataset=dataset, workers={"gpus": gpus}, execution=asked)
     plan = resolve_execution({"model_type": "unheard-of"}, job, 1, 80 * GB)
     assert plan.compile is compiled
-    assert plan.reason.endswith("layers and loss compiled") is compiled
+    assert plan.reason.endswith("layers compiled") is compiled
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "in_chunks"),
+    [
+        ("meta-llama/llama-3.2-1b", "bfloat16", True),
+        ("meta-llama/llama-3.2-1b", "float16", False),
+        ("google/gemma-2-2b", "bfloat16", False),
+    ],
+)
+def test_all_logits_are_counted_where_the_loss_is_not_computed_in_chunks(
+    model: str, dtype: str, in_chunks: bool
+) -> None:
+    dataset = {"train": {"source": "shards"}, "packing": True, "maxLength": 2048}
+    job = a_job(model={"source": "m", "task": "causal", "dtype": dtype}, dataset=dataset, workers={"gpus": 1})
+    setup = setup_of(read_architecture(PUBLISHED[model]), job)
+    logits = setup.memory(1, Layout(1, 8, gradient_checkpointing=False)).activations.working_bytes
+    all_of_them = 8 * 2048 * setup.architecture.vocabulary_size * 12
+    assert setup.compiled
+    assert (logits < all_of_them / 2) is in_chunks
+    assert in_chunks or logits >= all_of_them

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES
 from spotune_trainer import head_loss
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
-from spotune_trainer.head_loss import MODEL_TYPES, fuse_loss
+from spotune_trainer.head_loss import fuse_loss
 from spotune_trainer.loss import summed_loss
 
 VOCABULARY = 50
@@ -76,7 +77,7 @@ def outcome(model: Any, batch: Batch, label_smoothing: float) -> tuple[Tensor, M
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("model_type", sorted(MODEL_TYPES))
+@pytest.mark.parametrize("model_type", sorted(CHUNKED_LOSS_MODELS))
 def test_same_loss_and_gradients(model_type: str, label_smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_loss, "CHUNK_LOGITS", 4 * VOCABULARY)  # chunks of four rows, and a last one of fewer
     batch = make_batch("seq2seq" if model_type in SEQ2SEQ else "causal")
@@ -139,7 +140,7 @@ def test_a_loss_that_is_not_finite_leaves_no_finite_gradient() -> None:
     assert not torch.isfinite(model.lm_head.weight.grad).any()
 
 
-@pytest.mark.parametrize("model_type", sorted(set(SUPPORTED_MODEL_TYPES) - MODEL_TYPES))
+@pytest.mark.parametrize("model_type", sorted(set(SUPPORTED_MODEL_TYPES) - CHUNKED_LOSS_MODELS))
 def test_models_that_change_their_logits_keep_them(model_type: str) -> None:
     model = make_model(model_type)
     fuse_loss(model, is_compiled=False)

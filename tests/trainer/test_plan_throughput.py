@@ -54,6 +54,7 @@ def setup_of_case(case: dict[str, Any]) -> Setup:
         pretrained=False,
         lora_rank=adapter and adapter["lora"]["r"],
         compiled=case["compile"],
+        chunked_loss=case["compile"],
     )
 
 

@@ -26,7 +26,7 @@ def test_packed_rows_on_gpus_are_compiled_and_the_plan_says_so(runs: Runs, monke
     monkeypatch.setattr(planning, "why_not", lambda *, on_gpus: None)
     plan = planned(runs)
     assert plan.compile
-    assert plan.reason.endswith("layers and loss compiled")
+    assert plan.reason.endswith("layers compiled")
 
 
 def test_without_a_compiler_they_are_not(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from spotune.plan.activations import CHUNK_LOGITS
+from spotune.plan.activations import CHUNK_LOGITS, CHUNKED_LOSS_MODELS
 from spotune_trainer.data.batches import NO_LOSS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-MODEL_TYPES = frozenset(
-    {"bloom", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "mt5", "phi3", "qwen2", "qwen3", "t5"}
-)
-"""Models whose logits are what the output projection gives; others cap or scale them, or add to them."""
 
 
 class LossHead:
@@ -67,7 +62,7 @@ def fuse_loss(model: PreTrainedModel, *, is_compiled: bool) -> None:
     """Let the model's output projection compute the loss where that is known to be the same; see `loss_head`."""
     head: Any = model.get_output_embeddings()
     kind = type(head)  # an adapter's or a quantised one is another
-    if model.config.model_type in MODEL_TYPES and kind is nn.Linear:
+    if model.config.model_type in CHUNKED_LOSS_MODELS and kind is nn.Linear:
         head.loss_head = LossHead(head, is_compiled=is_compiled)
 
 

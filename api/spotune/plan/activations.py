@@ -22,6 +22,11 @@ FLOAT32_BYTES = 4
 CHUNK_LOGITS = 1 << 28
 """Logits that the compiled loss holds at once: 512 MiB in 16 bit, large enough for a GPU to be busy with."""
 
+CHUNKED_LOSS_MODELS = frozenset(
+    {"bloom", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "mt5", "phi3", "qwen2", "qwen3", "t5"}
+)
+"""Models whose logits are what the output projection gives; others cap or scale them, or add to them."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -34,7 +39,8 @@ class Workload:
         bytes_per_element: 2 for bfloat16 and float16, 4 for float32.
         gradient_checkpointing: recompute each layer in the backward pass.
         fused_attention: attention scores are never written to memory (FlashAttention, memory-efficient SDPA).
-        compiled: layers and loss are compiled.
+        compiled: layers are compiled.
+        chunked_loss: and the loss, which is computed from a chunk of logits at a time.
     """
 
     micro_batch_size: int
@@ -44,6 +50,7 @@ class Workload:
     gradient_checkpointing: bool = False
     fused_attention: bool = True
     compiled: bool = False
+    chunked_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,10 +90,10 @@ def logits_bytes(architecture: Architecture, workload: Workload) -> int:
 
     Korthikanti et al. count 4 bytes per logit (section 4.3). PyTorch's cross-entropy holds more at its peak, all in
     float32: the log-probabilities, their gradient and the gradient of the logits. A soft cap keeps its output, too.
-    Compiled: a chunk of logits and its gradient, and the gradients of the hidden states and the projection's weights.
+    In chunks: a chunk of logits and its gradient, and the gradients of the hidden states and the projection's weights.
     """
     tokens = _tokens(architecture, architecture.decoder, workload)
-    if workload.compiled:
+    if workload.chunked_loss:
         hidden, vocabulary = architecture.decoder.hidden_size, architecture.vocabulary_size
         chunk = min(tokens, CHUNK_LOGITS // vocabulary) * vocabulary
         gradients = tokens * hidden * workload.bytes_per_element + vocabulary * hidden * FLOAT32_BYTES

@@ -59,7 +59,8 @@ class Setup:
         quantised: those weights are kept in 4 bits.
         offload: what is kept in host memory.
         fused_attention: attention scores are never written to memory.
-        compiled: layers and loss are compiled.
+        compiled: layers are compiled.
+        chunked_loss: and the loss, which is computed from a chunk of logits at a time.
         runtime_bytes: what a worker's process holds beside its tensors.
         usable_fraction: part of the device's memory that is planned for.
         on_cpu: the workers' device is the host itself.
@@ -76,6 +77,7 @@ class Setup:
     offload: Offload = "none"
     fused_attention: bool = True
     compiled: bool = False
+    chunked_loss: bool = False
     runtime_bytes: int = GPU_RUNTIME_BYTES
     usable_fraction: float = GPU_USABLE_FRACTION
     on_cpu: bool = False
@@ -101,6 +103,7 @@ class Setup:
             gradient_checkpointing=layout.gradient_checkpointing,
             fused_attention=self.fused_attention,
             compiled=self.compiled,
+            chunked_loss=self.chunked_loss,
         )
         return estimate_memory(
             self.architecture,

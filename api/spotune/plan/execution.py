@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotune.job import FinetuneJob
+from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
 from spotune.plan.choose import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, Request, Setup, choose_layout
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
@@ -75,7 +76,7 @@ def request_of(job: FinetuneJob) -> Request:
 def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
     """What the job trains, as far as memory is concerned."""
     spec = job.spec
-    on_cpu = spec.workers.gpus == 0
+    on_cpu, compiled = spec.workers.gpus == 0, resolve_compile(job)
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
     return Setup(
         architecture=architecture,
@@ -89,7 +90,9 @@ def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
         offload=spec.execution.offload,
         # On the CPU, PyTorch falls back to writing the scores as soon as there is dropout or a learned bias.
         fused_attention=spec.execution.attention != "eager" and not on_cpu,
-        compiled=resolve_compile(job),
+        compiled=compiled,
+        # Unscaled gradients in float16 would be too small.
+        chunked_loss=compiled and spec.model.dtype != "float16" and architecture.model_type in CHUNKED_LOSS_MODELS,
         runtime_bytes=CPU_RUNTIME_BYTES if on_cpu else GPU_RUNTIME_BYTES,
         usable_fraction=CPU_USABLE_FRACTION if on_cpu else GPU_USABLE_FRACTION,
         on_cpu=on_cpu,
@@ -107,6 +110,6 @@ def _plan(job: FinetuneJob, layout: Layout, reason: str, memory: MemoryEstimate 
         micro_batch_size=layout.micro_batch_size,
         gradient_checkpointing=layout.gradient_checkpointing,
         compile=compiled,
-        reason=f"{reason}; layers and loss compiled" if compiled else reason,
+        reason=f"{reason}; layers compiled" if compiled else reason,
         memory=memory,
     )

@@ -89,7 +89,7 @@ def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
         ("Micro-batch size", _of_choice(lambda choice: str(choice.layout.micro_batch_size))),
         ("Accumulation", lambda workers: str(workers.accumulation) if workers.choice else _ABSENT),
         ("Gradient checkpointing", _of_choice(lambda choice: "yes" if choice.layout.gradient_checkpointing else "no")),
-        *([("Compiled layers and loss", _of_choice(lambda _choice: "yes"))] if plan.setup.compiled else []),
+        *([("Compiled layers", _of_choice(lambda _choice: "yes"))] if plan.setup.compiled else []),
     ]
 
 
