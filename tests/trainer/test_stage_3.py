@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed
 
+from spotune_trainer import stage_3
+from spotune_trainer.replaced import replaced
 from spotune_trainer.stage_3 import reduce_scatter_mean
 from tests.trainer.groups import run_group
-from tests.trainer.layouts import Layout, build
+from tests.trainer.layouts import Layout, build, train
 
 SHAPES = ((7,), (2, 4), (3, 3), (1,))
 WORLD_SIZES = (1, 2, 3)
@@ -58,3 +63,30 @@ def test_gathered_weights_are_those_that_deepspeed_gathers(world_size: int) -> N
     for each in run_group(world_size, gathered):
         assert each
         assert all(each)
+
+
+def calls(_rank: int, world_size: int) -> tuple[int, int]:
+    """How often a step of an engine gathers and reduces by our functions."""
+    counts = {"gather": 0, "reduce_scatter_mean": 0}
+
+    def counted(name: str) -> Callable[..., Any]:
+        function = getattr(stage_3, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            counts[name] += 1
+            return function(*arguments, **keywords)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in counts:
+            stack.enter_context(replaced(stage_3, name, counted(name)))
+        train(build(Layout(3, world_size, "float32")), 1)
+    return counts["gather"], counts["reduce_scatter_mean"]
+
+
+@pytest.mark.parametrize(("world_size", "is_ours"), [(1, False), (2, True)])
+def test_an_engine_uses_them_unless_it_is_alone(world_size: int, is_ours: bool) -> None:
+    for gathers, reductions in run_group(world_size, calls):
+        assert (gathers > 0) is is_ours
+        assert (reductions > 0) is is_ours
