@@ -21,6 +21,7 @@ from spotune_trainer.job_directory import (
     resolve_job,
 )
 from spotune_trainer.layout import JobDirectory
+from spotune_trainer.ledger import Ledger
 
 JOB_FILE = """\
 apiVersion: spotune.dev/v1alpha1
@@ -160,6 +161,21 @@ def test_finished_run_prints_its_result_again(
     with pytest.raises(SystemExit):
         main([*arguments, "--output", "json"])
     assert json.loads(capsys.readouterr().out) == {"steps": 7, "trainLoss": 0.5}
+
+
+def test_finished_run_whose_supervisor_was_killed_is_cleared_up(
+    job_file: Path, directory: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(directory, read_job(job_file, {}))
+    files.write_json(directory.result, {"steps": 7, "trainLoss": 0.5, "epochs": 1, "maxSteps": None})
+    Ledger(directory).append("finished", step=7)
+    files.write_json(directory.supervisor, {"pid": 1, "ray": None})
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(job_file), "--directory", str(directory.root)])
+    assert ended.value.code == 0
+    assert "tiny is trained" in capsys.readouterr().out
+    assert not directory.supervisor.exists()
+    assert not list(Ledger(directory).records("attempt-started"))
 
 
 @pytest.mark.parametrize(
