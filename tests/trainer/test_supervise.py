@@ -159,6 +159,8 @@ def test_what_a_killed_supervisor_left_of_a_trained_model_is_cleared_up(
     assert not run.ray.alive
     assert run.ray.starts == 0
     assert not run.directory.supervisor.exists()
+    assert run.attempts() == [(1, 0)]
+    assert run.causes() == []
 
 
 def test_driver_that_was_lost_before_it_said_that_it_had_finished_is_started_again(tmp_path: Path) -> None:
@@ -166,6 +168,7 @@ def test_driver_that_was_lost_before_it_said_that_it_had_finished_is_started_aga
     run.directory.ledger.unlink()
     run()
     assert run.attempts() == [(1, 0)]
+    assert run.ray.starts == 1
 
 
 def finished(run: Run) -> Run:
@@ -173,6 +176,7 @@ def finished(run: Run) -> Run:
     put_job(run.directory, make_job("model"))
     files.write_json(run.directory.result, {"steps": 8})
     files.write_json(run.directory.supervisor, {"ray": {}})
+    Ledger(run.directory).append("attempt-started", attempt=1)
     Ledger(run.directory).append("finished", step=8)
     return run
 

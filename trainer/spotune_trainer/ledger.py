@@ -38,6 +38,16 @@ class Ledger:
         """All events of these names, or all, in order."""
         return [record for record in files.read_lines(self._path) if not events or record["event"] in events]
 
+    def open_attempts(self) -> dict[int, bool]:
+        """Attempts whose end is not recorded, in order, and whether they have finished: trained the model."""
+        ended = {record["attempt"] for record in self.records("attempt-ended")}
+        finished = max((record["time"] for record in self.records("finished")), default=float("-inf"))
+        return {
+            record["attempt"]: record["time"] <= finished
+            for record in self.records("attempt-started")
+            if record["attempt"] not in ended
+        }
+
     def failures(self) -> list[Failure]:
         """All failures so far, oldest first."""
         return [

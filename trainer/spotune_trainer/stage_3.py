@@ -28,7 +28,11 @@ def communicate_in_place(engine: Any) -> None:
         parameter.all_gather_coalesced = gather
 
     def average(parameters: Sequence[Any], _dtype: torch.dtype) -> list[Tensor]:
-        own = reduce_scatter_mean([parameter.grad for parameter in parameters], parameters[0].ds_process_group)
+        gradients = [parameter.grad for parameter in parameters]
+        own = reduce_scatter_mean(gradients, parameters[0].ds_process_group)
+        for gradient in gradients:  # of the backward pass's stream, which DeepSpeed forgets where this part is empty
+            if gradient.is_cuda:
+                gradient.record_stream(torch.cuda.current_stream())
         return [each.to(zero.gradient_accumulation_dtype) for each in own]
 
     # Looked up by its mangled name wherever the class calls its private method.
@@ -64,15 +68,16 @@ def gather(parameters: Iterable[Any], safe_mode: bool = False, quantize: bool = 
     group = ordered[0].ds_process_group
     world_size = distributed.get_world_size(group)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    weights = []
-    with _coalescing_manager(group, async_ops=True) as work:
-        for parameter in ordered:
-            assert parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE, parameter.ds_summary()
-            parameter.ds_status = ZeroParamStatus.INFLIGHT
-            own = parameter.ds_tensor.data.to(device, non_blocking=True)  # from page-locked memory, if it is there
-            whole = torch.empty(own.numel() * world_size, dtype=own.dtype, device=device)
-            distributed.all_gather_into_tensor(whole, own, group)
-            weights.append((parameter, whole))
+    own, weights = list[Tensor](), list[tuple[Any, Tensor]]()
+    for parameter in ordered:
+        assert parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE, parameter.ds_summary()
+        parameter.ds_status = ZeroParamStatus.INFLIGHT
+        own.append(parameter.ds_tensor.data.to(device, non_blocking=True))  # from page-locked memory, if it is there
+        whole = torch.empty(own[-1].numel() * world_size, dtype=own[-1].dtype, device=device)
+        weights.append((parameter, whole))
+    with _coalescing_manager(group, async_ops=True) as work:  # which nothing may leave but by its end
+        for part, (_, whole) in zip(own, weights, strict=True):
+            distributed.all_gather_into_tensor(whole, part, group)
     return Gathering(work, weights)
 
 
@@ -87,13 +92,11 @@ def reduce_scatter_mean(gradients: Sequence[Tensor], group: Any) -> list[Tensor]
     flat = [gradient.reshape(-1) for gradient in gradients]
     if flat[0].dtype == torch.float16:  # whose sums may be too large
         torch._foreach_div_(flat, world_size)
-    parts = []
+    padded = [_padded(each, world_size) for each in flat]
+    parts = [torch.empty(each.numel() // world_size, dtype=each.dtype, device=each.device) for each in padded]
     with _coalescing_manager(group, async_ops=True) as work:
-        for each in flat:
-            whole = _padded(each, world_size)
-            part = torch.empty(whole.numel() // world_size, dtype=whole.dtype, device=whole.device)
+        for part, whole in zip(parts, padded, strict=True):
             distributed.reduce_scatter_tensor(part, whole, group=group)
-            parts.append(part)
     work.wait()
     if flat[0].dtype != torch.float16:
         torch._foreach_div_(parts, world_size)

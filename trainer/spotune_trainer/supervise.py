@@ -146,6 +146,7 @@ class Supervisor:
         earlier = files.read_json(self._directory.supervisor) or {}
         if not self._head.find(earlier.get("ray")):
             if has_finished(self._directory):
+                self._close_attempts({})
                 return None
             self._start_head()
         self._record(url)
@@ -179,16 +180,14 @@ class Supervisor:
         """Record the end of attempts that no supervisor was there to see: a lost head takes its own along."""
         status = files.read_json(self._directory.status) or {}
         step, last_seen = status.get("step") or 0, status.get("time")
-        ended = {record["attempt"] for record in self._ledger.records("attempt-ended")}
-        started = {record["attempt"] for record in self._ledger.records("attempt-started")}
-        for number in sorted(started - ended):
+        for number, finished in self._ledger.open_attempts().items():
             job = jobs.get(number)
             ending = ending_of(job)
             if ending is None:
                 continue
-            exit_code = job.exit_code if job else None
+            exit_code = 0 if finished else job.exit_code if job else None
             self._ledger.append("attempt-ended", attempt=number, exitCode=exit_code, lastSeen=last_seen)
-            if ending is Ending.VANISHED:
+            if ending is Ending.VANISHED and not finished:
                 self._record_failure(cause_of(ending), "the head was lost, or the driver with the supervisor", step)
 
     # One attempt
