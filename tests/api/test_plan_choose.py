@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from spotune.errors import JobError
 from spotune.plan.choose import (
-    BALANCE_TOLERANCE,
+    BUSY_TOKENS,
+    PASS_TOKENS,
     Choice,
     Layout,
     Request,
@@ -232,37 +233,43 @@ def test_offload_against_an_explicit_stage_is_refused(offload: Any, stage: Any, 
 
 
 @pytest.mark.parametrize(
-    ("batch", "workers", "largest", "enough", "chosen"),
+    ("batch", "workers", "largest", "tokens", "chosen"),
     [
-        (96, 4, 100, 24, 24),  # one pass each
-        (96, 4, 23, 20, 12),  # two even passes rather than 23 + 1
-        (32, 3, 8, 8, 6),  # 6 micro-batches on 3 workers, the last one smaller
-        (96, 5, 16, 16, 10),  # 10 micro-batches, 2 each
-        (96, 1, 64, 4, 48),  # one worker: two passes either way, of less memory
-        (32, 2, 3, 3, 3),  # a row more on one worker, to keep both busy
-        (32, 2, 3, 1, 2),  # which one row does: an even share for both
-        (1, 8, 1, 1, 1),
+        (96, 4, 100, 512, 24),  # one pass each
+        (96, 4, 23, 512, 12),  # two even passes rather than 23 + 1
+        (32, 3, 8, 512, 6),  # 6 micro-batches on 3 workers, the last one smaller
+        (32, 3, 8, 2048, 6),  # a row more on one worker rather than 11 passes
+        (128, 3, 16, 2048, 11),  # 12 micro-batches, 4 each
+        (96, 5, 16, 512, 10),  # 10 micro-batches, 2 each
+        (96, 1, 64, 512, 48),  # one worker: two passes either way, of less memory
+        (32, 2, 3, 4096, 2),  # an even share for both rather than fewer passes
+        (32, 2, 3, 128, 3),  # fewer passes rather than a device with nothing to do
+        (1, 8, 1, 512, 1),
     ],
 )
 def test_micro_batch_divides_the_batch_over_the_workers(
-    batch: int, workers: int, largest: int, enough: int, chosen: int
+    batch: int, workers: int, largest: int, tokens: int, chosen: int
 ) -> None:
-    assert balanced_micro_batch_size(batch, workers, largest, enough) == chosen
+    assert balanced_micro_batch_size(batch, workers, largest, tokens, zero_stage=1) == chosen
 
 
-@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 64), st.integers(1, 64))
-def test_busiest_worker_has_little_more_than_with_the_best_size(
-    batch: int, workers: int, largest: int, enough: int
+def test_passes_cost_more_where_weights_are_gathered_for_each() -> None:
+    assert balanced_micro_batch_size(32, 2, 3, 1024, zero_stage=1) == 2  # 8 passes, an even share
+    assert balanced_micro_batch_size(32, 2, 3, 1024, zero_stage=3) == 3  # 6 passes, a row more on one worker
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 64), st.integers(1, 8192), st.sampled_from([1, 3]))
+def test_no_other_micro_batch_makes_a_shorter_step(
+    batch: int, workers: int, largest: int, tokens: int, stage: Literal[1, 3]
 ) -> None:
-    def busiest(size: int) -> int:
-        starts = range(0, batch, size)
-        loads = [0] * workers
-        for number, start in enumerate(starts):
-            loads[number % workers] += min(size, batch - start)
-        return max(loads)
+    def step(size: int) -> int:
+        samples, passes = [0] * workers, [0] * workers
+        for number, start in enumerate(range(0, batch, size)):
+            samples[number % workers] += min(size, batch - start)
+            passes[number % workers] += 1
+        return max(max(samples) * tokens, max(passes) * BUSY_TOKENS) + max(passes) * PASS_TOKENS[stage]
 
-    chosen = balanced_micro_batch_size(batch, workers, largest, enough)
+    chosen = balanced_micro_batch_size(batch, workers, largest, tokens, stage)
 
     assert 1 <= chosen <= largest
-    best = min(busiest(size) for size in range(1, min(largest, -(-batch // workers)) + 1))
-    assert busiest(chosen) <= BALANCE_TOLERANCE * best
+    assert step(chosen) == min(step(size) for size in range(1, min(largest, -(-batch // workers)) + 1))

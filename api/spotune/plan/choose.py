@@ -33,8 +33,10 @@ CPU_USABLE_FRACTION = 0.7
 """Part of a machine's memory that CPU workers plan for: Ray's object store, the page cache and people need the rest."""
 BUSY_TOKENS = 2048
 """Tokens per forward pass from which a device is taken to be busy."""
-BALANCE_TOLERANCE = 1.1
-"""For a busier device the busiest worker may have this much more samples per step than at the best balance."""
+PASS_TOKENS: Final[Mapping[ZeroStage, int]] = {0: 256, 1: 256, 2: 256, 3: 1024}
+"""Tokens that a device could train in what a pass takes beside its arithmetic, about: gradients are added up, and at
+stage 3 weights are gathered and gradients reduced (some hundred on two H200s, docs/benchmarks.md; more over a network).
+"""
 MOST_WORKERS_TRIED = 1024
 _MORE_OFFLOAD: Final[Mapping[Offload, tuple[Offload, ...]]] = {
     "none": ("optimizer", "parameters"),
@@ -178,23 +180,22 @@ def choose_layout(setup: Setup, world_size: int, device_bytes: int, request: Req
     raise JobError(_refusal(setup, world_size, device_bytes, request))
 
 
-def balanced_micro_batch_size(global_batch_size: int, world_size: int, largest: int, enough: int) -> int:
-    """The micro-batch size up to `largest` that takes few passes and divides the work well over the workers.
+def balanced_micro_batch_size(
+    global_batch_size: int, world_size: int, largest: int, sample_tokens: int, zero_stage: ZeroStage
+) -> int:
+    """The micro-batch size up to `largest` at which a step is shortest, and of equal ones the smallest.
 
-    Micro-batch g of a step goes to worker g mod `world_size`, and a step takes as long as its busiest worker. Of the
-    sizes within `BALANCE_TOLERANCE` of the best balance those that keep the device busy, `enough` samples or more, are
-    taken, and of these the best balanced, since further samples in a pass save little; where there are none, those with
-    the fewest passes. The smallest of what is left needs the least memory.
+    Micro-batch g of a step goes to worker g mod `world_size`, and a step takes as long as its busiest worker: for its
+    samples, of `sample_tokens` each, or for its passes where they are too small to keep the device busy; and for what a
+    pass takes besides (`PASS_TOKENS`).
     """
-    sizes = range(1, min(largest, math.ceil(global_batch_size / world_size)) + 1)
-    busiest = {size: _busiest_worker_samples(global_batch_size, world_size, size) for size in sizes}
-    passes = {size: passes_per_step(global_batch_size, world_size, size) for size in sizes}
-    limit = BALANCE_TOLERANCE * min(busiest.values())
-    balanced = [size for size in sizes if busiest[size] <= limit]
-    busy = [size for size in balanced if size >= enough]
-    if busy:
-        return min(busy, key=lambda size: (busiest[size], passes[size], size))
-    return min(balanced, key=lambda size: (passes[size], busiest[size], size))
+
+    def step_tokens(size: int) -> int:
+        passes = passes_per_step(global_batch_size, world_size, size)
+        samples = _busiest_worker_samples(global_batch_size, world_size, size)
+        return max(samples * sample_tokens, passes * BUSY_TOKENS) + passes * PASS_TOKENS[zero_stage]
+
+    return min(range(1, min(largest, math.ceil(global_batch_size / world_size)) + 1), key=step_tokens)
 
 
 def passes_per_step(global_batch_size: int, world_size: int, micro_batch_size: int) -> int:
@@ -252,7 +253,8 @@ def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, req
             break
     if best is None or request.micro_batch_size != "auto":
         return best
-    size = balanced_micro_batch_size(setup.global_batch_size, world_size, best.micro_batch_size, enough)
+    tokens = setup.sequence_length + setup.target_length
+    size = balanced_micro_batch_size(setup.global_batch_size, world_size, best.micro_batch_size, tokens, stage)
     return Layout(stage, size, best.gradient_checkpointing)
 
 
@@ -314,6 +316,8 @@ def _remedies(setup: Setup, world_size: int, budget: int, layout: Layout) -> lis
     remedies += _fitting_offload(setup, world_size, budget, layout)
     if layout.zero_stage < _highest_stage(setup):
         remedies.append("execution.zeroStage auto")
+    if not setup.quantised and _highest_stage(setup) < 3:
+        remedies.append("execution.compile auto (so that stage 3 can shard the frozen weights)")
     if not layout.gradient_checkpointing:
         remedies.append("execution.gradientCheckpointing auto")
     if not setup.precision.is_mixed:
