@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from spotune.errors import JobError
 from spotune_trainer.checkpoint.universal import LATEST, open_universal, write_universal
@@ -102,4 +105,25 @@ def test_nothing_in_a_file_is_executed(universal: Path) -> None:
     """A pickle may call anything; these come from elsewhere."""
     torch.save({"param": Path("/")}, universal / "zero" / "layer.weight" / "fp32.pt")
     with pytest.raises(JobError, match=r"fp32\.pt cannot be read: Weights only load failed"):
+        open_universal(universal, SHAPES)
+
+
+class Attribute:
+    """Pickled as `getattr(owner, name)`, as Python 3.11.0 to 3.11.3 do with members of enumerations."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.of = owner, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.of
+
+
+@pytest.mark.parametrize("attribute", [Attribute(LossScaler, "__init__"), Attribute(torch.Tensor, "share_memory_")])
+def test_no_attribute_but_a_zero_stage_is_unpickled(universal: Path, attribute: Attribute) -> None:
+    file = universal / "zero" / next(iter(SHAPES)) / "fp32.pt"
+    values = torch.load(file, weights_only=True)
+    torch.save({**values, "stage": Attribute(ZeroStageEnum, "weights")}, file)
+    open_universal(universal, SHAPES)
+    torch.save({**values, "stage": attribute}, file)
+    with pytest.raises(JobError, match=r"fp32\.pt cannot be read"):
         open_universal(universal, SHAPES)

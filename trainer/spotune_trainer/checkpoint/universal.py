@@ -45,7 +45,16 @@ _MODEL_FILES = (
     f"{constants.ZERO_FILE_PREFIX}0_{constants.MODEL_FILE_PREFIX}00{constants.MODEL_FILE_SUFFIX}",
 )
 """Where an engine looks for its counters: at stages 1 and 2, and at stage 3."""
-_PICKLED = [LossScaler, DynamicLossScaler, ZeroStageEnum]
+
+
+def _stage_called(kind: type[ZeroStageEnum], name: str) -> ZeroStageEnum:
+    """What Python 3.11.0 to 3.11.3 pickle a member of an enumeration as: `getattr`, here of this enumeration alone."""
+    if kind is not ZeroStageEnum:
+        raise pickle.UnpicklingError(f"an attribute of {kind} is not unpickled")
+    return ZeroStageEnum[name]
+
+
+_PICKLED = [LossScaler, DynamicLossScaler, ZeroStageEnum, (_stage_called, "builtins.getattr")]
 """Classes of DeepSpeed that may be in its files beside tensors and plain values; anything else is not unpickled."""
 
 Report = Callable[[int, int], None]
