@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, distributed
 
 from spotune_trainer import stage_3
-from spotune_trainer.replaced import replaced
 from spotune_trainer.stage_3 import reduce_scatter_mean
 from tests.trainer.groups import run_group
 from tests.trainer.layouts import Layout, build, train
@@ -44,9 +41,9 @@ def test_every_rank_has_its_part_of_the_mean(world_size: int, dtype: torch.dtype
         torch.testing.assert_close(joined, mean, rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
 
 
-def gathered(rank: int, _world_size: int) -> list[bool]:
+def gathered(_rank: int, world_size: int) -> list[bool]:
     """Whether each parameter is, once gathered by the engine's own call, what DeepSpeed gathers of it."""
-    engine = build(Layout(3, distributed.get_world_size(), "float32"))
+    engine = build(Layout(3, world_size, "float32"))
     parameters = [each for each in engine.module.parameters() if each.ds_tensor is not None]
     for parameter in parameters:
         parameter.partition()  # small ones stay with everybody
@@ -67,22 +64,12 @@ def test_gathered_weights_are_those_that_deepspeed_gathers(world_size: int) -> N
 
 def calls(_rank: int, world_size: int) -> tuple[int, int]:
     """How often a step of an engine gathers and reduces by our functions."""
-    counts = {"gather": 0, "reduce_scatter_mean": 0}
-
-    def counted(name: str) -> Callable[..., Any]:
-        function = getattr(stage_3, name)
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            counts[name] += 1
-            return function(*arguments, **keywords)
-
-        return call
-
-    with ExitStack() as stack:
-        for name in counts:
-            stack.enter_context(replaced(stage_3, name, counted(name)))
+    with (
+        patch.object(stage_3, "gather", wraps=stage_3.gather) as gathers,
+        patch.object(stage_3, "reduce_scatter_mean", wraps=stage_3.reduce_scatter_mean) as reductions,
+    ):
         train(build(Layout(3, world_size, "float32")), 1)
-    return counts["gather"], counts["reduce_scatter_mean"]
+    return gathers.call_count, reductions.call_count
 
 
 @pytest.mark.parametrize(("world_size", "is_ours"), [(1, False), (2, True)])

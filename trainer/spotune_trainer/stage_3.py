@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import _coalescing_manager
@@ -67,7 +68,7 @@ def gather(parameters: Iterable[Any], safe_mode: bool = False, quantize: bool = 
     ordered = sorted(parameters, key=lambda parameter: parameter.ds_id)
     group = ordered[0].ds_process_group
     world_size = distributed.get_world_size(group)
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = get_accelerator().current_device_name()
     own, weights = list[Tensor](), list[tuple[Any, Tensor]]()
     for parameter in ordered:
         assert parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE, parameter.ds_summary()

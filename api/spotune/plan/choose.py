@@ -235,8 +235,8 @@ def _highest_stage(setup: Setup) -> int:
 
 def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, request: Request) -> Layout | None:
     """The layout of one stage, or None where it does not fit."""
-    share = math.ceil(setup.global_batch_size / world_size)
-    enough = min(share, math.ceil(BUSY_TOKENS / (setup.sequence_length + setup.target_length)))
+    share, tokens = math.ceil(setup.global_batch_size / world_size), setup.sequence_length + setup.target_length
+    enough = min(share, math.ceil(BUSY_TOKENS / tokens))
     checkpointing = (False, True) if request.gradient_checkpointing == "auto" else (request.gradient_checkpointing,)
     best: Layout | None = None
     for recompute in checkpointing:
@@ -253,7 +253,6 @@ def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, req
             break
     if best is None or request.micro_batch_size != "auto":
         return best
-    tokens = setup.sequence_length + setup.target_length
     size = balanced_micro_batch_size(setup.global_batch_size, world_size, best.micro_batch_size, tokens, stage)
     return Layout(stage, size, best.gradient_checkpointing)
 
