@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,9 @@ class Kind:
 KINDS = {
     "float16": Kind("causal", "float16"),
     "adamw8bit": Kind(sections={"training": {"optimizer": "adamw8bit"}}),
+    "adamw8bit, compiled": Kind(
+        "causal", sections={"training": {"optimizer": "adamw8bit"}, "execution": {"compile": True}}
+    ),
     "LoRA": Kind("causal", sections={"adapter": {"lora": {"r": 4}}}),
     "QLoRA": Kind("causal", sections={"adapter": {"lora": {"r": 4}, "quantization": "nf4"}}),
     "compiled": Kind("causal", sections={"execution": {"compile": True}}),
@@ -122,9 +125,8 @@ def resume(
     }
 
 
-def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int]) -> list[dict[str, Any]]:
+def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Every other kind of run, resumed."""
-    found = []
     for number, (name, kind) in enumerate(KINDS.items()):
         if kind.dtype == "float16" and not torch.cuda.is_available():
             continue
@@ -133,8 +135,7 @@ def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int]) -> list[dic
                 continue
             directory = JobDirectory(runs.root / f"kind-{number}-{stage}")
             steps, resumed = resume(runs, directory, Layout(world_size, stage), kind)
-            found.append({"kind": name, "zeroStage": stage, "lastLoss": steps[-1]["loss"], **resumed})
-    return found
+            yield {"kind": name, "zeroStage": stage, "lastLoss": steps[-1]["loss"], **resumed}
 
 
 def overflow(runs: Runs, layout: Layout, dtype: str) -> dict[str, Any]:
@@ -177,10 +178,11 @@ def main() -> None:
         if rank == 0:
             runs.job()
         distributed.barrier()
-        found: dict[str, Any] = {"machine": machine(), "layouts": []}
-        found["kinds"] = resume_kinds(runs, world_size, options.stages)
-        if rank == 0:
-            publish(found, options.output)
+        found: dict[str, Any] = {"machine": machine(), "layouts": [], "kinds": []}
+        for kind in resume_kinds(runs, world_size, options.stages):
+            found["kinds"].append(kind)
+            if rank == 0:
+                publish(found, options.output)
         for dtype in DTYPES:
             reference: list[dict[str, Any]] = []
             for stage in options.stages:

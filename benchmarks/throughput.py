@@ -249,6 +249,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the JSON here too, after every case")
     parser.add_argument("--trace", type=Path, help="folder for a table of kernels of each case")
     options = parser.parse_args()
+    if options.trace:
+        options.trace.mkdir(parents=True, exist_ok=True)
     with torchrun_group() as (rank, world_size):
         results = []
         for number, case in enumerate(options.cases):
@@ -258,6 +260,7 @@ def main() -> None:
                 found = measure(case, rank, world_size, trace)
             except torch.OutOfMemoryError:
                 found = {"outOfMemory": True}
+                traceback.print_exc()
             except Exception:
                 if world_size > 1:
                     raise

@@ -10,8 +10,10 @@ taken from has a level of its own: -1 or 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from torch.nn import functional as F
 
 BLOCK_ELEMENTS = 256
 """As in bitsandbytes' optimizers."""
-_PIECE_ELEMENTS = 1 << 22
+PIECE_ELEMENTS = 1 << 22
 """Quantised at once, whole blocks; that takes some 64 MiB meanwhile."""
 
 
@@ -28,8 +30,32 @@ _DECADES = 7
 _LOWEST_UNSIGNED = 5.5e-8
 
 
-def dynamic_levels(*, signed: bool, device: torch.device) -> Tensor:
-    """The 256 levels in ascending order, fp32; the unsigned ones, for what is never negative, are twice as dense.
+class Levels(NamedTuple):
+    """What elements become, and how to find the nearest one without a search.
+
+    Attributes:
+        values: the levels in ascending order, fp32 [256].
+        bounds: where the next level is nearer; after the last level infinity, fp32 [256].
+        guesses: by the upper 16 bits of an fp32 number, the level that is nearest to the lowest number of these bits;
+            a higher one of them belongs to that level or to the next, uint8 [65536].
+    """
+
+    values: Tensor
+    bounds: Tensor
+    guesses: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Levels:
+        """What follows from the levels alone."""
+        bounds = F.pad(midpoints(values), (0, 1), value=math.inf)
+        upper = torch.arange(1 << 16, device=values.device)
+        lowest = torch.where(upper < 1 << 15, upper << 16, (upper << 16) + 0xFFFF - (1 << 32))
+        numbers = lowest.to(torch.int32).view(torch.float32).nan_to_num()
+        return cls(values, bounds, torch.bucketize(numbers, bounds[:-1]).to(torch.uint8))
+
+
+def dynamic_levels(*, signed: bool, device: torch.device) -> Levels:
+    """The 256 levels; the unsigned ones, for what is never negative, are twice as dense.
 
     In each decade that is nearer to 1 there are twice as many, evenly spaced; with them come 0 and 1, as in
     bitsandbytes. The lowest is another one. Of the signed ones it would be -0.993, which is no block's scale: here it
@@ -44,7 +70,15 @@ def dynamic_levels(*, signed: bool, device: torch.device) -> Tensor:
         levels += [middles, -middles] if signed else [middles]
     found = torch.cat(levels).sort().values
     found[0] = -1.0 if signed else _LOWEST_UNSIGNED
-    return found.to(device)
+    return Levels.of(found.to(device))
+
+
+class Blocks(NamedTuple):
+    """Some blocks of a block-wise tensor: what `Blockwise` says of it, as tensors alone."""
+
+    codes: Tensor
+    scales: Tensor
+    levels: Levels
 
 
 class Blockwise:
@@ -55,33 +89,39 @@ class Blockwise:
         levels: see `dynamic_levels`; on the device where the tensor lies.
 
     Attributes:
-        codes: number of each element's level, uint8.
-        scales: largest magnitude of each block, fp32.
+        elements: as given.
+        codes: number of each element's level, uint8 [blocks, elements of a block]; the last block may be longer than
+            what is left for it, and has anything there.
+        scales: largest magnitude of each block, fp32 [blocks].
         levels: as given.
     """
 
-    def __init__(self, elements: int, levels: Tensor) -> None:
-        zero = int(levels.abs().argmin())
-        self.codes = torch.full((elements,), zero, dtype=torch.uint8, device=levels.device)
-        self.scales = torch.zeros(-(-elements // BLOCK_ELEMENTS), dtype=torch.float32, device=levels.device)
+    def __init__(self, elements: int, levels: Levels) -> None:
+        self.elements = elements
+        blocks, device = -(-elements // BLOCK_ELEMENTS), levels.values.device
+        zero = int(levels.values.abs().argmin())
+        self.codes = torch.full((blocks, BLOCK_ELEMENTS), zero, dtype=torch.uint8, device=device)
+        self.scales = torch.zeros(blocks, dtype=torch.float32, device=device)
         self.levels = levels
 
     def read(self, start: int, end: int) -> Tensor:
         """Elements [start, end) in fp32; that takes twice their memory meanwhile."""
-        first, last = start // BLOCK_ELEMENTS, -(-end // BLOCK_ELEMENTS)
-        codes = self.codes[first * BLOCK_ELEMENTS : last * BLOCK_ELEMENTS]
-        blocks = in_blocks(self.levels[codes.int()], BLOCK_ELEMENTS)
-        blocks *= self.scales[first:last, None]
-        return blocks.view(-1)[start - first * BLOCK_ELEMENTS : end - first * BLOCK_ELEMENTS]
+        skipped = start % BLOCK_ELEMENTS
+        return dequantise(self.blocks(start - skipped, end)).view(-1)[skipped : skipped + end - start]
+
+    def blocks(self, start: int, end: int) -> Blocks:
+        """The blocks of elements [start, end), of which the first begins a block; what they hold is this tensor's."""
+        within = slice(start // BLOCK_ELEMENTS, -(-end // BLOCK_ELEMENTS))
+        return Blocks(self.codes[within], self.scales[within], self.levels)
 
     def write(self, start: int, values: Tensor) -> None:
         """Quantise values, on any device, into the elements from `start` on: whole blocks, but for the last one."""
-        for piece in torch.split(values, _PIECE_ELEMENTS):
-            first, end = start // BLOCK_ELEMENTS, start + piece.numel()
-            nearest, scales = nearest_levels(in_blocks(piece.to(self.codes.device), BLOCK_ELEMENTS), self.levels)
-            self.codes[start:end] = nearest.view(-1)[: piece.numel()]
-            self.scales[first : first + scales.numel()] = scales
-            start = end
+        first = start // BLOCK_ELEMENTS
+        for piece in torch.split(values, PIECE_ELEMENTS):
+            blocks = in_blocks(piece.to(self.codes.device), BLOCK_ELEMENTS)
+            last = first + len(blocks)
+            self.codes[first:last], self.scales[first:last] = nearest_levels(blocks, self.levels)
+            first = last
 
 
 @dataclass(frozen=True)
@@ -103,7 +143,7 @@ class Dequantised:
 
     def split(self, split_size: int) -> Iterator[Tensor]:
         """The elements in order, at most so many at a time."""
-        size = min(split_size, _PIECE_ELEMENTS)
+        size = min(split_size, PIECE_ELEMENTS)
         for start in range(self.start, self.end, size):
             yield self.source.read(start, min(start + size, self.end))
 
@@ -113,16 +153,28 @@ def in_blocks(elements: Tensor, size: int) -> Tensor:
     return F.pad(elements, (0, -elements.numel() % size)).view(-1, size)
 
 
-def nearest_levels(blocks: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of the level (ascending, in [-1, 1]) that is nearest to each element over its block's scale; the scales.
+def midpoints(levels: Tensor) -> Tensor:
+    """Where the nearest level is another one."""
+    return (levels[:-1] + levels[1:]) / 2
 
-    Args:
-        blocks: fp32 [blocks, elements of a block].
-        levels: on the same device.
+
+def scaled(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 blocks [blocks, elements of a block], each over its scale, and the scales [blocks]: largest magnitudes."""
+    scales = blocks.abs().amax(dim=1)
+    return blocks / torch.where(scales == 0, 1.0, scales)[:, None], scales
+
+
+def nearest_levels(blocks: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
+    """Of fp32 blocks the number of the level that is nearest to each element over its block's scale; the scales.
 
     Returns:
-        int32 as `blocks`, and the largest magnitude of each block [blocks].
+        uint8 [blocks, elements of a block] and fp32 [blocks].
     """
-    scales = blocks.abs().amax(dim=1)
-    quotients = blocks / torch.where(scales == 0, 1.0, scales)[:, None]
-    return torch.bucketize(quotients, (levels[:-1] + levels[1:]) / 2, out_int32=True), scales
+    quotients, scales = scaled(blocks)
+    guesses = levels.guesses[quotients.view(torch.int32) >> 16 & 0xFFFF].int()
+    return (guesses + (quotients > levels.bounds[guesses])).to(torch.uint8), scales
+
+
+def dequantise(blocks: Blocks) -> Tensor:
+    """The elements, fp32 [blocks, elements of a block]."""
+    return blocks.levels.values[blocks.codes.int()] * blocks.scales[:, None]

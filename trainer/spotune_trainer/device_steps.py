@@ -21,7 +21,9 @@ from deepspeed.utils import z3_leaf_module
 from torch import Tensor, distributed
 
 from spotune.plan.memory import LIVE_PARAMETERS
+from spotune_trainer.optimizers import AdamW8bit
 from spotune_trainer.replaced import replaced
+from spotune_trainer.step_in_place import reduce_nothing, step_in_place
 
 _CLIP_EPSILON = 1e-6
 _PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
@@ -29,14 +31,14 @@ _PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
 
 
 def step_on_device(engine: Any) -> None:
-    """Make an engine's steps such ones; others (float16, 8-bit moments, offload) stay as DeepSpeed takes them.
+    """Make an engine's steps such ones; others (float16, offload) stay as DeepSpeed takes them.
 
     At stage 3 the host is kept near the device in all of them.
     """
     adam = engine.basic_optimizer
     if engine.zero_optimization_stage() == 3 and torch.cuda.is_available():
         keep_near_the_device(engine.optimizer.parameter_offload.get_param_coordinator())
-    if not engine.bfloat16_enabled() or not isinstance(adam, torch.optim.AdamW):
+    if not engine.bfloat16_enabled() or not isinstance(adam, torch.optim.AdamW | AdamW8bit):
         return
     if engine.zero_optimization_stage() == 3:
         if not engine.optimizer.offload_optimizer:
@@ -45,21 +47,14 @@ def step_on_device(engine: Any) -> None:
         _step_at_stage_1_or_2(engine.optimizer, adam)
 
 
-def _step_at_stage_1_or_2(zero: Any, adam: torch.optim.AdamW) -> None:
-    zero.check_grad_overflow = False
-
-    def scaled_global_norm(norm_type: int = 2) -> Tensor:
-        assert norm_type == 2, "the norm that is clipped to"
+def _step_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer) -> None:
+    def step(closure: Any = None) -> None:
         gradients = [each for group in zero.averaged_gradients.values() for each in group if not _is_padding(each)]
         norm = _norm(gradients, zero.dp_process_group, zero.device)
         leave_out_unless_finite(adam, norm)
-        return norm
-
-    def unscale_and_clip_grads(gradients: Sequence[Tensor], total_norm: Tensor) -> None:
-        if zero.clip_grad > 0:
-            factor = (zero.clip_grad / (total_norm + _CLIP_EPSILON)).clamp(max=1.0)
-            for gradient in gradients:
-                gradient.mul_(factor)
+        clip = (zero.clip_grad / (norm + _CLIP_EPSILON)).clamp(max=1.0) if zero.clip_grad > 0 else torch.ones_like(norm)
+        step_in_place(zero, adam, clip)
+        zero.overflow, zero._global_grad_norm = False, norm
 
     reduce_last = zero.overlapping_partition_gradients_reduce_epilogue
 
@@ -69,11 +64,12 @@ def _step_at_stage_1_or_2(zero: Any, adam: torch.optim.AdamW) -> None:
 
     if torch.cuda.is_available():
         zero.overlapping_partition_gradients_reduce_epilogue = reduce_last_gradients
-    zero.scaled_global_norm = scaled_global_norm
-    zero.unscale_and_clip_grads = unscale_and_clip_grads
+    if distributed.get_world_size(zero.dp_process_group) == 1 and not zero.partition_gradients:
+        reduce_nothing(zero)
+    zero.step = step
 
 
-def _step_at_stage_3(zero: Any, adam: torch.optim.AdamW) -> None:
+def _step_at_stage_3(zero: Any, adam: torch.optim.Optimizer) -> None:
     take_step = zero.step
 
     def norm_of_all_groups() -> list[Tensor]:
@@ -114,7 +110,7 @@ def keep_near_the_device(coordinator: Any) -> None:
 
 
 def leave_out_unless_finite(adam: torch.optim.Optimizer, norm: Tensor) -> None:
-    """Have the fused AdamW's next step change nothing, its count neither, if the norm of the gradient is not finite.
+    """Have AdamW's next step change nothing, its count neither, if the norm of the gradient is not finite.
 
     These are the attributes that torch.amp.GradScaler sets; the kernel reads them on the device.
     """

@@ -80,7 +80,7 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     gathered = _gather_whole_layers(model) if config.zero_stage == 3 else 0
     engine, *_ = deepspeed.initialize(
         model=model,
-        optimizer=build_optimizer(model, training),
+        optimizer=build_optimizer(model, training, compiled=config.compile and config.offload == "none"),
         config=_deepspeed_config(training, config, trained, gathered),
         dist_init_required=False,
     )

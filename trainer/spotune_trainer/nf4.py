@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from spotune.errors import JobError
-from spotune_trainer.blockwise import in_blocks, nearest_levels
+from spotune_trainer.blockwise import in_blocks, midpoints, scaled
 
 BLOCK_ELEMENTS = 64
 LEVELS = (
@@ -97,8 +97,8 @@ def quantise_layers(model: PreTrainedModel) -> None:
 def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of all elements, two in a byte, the first one in its upper half, and scales of all blocks, fp32."""
     levels = torch.tensor(LEVELS, device=values.device)
-    nearest, scales = nearest_levels(in_blocks(values.flatten(), BLOCK_ELEMENTS).float(), levels)
-    codes = nearest.to(torch.uint8).view(-1, 2)
+    quotients, scales = scaled(in_blocks(values.flatten(), BLOCK_ELEMENTS).float())
+    codes = torch.bucketize(quotients, midpoints(levels), out_int32=True).to(torch.uint8).view(-1, 2)
     return codes[:, 0] << 4 | codes[:, 1], scales
 
 

@@ -7,8 +7,7 @@ moment of an element is read as zero beside much larger ones, Adam divides by no
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +16,30 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spotune.job import TrainingSpec
-from spotune_trainer.blockwise import Blockwise, dynamic_levels
+from spotune_trainer.blockwise import (
+    BLOCK_ELEMENTS,
+    PIECE_ELEMENTS,
+    Blocks,
+    Blockwise,
+    Levels,
+    dequantise,
+    dynamic_levels,
+    in_blocks,
+    nearest_levels,
+)
 
 SMALLEST_8BIT = 4096
 """Parameters of fewer elements keep fp32 moments, as in bitsandbytes: there is nothing to save."""
-_PIECE_ELEMENTS = 1 << 22
-"""Updated at once, whole blocks."""
+_MOST_INDEXED = 1 << 30
+"""Elements that a compiled update is given at once: it counts in 32 bits."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def build_optimizer(model: PreTrainedModel, training: TrainingSpec) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only: neither biases (T5's relative ones included) nor norms."""
+def build_optimizer(model: PreTrainedModel, training: TrainingSpec, *, compiled: bool) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices only: neither biases (T5's relative ones included) nor norms.
+
+    `compiled` is for 8-bit moments; others are updated by PyTorch's fused kernel.
+    """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     decayed = [p for name, p in trainable if p.ndim >= 2 and "bias" not in name]
     others = [p for name, p in trainable if p.ndim < 2 or "bias" in name]
@@ -42,7 +54,7 @@ def build_optimizer(model: PreTrainedModel, training: TrainingSpec) -> torch.opt
     }
     given = [group for group in groups if group["params"]]
     if training.optimizer == "adamw8bit":
-        return AdamW8bit(given, settings)
+        return AdamW8bit(given, settings, compiled=compiled)
     return torch.optim.AdamW(given, fused=True, **settings)
 
 
@@ -84,14 +96,17 @@ class AdamW8bit(torch.optim.Optimizer):
     Args:
         groups: as any optimizer's.
         settings: lr, betas and eps.
+        compiled: an update is one kernel; else it is many, over some of the elements after the others.
     """
 
     found_inf: Tensor | None = None
-    """Not zero: no step is taken. As PyTorch's fused optimizers have it; here the host waits to know."""
+    """Not zero: no step is taken, as PyTorch's fused optimizers have it."""
 
-    def __init__(self, groups: list[dict[str, Any]], settings: Mapping[str, Any]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], settings: Mapping[str, Any], *, compiled: bool = False) -> None:
         super().__init__(groups, dict(settings) | {"weight_decay": 0.0})
-        self._levels: dict[torch.device, Mapping[str, Tensor]] = {}
+        self._levels: dict[torch.device, Mapping[str, Levels]] = {}
+        self._update = _compiled_update() if compiled else _update_blocks
+        self._at_once = _MOST_INDEXED if compiled else PIECE_ELEMENTS
 
     def moments(self, tensor: Tensor, start: int, length: int, parameter_elements: int) -> Moments:
         """The moments of a run of a parameter with so many elements in all; zeros when first asked for.
@@ -111,21 +126,59 @@ class AdamW8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every tensor that has a gradient, run by run."""
-        if self.found_inf is not None and bool(self.found_inf):
-            return
+        """Update every tensor that has a gradient."""
         for group in self.param_groups:
             for tensor in group["params"]:
                 if tensor.grad is not None:
-                    state = self._state(tensor)
-                    state["step"] += 1
-                    for run in state["runs"].values():
-                        _update(tensor, run, group, int(state["step"]))
+                    self.update(group, tensor, [(0, tensor.grad.contiguous().view(-1))], torch.ones(()))
+
+    @torch.no_grad()
+    def update(
+        self, group: Mapping[str, Any], tensor: Tensor, gradients: Iterable[tuple[int, Tensor]], clip: Tensor
+    ) -> None:
+        """Update a tensor run by run.
+
+        Args:
+            group: whose settings are taken.
+            tensor: one of its `params`.
+            gradients: in any precision, in one dimension, with the place of their first element in the tensor; of every
+                run, in order, one has all of it.
+            clip: what they are multiplied by.
+        """
+        state = self._state(tensor)
+        is_left_out = torch.zeros_like(state["step"]) if self.found_inf is None else self.found_inf
+        state["step"] += is_left_out == 0
+        factors = _factors(group, state["step"], clip, is_left_out)
+        values, placed = tensor.detach().view(-1), iter(gradients)
+        start, gradient = next(placed)
+        for _, run in sorted(state["runs"].items()):
+            while run.start >= start + gradient.numel():
+                start, gradient = next(placed)
+            slopes = gradient[run.start - start :][: run.length]
+            self._step(values[run.start :][: run.length], slopes, run, factors)
+
+    def _step(self, values: Tensor, gradient: Tensor, run: Moments, factors: Tensor) -> None:
+        """One step of a run."""
+        first, second = (run.states[name] for name in MOMENTS)
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            _replace((values, first, second), _adamw(values, gradient, first, second, factors), factors)
+            return
+        assert isinstance(first, Blockwise)
+        assert isinstance(second, Blockwise)
+        whole = run.length - run.length % BLOCK_ELEMENTS
+        for start in range(0, whole, self._at_once):
+            end = min(start + self._at_once, whole)
+            here, slopes = values[start:end].view(-1, BLOCK_ELEMENTS), gradient[start:end].view(-1, BLOCK_ELEMENTS)
+            self._update(here, slopes, first.blocks(start, end), second.blocks(start, end), factors)
+        if whole < run.length:  # the last block is filled up, in a copy
+            padded, slopes = in_blocks(values[whole:], BLOCK_ELEMENTS), in_blocks(gradient[whole:], BLOCK_ELEMENTS)
+            _update_blocks(padded, slopes, first.blocks(whole, run.length), second.blocks(whole, run.length), factors)
+            values[whole:] = padded.view(-1)[: run.length - whole]
 
     def _state(self, tensor: Tensor) -> dict[str, Any]:
-        """Of a tensor: the steps taken, on the host, and the moments of its runs by their first element."""
+        """Of a tensor: the steps taken, where it lies, and the moments of its runs by their first element."""
         if not self.state[tensor]:
-            self.state[tensor] = {"step": torch.zeros((), device="cpu"), "runs": {}}
+            self.state[tensor] = {"step": torch.zeros((), device=tensor.device), "runs": {}}
         state: dict[str, Any] = self.state[tensor]
         return state
 
@@ -137,33 +190,55 @@ class AdamW8bit(torch.optim.Optimizer):
         return {name: Blockwise(length, levels) for name, levels in self._levels[device].items()}
 
 
-def _update(tensor: Tensor, run: Moments, group: Mapping[str, Any], step: int) -> None:
-    """One step of a run, some of its elements after the others, so that what is made meanwhile is small."""
-    gradient = tensor.grad.contiguous() if tensor.grad is not None else None
-    assert gradient is not None
-    for start in range(0, run.length, _PIECE_ELEMENTS):
-        end = min(start + _PIECE_ELEMENTS, run.length)
-        values, slope = (each.view(-1)[run.start + start : run.start + end] for each in (tensor.detach(), gradient))
-        first, second = (_opened(run.states[name], start, end) for name in MOMENTS)
-        _adamw(values, slope, first, second, group, step)
-        for name, updated in zip(MOMENTS, (first, second), strict=True):
-            state = run.states[name]
-            if isinstance(state, Blockwise):
-                state.write(start, updated)
+def _factors(group: Mapping[str, Any], step: Tensor, clip: Tensor, is_left_out: Tensor) -> Tensor:
+    """What a step's arithmetic takes besides tensors of elements, fp32 [8]: made on the device, no host waits."""
+    rate, (beta1, beta2), count = group["lr"], group["betas"], step.double()
+    found = (
+        1 - rate * group["weight_decay"],
+        -rate / (1 - beta1**count),
+        (1 - beta2**count).sqrt(),
+        beta1,
+        beta2,
+        group["eps"],
+        clip,
+        is_left_out,
+    )
+    return torch.stack([torch.zeros_like(step) + each for each in found])
 
 
-def _opened(state: Blockwise | Tensor, start: int, end: int) -> Tensor:
-    """Elements of a moment in fp32, to be updated in place."""
-    return state.read(start, end) if isinstance(state, Blockwise) else state[start:end]
+def _update_blocks(values: Tensor, gradient: Tensor, first: Blocks, second: Blocks, factors: Tensor) -> None:
+    """One step of whole blocks [blocks, elements of a block], in place."""
+    updated, *moments = _adamw(values, gradient, dequantise(first), dequantise(second), factors)
+    _replace([values], [updated], factors)
+    for blocks, moment in zip((first, second), moments, strict=True):
+        _replace((blocks.codes, blocks.scales), nearest_levels(moment, blocks.levels), factors)
+
+
+def _compiled_update() -> Callable[..., None]:
+    """`_update_blocks` as one kernel for any number of blocks, which are of a fixed length."""
+    compiled = torch.compile(_update_blocks)
+
+    def update(values: Tensor, gradient: Tensor, first: Blocks, second: Blocks, factors: Tensor) -> None:
+        for each in (values, gradient, first.codes, first.scales, second.codes, second.scales):
+            torch._dynamo.maybe_mark_dynamic(each, 0)
+        compiled(values, gradient, first, second, factors)
+
+    return update
 
 
 def _adamw(
-    values: Tensor, gradient: Tensor, first: Tensor, second: Tensor, group: Mapping[str, Any], step: int
-) -> None:
-    """Loshchilov and Hutter 2019, algorithm 2, in place."""
-    rate, (beta1, beta2) = group["lr"], group["betas"]
-    first.lerp_(gradient, 1 - beta1)
-    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    denominator = second.sqrt().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
-    values.mul_(1 - rate * group["weight_decay"])
-    values.addcdiv_(first, denominator, value=-rate / (1 - beta1**step))
+    values: Tensor, gradient: Tensor, first: Tensor, second: Tensor, factors: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loshchilov and Hutter 2019, algorithm 2: values and both moments after a step."""
+    decay, rate, root, beta1, beta2, epsilon, clip, _ = factors.unbind()
+    gradient = gradient.float() * clip
+    first = torch.lerp(gradient, first, beta1)
+    second = torch.lerp(gradient.square(), second, beta2)
+    return values * decay + rate * first / (second.sqrt() / root + epsilon), first, second
+
+
+def _replace(old: Sequence[Tensor], new: Sequence[Tensor], factors: Tensor) -> None:
+    """Take what is new, unless the step is left out."""
+    is_left_out = factors[-1] != 0
+    for before, after in zip(old, new, strict=True):
+        before.copy_(torch.where(is_left_out, before, after))
