@@ -20,7 +20,7 @@ from spotune.plan.choose import (
     choose_layout,
 )
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.memory import FLOAT32, GB, MIXED, Offload
+from spotune.plan.memory import BFLOAT16, FLOAT32, GB, Offload
 from spotune.plan.published import PUBLISHED
 
 
@@ -28,7 +28,7 @@ def setup_for(name: str, **changes: Any) -> Setup:
     t5 = "t5" in name
     values: dict[str, Any] = {
         "architecture": read_architecture(PUBLISHED[name]),
-        "precision": MIXED,
+        "precision": BFLOAT16,
         "global_batch_size": 96,
         "sequence_length": 512,
         "target_length": 128 if t5 else 0,
@@ -46,9 +46,9 @@ def stage_for(setup: Setup, world_size: int, gigabytes: float) -> int:
 
 
 def test_stage_rises_as_devices_get_smaller() -> None:
-    chosen = {gigabytes: stage_for(LLAMA_8B, 8, gigabytes) for gigabytes in (80, 60, 48, 34)}
+    chosen = {gigabytes: stage_for(LLAMA_8B, 8, gigabytes) for gigabytes in (80, 56, 48, 34)}
 
-    assert chosen == {80: 1, 60: 2, 48: 2, 34: 3}
+    assert chosen == {80: 1, 56: 2, 48: 2, 34: 3}
 
 
 def test_float32_that_fits_whole_is_not_sharded() -> None:

@@ -10,7 +10,7 @@ from spotune.plan import ExecutionPlan, resolve_execution
 from spotune.plan.choose import Layout
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import setup_of
-from spotune.plan.memory import CPU_RUNTIME_BYTES, FLOAT32, GB, MIXED
+from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
 from spotune.plan.published import PUBLISHED
 from tests.api.job_files import a_job
 
@@ -92,7 +92,7 @@ def test_causal_models_have_no_target_and_sixteen_bits_by_default() -> None:
     setup = setup_of(read_architecture(PUBLISHED["openai-community/gpt2"]), job)
 
     assert setup.target_length == 0
-    assert setup.precision is MIXED
+    assert setup.precision is BFLOAT16
     assert not setup.fused_attention
     assert setup.offload == "optimizer"
 

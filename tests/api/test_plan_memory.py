@@ -6,7 +6,17 @@ import pytest
 
 from spotune.plan.activations import Workload, activation_bytes, logits_bytes
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.memory import FLOAT32, GB, MIXED, Precision, ZeroStage, estimate_memory, model_states, precision_of
+from spotune.plan.memory import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    GB,
+    Precision,
+    ZeroStage,
+    estimate_memory,
+    model_states,
+    precision_of,
+)
 from spotune.plan.parameters import count_parameters
 from spotune.plan.published import PUBLISHED
 
@@ -37,7 +47,7 @@ def test_t5_11b_in_float32_takes_44_gb_of_weights_44_of_gradients_and_88_of_adam
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_7_5_billion_parameters_on_64_gpus_take_what_the_zero_paper_says(stage: ZeroStage, gigabytes: float) -> None:
     # Rajbhandari et al. 2020, figure 1: K = 12, 7.5 billion parameters, 64 workers.
-    states = model_states(7_500_000_000, MIXED, stage, world_size=64)
+    states = model_states(7_500_000_000, BFLOAT16, stage, world_size=64)
 
     assert round(states.device_bytes / GB, 1) == gigabytes
 
@@ -70,21 +80,21 @@ def test_float32_with_a_sharded_optimizer_holds_a_second_copy_of_the_workers_par
 
 
 def test_parts_that_do_not_divide_evenly_are_rounded_up() -> None:
-    assert model_states(7, MIXED, 3, world_size=4).weights_bytes == 4
+    assert model_states(7, BFLOAT16, 3, world_size=4).weights_bytes == 4
 
 
 def test_quantised_weights_are_half_a_byte_and_their_scales() -> None:
-    states = model_states(0, MIXED, 2, world_size=2, frozen=1000 + 6400, quantised=6400)
+    states = model_states(0, BFLOAT16, 2, world_size=2, frozen=1000 + 6400, quantised=6400)
 
     assert states.weights_bytes == 2 * 1000 + 6400 / 2 + 4 * 100
     with pytest.raises(ValueError, match="cannot shard"):
-        model_states(0, MIXED, 3, world_size=2, frozen=6400, quantised=6400)
+        model_states(0, BFLOAT16, 3, world_size=2, frozen=6400, quantised=6400)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_offloaded_optimizer_states_lie_in_host_memory(stage: ZeroStage) -> None:
     # ZeRO-Offload: 16 bytes per parameter on the host: master, two moments and the gradient in float32.
-    states = model_states(1000, MIXED, stage, world_size=2, offload="optimizer")
+    states = model_states(1000, BFLOAT16, stage, world_size=2, offload="optimizer")
 
     assert states.optimizer_bytes == 0
     assert states.host_bytes == 16 * 1000 / 2
@@ -93,14 +103,14 @@ def test_offloaded_optimizer_states_lie_in_host_memory(stage: ZeroStage) -> None
 
 
 def test_offloaded_parameters_leave_no_states_on_the_device() -> None:
-    states = model_states(1000, MIXED, 3, world_size=2, offload="parameters")
+    states = model_states(1000, BFLOAT16, 3, world_size=2, offload="parameters")
 
     assert states.device_bytes == 0
     assert states.host_bytes == 18 * 1000 / 2
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("precision", [FLOAT32, MIXED])
+@pytest.mark.parametrize("precision", [FLOAT32, FLOAT16, BFLOAT16])
 def test_each_worker_copies_its_part_of_a_commit_to_the_host(precision: Precision, stage: ZeroStage) -> None:
     t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
     parameters = count_parameters(t5).total
@@ -121,14 +131,15 @@ def test_on_cpu_workers_the_copy_is_part_of_their_memory() -> None:
 
 def test_offload_that_a_stage_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="stage 1 or more"):
-        model_states(1000, MIXED, 0, 1, "optimizer")
+        model_states(1000, BFLOAT16, 0, 1, "optimizer")
     with pytest.raises(ValueError, match="stage 3"):
-        model_states(1000, MIXED, 2, 1, "parameters")
+        model_states(1000, BFLOAT16, 2, 1, "parameters")
 
 
 def test_precision_follows_the_dtype() -> None:
     assert precision_of("float32") is FLOAT32
-    assert precision_of("bfloat16") is precision_of("float16") is MIXED
+    assert precision_of("float16") is FLOAT16
+    assert precision_of("bfloat16") is BFLOAT16
 
 
 @pytest.mark.parametrize(("dtype", "stage", "expected"), [("float32", 0, 2), ("float32", 1, 6), ("bfloat16", 2, 6)])
@@ -201,17 +212,70 @@ def test_capped_logits_are_kept_beside_the_loss() -> None:
 def test_optimizer_step_and_activations_are_not_held_at_the_same_time() -> None:
     t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
     tiny, large = (
-        estimate_memory(t5, Workload(size, 128, 32), MIXED, 1, world_size=1, runtime_bytes=0) for size in (1, 64)
+        estimate_memory(t5, Workload(size, 128, 32), FLOAT16, 2, world_size=1, runtime_bytes=0) for size in (1, 64)
     )
 
     assert tiny.activations.total_bytes < tiny.step_bytes < large.activations.total_bytes
-    assert tiny.total_bytes == tiny.states.device_bytes + tiny.buffers_bytes + tiny.step_bytes
-    assert large.total_bytes == large.states.device_bytes + large.buffers_bytes + large.activations.total_bytes
+    assert tiny.total_bytes == tiny.states.device_bytes + tiny.step_bytes
+    assert large.total_bytes == large.states.device_bytes + large.activations.total_bytes
 
 
-def test_buffers_are_deepspeeds_buckets_and_gathered_weights() -> None:
+def test_gradients_are_reduced_once_the_logits_are_gone() -> None:
+    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+    short, long = (
+        estimate_memory(llama, Workload(1, length), BFLOAT16, 1, world_size=2, runtime_bytes=0)
+        for length in (128, 32_768)
+    )
+
+    assert short.activations.working_bytes < short.reduction_bytes < long.activations.working_bytes
+    assert short.total_bytes == short.states.device_bytes + short.activations.layers_bytes + short.reduction_bytes
+    assert long.total_bytes == long.states.device_bytes + long.activations.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("stage", "world_size", "expected"),
+    [
+        (0, 1, 0),
+        (1, 1, 0),
+        (1, 4, 2_000_000_000 + 3_369_207_808),
+        (2, 1, 2_000_000_000),
+        (2, 4, 2_000_000_000),
+        (3, 4, 0),
+    ],
+)
+def test_two_buckets_and_at_stage_1_the_workers_part_come_beside_the_gradients(
+    stage: ZeroStage, world_size: int, expected: int
+) -> None:
+    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+    memory = estimate_memory(llama, Workload(1, 128), BFLOAT16, stage, world_size)
+
+    assert memory.reduction_bytes == expected
+
+
+def test_a_worker_that_is_alone_reduces_where_deepspeed_takes_the_step() -> None:
+    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+    parameters = count_parameters(t5).total
+    found = {
+        name: estimate_memory(t5, Workload(1, 128, 32), precision, 1, world_size=1).reduction_bytes / parameters
+        for name, precision in (("bfloat16", BFLOAT16), ("float16", FLOAT16), ("float32", FLOAT32))
+    }
+
+    assert found == {"bfloat16": 0, "float16": 3 * 2, "float32": 3 * 4}
+
+
+@pytest.mark.parametrize(
+    ("precision", "stage", "expected"),
+    [(BFLOAT16, 1, 4 << 26), (BFLOAT16, 2, 4 << 26), (FLOAT16, 1, 6 * 842_301_952), (BFLOAT16, 3, 4 * 842_301_952)],
+)
+def test_a_step_in_place_has_few_gradients_in_float32(precision: Precision, stage: ZeroStage, expected: int) -> None:
+    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+
+    assert estimate_memory(llama, Workload(1, 128), precision, stage, world_size=8).step_bytes == expected
+
+
+def test_buffers_are_stage_3s_bucket_and_gathered_weights() -> None:
     llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
     stages: tuple[ZeroStage, ...] = (0, 1, 2, 3)
-    buffers = [estimate_memory(llama, Workload(1, 128), MIXED, stage, world_size=8).buffers_bytes for stage in stages]
+    memory = [estimate_memory(llama, Workload(1, 128), BFLOAT16, stage, world_size=8) for stage in stages]
 
-    assert buffers == [0, 2 * GB, 2 * GB, 1 * GB + 21 * GB // 10]
+    assert [each.buffers_bytes for each in memory] == [0, 0, 0, 1 * GB + 21 * GB // 10]

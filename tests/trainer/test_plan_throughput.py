@@ -53,6 +53,7 @@ def setup_of_case(case: dict[str, Any]) -> Setup:
         sequence_length=case["length"],
         pretrained=False,
         lora_rank=adapter and adapter["lora"]["r"],
+        lora_dropout=adapter is not None and adapter["lora"].get("dropout", 0) > 0,
         compiled=case["compile"],
         chunked_loss=case["compile"],
     )

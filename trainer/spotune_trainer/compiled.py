@@ -16,11 +16,13 @@ import sysconfig
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from spotune_trainer import files
 
@@ -48,8 +50,13 @@ def why_not(*, on_gpus: bool) -> str | None:
     return None
 
 
-def compile_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Compile the layers of which the model is a stack, and the norms around it; returns the layers."""
+def compile_layers(model: PreTrainedModel, *, recompute: bool = False) -> list[nn.Module]:
+    """Compile the layers of which the model is a stack, and the norms around it; returns the layers.
+
+    With `recompute` the backward pass runs a layer again instead of keeping what it needs of it. That is done around
+    what is compiled: a compiler that has it within takes random numbers from generators of its own, which a seed does
+    not reach, and a run with dropout would go on with other ones after a restart. The model must not do it as well.
+    """
     dynamo: Any = torch._dynamo
     dynamo.config.recompile_limit = _MOST_SHAPES
     dynamo.config.accumulated_recompile_limit = max(_MOST_SHAPES, dynamo.config.accumulated_recompile_limit)
@@ -57,7 +64,7 @@ def compile_layers(model: PreTrainedModel) -> list[nn.Module]:
     within = {module for layer in layers for module in layer.modules()}
     norms = [m for m in model.modules() if m not in within and "norm" in type(m).__name__.lower()]
     for module in [*layers, *norms]:
-        module.forward = _while_training(module)
+        module.forward = _while_training(module, recompute=recompute and module in layers)
     return layers
 
 
@@ -67,12 +74,13 @@ def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _while_training(layer: nn.Module) -> Callable[..., Any]:
-    eager = layer.forward
+def _while_training(module: nn.Module, *, recompute: bool) -> Callable[..., Any]:
+    eager = module.forward
     compiled = torch.compile(eager, dynamic=False)
+    trained = partial(checkpoint, compiled, use_reentrant=False) if recompute else compiled
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return (compiled if layer.training else eager)(*args, **kwargs)
+        return (trained if module.training else eager)(*args, **kwargs)
 
     return forward
 

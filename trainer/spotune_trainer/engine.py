@@ -72,8 +72,9 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=_backend(), auto_mpi_discovery=False, verbose=False)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.config.use_cache = False
+        if not config.compile:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if config.compile:
         _compile(model, config)
@@ -114,7 +115,7 @@ def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
             "execution.compile: layers with weights that are not trained, as beside an adapter, cannot be compiled at "
             "ZeRO stage 3: set execution.zeroStage to 2 or less, or execution.compile to false"
         )
-    compile_layers(model)
+    compile_layers(model, recompute=config.gradient_checkpointing)
     if config.dtype != torch.float16:  # its unscaled gradients are too small for half precision
         fuse_loss(model, is_compiled=True)
 

@@ -14,10 +14,8 @@ import torch
 from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor, distributed
 
+from spotune.plan.memory import STEP_ELEMENTS
 from spotune_trainer.optimizers import MOMENTS, AdamW8bit
-
-_PIECE_ELEMENTS = 1 << 26
-"""Of which the gradients are in fp32 at once; that takes 256 MiB."""
 
 
 def step_in_place(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
@@ -65,8 +63,8 @@ def _update(
     (beta1, beta2), (first_moment, second_moment) = group["betas"], (state[name] for name in MOMENTS)
     state["step"] += 1 if found_inf is None else 1 - found_inf
     for start, gradient in _placed(gradients):
-        for first in range(0, gradient.numel(), _PIECE_ELEMENTS):
-            slope = gradient[first : first + _PIECE_ELEMENTS].float().mul_(clip)
+        for first in range(0, gradient.numel(), STEP_ELEMENTS):
+            slope = gradient[first : first + STEP_ELEMENTS].float().mul_(clip)
             within = slice(start + first, start + first + slope.numel())
             torch._fused_adamw_(
                 [master.detach()[within]],

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spotune.plan.architecture import Architecture, Stack
+from spotune.plan.parameters import layer_matrices
 
 DROPOUT_MASK_BYTES = 1
 FLOAT32_BYTES = 4
@@ -41,6 +42,8 @@ class Workload:
         fused_attention: attention scores are never written to memory (FlashAttention, memory-efficient SDPA).
         compiled: layers are compiled.
         chunked_loss: and the loss, which is computed from a chunk of logits at a time.
+        lora_rank: of adapters beside every matrix of the layers.
+        lora_dropout: what they are given passes through dropout.
     """
 
     micro_batch_size: int
@@ -51,6 +54,8 @@ class Workload:
     fused_attention: bool = True
     compiled: bool = False
     chunked_loss: bool = False
+    lora_rank: int | None = None
+    lora_dropout: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,24 @@ def _layer_bytes(architecture: Architecture, stack: Stack, workload: Workload) -
     if stack.cross_attention:
         source_tokens = workload.micro_batch_size * workload.sequence_length
         total += _attention_bytes(architecture, stack, workload, tokens, source_tokens, workload.sequence_length)
+    if workload.lora_rank is not None:
+        total += tokens * _adapter_bytes(stack, workload, workload.lora_rank)
+    return total
+
+
+def _adapter_bytes(stack: Stack, workload: Workload, rank: int) -> int:
+    """Per token: between the two matrices of each adapter, and what dropout makes of its input, with the mask.
+
+    What is beside them is frozen: inputs of its matrices are not kept but as those of adapters, so before dropout not
+    at all, and what RMS norms multiply by their weights is not kept either.
+    """
+    element, matrices = workload.bytes_per_element, layer_matrices(stack)
+    total = len(matrices) * rank * element
+    if stack.norm != "layer":
+        total -= stack.norms_per_layer * stack.hidden_size * element
+    if workload.lora_dropout:
+        total += sum(inputs for inputs, _ in matrices) * (element + DROPOUT_MASK_BYTES)
+        total -= (2 * stack.hidden_size + stack.query_size + stack.feed_forward_size) * element
     return total
 
 

@@ -58,7 +58,8 @@ class Setup:
         target_length: longest decoder sequence of encoder-decoder models in tokens, else 0.
         pretrained: weights are loaded (see `count_parameters`).
         lora_rank: of the adapters that are trained beside frozen weights; None: all parameters are trained.
-        quantised: those weights are kept in 4 bits.
+        lora_dropout: what these are given passes through dropout.
+        quantised: the frozen weights are kept in 4 bits.
         offload: what is kept in host memory.
         fused_attention: attention scores are never written to memory.
         compiled: layers are compiled.
@@ -75,6 +76,7 @@ class Setup:
     target_length: int = 0
     pretrained: bool = True
     lora_rank: int | None = None
+    lora_dropout: bool = False
     quantised: bool = False
     offload: Offload = "none"
     fused_attention: bool = True
@@ -106,6 +108,8 @@ class Setup:
             fused_attention=self.fused_attention,
             compiled=self.compiled,
             chunked_loss=self.chunked_loss,
+            lora_rank=self.lora_rank,
+            lora_dropout=self.lora_dropout,
         )
         return estimate_memory(
             self.architecture,

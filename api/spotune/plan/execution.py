@@ -86,6 +86,7 @@ def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
         target_length=target_length if architecture.encoder is not None else 0,
         pretrained=spec.model.initialise == "pretrained",
         lora_rank=spec.adapter.lora.r if spec.adapter is not None else None,
+        lora_dropout=spec.adapter is not None and spec.adapter.lora.dropout > 0,
         quantised=spec.adapter is not None and spec.adapter.quantization != "none",
         offload=spec.execution.offload,
         # On the CPU, PyTorch falls back to writing the scores as soon as there is dropout or a learned bias.

@@ -224,6 +224,7 @@ def _memory_json(choice: Choice) -> dict[str, int]:
         "optimizerBytes": memory.states.optimizer_bytes,
         "activationsBytes": memory.activations.layers_bytes,
         "logitsOrRecomputationBytes": memory.activations.working_bytes,
+        "reductionBytes": memory.reduction_bytes,
         "optimizerStepBytes": memory.step_bytes,
         "buffersBytes": memory.buffers_bytes,
         "runtimeBytes": memory.runtime_bytes,

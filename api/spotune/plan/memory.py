@@ -25,6 +25,8 @@ GB = 10**9
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 LIVE_PARAMETERS = 1_000_000_000
 PREFETCH_ELEMENTS = 50_000_000
+STEP_ELEMENTS = 1 << 26
+"""Parameters whose gradients are in float32 at once where the step takes them from where they are."""
 GPU_RUNTIME_BYTES = int(1.5 * GB)
 """CUDA context and kernels, NCCL's channels, cuBLAS workspaces: what a process holds beside its tensors."""
 CPU_RUNTIME_BYTES = int(1.2 * GB)
@@ -37,13 +39,15 @@ class Precision:
 
     `optimizer_bytes` are Adam's two moments and, in mixed precision, the float32 master weights (ZeRO paper: K = 12).
     In float32 the weights are their own master, until DeepSpeed shards the optimizer: it then works on a copy of the
-    worker's part (`sharded_master_bytes`).
+    worker's part (`sharded_master_bytes`). `steps_in_place`: at stages 1 and 2 the optimizer takes gradients from where
+    they were reduced to, and a worker that is alone does not reduce them; DeepSpeed makes copies of them.
     """
 
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: float
     sharded_master_bytes: int = 0
+    steps_in_place: bool = False
 
     @property
     def is_mixed(self) -> bool:
@@ -52,7 +56,8 @@ class Precision:
 
 
 FLOAT32 = Precision(weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, sharded_master_bytes=4)
-MIXED = Precision(weight_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+FLOAT16 = Precision(weight_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+BFLOAT16 = replace(FLOAT16, steps_in_place=True)
 BYTES_OF_8BIT_MOMENTS = 2 * (1 + 4 / 256)
 """Two codes of a byte, and two scales in float32 for every 256 elements (docs/adr/0022)."""
 
@@ -66,7 +71,7 @@ def precision_of(dtype: str, optimizer: str = "adamw") -> Precision:
 
     That `adamw8bit` keeps float32 moments of small parameters is left out: they are few.
     """
-    precision = FLOAT32 if dtype == "float32" else MIXED
+    precision = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}[dtype]
     if optimizer == "adamw":
         return precision
     return replace(precision, optimizer_bytes=precision.optimizer_bytes - 8 + BYTES_OF_8BIT_MOMENTS)
@@ -91,8 +96,9 @@ class ModelStates:
 class MemoryEstimate:
     """Memory of one worker at its fullest moment, in bytes.
 
-    `buffers_bytes`: communication buckets and, at stage 3, gathered weights. `step_bytes`: the float32 gradients of the
-    worker's part while the optimizer steps; activations are gone by then, so only the larger of both counts.
+    `buffers_bytes`: of stage 3, its bucket and gathered weights. `reduction_bytes`: of stages 1 and 2, buckets and
+    reduced gradients, which are there once the backward pass has left the logits behind. `step_bytes`: the float32
+    gradients of the worker's part while the optimizer steps; activations are gone by then. Only the largest counts.
     `runtime_bytes`: what the process holds beside its tensors. `commit_bytes`: the copy in host memory that a commit is
     written from (see `commit_bytes`). `on_cpu`: the worker's device is the host itself.
     """
@@ -100,6 +106,7 @@ class MemoryEstimate:
     states: ModelStates
     activations: Activations
     buffers_bytes: int
+    reduction_bytes: int
     step_bytes: int
     runtime_bytes: int
     commit_bytes: int
@@ -108,7 +115,8 @@ class MemoryEstimate:
     @property
     def total_bytes(self) -> int:
         """Device memory that is needed."""
-        return self.states.device_bytes + max(self.activations.total_bytes, self.step_bytes) + self.other_bytes
+        backward = self.activations.layers_bytes + max(self.activations.working_bytes, self.reduction_bytes)
+        return self.states.device_bytes + max(backward, self.step_bytes) + self.other_bytes
 
     @property
     def other_bytes(self) -> int:
@@ -198,7 +206,8 @@ def estimate_memory(
     return MemoryEstimate(
         states=model_states(count, precision, zero_stage, world_size, offload, trained.frozen, trained.quantised),
         activations=activation_bytes(architecture, workload),
-        buffers_bytes=_buffer_bytes(trained, precision, zero_stage),
+        buffers_bytes=_gathered_bytes(trained, precision) if zero_stage == 3 else 0,
+        reduction_bytes=_reduction_bytes(count, precision, zero_stage, world_size, offload),
         step_bytes=0 if zero_stage == 0 or offload != "none" else _step_bytes(count, precision, zero_stage, world_size),
         runtime_bytes=runtime_bytes,
         commit_bytes=commit_bytes(count, world_size),
@@ -211,17 +220,29 @@ def _step_bytes(parameters: int, precision: Precision, zero_stage: ZeroStage, wo
 
     At stage 3 it does so with some of them after the others.
     """
+    if precision.steps_in_place and zero_stage < 3:
+        return 4 * min(_share(parameters, world_size), STEP_ELEMENTS)
     return _share(parameters * (4 + (precision.gradient_bytes if zero_stage < 3 else 0)), world_size)
 
 
-def _buffer_bytes(trained: TrainedParameters, precision: Precision, zero_stage: ZeroStage) -> int:
-    """DeepSpeed's gradient bucket, and at stage 3 the weights that it gathers and prefetches."""
-    if zero_stage == 0:
+def _reduction_bytes(
+    parameters: int, precision: Precision, zero_stage: ZeroStage, world_size: int, offload: Offload
+) -> int:
+    """DeepSpeed's buckets of stages 1 and 2, of which one fills while the other is on its way.
+
+    At stage 1 the worker's part of the reduced gradients comes beside the whole.
+    """
+    if zero_stage in (0, 3) or (zero_stage == 1 and world_size == 1 and precision.steps_in_place and offload == "none"):
         return 0
-    bucket = min(trained.count, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes
-    if zero_stage < 3:
-        return 2 * bucket  # one fills while the other is on its way
-    return bucket + min(trained.count + trained.frozen, LIVE_PARAMETERS + PREFETCH_ELEMENTS) * precision.weight_bytes
+    buckets = 2 * min(parameters, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes
+    reduced = _share(parameters * precision.gradient_bytes, world_size) if zero_stage == 1 and offload == "none" else 0
+    return buckets + reduced
+
+
+def _gathered_bytes(trained: TrainedParameters, precision: Precision) -> int:
+    """At stage 3 the gradient bucket, and the weights that are gathered and prefetched."""
+    gathered = min(trained.count + trained.frozen, LIVE_PARAMETERS + PREFETCH_ELEMENTS)
+    return (min(trained.count, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes) + gathered * precision.weight_bytes
 
 
 def _share(total_bytes: int, parts: int) -> int:

@@ -42,7 +42,7 @@ def trained_parameters(
     if lora_rank is None:
         return TrainedParameters(total)
     matrices = sum(
-        stack.layers * inputs * outputs for stack in architecture.stacks for inputs, outputs in _layer_matrices(stack)
+        stack.layers * inputs * outputs for stack in architecture.stacks for inputs, outputs in layer_matrices(stack)
     )
     return TrainedParameters(count_lora_parameters(architecture, lora_rank), total, matrices if quantised else 0)
 
@@ -70,12 +70,12 @@ def count_lora_parameters(architecture: Architecture, rank: int) -> int:
     Fewer target modules have fewer; so do models that make queries, keys and values by one matrix.
     """
     return sum(
-        stack.layers * rank * sum(inputs + outputs for inputs, outputs in _layer_matrices(stack))
+        stack.layers * rank * sum(inputs + outputs for inputs, outputs in layer_matrices(stack))
         for stack in architecture.stacks
     )
 
 
-def _layer_matrices(stack: Stack) -> list[tuple[int, int]]:
+def layer_matrices(stack: Stack) -> list[tuple[int, int]]:
     """(inputs, outputs) of every matrix of one layer."""
     hidden, query, key_value = stack.hidden_size, stack.query_size, stack.key_value_size
     attention = [(hidden, query), (hidden, key_value), (hidden, key_value), (query, hidden)]
@@ -85,7 +85,7 @@ def _layer_matrices(stack: Stack) -> list[tuple[int, int]]:
 
 def _layer_parameters(stack: Stack) -> int:
     """Attention, cross-attention where there is one, feed-forward, norms."""
-    matrices = sum(inputs * outputs for inputs, outputs in _layer_matrices(stack))
+    matrices = sum(inputs * outputs for inputs, outputs in layer_matrices(stack))
     attention_biases = _attention_biases(stack) * (2 if stack.cross_attention else 1)
     norms = stack.norms_per_layer * stack.norm_parameters
     head_norms = 2 * stack.head_size if stack.head_norms else 0

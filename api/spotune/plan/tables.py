@@ -74,6 +74,7 @@ def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
         ("Optimizer states", _of_choice(lambda choice: _gb(choice.memory.states.optimizer_bytes))),
         ("Activations", _of_choice(lambda choice: _gb(choice.memory.activations.layers_bytes))),
         ("Logits or recomputed layer", _of_choice(lambda choice: _gb(choice.memory.activations.working_bytes))),
+        ("Gradients in reduction", _of_choice(lambda choice: _gb(choice.memory.reduction_bytes))),
         ("Buffers", _of_choice(lambda choice: _gb(choice.memory.buffers_bytes))),
         ("Runtime", _of_choice(lambda choice: _gb(choice.memory.runtime_bytes))),
         *([copied] if plan.setup.on_cpu else []),
