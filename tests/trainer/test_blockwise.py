@@ -7,8 +7,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
-from spotune_trainer.blockwise import BLOCK_ELEMENTS, Blockwise, dynamic_levels
+from spotune_trainer.blockwise import BLOCK_ELEMENTS, Blockwise, dynamic_levels, nearest_levels
 
 CPU = torch.device("cpu")
 LEVELS = {signed: dynamic_levels(signed=signed, device=CPU) for signed in (True, False)}
@@ -88,3 +89,20 @@ def test_whole_blocks_are_written_where_they_belong() -> None:
 @pytest.mark.parametrize("signed", [True, False])
 def test_it_begins_with_zeros(signed: bool) -> None:
     assert torch.equal(Blockwise(300, LEVELS[signed]).read(0, 300), torch.zeros(300))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_nearest_level_is_found_as_by_a_search(signed: bool) -> None:
+    """At the ends of what an fp32 number's upper half leaves open, around all bounds, and beyond the levels."""
+    levels = LEVELS[signed]
+    numbers = torch.arange(1 << 16)
+    ends = torch.cat([numbers << 16, (numbers << 16) + 0xFFFF])
+    everything = torch.where(ends >= 1 << 31, ends - (1 << 32), ends).to(torch.int32).view(torch.float32)
+    bounds = levels.bounds[:-1]
+    around = [bounds, bounds.nextafter(torch.tensor(1.0)), bounds.nextafter(torch.tensor(-1.0)), levels.values]
+    quotients = torch.cat([everything[everything.abs() <= 1], *around])
+    blocks = F.pad(quotients, (1, -(quotients.numel() + 1) % BLOCK_ELEMENTS), value=1.0).view(-1, BLOCK_ELEMENTS)
+    blocks[:, 0] = 1.0  # the scale
+    found, scales = nearest_levels(blocks, levels)
+    assert torch.equal(scales, torch.ones(len(blocks)))
+    assert torch.equal(found.int(), torch.bucketize(blocks, bounds, out_int32=True))

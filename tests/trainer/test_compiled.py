@@ -89,3 +89,17 @@ def test_a_compiled_run_trains_as_a_plain_one_and_is_resumed_exactly(runs: Runs,
     expected, found = committed_state(whole, 10), committed_state(resumed, 10)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert any((whole.root / "compiled").iterdir())
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_layers_that_are_computed_again_train_as_those_that_are_kept_bit_for_bit(runs: Runs, stage: int) -> None:
+    """With dropout: what the backward pass computes again has the random numbers of the forward pass."""
+    layout, found = Layout(world_size=1, zero_stage=stage), []
+    for recompute in (False, True):
+        directory = runs.empty("recomputed")
+        job = runs.job("causal", execution={"compile": True, "gradientCheckpointing": recompute})
+        train_generation(directory, job, layout, micro_batch_size=1, timeout=400)
+        found.append(([step["loss"] for step in surviving_steps(directory)], committed_state(directory, 10)))
+    (losses, kept), (again, recomputed) = found
+    assert losses == again
+    assert [name for name in kept if not torch.equal(kept[name], recomputed[name])] == []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune.job import FinetuneJob
@@ -216,13 +217,22 @@ def stepped(parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
         optimizer.step()
 
 
-def adamw8bit(parameters: Sequence[nn.Parameter], **settings: Any) -> AdamW8bit:
+def adamw8bit(parameters: Sequence[nn.Parameter], *, compiled: bool = False, **settings: Any) -> AdamW8bit:
     optimizer = AdamW8bit(
-        [{"params": list(parameters), "weight_decay": 0.1}], {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8} | settings
+        [{"params": list(parameters), "weight_decay": 0.1}],
+        {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8} | settings,
+        compiled=compiled,
     )
     for parameter in parameters:
         optimizer.moments(parameter, 0, parameter.numel(), parameter.numel())
     return optimizer
+
+
+def moments_of(optimizer: AdamW8bit) -> list[Tensor]:
+    """Copies of all moments as they are read."""
+    runs = [run for state in optimizer.state.values() for run in state["runs"].values()]
+    states = [(state, run.length) for run in runs for state in run.states.values()]
+    return [state.clone() if isinstance(state, Tensor) else state.read(0, length) for state, length in states]
 
 
 def parameters_of(*sizes: int, device: str = "cpu") -> list[nn.Parameter]:
@@ -237,6 +247,17 @@ def test_it_takes_the_steps_of_adamw_within_the_moments_precision() -> None:
     for was, found, wanted in zip(begin, mine, theirs, strict=True):
         moved = (wanted - was).detach().norm()
         assert float((found - wanted).detach().norm() / moved) < (0.02 if was.numel() == SMALLEST_8BIT else 1e-5)
+
+
+def test_a_compiled_update_is_one_for_all_sizes_and_comes_to_the_same() -> None:
+    sizes = (SMALLEST_8BIT, 2 * SMALLEST_8BIT + 7, 100, 3 * SMALLEST_8BIT)
+    begin, mine, theirs = (parameters_of(*sizes) for _ in range(3))
+    counters.clear()
+    stepped(mine, adamw8bit(mine, compiled=True), 5)
+    assert counters["stats"]["unique_graphs"] == 1
+    stepped(theirs, adamw8bit(theirs), 5)
+    for was, found, wanted in zip(begin, mine, theirs, strict=True):
+        assert float((found - wanted).detach().norm() / (wanted - was).detach().norm()) < 1e-3
 
 
 def test_a_small_gradient_beside_large_ones_makes_no_large_step() -> None:
@@ -263,14 +284,18 @@ def test_blocks_do_not_go_across_from_one_parameter_to_the_next() -> None:
     assert float(second.scales.max()) == pytest.approx(1e-12 * float(first.scales[0]), rel=1e-3)
 
 
-def test_a_gradient_that_is_not_finite_leaves_all_as_it_is() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gradient_that_is_not_finite_leaves_all_as_it_is(compiled: bool) -> None:
     parameters = parameters_of(SMALLEST_8BIT, 100)
-    optimizer = adamw8bit(parameters)
+    optimizer = adamw8bit(parameters, compiled=compiled)
     stepped(parameters, optimizer, 1)
-    before = [parameter.detach().clone() for parameter in parameters]
+    before, moments = [parameter.detach().clone() for parameter in parameters], moments_of(optimizer)
     optimizer.found_inf = torch.ones(())
-    stepped(parameters, optimizer, 1)
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    optimizer.step()
     assert all(torch.equal(found, was) for found, was in zip(parameters, before, strict=True))
+    assert all(torch.equal(found, was) for found, was in zip(moments_of(optimizer), moments, strict=True))
     assert {int(state["step"]) for state in optimizer.state.values()} == {1}
 
 
