@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -79,7 +80,7 @@ def outcome(model: Any, batch: Batch, label_smoothing: float) -> tuple[Tensor, M
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("model_type", sorted(CHUNKED_LOSS_MODELS))
 def test_same_loss_and_gradients(model_type: str, label_smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_loss, "CHUNK_LOGITS", 4 * VOCABULARY)  # chunks of four rows, and a last one of fewer
+    monkeypatch.setattr(head_loss, "CHUNK_LOGITS", 4 * VOCABULARY)  # chunks of at most four rows
     batch = make_batch("seq2seq" if model_type in SEQ2SEQ else "causal")
     model = make_model(model_type)
     expected_loss, expected = outcome(model, batch, label_smoothing)
@@ -90,6 +91,33 @@ def test_same_loss_and_gradients(model_type: str, label_smoothing: float, monkey
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "expected"),
+    [
+        (32_768, 32_000, 4 * [8192]),
+        (8192, 128_256, 4 * [2048]),
+        (8000, 128_256, [2048, 2048, 2048, 1856]),
+        (100, 32_000, [100]),
+        (200, 32_000, [200]),
+        (7, head_loss.CHUNK_LOGITS, 7 * [1]),
+    ],
+)
+def test_chunks_are_equal_and_whole_for_units_that_multiply_matrices(
+    rows: int, vocabulary: int, expected: list[int]
+) -> None:
+    chunk = head_loss._chunk_rows(rows, vocabulary)
+    assert [min(chunk, rows - start) for start in range(0, rows, chunk)] == expected
+
+
+def test_chunks_of_any_length_are_compiled_once() -> None:
+    counters.clear()
+    score = head_loss._compiled_score()
+    for rows in (3, 5, 8):
+        logits, labels = torch.randn(rows, VOCABULARY), torch.arange(rows)
+        torch.testing.assert_close(score(logits, labels, 0.0), head_loss._score(logits, labels, 0.0))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("model_type", sorted(set(SUPPORTED_MODEL_TYPES) - set(SEQ2SEQ)))

@@ -8,6 +8,7 @@ whose own function asks the device for the number of labels each time, and so wa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from spotune_trainer.data.batches import NO_LOSS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_WHOLE_ROWS = 128
+
 
 class LossHead:
     """Puts the loss in the place of an output projection's logits, while it is asked for.
@@ -33,7 +36,7 @@ class LossHead:
     def __init__(self, head: nn.Linear, *, is_compiled: bool) -> None:
         self._project: Callable[[Tensor], Tensor] = head.forward
         self._head = head
-        self._score = torch.compile(_score, dynamic=True) if is_compiled else _score
+        self._score = _compiled_score() if is_compiled else _score
         self._wanted: tuple[Tensor, float] | None = None
         head.forward = self._forward  # type: ignore[assignment, method-assign]
 
@@ -88,7 +91,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         of_weight = _zeros(weight) if ctx.needs_input_grad[1] else None
         of_bias = _zeros(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        rows = max(1, CHUNK_LOGITS // weight.size(0))
+        rows = _chunk_rows(hidden.size(0), weight.size(0))
         for start in range(0, hidden.size(0), rows):
             chunk = hidden[start : start + rows]
             logits = nn.functional.linear(chunk, weight, bias)
@@ -111,12 +114,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale = scales[0]
         return (
             None if of_hidden is None else of_hidden.mul_(scale.to(hidden_dtype)),
-            None if of_weight is None else of_weight.mul_(scale).to(weight_dtype),
-            None if of_bias is None else of_bias.mul_(scale).to(weight_dtype),
+            None if of_weight is None else _scaled(of_weight, scale, weight_dtype),
+            None if of_bias is None else _scaled(of_bias, scale, weight_dtype),
             None,
             None,
             None,
         )
+
+
+def _chunk_rows(rows: int, vocabulary: int) -> int:
+    """Rows whose logits are in memory at once: equal shares, whole for the units that multiply matrices."""
+    chunks = math.ceil(rows * vocabulary / CHUNK_LOGITS)
+    share = max(1, math.ceil(rows / max(1, chunks)))
+    return share if share < _WHOLE_ROWS else share + -share % _WHOLE_ROWS
+
+
+def _compiled_score() -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]:
+    """`_score` as one kernel for any number of rows; with a vocabulary of any size it would read them bit by bit."""
+    compiled = torch.compile(_score)
+
+    def score(logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        for each in (logits, labels):
+            torch._dynamo.maybe_mark_dynamic(each, 0)
+        scored: tuple[Tensor, Tensor] = compiled(logits, labels, label_smoothing)
+        return scored
+
+    return score
 
 
 def _score(logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
@@ -133,6 +156,11 @@ def _score(logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tens
         target = target + label_smoothing / logits.size(1)
     gradient = ((precise - normaliser.unsqueeze(1)).exp() - target) * has_loss.unsqueeze(1)
     return (loss * has_loss).sum(), gradient.to(logits.dtype)
+
+
+def _scaled(total: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """`total * scale` in another precision, without a copy in between."""
+    return torch.mul(total, scale, out=torch.empty(total.shape, dtype=dtype, device=total.device))
 
 
 def _zeros(parameter: Tensor) -> Tensor:
