@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from spotune.plan.activations import CHUNKED_LOSS_MODELS
+from spotune.plan.activations import CHUNK_LOGITS, CHUNKED_LOSS_MODELS
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES
 from spotune_trainer import head_loss
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
@@ -101,7 +101,7 @@ def test_same_loss_and_gradients(model_type: str, label_smoothing: float, monkey
         (8000, 128_256, [2048, 2048, 2048, 1856]),
         (100, 32_000, [100]),
         (200, 32_000, [200]),
-        (7, head_loss.CHUNK_LOGITS, 7 * [1]),
+        (7, CHUNK_LOGITS, 7 * [1]),
     ],
 )
 def test_chunks_are_equal_and_whole_for_units_that_multiply_matrices(
