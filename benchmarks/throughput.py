@@ -193,11 +193,12 @@ def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dic
         "zeroStage": plan.zero_stage,
         "compile": plan.compile,
         "gradientCheckpointing": plan.gradient_checkpointing,
+        "wholeGradients": plan.whole_gradients,
         "plannedBytes": plan.memory.total_bytes,
     }
     stage, micro_batch = Layout(world_size, plan.zero_stage), plan.micro_batch_size
     task = make_task(directory, job, stage, start_generation(directory), micro_batch)
-    decided = {name: planned[name] for name in ("compile", "gradientCheckpointing")}
+    decided = {name: planned[name] for name in ("compile", "gradientCheckpointing", "wholeGradients")}
     return replace(task, plan=task.plan | decided), planned
 
 
