@@ -59,11 +59,11 @@ class Retry:
 
     Attributes:
         after_seconds: Time to wait from now.
-        halve_micro_batch: Use half the micro-batch size, same global batch size.
+        use_less_memory: Lay the work out so that it takes less memory, same global batch size.
     """
 
     after_seconds: float
-    halve_micro_batch: bool = False
+    use_less_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def decide(
     policy: RetrySpec,
     *,
     now: float,
-    micro_batch_size: int,
+    can_use_less_memory: bool,
     gpu_hours: float = 0.0,
 ) -> Retry | GiveUp:
     """What to do after the last of ``failures``.
@@ -93,7 +93,8 @@ def decide(
         failures: All failures of the job so far, oldest first; at least one.
         policy: The job's ``retry`` section.
         now: Current time on the clock of ``Failure.time``; time that has passed since the failure counts as waited.
-        micro_batch_size: The micro-batch size of the attempt that failed last.
+        can_use_less_memory: Whether the attempt that failed last could have been laid out so, as with a micro-batch of
+            more than one sample.
         gpu_hours: GPU hours used by all attempts so far.
     """
     last = failures[-1]
@@ -102,7 +103,7 @@ def decide(
         used = f"{gpu_hours:.1f} GPU hours used, retry.maxGpuHours is {policy.max_gpu_hours:g}"
         return GiveUp(f"{used}: raise it to go on from the last checkpoint", JobError.exit_code)
     if last.cause is FailureCause.OUT_OF_MEMORY:
-        return _after_out_of_memory(last, micro_batch_size)
+        return _after_out_of_memory(last, can_use_less_memory=can_use_less_memory)
     backoff = backoff_seconds(len(streak) - 1, policy.backoff.initial.seconds, policy.backoff.max.seconds)
     waited = max(0.0, now - last.time)
     return _over_limit(streak, policy) or Retry(max(0.0, backoff - waited))
@@ -124,9 +125,9 @@ def failures_without_progress(failures: Sequence[Failure]) -> list[Failure]:
     return list(failures[start:])
 
 
-def _after_out_of_memory(last: Failure, micro_batch_size: int) -> Retry | GiveUp:
-    if micro_batch_size > 1:
-        return Retry(0.0, halve_micro_batch=True)
+def _after_out_of_memory(last: Failure, *, can_use_less_memory: bool) -> Retry | GiveUp:
+    if can_use_less_memory:
+        return Retry(0.0, use_less_memory=True)
     what = f"out of memory at step {last.step} with a micro-batch of one sample"
     remedy = (
         "use more workers, a higher execution.zeroStage, gradientCheckpointing: true, or a smaller dataset.maxLength"

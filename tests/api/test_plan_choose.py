@@ -75,6 +75,35 @@ def test_no_lower_stage_fits_and_the_chosen_one_does(world_size: int, gigabytes:
         assert setup.memory(world_size, most_frugal).total_bytes > setup.budget_bytes(gigabytes * GB)
 
 
+@pytest.mark.parametrize(
+    ("gigabytes", "batch", "asked", "is_whole"),
+    [
+        (80, 96, {"zero_stage": 3}, True),
+        (80, 96, {"zero_stage": 3, "micro_batch_size": 2, "gradient_checkpointing": True}, True),
+        (34, 96, {"zero_stage": 3}, False),
+        (80, 4, {"zero_stage": 3, "micro_batch_size": 1}, False),
+        (80, 96, {"zero_stage": 2}, False),
+    ],
+    ids=["room", "asked for all else", "no room", "one pass", "stage 2"],
+)
+def test_gradients_are_whole_at_stage_3_where_they_fit_and_spare_a_reduction(
+    gigabytes: int, batch: int, asked: dict[str, Any], is_whole: bool
+) -> None:
+    setup = replace(LLAMA_8B, global_batch_size=batch)
+    choice = choose_layout(setup, 8, gigabytes * GB, Request(**asked))
+
+    assert choice.layout.whole_gradients is is_whole
+    assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
+    assert ("gradients reduced once a step" in choice.reason) is (is_whole and len(asked) == 1)
+
+
+def test_a_worker_that_is_alone_and_one_that_offloads_have_no_whole_gradients() -> None:
+    offloading = replace(T5_SMALL, offload="optimizer")
+    for setup, world_size in ((T5_SMALL, 1), (offloading, 8)):
+        choice = choose_layout(setup, world_size, 80 * GB, Request(zero_stage=3))
+        assert not choice.layout.whole_gradients
+
+
 def test_checkpointing_is_left_out_where_the_micro_batch_keeps_the_device_busy() -> None:
     roomy = choose_layout(LLAMA_8B, 4, 141 * GB)
     tight = choose_layout(LLAMA_8B, 4, 80 * GB)

@@ -1,5 +1,6 @@
 """Memory of model states and activations against published figures and the papers' formulas."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -265,7 +266,13 @@ def test_a_worker_that_is_alone_reduces_where_deepspeed_takes_the_step() -> None
 
 @pytest.mark.parametrize(
     ("precision", "stage", "expected"),
-    [(BFLOAT16, 1, 4 << 26), (BFLOAT16, 2, 4 << 26), (FLOAT16, 1, 6 * 842_301_952), (BFLOAT16, 3, 4 * 842_301_952)],
+    [
+        (BFLOAT16, 1, 4 << 26),
+        (BFLOAT16, 2, 4 << 26),
+        (FLOAT16, 1, 6 * 842_301_952),
+        (BFLOAT16, 3, 4 << 26),
+        (FLOAT16, 3, 4 * 842_301_952),
+    ],
 )
 def test_a_step_in_place_has_few_gradients_in_float32(precision: Precision, stage: ZeroStage, expected: int) -> None:
     llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
@@ -273,9 +280,26 @@ def test_a_step_in_place_has_few_gradients_in_float32(precision: Precision, stag
     assert estimate_memory(llama, Workload(1, 128), precision, stage, world_size=8).step_bytes == expected
 
 
+def test_whole_gradients_come_beside_the_workers_part() -> None:
+    parts = model_states(1000, BFLOAT16, 3, world_size=4)
+    whole = model_states(1000, BFLOAT16, 3, world_size=4, whole_gradients=True)
+
+    assert replace(parts, gradients_bytes=parts.gradients_bytes + 2000) == whole
+
+
 def test_buffers_are_stage_3s_bucket_and_gathered_weights() -> None:
     llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
     stages: tuple[ZeroStage, ...] = (0, 1, 2, 3)
     memory = [estimate_memory(llama, Workload(1, 128), BFLOAT16, stage, world_size=8) for stage in stages]
 
-    assert [each.buffers_bytes for each in memory] == [0, 0, 0, 1 * GB + 21 * GB // 10]
+    outside_layers = 2 * 32_000 * 4096
+    assert [each.buffers_bytes for each in memory] == [0, 0, 0, 1 * GB + 21 * GB // 10 + 2 * outside_layers]
+
+
+def test_whole_gradients_need_no_bucket_and_what_is_in_host_memory_does_not_stay_gathered() -> None:
+    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+    outside_layers = 2 * 32_000 * 4096
+    arguments: Any = (llama, Workload(1, 128), BFLOAT16, 3, 8)
+
+    assert estimate_memory(*arguments, whole_gradients=True).buffers_bytes == 21 * GB // 10 + 2 * outside_layers
+    assert estimate_memory(*arguments, offload="parameters").buffers_bytes == 1 * GB + 21 * GB // 10

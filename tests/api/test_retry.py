@@ -36,8 +36,8 @@ def after(*steps: int, cause: FailureCause = FailureCause.WORKER_LOST, waited: f
     return decided([Failure(cause, step, time=1000.0 * n) for n, step in enumerate(steps)], waited=waited)
 
 
-def decided(failures: Sequence[Failure], waited: float = 0.0, micro_batch_size: int = 8) -> Retry | GiveUp:
-    return decide(failures, POLICY, now=failures[-1].time + waited, micro_batch_size=micro_batch_size)
+def decided(failures: Sequence[Failure], waited: float = 0.0, can_use_less_memory: bool = True) -> Retry | GiveUp:
+    return decide(failures, POLICY, now=failures[-1].time + waited, can_use_less_memory=can_use_less_memory)
 
 
 @pytest.mark.parametrize("cause", FOR_EVER)
@@ -89,7 +89,7 @@ def test_only_progress_resets_the_count_of_the_users_failures() -> None:
 
 def test_a_limit_of_one_gives_up_at_once() -> None:
     failures = [Failure(FailureCause.APP_ERROR, 0, time=0.0)]
-    decision = decide(failures, RetrySpec(app_failure_limit=1), now=0.0, micro_batch_size=1)
+    decision = decide(failures, RetrySpec(app_failure_limit=1), now=0.0, can_use_less_memory=False)
     assert decision == GiveUp("the model, data or code of the job failed once without a new step (step 0)", 20)
 
 
@@ -100,15 +100,15 @@ def test_communication_errors_back_off_and_are_given_up_as_infrastructure() -> N
     assert decision == GiveUp("the workers could not reach one another 10 times without a new step (step 5)", 10)
 
 
-def test_out_of_memory_halves_the_micro_batch_at_once() -> None:
+def test_out_of_memory_is_tried_again_with_less_of_it_at_once() -> None:
     failure = Failure(FailureCause.OUT_OF_MEMORY, 5, time=0.0)
-    assert decided([failure], micro_batch_size=8) == Retry(0, halve_micro_batch=True)
-    assert decided([failure] * 3, micro_batch_size=2) == Retry(0, halve_micro_batch=True)
+    assert decided([failure]) == Retry(0, use_less_memory=True)
+    assert decided([failure] * 3) == Retry(0, use_less_memory=True)
 
 
 def test_out_of_memory_with_one_sample_is_given_up_with_what_to_do() -> None:
     failure = Failure(FailureCause.OUT_OF_MEMORY, 5, time=0.0, message="CUDA out of memory")
-    decision = decided([failure], micro_batch_size=1)
+    decision = decided([failure], can_use_less_memory=False)
     assert isinstance(decision, GiveUp)
     assert decision.exit_code == 20
     assert decision.reason.startswith("out of memory at step 5 with a micro-batch of one sample: use more workers")
@@ -117,11 +117,11 @@ def test_out_of_memory_with_one_sample_is_given_up_with_what_to_do() -> None:
 
 def test_spent_gpu_hours_end_the_job_even_after_a_preemption() -> None:
     failures = [Failure(FailureCause.PREEMPTED, 5, time=0.0)]
-    assert decide(failures, POLICY, now=0, micro_batch_size=1, gpu_hours=99.9) == Retry(0)
-    assert decide(failures, POLICY, now=0, micro_batch_size=1, gpu_hours=100) == GiveUp(
+    assert decide(failures, POLICY, now=0, can_use_less_memory=False, gpu_hours=99.9) == Retry(0)
+    assert decide(failures, POLICY, now=0, can_use_less_memory=False, gpu_hours=100) == GiveUp(
         "100.0 GPU hours used, retry.maxGpuHours is 100: raise it to go on from the last checkpoint", 20
     )
-    assert decide(failures, RetrySpec(), now=0, micro_batch_size=1, gpu_hours=1e9) == Retry(0)
+    assert decide(failures, RetrySpec(), now=0, can_use_less_memory=False, gpu_hours=1e9) == Retry(0)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import deepspeed
 import torch
@@ -25,12 +26,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune.job import CheckpointSpec
 from spotune.plan.memory import Offload
+from spotune_trainer import engine as engine_module
 from spotune_trainer.checkpoint import fragments
 from spotune_trainer.checkpoint.committer import Committer
 from spotune_trainer.checkpoint.fragment import STATES
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
 from spotune_trainer.checkpoint.reader import CheckpointReader
-from spotune_trainer.engine import EngineConfig, build_engine, set_learning_rate
+from spotune_trainer.engine import EngineConfig, _deepspeed_config, build_engine, set_learning_rate
 from spotune_trainer.layout import JobDirectory
 from tests.trainer.tiny import make_job
 
@@ -132,6 +134,33 @@ def train(
         engine.backward(engine(input_ids=tokens, labels=tokens).loss)
         before_update()
         engine.step()
+
+
+def train_in_passes(engine: Any, steps: int, passes: int) -> int:
+    """Take steps of several micro-batches each; the most elements of gradients that were held between two passes."""
+    random, held = torch.Generator().manual_seed(engine.global_rank), 0
+    set_learning_rate(engine, 0.01)
+    for index in range(steps * passes):
+        tokens = torch.randint(1, engine.module.config.vocab_size, (2, 6), generator=random)
+        engine.set_gradient_accumulation_boundary(index % passes == passes - 1)
+        engine.backward(engine(input_ids=tokens, labels=tokens).loss / passes)
+        kept = sum(each.grad.numel() for each in engine.module.parameters() if each.grad is not None)
+        engine.step()
+        held = max(held, kept)
+    return held
+
+
+@contextmanager
+def dividing_everything() -> Iterator[None]:
+    """Within it, engines at stage 3 divide parameters of any size; DeepSpeed keeps small ones whole on every rank."""
+
+    def divide_everything(*arguments: Any) -> dict[str, Any]:
+        made = _deepspeed_config(*arguments)
+        made["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return made
+
+    with patch.object(engine_module, "_deepspeed_config", divide_everything):
+        yield
 
 
 @contextmanager

@@ -152,16 +152,18 @@ def write_shards(folder: Path, task: str) -> None:
 
 
 def make_plan(layout: Layout, micro_batch_size: int = MICRO_BATCH, execution: ExecutionSpec | None = None) -> RunPlan:
-    """A plan that nobody had to resolve; what is `auto` is off."""
+    """A plan that nobody had to resolve; what is `auto` is off. Compiled layers have whole gradients at stage 3."""
+    compiled = execution is not None and execution.compile is True
     return RunPlan(
         version=1,
         fingerprint="0123",
         zero_stage=layout.zero_stage,
         micro_batch_size=micro_batch_size,
         gradient_checkpointing=execution is not None and execution.gradient_checkpointing is True,
-        compile=execution is not None and execution.compile is True,
+        compile=compiled,
         reason="",
         data={},
+        whole_gradients=compiled and layout.zero_stage == 3,
     )
 
 

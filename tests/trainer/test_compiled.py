@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune_trainer.compiled import CompileCache, compile_layers, repeated_layers
@@ -71,6 +72,20 @@ def test_layers_are_the_blocks_and_evaluation_runs_as_it_is() -> None:
     assert len(compile_layers(model)) == 3
     assert [type(layer).__name__ for layer in repeated_layers(model)] == 3 * ["LlamaDecoderLayer"]
     assert torch.equal(model(input_ids=tokens).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which the compiler looks at
+def test_layers_of_one_code_are_compiled_once() -> None:
+    compiled = []
+    for layers in (1, 3):
+        torch._dynamo.reset()
+        sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, vocab_size=32, use_cache=False, **sizes))
+        compile_layers(model)
+        counters.clear()
+        model.train()(input_ids=torch.arange(6)[None])
+        compiled.append(counters["frames"]["total"])
+    assert compiled[0] == compiled[1] > 0
 
 
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 3])

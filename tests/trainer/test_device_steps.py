@@ -32,7 +32,8 @@ class Device:
 
 def module(number: int, parameters: int) -> Any:
     made: Any = torch.nn.Linear(1, 1, bias=False)
-    made.ds_id, made.ds_external_parameters, made.weight.ds_numel = number, dict, parameters
+    made.ds_id, made.ds_external_parameters = number, dict
+    made.weight.ds_numel, made.weight.ds_persist = parameters, False
     return made
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
+from spotune.plan.execution import ExecutionPlan, resolve_execution
 from spotune.retry import FailureCause
-from spotune_trainer import driver_process, files
+from spotune_trainer import driver_process, files, planning
 from spotune_trainer.checkpoint.layout import MANIFEST
 from spotune_trainer.driver import Driver, StoppedError, run_attempt
 from spotune_trainer.generations import claim
@@ -137,6 +140,21 @@ def test_out_of_memory_halves_the_micro_batch_and_records_it(runs: Runs, directo
     assert [change["microBatchSize"] for change in plan["changes"]] == [[4, 2], [2, 1]]
     assert plan["changes"][0]["step"] == 3
     assert plan["requested"]["microBatchSize"] == 4
+
+
+def test_out_of_memory_gives_up_whole_gradients_before_the_micro_batch(runs: Runs, directory: JobDirectory) -> None:
+    world = World([Group(OUT_OF_MEMORY), Group(OUT_OF_MEMORY), Group(TRAINED, last=10)])
+
+    def resolved(*arguments: Any) -> ExecutionPlan:
+        return replace(resolve_execution(*arguments), whole_gradients=True)
+
+    with patch.object(planning, "resolve_execution", resolved):
+        make_driver(runs, directory, world).run()
+    assert [(task.plan["wholeGradients"], task.plan["microBatchSize"]) for task in world.tasks] == [
+        (True, 4),
+        (False, 4),
+        (False, 2),
+    ]
 
 
 def test_out_of_memory_with_one_sample_is_the_users_to_solve(runs: Runs, directory: JobDirectory) -> None:

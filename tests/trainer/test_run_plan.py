@@ -53,6 +53,32 @@ def test_an_edit_of_execution_is_taken_over_once() -> None:
     assert plan.follow(execution(zeroStage=3), step=50) == plan
 
 
+def test_an_edit_of_what_gradients_were_planned_beside_gives_them_up() -> None:
+    whole = replace(PLAN, whole_gradients=True)
+    kept, edited = (whole.follow(execution(microBatchSize=size), step=3) for size in (8, 16))
+    assert (kept.whole_gradients, edited.whole_gradients) == (True, False)
+    assert edited.changes[-1]["wholeGradients"] == [True, False]
+
+
+def test_a_plan_of_before_there_were_whole_gradients_has_none() -> None:
+    older = {name: value for name, value in PLAN.to_json().items() if name != "wholeGradients"}
+    assert RunPlan.from_json(older) == PLAN
+
+
+def test_gradients_are_not_whole_beside_an_offload() -> None:
+    whole = replace(PLAN, zero_stage=3, whole_gradients=True)
+    assert not whole.follow(execution(offload="optimizer"), step=3).whole_gradients
+
+
+def test_less_memory_is_gradients_in_parts_and_then_half_the_micro_batch() -> None:
+    plan, seen = replace(PLAN, whole_gradients=True, micro_batch_size=3), []
+    while plan.can_use_less_memory:
+        plan = plan.use_less_memory(step=5)
+        seen.append((plan.whole_gradients, plan.micro_batch_size))
+    assert seen == [(False, 3), (False, 1)]
+    assert [set(change) for change in plan.changes] == [{"step", "wholeGradients"}, {"step", "microBatchSize"}]
+
+
 def test_an_adaptation_is_not_undone_by_the_same_request() -> None:
     """The user asked for 8, which ran out of memory: 4 stays, until the user asks for something else."""
     asked = PLAN.follow(execution(microBatchSize=8), step=0)

@@ -7,12 +7,26 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from torch import Tensor, distributed
 
 from spotune_trainer import stage_3
+from spotune_trainer.compiled import repeated_layers
+from spotune_trainer.engine import EngineConfig, build_engine
 from spotune_trainer.stage_3 import reduce_scatter_mean
+from spotune_trainer.weight_gradients import add_up_in_products
 from tests.trainer.groups import run_group
-from tests.trainer.layouts import Layout, build, train
+from tests.trainer.layouts import (
+    FROZEN,
+    Layout,
+    build,
+    build_model,
+    dividing_everything,
+    state_of,
+    train,
+    train_in_passes,
+)
+from tests.trainer.tiny import make_job
 
 SHAPES = ((7,), (2, 4), (3, 3), (1,))
 WORLD_SIZES = (1, 2, 3)
@@ -77,3 +91,45 @@ def test_an_engine_uses_them_unless_it_is_alone(world_size: int, is_ours: bool) 
     for gathers, reductions in run_group(world_size, calls):
         assert (gathers > 0) is is_ours
         assert (reductions > 0) is is_ours
+
+
+def in_passes(_rank: int, _world_size: int, whole_gradients: bool) -> tuple[dict[str, list[float]], int, int]:
+    """What an engine holds after two steps of three passes; of gradients between them; and how often it reduced."""
+    config = EngineConfig(3, 1, 3, torch.float32, gradient_checkpointing=False, whole_gradients=whole_gradients)
+    model = build_model(torch.float32, ())
+    if whole_gradients:  # as compiled layers do
+        add_up_in_products(repeated_layers(model))
+    with (
+        patch.object(stage_3, "reduce_scatter_mean", wraps=stage_3.reduce_scatter_mean) as reductions,
+        dividing_everything(),
+    ):
+        made = build_engine(model, make_job("/model").spec.training, config)
+        held = train_in_passes(made, steps=2, passes=3)
+    return {name: tensor.flatten().tolist() for name, tensor in state_of(made).items()}, held, reductions.call_count
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_whole_gradients_are_reduced_once_a_step_and_are_the_same(world_size: int) -> None:
+    each_pass, once = (run_group(world_size, in_passes, whole) for whole in (False, True))
+    for (expected, nothing, often), (found, gradients_held, seldom) in zip(each_pass, once, strict=True):
+        assert (nothing, gradients_held) == (0, sum(p.numel() for p in build_model(torch.float32, ()).parameters()))
+        assert often == 3 * seldom
+        for name, values in expected.items():
+            assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-6)
+
+
+def kept_whole(_rank: int, world_size: int, frozen: tuple[str, ...]) -> tuple[set[str], set[str]]:
+    """Parameters that all ranks hold whole between two passes of a trained engine; and those outside of its layers."""
+    with dividing_everything():
+        made = build(Layout(3, world_size, "float32"), frozen)
+    train(made, 2)
+    train_in_passes(made, steps=1, passes=1)
+    named = dict(made.module.named_parameters())
+    whole = {name for name, each in named.items() if each.ds_status == ZeroParamStatus.AVAILABLE}
+    return whole, {name for name in named if ".layers." not in name}
+
+
+@pytest.mark.parametrize(("frozen", "is_kept"), [((), True), (FROZEN, False)])
+def test_what_is_outside_of_layers_stays_gathered(frozen: tuple[str, ...], is_kept: bool) -> None:
+    for whole, outside in run_group(2, kept_whole, frozen):
+        assert whole == (outside if is_kept else set())

@@ -1,4 +1,4 @@
-"""Steps that take gradients from where they are, against DeepSpeed's own, at ZeRO stages 1 and 2."""
+"""Steps that take gradients from where they are, against DeepSpeed's own, at ZeRO stages 1 to 3."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spotune_trainer import device_steps, engine, step_in_place
 from tests.trainer.groups import run_group
 from tests.trainer.layouts import FROZEN, Layout, build, release, state_of, train
 
-LAYOUTS = [Layout(stage, world_size, "bfloat16") for stage in (1, 2) for world_size in (1, 2, 3)]
+LAYOUTS = [Layout(stage, world_size, "bfloat16") for stage in (1, 2, 3) for world_size in (1, 2, 3)]
 
 
 def trained(layout: Layout, frozen: tuple[str, ...]) -> tuple[dict[str, Tensor], float]:
@@ -47,14 +47,15 @@ def test_masters_moments_and_norms_are_those_of_deepspeed(layout: Layout, frozen
 
 def after_a_step(_rank: int, world_size: int, stage: int) -> tuple[int, bool]:
     """How often an engine has taken such a step, and whether its gradients are gone."""
-    with patch.object(device_steps, "step_in_place", wraps=step_in_place.step_in_place) as steps:
+    name = "step_parts_in_place" if stage == 3 else "step_in_place"
+    with patch.object(device_steps, name, wraps=getattr(step_in_place, name)) as steps:
         made: Any = build(Layout(stage, world_size, "bfloat16"))
         train(made, 1)
     kept = [parameter.grad for parameter in made.module.parameters()] + list(made.optimizer.averaged_gradients.values())
     return steps.call_count, all(each is None for each in kept)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_gradients_are_gone_after_a_step(stage: int) -> None:
     assert run_group(2, after_a_step, stage) == [(1, True)] * 2
 

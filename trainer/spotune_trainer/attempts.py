@@ -104,7 +104,7 @@ def next_move(
     crashes = len(failures_without_progress(failures)) if ending is Ending.CRASHED else 0
     if stopping or crashes >= policy.app_failure_limit:
         return Leave(InfrastructureError.exit_code)
-    decision = decide(failures, policy.model_copy(update={"max_gpu_hours": 0}), now=now, micro_batch_size=1)
+    decision = decide(failures, policy.model_copy(update={"max_gpu_hours": 0}), now=now, can_use_less_memory=False)
     assert not isinstance(decision, GiveUp), "lost drivers are started again for ever"
     return SubmitAgain(decision.after_seconds)
 

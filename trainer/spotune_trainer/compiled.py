@@ -25,6 +25,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from spotune_trainer import files
+from spotune_trainer.sums_of_products import SumsOfProducts
+from spotune_trainer.weight_gradients import add_up_in_products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +35,8 @@ logger = logging.getLogger("spotune.worker")
 
 WIDTH_MULTIPLE = 128
 """Batches are padded to a multiple of so many tokens; matrix units like it, too."""
+_OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": SumsOfProducts()}
+"""Of torch.compile, which takes layers to be of one code only where these are the very same object."""
 _MOST_SHAPES = 256
 """Shapes of a layer's input after which torch.compile gives up and runs it as it is."""
 
@@ -61,6 +65,7 @@ def compile_layers(model: PreTrainedModel, *, recompute: bool = False) -> list[n
     dynamo.config.recompile_limit = _MOST_SHAPES
     dynamo.config.accumulated_recompile_limit = max(_MOST_SHAPES, dynamo.config.accumulated_recompile_limit)
     layers = repeated_layers(model)
+    add_up_in_products(layers)
     within = {module for layer in layers for module in layer.modules()}
     norms = [m for m in model.modules() if m not in within and "norm" in type(m).__name__.lower()]
     for module in [*layers, *norms]:
@@ -76,7 +81,7 @@ def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def _while_training(module: nn.Module, *, recompute: bool) -> Callable[..., Any]:
     eager = module.forward
-    compiled = torch.compile(eager, dynamic=False)
+    compiled = torch.compile(eager, dynamic=False, options=_OPTIONS)
     trained = partial(checkpoint, compiled, use_reentrant=False) if recompute else compiled
 
     def forward(*args: Any, **kwargs: Any) -> Any:

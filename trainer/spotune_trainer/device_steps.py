@@ -15,15 +15,13 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
 from deepspeed.utils import z3_leaf_module
 from torch import Tensor, distributed
 
 from spotune.plan.memory import LIVE_PARAMETERS
 from spotune_trainer.optimizers import AdamW8bit
-from spotune_trainer.replaced import replaced
-from spotune_trainer.step_in_place import reduce_nothing, step_in_place
+from spotune_trainer.step_in_place import reduce_nothing, step_in_place, step_parts_in_place
 
 _CLIP_EPSILON = 1e-6
 _PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
@@ -49,12 +47,7 @@ def step_on_device(engine: Any) -> None:
 
 def _step_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer) -> None:
     def step(closure: Any = None) -> None:
-        gradients = [each for group in zero.averaged_gradients.values() for each in group if not _is_padding(each)]
-        norm = _norm(gradients, zero.dp_process_group, zero.device)
-        leave_out_unless_finite(adam, norm)
-        clip = (zero.clip_grad / (norm + _CLIP_EPSILON)).clamp(max=1.0) if zero.clip_grad > 0 else torch.ones_like(norm)
-        step_in_place(zero, adam, clip)
-        zero.overflow, zero._global_grad_norm = False, norm
+        step_in_place(zero, adam, _clip(zero, adam))
 
     reduce_last = zero.overlapping_partition_gradients_reduce_epilogue
 
@@ -70,22 +63,17 @@ def _step_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer) -> None:
 
 
 def _step_at_stage_3(zero: Any, adam: torch.optim.Optimizer) -> None:
-    take_step = zero.step
-
-    def norm_of_all_groups() -> list[Tensor]:
-        gradients = [each for group in zero.averaged_gradients.values() for each in group]
-        norm = _norm(gradients, zero.dp_process_group, zero.device)
-        leave_out_unless_finite(adam, norm)
-        return [norm]
-
     def step(closure: Any = None) -> None:
-        with replaced(stage3, "is_invalid_grad_norm", lambda norm: False):  # which asks the device
-            take_step(closure)
+        zero._pre_step()
+        zero._partition_all_parameters()
+        clip = _clip(zero, adam)
+        zero.zero_grad(set_to_none=True)
+        step_parts_in_place(zero, adam, clip)
+        zero._post_step(())
 
     reduction = zero.reduce_and_partition_stream
     if reduction is not None and torch.cuda.is_available():
         reduction.synchronize = lambda: torch.cuda.current_stream().wait_stream(reduction)
-    zero._get_norm_groups = norm_of_all_groups
     zero.step = step
 
 
@@ -99,7 +87,8 @@ def keep_near_the_device(coordinator: Any) -> None:
 
     def fetch_and_wait(module: Any, forward: bool) -> None:
         if module.ds_id not in sizes:
-            sizes[module.ds_id] = sum(p.ds_numel for p in iter_params(module, recurse=z3_leaf_module(module)))
+            fetched = iter_params(module, recurse=z3_leaf_module(module))
+            sizes[module.ds_id] = sum(each.ds_numel for each in fetched if not each.ds_persist)
         fetch(module, forward)
         if sizes[module.ds_id]:
             ahead.append((sizes[module.ds_id], torch.cuda.current_stream().record_event()))
@@ -135,6 +124,15 @@ def _streams_wait(reduction: Any) -> Iterator[None]:
 def _is_padding(gradient: Tensor) -> bool:
     """Whether DeepSpeed has put it there for the sake of alignment."""
     return getattr(gradient, "_zero_padding", False)
+
+
+def _clip(zero: Any, adam: torch.optim.Optimizer) -> Tensor:
+    """What the reduced gradients are multiplied by; AdamW leaves the step out unless their norm is finite."""
+    gradients = [each for group in zero.averaged_gradients.values() for each in group if not _is_padding(each)]
+    norm = _norm(gradients, zero.dp_process_group, zero.device)
+    leave_out_unless_finite(adam, norm)
+    zero.overflow, zero._global_grad_norm = False, norm
+    return (zero.clip_grad / (norm + _CLIP_EPSILON)).clamp(max=1.0) if zero.clip_grad > 0 else torch.ones_like(norm)
 
 
 def _norm(gradients: Sequence[Tensor], group: Any, device: Any) -> Tensor:

@@ -289,14 +289,14 @@ class Driver:
             self.ledger.failures_since_change(),
             self.job.spec.retry,
             now=time.time(),
-            micro_batch_size=plan.micro_batch_size,
+            can_use_less_memory=plan.can_use_less_memory,
             gpu_hours=gpu_hours,
         )
         if isinstance(decision, GiveUp):
             kind = JobError if decision.exit_code == JobError.exit_code else InfrastructureError
             raise kind(decision.reason)
-        if decision.halve_micro_batch:
-            save_plan(self.directory, plan.change(step, micro_batch_size=plan.micro_batch_size // 2))
+        if decision.use_less_memory:
+            save_plan(self.directory, plan.use_less_memory(step))
         until = self.surroundings.clock() + decision.after_seconds
         while self.surroundings.clock() < until:
             self._refuse_stop()

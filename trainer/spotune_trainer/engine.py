@@ -20,7 +20,8 @@ from spotune_trainer.compiled import compile_layers, repeated_layers
 from spotune_trainer.device_steps import leave_out_unless_finite, step_on_device
 from spotune_trainer.head_loss import fuse_loss
 from spotune_trainer.optimizers import build_optimizer
-from spotune_trainer.stage_3 import communicate_in_place
+from spotune_trainer.stage_3 import communicate_in_place, keep_gathered, reduce_once
+from spotune_trainer.weight_gradients import register_weight
 
 _LARGEST_BUCKET_ELEMENTS = 500_000_000
 
@@ -40,6 +41,7 @@ class EngineConfig:
         gradient_checkpointing: recompute activations in the backward pass.
         offload: what is kept in host memory; what a step updates there is updated by the host's processor.
         compile: whether layers and loss are compiled.
+        whole_gradients: at stage 3 gradients are added up whole on every rank, and reduced once a step.
     """
 
     zero_stage: int
@@ -49,6 +51,7 @@ class EngineConfig:
     gradient_checkpointing: bool
     offload: Offload = "none"
     compile: bool = False
+    whole_gradients: bool = False
 
 
 def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:
@@ -88,8 +91,20 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     create_moments(engine)
     step_on_device(engine)
     if engine.zero_optimization_stage() == 3:
-        communicate_in_place(engine)
+        _at_stage_3(engine, config, gathered)
+    else:
+        for parameter in engine.module.parameters():
+            register_weight(parameter)
     return engine
+
+
+def _at_stage_3(engine: Any, config: EngineConfig, gathered: int) -> None:
+    communicate_in_place(engine)
+    if gathered and config.offload != "parameters":
+        within = {parameter for layer in repeated_layers(engine.module) for parameter in layer.parameters()}
+        keep_gathered(engine.optimizer, (each for each in engine.module.parameters() if each not in within))
+    if config.whole_gradients:
+        reduce_once(engine.optimizer)
 
 
 def _gather_whole_layers(model: PreTrainedModel) -> int:

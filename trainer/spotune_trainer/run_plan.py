@@ -31,6 +31,7 @@ class RunPlan:
         micro_batch_size: samples that go through the model at once on one rank.
         gradient_checkpointing: recompute activations.
         compile: compile layers and loss.
+        whole_gradients: at stage 3 reduce gradients once a step.
         reason: why these were chosen, for people.
         data: hash of each data set's index by role (train, eval).
         requested: `execution` of the job as it was last taken into account.
@@ -43,12 +44,13 @@ class RunPlan:
     zero_stage: int
     micro_batch_size: int
     gradient_checkpointing: bool
-    compile: bool
     reason: str
     data: dict[str, str]
     requested: dict[str, Any] = field(default_factory=dict)
     libraries: dict[str, str] = field(default_factory=dict)
     changes: tuple[dict[str, Any], ...] = ()
+    compile: bool = False
+    whole_gradients: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -56,10 +58,9 @@ class RunPlan:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunPlan:
-        """From what `to_json` gave."""
+        """From what `to_json` gave; what older plans lack has a default."""
         fields = {to_snake(name): entry for name, entry in value.items()}
-        older = {"compile": False}  # plans that were made before there were compiled layers
-        return cls(**{**older, **fields, "changes": tuple(fields["changes"])})
+        return cls(**{**fields, "changes": tuple(fields["changes"])})
 
     def change(self, step: int, **values: Any) -> RunPlan:
         """The plan with new values from `step` on, recorded; itself where they are what it has."""
@@ -68,6 +69,17 @@ class RunPlan:
             return self
         record = {"step": step, **{to_camel(name): [getattr(self, name), value] for name, value in news.items()}}
         return replace(self, version=self.version + 1, changes=(*self.changes, record), **news)
+
+    @property
+    def can_use_less_memory(self) -> bool:
+        """Whether `use_less_memory` has something to change."""
+        return self.whole_gradients or self.micro_batch_size > 1
+
+    def use_less_memory(self, step: int) -> RunPlan:
+        """The plan after a worker ran out of memory: without whole gradients, or else with half the micro-batch."""
+        if self.whole_gradients:
+            return self.change(step, whole_gradients=False)
+        return self.change(step, micro_batch_size=self.micro_batch_size // 2)
 
     def follow(self, execution: ExecutionSpec, step: int) -> RunPlan:
         """The plan after the user's changes of `execution`: explicit values that are new since the last look.
@@ -81,7 +93,10 @@ class RunPlan:
             if value != "auto" and value != self.requested.get(name, "auto")
         }
         stage = max(news.get("zero_stage", self.zero_stage), LOWEST_STAGE[execution.offload])
-        return replace(self.change(step, **(news | {"zero_stage": stage})), requested=wanted)
+        news["zero_stage"] = stage
+        if execution.offload != "none" or any(getattr(self, name) != value for name, value in news.items()):
+            news["whole_gradients"] = False  # they were planned beside what is changed, and may not fit now
+        return replace(self.change(step, **news), requested=wanted)
 
     def check_data(self, data: dict[str, str]) -> None:
         """Refuse to go on with other data than the run began with.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +20,30 @@ from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from spotune_trainer.weight_gradients import register_weight
+
 
 def communicate_in_place(engine: Any) -> None:
     """Make an engine at stage 3 gather and reduce so; it must have been made without `contiguous_gradients`."""
     zero = engine.optimizer
     if distributed.get_world_size(zero.dp_process_group) == 1:
         return
+    # Of the coordinator that fetches weights; None where a device has no streams.
+    fetching = zero.parameter_offload.get_param_coordinator()._PartitionedParameterCoordinator__allgather_stream
+
+    def all_gather(parameter: Any, param_list: Iterable[Any] | None = None, async_op: bool = False) -> None:
+        """After a step or a restore; what is fetched next is to find the new weights as well."""
+        assert not async_op, "nothing asks for it"
+        wanted = [parameter] if param_list is None else param_list
+        missing = [each for each in wanted if each.ds_status == ZeroParamStatus.NOT_AVAILABLE]
+        if missing:
+            gather(missing).wait()
+        if torch.cuda.is_available():
+            fetching.wait_stream(torch.cuda.current_stream())
+
     for parameter in engine.module.parameters():
         parameter.all_gather_coalesced = gather
+        parameter.all_gather = partial(all_gather, parameter)
 
     def average(parameters: Sequence[Any], _dtype: torch.dtype) -> list[Tensor]:
         gradients = [parameter.grad for parameter in parameters]
@@ -38,6 +55,30 @@ def communicate_in_place(engine: Any) -> None:
 
     # Looked up by its mangled name wherever the class calls its private method.
     zero._DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads = average
+
+
+def keep_gathered(zero: Any, parameters: Iterable[Any]) -> None:
+    """Have all ranks hold these parameters whole from one step to the next, as DeepSpeed has them hold small ones."""
+    held = {parameter.ds_id for parameter in zero.persistent_parameters}
+    for parameter in parameters:
+        if parameter.ds_id not in held:
+            parameter.ds_persist = True
+            zero.persistent_parameters.append(parameter)
+
+
+def reduce_once(zero: Any) -> None:
+    """Add gradients up whole on every rank, and reduce them in the last backward pass before a step only.
+
+    Every parameter has to take part in that pass, as in the models that are supported.
+    """
+    reduce = zero.reduce_ready_partitions_and_remove_grads
+
+    def reduce_in_the_last_pass(parameter: Any) -> None:
+        if zero.is_gradient_accumulation_boundary():
+            zero.micro_step_id = 0  # there is nothing to add to
+            reduce(parameter)
+
+    zero.reduce_ready_partitions_and_remove_grads = reduce_in_the_last_pass
 
 
 @dataclass
@@ -55,6 +96,7 @@ class Gathering:
         for parameter, whole in self.weights:
             parameter.data = whole[: parameter.ds_numel].view(parameter.ds_shape)
             parameter.ds_status = ZeroParamStatus.AVAILABLE
+            register_weight(parameter)
         self.weights = []
 
 

@@ -1,4 +1,4 @@
-"""Optimizer steps at ZeRO 1 and 2 that take gradients from where they were reduced to.
+"""Optimizer steps at ZeRO 1 to 3 that take gradients from where they were reduced to.
 
 DeepSpeed makes one tensor of a rank's gradients, another one of that in fp32, and multiplies it by what clips it: six
 bytes for each parameter of the rank's part, and as much memory traffic as the update itself has. Here AdamW is given
@@ -22,7 +22,7 @@ def step_in_place(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
     """Update a rank's masters, and with them the weights of all ranks; its gradients are gone then.
 
     Args:
-        zero: DeepSpeed's optimizer around `adam`, without offload, in bfloat16.
+        zero: DeepSpeed's optimizer around `adam` at stage 1 or 2, without offload, in bfloat16.
         adam: a fused AdamW or one with 8-bit moments; `found_inf` says whether it is to leave this step out.
         clip: what gradients are multiplied by.
     """
@@ -42,6 +42,15 @@ def step_in_place(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
     )
     for index in range(len(zero.bit16_groups)):
         zero._update_model_bit16_weights(index)
+
+
+def step_parts_in_place(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
+    """Update a rank's masters and its part of the weights at stage 3; arguments as those of `step_in_place`."""
+    for index, master in enumerate(zero.fp32_partitioned_groups_flat):
+        group = adam.param_groups[zero.sub_group_to_group_id[index]]
+        _update(adam, group, master, zero.averaged_gradients[index], clip)
+        zero.averaged_gradients[index] = None
+        zero._reassign_or_swap_out_partitioned_parameters(index)
 
 
 def reduce_nothing(zero: Any) -> None:

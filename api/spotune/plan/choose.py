@@ -118,6 +118,7 @@ class Setup:
             layout.zero_stage,
             world_size,
             offload=self.offload,
+            whole_gradients=layout.whole_gradients,
             trained=self.trained,
             runtime_bytes=self.runtime_bytes,
             on_cpu=self.on_cpu,
@@ -126,11 +127,16 @@ class Setup:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the work is laid out on the workers."""
+    """How the work is laid out on the workers.
+
+    `whole_gradients`: at stage 3 each worker adds up whole gradients over the passes of a step, and they are reduced
+    once; else after every pass, and a worker keeps its part.
+    """
 
     zero_stage: ZeroStage
     micro_batch_size: int
     gradient_checkpointing: bool
+    whole_gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,7 @@ def choose_layout(setup: Setup, world_size: int, device_bytes: int, request: Req
     for stage in stages:
         layout = _layout_at(setup, world_size, budget, stage, request)
         if layout is not None:
+            layout = _with_whole_gradients(setup, world_size, budget, layout)
             memory = setup.memory(world_size, layout)
             return Choice(layout, memory, _reason(layout, memory, device_bytes, request))
     raise JobError(_refusal(setup, world_size, device_bytes, request))
@@ -261,6 +268,15 @@ def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, req
     return Layout(stage, size, best.gradient_checkpointing)
 
 
+def _with_whole_gradients(setup: Setup, world_size: int, budget: int, layout: Layout) -> Layout:
+    """At stage 3 the layout with whole gradients, if it fits and they spare a reduction."""
+    passes = passes_per_step(setup.global_batch_size, world_size, layout.micro_batch_size)
+    if layout.zero_stage < 3 or min(world_size, passes) == 1 or setup.offload != "none":
+        return layout
+    whole = replace(layout, whole_gradients=True)
+    return whole if setup.memory(world_size, whole).total_bytes <= budget else layout
+
+
 def _largest_micro_batch(
     setup: Setup, world_size: int, budget: int, stage: ZeroStage, recompute: bool, share: int
 ) -> int:
@@ -276,7 +292,7 @@ def _largest_micro_batch(
 
 
 def _as_asked(setup: Setup, world_size: int, device_bytes: int, request: Request) -> Choice:
-    layout = request.layout()
+    layout = _with_whole_gradients(setup, world_size, setup.budget_bytes(device_bytes), request.layout())
     memory = setup.memory(world_size, layout)
     fits = memory.total_bytes <= device_bytes
     reason = "as set in execution"
@@ -288,9 +304,10 @@ def _as_asked(setup: Setup, world_size: int, device_bytes: int, request: Request
 def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: Request) -> str:
     stage = "as set" if request.zero_stage != "auto" else "the lowest that fits"
     checkpointing = "with" if layout.gradient_checkpointing else "without"
+    reduced = ", gradients reduced once a step" if layout.whole_gradients else ""
     return (
         f"ZeRO stage {layout.zero_stage} ({stage}), micro-batch {layout.micro_batch_size} {checkpointing} gradient "
-        f"checkpointing: {_gb(memory.total_bytes)} of {_gb(device_bytes)} per worker"
+        f"checkpointing{reduced}: {_gb(memory.total_bytes)} of {_gb(device_bytes)} per worker"
     )
 
 

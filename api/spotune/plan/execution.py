@@ -27,6 +27,7 @@ class ExecutionPlan:
     gradient_checkpointing: bool
     compile: bool
     reason: str
+    whole_gradients: bool = False
     memory: MemoryEstimate | None = None
 
 
@@ -112,5 +113,6 @@ def _plan(job: FinetuneJob, layout: Layout, reason: str, memory: MemoryEstimate 
         gradient_checkpointing=layout.gradient_checkpointing,
         compile=compiled,
         reason=f"{reason}; layers compiled" if compiled else reason,
+        whole_gradients=layout.whole_gradients,
         memory=memory,
     )

@@ -39,8 +39,8 @@ class Precision:
 
     `optimizer_bytes` are Adam's two moments and, in mixed precision, the float32 master weights (ZeRO paper: K = 12).
     In float32 the weights are their own master, until DeepSpeed shards the optimizer: it then works on a copy of the
-    worker's part (`sharded_master_bytes`). `steps_in_place`: at stages 1 and 2 the optimizer takes gradients from where
-    they were reduced to, and a worker that is alone does not reduce them; DeepSpeed makes copies of them.
+    worker's part (`sharded_master_bytes`). `steps_in_place`: at stages 1 to 3 the optimizer takes gradients from where
+    they were reduced to, and at stage 1 a worker that is alone does not reduce them; DeepSpeed makes copies of them.
     """
 
     weight_bytes: int
@@ -137,6 +137,8 @@ def model_states(
     offload: Offload = "none",
     frozen: int = 0,
     quantised: int = 0,
+    *,
+    whole_gradients: bool = False,
 ) -> ModelStates:
     """Weights, gradients and optimizer states per worker (ZeRO paper, figure 1; ZeRO-Offload for the host's part).
 
@@ -149,6 +151,7 @@ def model_states(
             `parameters` (stage 3) also the weights.
         frozen: parameters that are not trained, beside an adapter: weights without gradients and optimizer states.
         quantised: of these in 4 bits, which no stage divides.
+        whole_gradients: stage 3 does not divide the gradients; the reduced ones are beside them for the step.
 
     Raises:
         ValueError: this stage cannot offload that.
@@ -162,6 +165,7 @@ def model_states(
     weights = _share((parameters + frozen - quantised) * precision.weight_bytes, world_size if zero_stage >= 3 else 1)
     weights += math.ceil(quantised * NF4_BYTES)
     gradients = _share(parameters * precision.gradient_bytes, world_size if zero_stage >= 2 else 1)
+    gradients += parameters * precision.gradient_bytes if whole_gradients else 0
     sharded_master = precision.sharded_master_bytes if zero_stage >= 1 else 0
     optimizer = math.ceil(parameters * (precision.optimizer_bytes + sharded_master))
     optimizer = _share(optimizer, world_size if zero_stage >= 1 else 1)
@@ -193,6 +197,7 @@ def estimate_memory(
     world_size: int,
     *,
     offload: Offload = "none",
+    whole_gradients: bool = False,
     trained: TrainedParameters | None = None,
     runtime_bytes: int = GPU_RUNTIME_BYTES,
     on_cpu: bool = False,
@@ -203,10 +208,20 @@ def estimate_memory(
     """
     trained = trained or trained_parameters(architecture)
     count = trained.count
+    states = model_states(
+        count,
+        precision,
+        zero_stage,
+        world_size,
+        offload,
+        trained.frozen,
+        trained.quantised,
+        whole_gradients=whole_gradients,
+    )
     return MemoryEstimate(
-        states=model_states(count, precision, zero_stage, world_size, offload, trained.frozen, trained.quantised),
+        states=states,
         activations=activation_bytes(architecture, workload),
-        buffers_bytes=_gathered_bytes(trained, precision) if zero_stage == 3 else 0,
+        buffers_bytes=_gathered_bytes(trained, precision, offload, whole_gradients) if zero_stage == 3 else 0,
         reduction_bytes=_reduction_bytes(count, precision, zero_stage, world_size, offload),
         step_bytes=0 if zero_stage == 0 or offload != "none" else _step_bytes(count, precision, zero_stage, world_size),
         runtime_bytes=runtime_bytes,
@@ -220,7 +235,7 @@ def _step_bytes(parameters: int, precision: Precision, zero_stage: ZeroStage, wo
 
     At stage 3 it does so with some of them after the others.
     """
-    if precision.steps_in_place and zero_stage < 3:
+    if precision.steps_in_place:
         return 4 * min(_share(parameters, world_size), STEP_ELEMENTS)
     return _share(parameters * (4 + (precision.gradient_bytes if zero_stage < 3 else 0)), world_size)
 
@@ -239,10 +254,15 @@ def _reduction_bytes(
     return buckets + reduced
 
 
-def _gathered_bytes(trained: TrainedParameters, precision: Precision) -> int:
-    """At stage 3 the gradient bucket, and the weights that are gathered and prefetched."""
-    gathered = min(trained.count + trained.frozen, LIVE_PARAMETERS + PREFETCH_ELEMENTS)
-    return (min(trained.count, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes) + gathered * precision.weight_bytes
+def _gathered_bytes(trained: TrainedParameters, precision: Precision, offload: Offload, whole_gradients: bool) -> int:
+    """At stage 3 the gradient bucket, and the weights that are gathered and prefetched, or stay gathered.
+
+    Whole gradients are reduced from where they are.
+    """
+    bucket = 0 if whole_gradients else min(trained.count, REDUCE_BUCKET_ELEMENTS)
+    kept = 0 if offload == "parameters" else trained.outside_layers
+    gathered = min(trained.count + trained.frozen, LIVE_PARAMETERS + PREFETCH_ELEMENTS + kept)
+    return bucket * precision.gradient_bytes + gathered * precision.weight_bytes
 
 
 def _share(total_bytes: int, parts: int) -> int:

@@ -24,11 +24,15 @@ class ParameterCount:
 
 @dataclass(frozen=True)
 class TrainedParameters:
-    """How many parameters are trained, how many are frozen beside an adapter, and how many of these have 4 bits."""
+    """How many parameters are trained, how many are frozen beside an adapter, and how many of these have 4 bits.
+
+    `outside_layers`: of those that are trained, embedding and output projection, where there is no adapter.
+    """
 
     count: int
     frozen: int = 0
     quantised: int = 0
+    outside_layers: int = 0
 
 
 def trained_parameters(
@@ -38,9 +42,10 @@ def trained_parameters(
 
     With `quantised` those matrices are kept in 4 bits.
     """
-    total = count_parameters(architecture, pretrained=pretrained).total
+    counts = count_parameters(architecture, pretrained=pretrained)
+    total = counts.total
     if lora_rank is None:
-        return TrainedParameters(total)
+        return TrainedParameters(total, outside_layers=counts.embedding + counts.output)
     matrices = sum(
         stack.layers * inputs * outputs for stack in architecture.stacks for inputs, outputs in layer_matrices(stack)
     )

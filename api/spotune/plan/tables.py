@@ -85,11 +85,13 @@ def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
 
 
 def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
+    reduced = ("Gradients reduced once a step", _of_choice(lambda c: "yes" if c.layout.whole_gradients else "no"))
     return [
         ("ZeRO stage", _of_choice(lambda choice: str(choice.layout.zero_stage))),
         ("Micro-batch size", _of_choice(lambda choice: str(choice.layout.micro_batch_size))),
         ("Accumulation", lambda workers: str(workers.accumulation) if workers.choice else _ABSENT),
         ("Gradient checkpointing", _of_choice(lambda choice: "yes" if choice.layout.gradient_checkpointing else "no")),
+        *([reduced] if any(w.choice and w.choice.layout.whole_gradients for w in plan.workers) else []),
         *([("Compiled layers", _of_choice(lambda _choice: "yes"))] if plan.setup.compiled else []),
     ]
 
