@@ -31,7 +31,10 @@ from torch import distributed
 
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
-from spotune.plan.execution import resolve_execution
+from spotune.plan.choose import Layout as PlannedLayout
+from spotune.plan.choose import Setup
+from spotune.plan.config_reader import read_architecture
+from spotune.plan.execution import ExecutionPlan, resolve_execution, setup_of
 from spotune_trainer import files
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.models import load_config
@@ -68,6 +71,8 @@ class Case:
         compile: layers and loss are compiled.
         gradient_checkpointing: activations are computed again.
         documents: packed in each row.
+        nothing_spare: at stage 3 layers are gathered at each use and gradients reduced in each pass, though there is
+            memory.
         warm_up: steps before those that are measured.
         steps: measured.
         sections: other parts of the job, such as `{"training": {"optimizer": "adamw8bit"}}`.
@@ -81,6 +86,7 @@ class Case:
     compile: bool | None = None
     gradient_checkpointing: bool | None = None
     documents: int = 1
+    nothing_spare: bool = False
     warm_up: int = 4
     steps: int = 12
     sections: dict[str, Any] = field(default_factory=dict)
@@ -184,7 +190,10 @@ def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dic
     directory = JobDirectory(root / "job")
     directory.root.mkdir()
     job = case.job(root)
-    plan = resolve_execution(load_config(job).to_dict(), job, world_size, _device_bytes())
+    config = load_config(job).to_dict()
+    plan = resolve_execution(config, job, world_size, _device_bytes())
+    if case.nothing_spare:
+        plan = _without_spare_memory(plan, setup_of(read_architecture(config), job), world_size)
     assert plan.memory is not None, "models of these kinds can be planned"
     planned = {
         "length": job.spec.dataset.max_length,
@@ -193,13 +202,19 @@ def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dic
         "zeroStage": plan.zero_stage,
         "compile": plan.compile,
         "gradientCheckpointing": plan.gradient_checkpointing,
+        "gatheredLayers": plan.gathered_layers,
         "wholeGradients": plan.whole_gradients,
         "plannedBytes": plan.memory.total_bytes,
     }
     stage, micro_batch = Layout(world_size, plan.zero_stage), plan.micro_batch_size
     task = make_task(directory, job, stage, start_generation(directory), micro_batch)
-    decided = {name: planned[name] for name in ("compile", "gradientCheckpointing", "wholeGradients")}
-    return replace(task, plan=task.plan | decided), planned
+    decided = ("compile", "gradientCheckpointing", "gatheredLayers", "wholeGradients")
+    return replace(task, plan=task.plan | {name: planned[name] for name in decided}), planned
+
+
+def _without_spare_memory(plan: ExecutionPlan, setup: Setup, world_size: int) -> ExecutionPlan:
+    layout = PlannedLayout(plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing)  # type: ignore[arg-type]
+    return replace(plan, gathered_layers=0, whole_gradients=False, memory=setup.memory(world_size, layout))
 
 
 def _device_bytes() -> int:

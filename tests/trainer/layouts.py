@@ -79,23 +79,23 @@ def leave_process_group() -> None:
         deepspeed.comm.comm.cdb = None
 
 
-def model_config() -> LlamaConfig:
+def model_config(layers: int = 1) -> LlamaConfig:
     """The model's configuration."""
     sizes: dict[str, Any] = {
         "hidden_size": 3,
         "head_dim": 2,
         "intermediate_size": 5,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": layers,
         "num_attention_heads": 1,
     }
     return LlamaConfig(vocab_size=VOCABULARY, **sizes, tie_word_embeddings=True)
 
 
-def build_model(dtype: torch.dtype, frozen: Sequence[str] = FROZEN) -> Any:
+def build_model(dtype: torch.dtype, frozen: Sequence[str] = FROZEN, layers: int = 1) -> Any:
     """The model; the parameters of some names are not trained."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = LlamaForCausalLM(model_config())
+        model: Any = LlamaForCausalLM(model_config(layers))
     model.to(dtype)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
@@ -136,13 +136,16 @@ def train(
         engine.step()
 
 
-def train_in_passes(engine: Any, steps: int, passes: int) -> int:
-    """Take steps of several micro-batches each; the most elements of gradients that were held between two passes."""
+def train_in_passes(engine: Any, steps: int, passes: int, *, boundary: bool = True) -> int:
+    """Take steps of several micro-batches each; the most elements of gradients that were held between two passes.
+
+    Without `boundary` the optimizer takes no step after them.
+    """
     random, held = torch.Generator().manual_seed(engine.global_rank), 0
     set_learning_rate(engine, 0.01)
     for index in range(steps * passes):
         tokens = torch.randint(1, engine.module.config.vocab_size, (2, 6), generator=random)
-        engine.set_gradient_accumulation_boundary(index % passes == passes - 1)
+        engine.set_gradient_accumulation_boundary(boundary and index % passes == passes - 1)
         engine.backward(engine(input_ids=tokens, labels=tokens).loss / passes)
         kept = sum(each.grad.numel() for each in engine.module.parameters() if each.grad is not None)
         engine.step()

@@ -152,7 +152,10 @@ def write_shards(folder: Path, task: str) -> None:
 
 
 def make_plan(layout: Layout, micro_batch_size: int = MICRO_BATCH, execution: ExecutionSpec | None = None) -> RunPlan:
-    """A plan that nobody had to resolve; what is `auto` is off. Compiled layers have whole gradients at stage 3."""
+    """A plan that nobody had to resolve; what is `auto` is off.
+
+    Where layers are compiled, stage 3 has whole gradients, and one layer stays gathered.
+    """
     compiled = execution is not None and execution.compile is True
     return RunPlan(
         version=1,
@@ -163,6 +166,7 @@ def make_plan(layout: Layout, micro_batch_size: int = MICRO_BATCH, execution: Ex
         compile=compiled,
         reason="",
         data={},
+        gathered_layers=int(compiled and layout.zero_stage == 3),
         whole_gradients=compiled and layout.zero_stage == 3,
     )
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +16,7 @@ from torch import Tensor, distributed
 from spotune_trainer import stage_3
 from spotune_trainer.compiled import repeated_layers
 from spotune_trainer.engine import EngineConfig, build_engine
-from spotune_trainer.stage_3 import reduce_scatter_mean
+from spotune_trainer.stage_3 import gather, reduce_scatter_mean
 from spotune_trainer.weight_gradients import add_up_in_products
 from tests.trainer.groups import run_group
 from tests.trainer.layouts import (
@@ -118,18 +121,69 @@ def test_whole_gradients_are_reduced_once_a_step_and_are_the_same(world_size: in
             assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-6)
 
 
-def kept_whole(_rank: int, world_size: int, frozen: tuple[str, ...]) -> tuple[set[str], set[str]]:
-    """Parameters that all ranks hold whole between two passes of a trained engine; and those outside of its layers."""
+def kept_whole(_rank: int, _world_size: int, frozen: tuple[str, ...], layers: int) -> tuple[set[str], Any, int]:
+    """What all ranks hold whole between two passes, of three layers; how often each is gathered in three passes.
+
+    And how many parameters DeepSpeed then takes to be gathered ahead.
+    """
+    config = EngineConfig(3, 1, 3, torch.float32, gradient_checkpointing=False, gathered_layers=layers)
     with dividing_everything():
-        made = build(Layout(3, world_size, "float32"), frozen)
-    train(made, 2)
-    train_in_passes(made, steps=1, passes=1)
-    named = dict(made.module.named_parameters())
-    whole = {name for name, each in named.items() if each.ds_status == ZeroParamStatus.AVAILABLE}
-    return whole, {name for name in named if ".layers." not in name}
+        model = build_model(torch.float32, frozen, layers=3)
+        made = build_engine(model, make_job("/model").spec.training, config)
+    names = {parameter: name for name, parameter in made.module.named_parameters()}
+    coordinator = made.optimizer.parameter_offload.get_param_coordinator()
+    gathers = Counter[str]()
+
+    def counted(parameters: Iterable[Any], **options: Any) -> Any:
+        gathers.update(names[each] for each in parameters)
+        return gather(parameters, **options)
+
+    train_in_passes(made, steps=2, passes=3)
+    with patch.object(stage_3, "gather", counted):
+        train_in_passes(made, steps=1, passes=3)
+    train_in_passes(made, steps=1, passes=1, boundary=False)
+    whole = {name for each, name in names.items() if each.ds_status == ZeroParamStatus.AVAILABLE}
+    return whole, gathers, coordinator._PartitionedParameterCoordinator__n_available_params
 
 
-@pytest.mark.parametrize(("frozen", "is_kept"), [((), True), (FROZEN, False)])
-def test_what_is_outside_of_layers_stays_gathered(frozen: tuple[str, ...], is_kept: bool) -> None:
-    for whole, outside in run_group(2, kept_whole, frozen):
-        assert whole == (outside if is_kept else set())
+OUTSIDE = {"model.embed_tokens.weight", "model.norm.weight"}
+
+
+@pytest.mark.parametrize(
+    ("frozen", "layers", "kept"),
+    [((), 0, set()), ((), 1, {2}), ((), 2, {1, 2}), ((), 3, {0, 1, 2}), (FROZEN, 2, None)],
+    ids=["none", "one", "two", "all", "beside an adapter"],
+)
+def test_what_stays_gathered_is_gathered_once_a_step(
+    frozen: tuple[str, ...], layers: int, kept: set[int] | None
+) -> None:
+    names = {name for name, _ in build_model(torch.float32, layers=3).named_parameters()}
+    expected = set() if kept is None else OUTSIDE | {name for name in names if layer_of(name) in kept}
+    for whole, gathers, ahead in run_group(2, kept_whole, frozen, layers):
+        assert (whole, ahead) == (expected, 0)
+        assert all(gathers[name] == 1 for name in expected)
+        assert all(gathers[name] >= 3 for name in names - expected)
+
+
+def layer_of(name: str) -> int | None:
+    return int(name.split(".")[2]) if ".layers." in name else None
+
+
+def held_after_steps(_rank: int, _world_size: int, dtype: torch.dtype, layers: int) -> tuple[Any, list[int]]:
+    """What an engine holds after steps of two passes, and where its first layer's weights lie after each of them."""
+    config = EngineConfig(3, 1, 2, dtype, gradient_checkpointing=False, gathered_layers=layers)
+    with dividing_everything():
+        made = build_engine(build_model(dtype, (), layers=2), make_job("/model").spec.training, config)
+    weight, places = made.module.model.layers[0].mlp.up_proj.weight, []
+    for _ in range(4):
+        train_in_passes(made, steps=1, passes=2)
+        places.append(weight.spotune_space.data_ptr() if layers else 0)
+    return {name: tensor.flatten().tolist() for name, tensor in state_of(made).items()}, places
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_that_stay_gathered_are_trained_as_others_bit_for_bit(dtype: torch.dtype) -> None:
+    again, once = (run_group(2, held_after_steps, dtype, layers) for layers in (0, 2))
+    for (expected, _), (found, places) in zip(again, once, strict=True):
+        assert found == expected
+        assert len(set(places)) == 1

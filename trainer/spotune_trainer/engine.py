@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class EngineConfig:
         gradient_checkpointing: recompute activations in the backward pass.
         offload: what is kept in host memory; what a step updates there is updated by the host's processor.
         compile: whether layers and loss are compiled.
+        gathered_layers: at stage 3 the weights of so many layers stay gathered until the optimizer steps.
         whole_gradients: at stage 3 gradients are added up whole on every rank, and reduced once a step.
     """
 
@@ -51,6 +52,7 @@ class EngineConfig:
     gradient_checkpointing: bool
     offload: Offload = "none"
     compile: bool = False
+    gathered_layers: int = 0
     whole_gradients: bool = False
 
 
@@ -101,10 +103,17 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
 def _at_stage_3(engine: Any, config: EngineConfig, gathered: int) -> None:
     communicate_in_place(engine)
     if gathered and config.offload != "parameters":
-        within = {parameter for layer in repeated_layers(engine.module) for parameter in layer.parameters()}
-        keep_gathered(engine.optimizer, (each for each in engine.module.parameters() if each not in within))
+        layers = repeated_layers(engine.module)
+        let_go = {parameter for layer in _without(layers, config.gathered_layers) for parameter in layer.parameters()}
+        keep_gathered(each for each in engine.module.parameters() if each not in let_go)
     if config.whole_gradients:
         reduce_once(engine.optimizer)
+
+
+def _without(layers: Sequence[torch.nn.Module], number: int) -> list[torch.nn.Module]:
+    """The layers but so many, evenly spaced: what comes while these compute is then seldom waited for."""
+    count = len(layers)
+    return [layer for index, layer in enumerate(layers) if (index + 1) * number // count == index * number // count]
 
 
 def _gather_whole_layers(model: PreTrainedModel) -> int:

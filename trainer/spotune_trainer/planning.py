@@ -74,6 +74,7 @@ def _resolve(job: FinetuneJob, datasets: Datasets, meaning: str, worker_memory_b
         micro_batch_size=execution.micro_batch_size,
         gradient_checkpointing=execution.gradient_checkpointing,
         compile=execution.compile,
+        gathered_layers=execution.gathered_layers,
         whole_gradients=execution.whole_gradients,
         reason=execution.reason,
         data=datasets.hashes(),

@@ -17,6 +17,8 @@ from spotune.errors import JobError
 from spotune.job import ExecutionSpec
 from spotune.job.execution import LOWEST_STAGE
 
+NOTHING_SPARE = {"gathered_layers": 0, "whole_gradients": False}
+"""Values of a plan for which no memory is used that could be spared."""
 LIBRARIES = ("torch", "deepspeed", "transformers", "mosaicml-streaming", "ray", "numpy")
 
 
@@ -31,6 +33,7 @@ class RunPlan:
         micro_batch_size: samples that go through the model at once on one rank.
         gradient_checkpointing: recompute activations.
         compile: compile layers and loss.
+        gathered_layers: at stage 3 so many layers' weights are gathered once a step, those of the others at each use.
         whole_gradients: at stage 3 reduce gradients once a step.
         reason: why these were chosen, for people.
         data: hash of each data set's index by role (train, eval).
@@ -50,6 +53,7 @@ class RunPlan:
     libraries: dict[str, str] = field(default_factory=dict)
     changes: tuple[dict[str, Any], ...] = ()
     compile: bool = False
+    gathered_layers: int = 0
     whole_gradients: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -73,12 +77,17 @@ class RunPlan:
     @property
     def can_use_less_memory(self) -> bool:
         """Whether `use_less_memory` has something to change."""
-        return self.whole_gradients or self.micro_batch_size > 1
+        return self.whole_gradients or self.gathered_layers > 0 or self.micro_batch_size > 1
 
     def use_less_memory(self, step: int) -> RunPlan:
-        """The plan after a worker ran out of memory: without whole gradients, or else with half the micro-batch."""
+        """The plan after a worker ran out of memory.
+
+        It gives up whole gradients, or else the layers that stay gathered, or else half the micro-batch.
+        """
         if self.whole_gradients:
             return self.change(step, whole_gradients=False)
+        if self.gathered_layers:
+            return self.change(step, gathered_layers=0)
         return self.change(step, micro_batch_size=self.micro_batch_size // 2)
 
     def follow(self, execution: ExecutionSpec, step: int) -> RunPlan:
@@ -95,7 +104,7 @@ class RunPlan:
         stage = max(news.get("zero_stage", self.zero_stage), LOWEST_STAGE[execution.offload])
         news["zero_stage"] = stage
         if execution.offload != "none" or any(getattr(self, name) != value for name, value in news.items()):
-            news["whole_gradients"] = False  # they were planned beside what is changed, and may not fit now
+            news |= NOTHING_SPARE  # they were planned beside what is changed, and may not fit now
         return replace(self.change(step, **news), requested=wanted)
 
     def check_data(self, data: dict[str, str]) -> None:

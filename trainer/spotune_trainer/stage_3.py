@@ -28,8 +28,16 @@ def communicate_in_place(engine: Any) -> None:
     zero = engine.optimizer
     if distributed.get_world_size(zero.dp_process_group) == 1:
         return
-    # Of the coordinator that fetches weights; None where a device has no streams.
-    fetching = zero.parameter_offload.get_param_coordinator()._PartitionedParameterCoordinator__allgather_stream
+    coordinator = zero.parameter_offload.get_param_coordinator()
+    # None where a device has no streams.
+    fetching = coordinator._PartitionedParameterCoordinator__allgather_stream
+
+    def fetch(parameters: Iterable[Any], **options: Any) -> Gathering:
+        """For the coordinator, which only goes so far ahead: what stays gathered is not to count as ahead."""
+        wanted = list(parameters)
+        staying = sum(parameter.ds_numel for parameter in wanted if parameter.ds_persist)
+        coordinator._PartitionedParameterCoordinator__n_available_params -= staying
+        return gather(wanted, **options)
 
     def all_gather(parameter: Any, param_list: Iterable[Any] | None = None, async_op: bool = False) -> None:
         """After a step or a restore; what is fetched next is to find the new weights as well."""
@@ -42,7 +50,7 @@ def communicate_in_place(engine: Any) -> None:
             fetching.wait_stream(torch.cuda.current_stream())
 
     for parameter in engine.module.parameters():
-        parameter.all_gather_coalesced = gather
+        parameter.all_gather_coalesced = fetch
         parameter.all_gather = partial(all_gather, parameter)
 
     def average(parameters: Sequence[Any], _dtype: torch.dtype) -> list[Tensor]:
@@ -57,13 +65,10 @@ def communicate_in_place(engine: Any) -> None:
     zero._DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads = average
 
 
-def keep_gathered(zero: Any, parameters: Iterable[Any]) -> None:
-    """Have all ranks hold these parameters whole from one step to the next, as DeepSpeed has them hold small ones."""
-    held = {parameter.ds_id for parameter in zero.persistent_parameters}
+def keep_gathered(parameters: Iterable[Any]) -> None:
+    """Have all ranks hold these parameters whole until the optimizer steps: the first pass after it gathers them."""
     for parameter in parameters:
-        if parameter.ds_id not in held:
-            parameter.ds_persist = True
-            zero.persistent_parameters.append(parameter)
+        parameter.ds_persist = True
 
 
 def reduce_once(zero: Any) -> None:
@@ -116,12 +121,25 @@ def gather(parameters: Iterable[Any], safe_mode: bool = False, quantize: bool = 
         assert parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE, parameter.ds_summary()
         parameter.ds_status = ZeroParamStatus.INFLIGHT
         own.append(parameter.ds_tensor.data.to(device, non_blocking=True))  # from page-locked memory, if it is there
-        whole = torch.empty(own[-1].numel() * world_size, dtype=own[-1].dtype, device=device)
-        weights.append((parameter, whole))
+        weights.append((parameter, _space(parameter, own[-1].numel() * world_size, own[-1].dtype, device)))
     with _coalescing_manager(group, async_ops=True) as work:  # which nothing may leave but by its end
         for part, (_, whole) in zip(own, weights, strict=True):
             distributed.all_gather_into_tensor(whole, part, group)
     return Gathering(work, weights)
+
+
+def _space(parameter: Any, elements: int, dtype: torch.dtype, device: Any) -> Tensor:
+    """Memory for a whole parameter: always the same where it stays.
+
+    Else the old would not be free yet where the new is taken, as the host is ahead of the device.
+    """
+    kept: Tensor | None = getattr(parameter, "spotune_space", None)
+    if kept is not None:
+        return kept
+    space = torch.empty(elements, dtype=dtype, device=device)
+    if parameter.ds_persist:
+        parameter.spotune_space = space
+    return space
 
 
 def reduce_scatter_mean(gradients: Sequence[Tensor], group: Any) -> list[Tensor]:

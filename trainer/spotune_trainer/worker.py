@@ -119,6 +119,7 @@ class Worker:
             gradient_checkpointing=self.plan.gradient_checkpointing,
             offload=self.job.spec.execution.offload,
             compile=self.plan.compile,
+            gathered_layers=self.plan.gathered_layers,
             whole_gradients=self.plan.whole_gradients,
         )
         if self.plan.compile:

@@ -118,6 +118,7 @@ class Setup:
             layout.zero_stage,
             world_size,
             offload=self.offload,
+            gathered_layers=layout.gathered_layers,
             whole_gradients=layout.whole_gradients,
             trained=self.trained,
             runtime_bytes=self.runtime_bytes,
@@ -129,13 +130,15 @@ class Setup:
 class Layout:
     """How the work is laid out on the workers.
 
-    `whole_gradients`: at stage 3 each worker adds up whole gradients over the passes of a step, and they are reduced
-    once; else after every pass, and a worker keeps its part.
+    At stage 3, `gathered_layers`: the weights of so many layers are gathered once a step, and stay; those of the others
+    before each use. `whole_gradients`: each worker adds up whole gradients over the passes of a step, and they are
+    reduced once; else after every pass, and a worker keeps its part.
     """
 
     zero_stage: ZeroStage
     micro_batch_size: int
     gradient_checkpointing: bool
+    gathered_layers: int = 0
     whole_gradients: bool = False
 
 
@@ -185,7 +188,7 @@ def choose_layout(setup: Setup, world_size: int, device_bytes: int, request: Req
     for stage in stages:
         layout = _layout_at(setup, world_size, budget, stage, request)
         if layout is not None:
-            layout = _with_whole_gradients(setup, world_size, budget, layout)
+            layout = _with_spare_memory(setup, world_size, budget, layout)
             memory = setup.memory(world_size, layout)
             return Choice(layout, memory, _reason(layout, memory, device_bytes, request))
     raise JobError(_refusal(setup, world_size, device_bytes, request))
@@ -268,13 +271,23 @@ def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, req
     return Layout(stage, size, best.gradient_checkpointing)
 
 
-def _with_whole_gradients(setup: Setup, world_size: int, budget: int, layout: Layout) -> Layout:
-    """At stage 3 the layout with whole gradients, if it fits and they spare a reduction."""
-    passes = passes_per_step(setup.global_batch_size, world_size, layout.micro_batch_size)
-    if layout.zero_stage < 3 or min(world_size, passes) == 1 or setup.offload != "none":
+def _with_spare_memory(setup: Setup, world_size: int, budget: int, layout: Layout) -> Layout:
+    """At stage 3 the layout with as many layers gathered as fit, and then whole gradients if they spare a reduction.
+
+    A layer would be gathered twice a pass and its gradients reduced once, for as much memory and communication each.
+    """
+    if layout.zero_stage < 3 or world_size == 1 or setup.offload != "none":
         return layout
+
+    def fits(tried: Layout) -> bool:
+        return setup.memory(world_size, tried).total_bytes <= budget
+
+    layers = setup.trained.layers
+    layouts = (replace(layout, gathered_layers=number) for number in range(layers, 0, -1))
+    layout = next(filter(fits, layouts), layout)
     whole = replace(layout, whole_gradients=True)
-    return whole if setup.memory(world_size, whole).total_bytes <= budget else layout
+    passes = passes_per_step(setup.global_batch_size, world_size, layout.micro_batch_size)
+    return whole if layout.gathered_layers == layers and passes > 1 and fits(whole) else layout
 
 
 def _largest_micro_batch(
@@ -292,7 +305,7 @@ def _largest_micro_batch(
 
 
 def _as_asked(setup: Setup, world_size: int, device_bytes: int, request: Request) -> Choice:
-    layout = _with_whole_gradients(setup, world_size, setup.budget_bytes(device_bytes), request.layout())
+    layout = _with_spare_memory(setup, world_size, setup.budget_bytes(device_bytes), request.layout())
     memory = setup.memory(world_size, layout)
     fits = memory.total_bytes <= device_bytes
     reason = "as set in execution"
@@ -304,10 +317,11 @@ def _as_asked(setup: Setup, world_size: int, device_bytes: int, request: Request
 def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: Request) -> str:
     stage = "as set" if request.zero_stage != "auto" else "the lowest that fits"
     checkpointing = "with" if layout.gradient_checkpointing else "without"
-    reduced = ", gradients reduced once a step" if layout.whole_gradients else ""
+    spare = f", {layout.gathered_layers} layers gathered once a step" if layout.gathered_layers else ""
+    spare += ", gradients reduced once a step" if layout.whole_gradients else ""
     return (
         f"ZeRO stage {layout.zero_stage} ({stage}), micro-batch {layout.micro_batch_size} {checkpointing} gradient "
-        f"checkpointing{reduced}: {_gb(memory.total_bytes)} of {_gb(device_bytes)} per worker"
+        f"checkpointing{spare}: {_gb(memory.total_bytes)} of {_gb(device_bytes)} per worker"
     )
 
 

@@ -27,6 +27,7 @@ class ExecutionPlan:
     gradient_checkpointing: bool
     compile: bool
     reason: str
+    gathered_layers: int = 0
     whole_gradients: bool = False
     memory: MemoryEstimate | None = None
 
@@ -113,6 +114,7 @@ def _plan(job: FinetuneJob, layout: Layout, reason: str, memory: MemoryEstimate 
         gradient_checkpointing=layout.gradient_checkpointing,
         compile=compiled,
         reason=f"{reason}; layers compiled" if compiled else reason,
+        gathered_layers=layout.gathered_layers,
         whole_gradients=layout.whole_gradients,
         memory=memory,
     )

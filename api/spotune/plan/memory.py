@@ -197,6 +197,7 @@ def estimate_memory(
     world_size: int,
     *,
     offload: Offload = "none",
+    gathered_layers: int = 0,
     whole_gradients: bool = False,
     trained: TrainedParameters | None = None,
     runtime_bytes: int = GPU_RUNTIME_BYTES,
@@ -204,7 +205,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Memory of one worker that trains a model, or as many parameters as `trained` says, with Adam.
 
-    Raises ValueError as `model_states` does.
+    At stage 3 so many layers stay gathered. Raises ValueError as `model_states` does.
     """
     trained = trained or trained_parameters(architecture)
     count = trained.count
@@ -221,7 +222,9 @@ def estimate_memory(
     return MemoryEstimate(
         states=states,
         activations=activation_bytes(architecture, workload),
-        buffers_bytes=_gathered_bytes(trained, precision, offload, whole_gradients) if zero_stage == 3 else 0,
+        buffers_bytes=(
+            _gathered_bytes(trained, precision, offload, gathered_layers, whole_gradients) if zero_stage == 3 else 0
+        ),
         reduction_bytes=_reduction_bytes(count, precision, zero_stage, world_size, offload),
         step_bytes=0 if zero_stage == 0 or offload != "none" else _step_bytes(count, precision, zero_stage, world_size),
         runtime_bytes=runtime_bytes,
@@ -254,13 +257,15 @@ def _reduction_bytes(
     return buckets + reduced
 
 
-def _gathered_bytes(trained: TrainedParameters, precision: Precision, offload: Offload, whole_gradients: bool) -> int:
+def _gathered_bytes(
+    trained: TrainedParameters, precision: Precision, offload: Offload, gathered_layers: int, whole_gradients: bool
+) -> int:
     """At stage 3 the gradient bucket, and the weights that are gathered and prefetched, or stay gathered.
 
     Whole gradients are reduced from where they are.
     """
     bucket = 0 if whole_gradients else min(trained.count, REDUCE_BUCKET_ELEMENTS)
-    kept = 0 if offload == "parameters" else trained.outside_layers
+    kept = 0 if offload == "parameters" else trained.outside_layers + gathered_layers * trained.largest_layer
     gathered = min(trained.count + trained.frozen, LIVE_PARAMETERS + PREFETCH_ELEMENTS + kept)
     return bucket * precision.gradient_bytes + gathered * precision.weight_bytes
 

@@ -26,13 +26,16 @@ class ParameterCount:
 class TrainedParameters:
     """How many parameters are trained, how many are frozen beside an adapter, and how many of these have 4 bits.
 
-    `outside_layers`: of those that are trained, embedding and output projection, where there is no adapter.
+    Where there is no adapter, `outside_layers` are those of embedding and output projection, `layers` is how many
+    layers of encoder and decoder there are, and `largest_layer` has the most of them.
     """
 
     count: int
     frozen: int = 0
     quantised: int = 0
     outside_layers: int = 0
+    layers: int = 0
+    largest_layer: int = 0
 
 
 def trained_parameters(
@@ -45,7 +48,12 @@ def trained_parameters(
     counts = count_parameters(architecture, pretrained=pretrained)
     total = counts.total
     if lora_rank is None:
-        return TrainedParameters(total, outside_layers=counts.embedding + counts.output)
+        return TrainedParameters(
+            total,
+            outside_layers=counts.embedding + counts.output,
+            layers=sum(stack.layers for stack in architecture.stacks),
+            largest_layer=max(_layer_parameters(stack) for stack in architecture.stacks),
+        )
     matrices = sum(
         stack.layers * inputs * outputs for stack in architecture.stacks for inputs, outputs in layer_matrices(stack)
     )

@@ -85,13 +85,16 @@ def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
 
 
 def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
+    layouts = [workers.choice.layout for workers in plan.workers if workers.choice]
+    gathered = ("Layers gathered once a step", _of_choice(_gathered_layers(plan.setup.trained.layers)))
     reduced = ("Gradients reduced once a step", _of_choice(lambda c: "yes" if c.layout.whole_gradients else "no"))
     return [
         ("ZeRO stage", _of_choice(lambda choice: str(choice.layout.zero_stage))),
         ("Micro-batch size", _of_choice(lambda choice: str(choice.layout.micro_batch_size))),
         ("Accumulation", lambda workers: str(workers.accumulation) if workers.choice else _ABSENT),
         ("Gradient checkpointing", _of_choice(lambda choice: "yes" if choice.layout.gradient_checkpointing else "no")),
-        *([reduced] if any(w.choice and w.choice.layout.whole_gradients for w in plan.workers) else []),
+        *([gathered] if any(layout.gathered_layers for layout in layouts) else []),
+        *([reduced] if any(layout.whole_gradients for layout in layouts) else []),
         *([("Compiled layers", _of_choice(lambda _choice: "yes"))] if plan.setup.compiled else []),
     ]
 
@@ -103,6 +106,10 @@ def _checkpoint_rows() -> list[tuple[str, _Cell]]:
         ("Lost per failure, on average", _lost),
         ("Time lost to saving and repeating", lambda workers: _percent(workers.checkpoint.lost_fraction)),
     ]
+
+
+def _gathered_layers(layers: int) -> Callable[[Choice], str]:
+    return lambda choice: f"{choice.layout.gathered_layers} of {layers}"
 
 
 def _of_choice(cell: Callable[[Choice], str]) -> _Cell:
