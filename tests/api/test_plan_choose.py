@@ -75,33 +75,47 @@ def test_no_lower_stage_fits_and_the_chosen_one_does(world_size: int, gigabytes:
         assert setup.memory(world_size, most_frugal).total_bytes > setup.budget_bytes(gigabytes * GB)
 
 
+FRUGAL = {"zero_stage": 3, "micro_batch_size": 1, "gradient_checkpointing": True}
+
+
 @pytest.mark.parametrize(
-    ("gigabytes", "batch", "asked", "is_whole"),
+    ("gigabytes", "batch", "asked", "gathered", "is_whole"),
     [
-        (80, 96, {"zero_stage": 3}, True),
-        (80, 96, {"zero_stage": 3, "micro_batch_size": 2, "gradient_checkpointing": True}, True),
-        (34, 96, {"zero_stage": 3}, False),
-        (80, 4, {"zero_stage": 3, "micro_batch_size": 1}, False),
-        (80, 96, {"zero_stage": 2}, False),
+        (141, 96, {"zero_stage": 3, "micro_batch_size": 1}, 32, True),
+        (80, 96, FRUGAL, 32, True),
+        (80, 96, {"zero_stage": 3}, 32, False),
+        (40, 96, FRUGAL, 14, False),
+        (30, 96, FRUGAL, 0, False),
+        (80, 8, FRUGAL, 32, False),
+        (80, 96, {"zero_stage": 2}, 0, False),
     ],
-    ids=["room", "asked for all else", "no room", "one pass", "stage 2"],
+    ids=["room", "asked for all", "room for layers", "for some of them", "no room", "one pass", "stage 2"],
 )
-def test_gradients_are_whole_at_stage_3_where_they_fit_and_spare_a_reduction(
-    gigabytes: int, batch: int, asked: dict[str, Any], is_whole: bool
+def test_memory_that_stage_3_leaves_is_for_gathered_layers_and_then_for_whole_gradients(
+    gigabytes: int, batch: int, asked: dict[str, Any], gathered: int, is_whole: bool
 ) -> None:
     setup = replace(LLAMA_8B, global_batch_size=batch)
     choice = choose_layout(setup, 8, gigabytes * GB, Request(**asked))
 
-    assert choice.layout.whole_gradients is is_whole
-    assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
-    assert ("gradients reduced once a step" in choice.reason) is (is_whole and len(asked) == 1)
+    assert (choice.layout.gathered_layers, choice.layout.whole_gradients) == (gathered, is_whole)
+    if asked != FRUGAL:
+        assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
+        assert ("layers gathered once a step" in choice.reason) is (gathered > 0)
+        assert ("gradients reduced once a step" in choice.reason) is is_whole
 
 
-def test_a_worker_that_is_alone_and_one_that_offloads_have_no_whole_gradients() -> None:
+def test_one_more_gathered_layer_would_not_fit() -> None:
+    layout = choose_layout(LLAMA_8B, 8, 40 * GB, Request(**FRUGAL)).layout
+    budget, more = LLAMA_8B.budget_bytes(40 * GB), replace(layout, gathered_layers=layout.gathered_layers + 1)
+
+    assert LLAMA_8B.memory(8, layout).total_bytes <= budget < LLAMA_8B.memory(8, more).total_bytes
+
+
+def test_a_worker_that_is_alone_and_one_that_offloads_use_no_more_memory_than_they_must() -> None:
     offloading = replace(T5_SMALL, offload="optimizer")
     for setup, world_size in ((T5_SMALL, 1), (offloading, 8)):
-        choice = choose_layout(setup, world_size, 80 * GB, Request(zero_stage=3))
-        assert not choice.layout.whole_gradients
+        layout = choose_layout(setup, world_size, 80 * GB, Request(zero_stage=3)).layout
+        assert (layout.gathered_layers, layout.whole_gradients) == (0, False)
 
 
 def test_checkpointing_is_left_out_where_the_micro_batch_keeps_the_device_busy() -> None:
@@ -132,7 +146,7 @@ def test_explicit_values_are_kept_and_the_rest_is_chosen_around_them() -> None:
     of_7 = choose_layout(T5_SMALL, 2, 80 * GB, Request(micro_batch_size=7))
     recomputed = choose_layout(T5_SMALL, 2, 80 * GB, Request(gradient_checkpointing=True))
 
-    assert stage_3.layout == Layout(3, 48, gradient_checkpointing=False)
+    assert stage_3.layout == Layout(3, 48, gradient_checkpointing=False, gathered_layers=12)
     assert "ZeRO stage 3 (as set)" in stage_3.reason
     assert of_7.layout == Layout(1, 7, gradient_checkpointing=False)
     assert recomputed.layout == Layout(1, 48, gradient_checkpointing=True)

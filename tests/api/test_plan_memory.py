@@ -296,10 +296,14 @@ def test_buffers_are_stage_3s_bucket_and_gathered_weights() -> None:
     assert [each.buffers_bytes for each in memory] == [0, 0, 0, 1 * GB + 21 * GB // 10 + 2 * outside_layers]
 
 
-def test_whole_gradients_need_no_bucket_and_what_is_in_host_memory_does_not_stay_gathered() -> None:
+def test_layers_stay_gathered_as_asked_and_whole_gradients_need_no_bucket() -> None:
     llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
     outside_layers = 2 * 32_000 * 4096
     arguments: Any = (llama, Workload(1, 128), BFLOAT16, 3, 8)
 
+    assert estimate_memory(*arguments, gathered_layers=2).buffers_bytes == (
+        1 * GB + 21 * GB // 10 + 2 * (outside_layers + 2 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096))
+    )
+    assert estimate_memory(*arguments, gathered_layers=32).buffers_bytes == 1 * GB + 2 * 6_738_415_616
     assert estimate_memory(*arguments, whole_gradients=True).buffers_bytes == 21 * GB // 10 + 2 * outside_layers
     assert estimate_memory(*arguments, offload="parameters").buffers_bytes == 1 * GB + 21 * GB // 10

@@ -142,18 +142,20 @@ def test_out_of_memory_halves_the_micro_batch_and_records_it(runs: Runs, directo
     assert plan["requested"]["microBatchSize"] == 4
 
 
-def test_out_of_memory_gives_up_whole_gradients_before_the_micro_batch(runs: Runs, directory: JobDirectory) -> None:
-    world = World([Group(OUT_OF_MEMORY), Group(OUT_OF_MEMORY), Group(TRAINED, last=10)])
+def test_out_of_memory_gives_up_spare_memory_before_the_micro_batch(runs: Runs, directory: JobDirectory) -> None:
+    world = World([*[Group(OUT_OF_MEMORY)] * 3, Group(TRAINED, last=10)])
 
     def resolved(*arguments: Any) -> ExecutionPlan:
-        return replace(resolve_execution(*arguments), whole_gradients=True)
+        return replace(resolve_execution(*arguments), gathered_layers=2, whole_gradients=True)
 
     with patch.object(planning, "resolve_execution", resolved):
         make_driver(runs, directory, world).run()
-    assert [(task.plan["wholeGradients"], task.plan["microBatchSize"]) for task in world.tasks] == [
-        (True, 4),
-        (False, 4),
-        (False, 2),
+    names = ("wholeGradients", "gatheredLayers", "microBatchSize")
+    assert [tuple(task.plan[name] for name in names) for task in world.tasks] == [
+        (True, 2, 4),
+        (False, 2, 4),
+        (False, 0, 4),
+        (False, 0, 2),
     ]
 
 

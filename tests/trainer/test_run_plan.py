@@ -53,30 +53,36 @@ def test_an_edit_of_execution_is_taken_over_once() -> None:
     assert plan.follow(execution(zeroStage=3), step=50) == plan
 
 
-def test_an_edit_of_what_gradients_were_planned_beside_gives_them_up() -> None:
-    whole = replace(PLAN, whole_gradients=True)
-    kept, edited = (whole.follow(execution(microBatchSize=size), step=3) for size in (8, 16))
-    assert (kept.whole_gradients, edited.whole_gradients) == (True, False)
+SPARING = replace(PLAN, gathered_layers=2, whole_gradients=True)
+"""With memory left."""
+
+
+def test_an_edit_of_what_spare_memory_was_planned_beside_gives_it_up() -> None:
+    kept, edited = (SPARING.follow(execution(microBatchSize=size), step=3) for size in (8, 16))
+    assert (kept.gathered_layers, kept.whole_gradients) == (2, True)
+    assert (edited.gathered_layers, edited.whole_gradients) == (0, False)
     assert edited.changes[-1]["wholeGradients"] == [True, False]
+    assert edited.changes[-1]["gatheredLayers"] == [2, 0]
 
 
-def test_a_plan_of_before_there_were_whole_gradients_has_none() -> None:
-    older = {name: value for name, value in PLAN.to_json().items() if name != "wholeGradients"}
+def test_a_plan_of_before_there_was_spare_memory_has_none() -> None:
+    older = {name: value for name, value in PLAN.to_json().items() if name not in ("gatheredLayers", "wholeGradients")}
     assert RunPlan.from_json(older) == PLAN
 
 
-def test_gradients_are_not_whole_beside_an_offload() -> None:
-    whole = replace(PLAN, zero_stage=3, whole_gradients=True)
-    assert not whole.follow(execution(offload="optimizer"), step=3).whole_gradients
+def test_nothing_stays_on_the_device_beside_an_offload() -> None:
+    plan = replace(SPARING, zero_stage=3).follow(execution(offload="optimizer"), step=3)
+    assert (plan.gathered_layers, plan.whole_gradients) == (0, False)
 
 
-def test_less_memory_is_gradients_in_parts_and_then_half_the_micro_batch() -> None:
-    plan, seen = replace(PLAN, whole_gradients=True, micro_batch_size=3), []
+def test_less_memory_is_gradients_in_parts_then_layers_in_parts_and_then_half_the_micro_batch() -> None:
+    plan, seen = replace(SPARING, micro_batch_size=3), []
     while plan.can_use_less_memory:
         plan = plan.use_less_memory(step=5)
-        seen.append((plan.whole_gradients, plan.micro_batch_size))
-    assert seen == [(False, 3), (False, 1)]
-    assert [set(change) for change in plan.changes] == [{"step", "wholeGradients"}, {"step", "microBatchSize"}]
+        seen.append((plan.whole_gradients, plan.gathered_layers, plan.micro_batch_size))
+    assert seen == [(False, 2, 3), (False, 0, 3), (False, 0, 1)]
+    changed = [set(change) - {"step"} for change in plan.changes]
+    assert changed == [{"wholeGradients"}, {"gatheredLayers"}, {"microBatchSize"}]
 
 
 def test_an_adaptation_is_not_undone_by_the_same_request() -> None:
