@@ -75,7 +75,7 @@ def test_no_lower_stage_fits_and_the_chosen_one_does(world_size: int, gigabytes:
         assert setup.memory(world_size, most_frugal).total_bytes > setup.budget_bytes(gigabytes * GB)
 
 
-FRUGAL = {"zero_stage": 3, "micro_batch_size": 1, "gradient_checkpointing": True}
+FRUGAL: dict[str, Any] = {"zero_stage": 3, "micro_batch_size": 1, "gradient_checkpointing": True}
 
 
 @pytest.mark.parametrize(
