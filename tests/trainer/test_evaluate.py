@@ -48,7 +48,7 @@ def generating(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("task", TASKS)
 def test_loss_is_the_mean_over_label_tokens_not_over_batches(sources: dict[Task, Path], task: Task) -> None:
     job, model, tokenizer, rows = load(sources[task], task)
-    result = evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=1)
+    result = evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4)
     model.eval()
     total = tokens = 0.0
     for row in rows:
@@ -74,7 +74,7 @@ def evaluate_rank(
         ListedRows(rows),
         tokenizer,
         job,
-        micro_batch_size=1,
+        batch_size=4,
         ranks=Ranks(rank, world_size),
         zero_stage=zero_stage,
     )
@@ -103,7 +103,7 @@ def tenths_of_the_reference(answer: str, reference: str, columns: Mapping[str, s
 def evaluate_own(rank: int, world_size: int, source: Path) -> EvaluationResult:
     metric = f"{__name__}:{tenths_of_the_reference.__name__}"
     job, model, tokenizer, rows = load(source, "seq2seq", **generating(metrics=["exactMatch", metric], batchSize=2))
-    return evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=1, ranks=Ranks(rank, world_size))
+    return evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, ranks=Ranks(rank, world_size))
 
 
 def test_a_function_of_the_users_is_averaged_exactly_at_any_world_size(sources: dict[Task, Path]) -> None:
@@ -136,7 +136,7 @@ def train_rank(
                 ListedRows(rows),
                 tokenizer,
                 job,
-                micro_batch_size=1,
+                batch_size=4,
                 ranks=Ranks(rank, world_size),
                 zero_stage=engine.zero_optimization_stage(),
             )
@@ -165,7 +165,7 @@ def evaluate_few(rank: int, world_size: int, source: Path) -> tuple[EvaluationRe
     job, model, tokenizer, rows = load(source, "seq2seq", samples=3)
     forwards = []
     model.register_forward_hook(lambda *_: forwards.append(1))
-    result = evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=1, ranks=Ranks(rank, world_size))
+    result = evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, ranks=Ranks(rank, world_size))
     return result, len(forwards)
 
 
@@ -181,7 +181,7 @@ def test_a_model_that_knows_the_answers_scores_one(sources: dict[Task, Path], ta
         optimizer.zero_grad()
         model(**inputs).loss.backward()
         optimizer.step()
-    result = evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=1)
+    result = evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4)
     assert result.exact_match == 1.0
     assert [prediction.prediction for prediction in result.predictions] == [row["completion"] for row in rows]
     assert result.predictions[1].prompt == "how many singers are there ? how many singers are there ? 1"
@@ -196,17 +196,17 @@ def test_queries_are_run_in_the_database_that_the_row_names(sources: dict[Task, 
     job, model, tokenizer, rows = load(
         sources["seq2seq"], "seq2seq", **generating(metrics=["executionAccuracy"], sql=sql, batchSize=5)
     )
-    result = evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=1)
+    result = evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4)
     assert result.execution_accuracy == 0.0
     assert result.exact_match is None
     with pytest.raises(JobError, match=r"no file opera\.sqlite"):
-        evaluate(model, ListedRows([{**rows[0], "database": "opera"}]), tokenizer, job, micro_batch_size=1)
+        evaluate(model, ListedRows([{**rows[0], "database": "opera"}]), tokenizer, job, batch_size=4)
 
 
 def test_only_the_samples_that_were_asked_for_are_read(sources: dict[Task, Path]) -> None:
     job, model, tokenizer, rows = load(sources["seq2seq"], "seq2seq", samples=2)
     dataset = ListedRows(rows)
-    result = evaluate(model, dataset, tokenizer, job, micro_batch_size=1, sample_ids=[4, 9, 11])
+    result = evaluate(model, dataset, tokenizer, job, batch_size=4, sample_ids=[4, 9, 11])
     assert set(dataset.read) == {4, 9}
     assert result.samples == 2
 
@@ -218,7 +218,7 @@ def test_training_is_not_disturbed(sources: dict[Task, Path]) -> None:
     frozen.eval()
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=2)
+    evaluate(model, ListedRows(rows), tokenizer, job, batch_size=8)
     assert torch.equal(torch.get_rng_state(), before)
     assert {module for module in model.modules() if not module.training} == set(frozen.modules())
     assert torch.is_grad_enabled()
@@ -241,7 +241,7 @@ def test_a_heartbeat_that_raises_ends_the_evaluation(sources: dict[Task, Path]) 
 
     model.train()
     with pytest.raises(StoppedError):
-        evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=8, heartbeat=beat)
+        evaluate(model, ListedRows(rows), tokenizer, job, batch_size=32, heartbeat=beat)
     assert model.training
     assert torch.is_grad_enabled()
     assert beats == 40
@@ -267,7 +267,7 @@ def test_rows_without_a_prompt_cannot_be_answered(
 ) -> None:
     job, model, tokenizer, rows = load(sources["causal"], "causal", **generating())
     with pytest.raises(JobError, match=message):
-        evaluate(model, ListedRows([change(rows[0])]), tokenizer, job, micro_batch_size=1)
+        evaluate(model, ListedRows([change(rows[0])]), tokenizer, job, batch_size=4)
 
 
 def test_only_the_last_answer_of_a_chat_is_asked_for(sources: dict[Task, Path]) -> None:
@@ -276,7 +276,7 @@ def test_only_the_last_answer_of_a_chat_is_asked_for(sources: dict[Task, Path]) 
     first = {name: row[name].tolist() for name in ("input_ids", "labels")}
     turns = {name: torch.tensor(tokens * 2 + [2]).numpy() for name, tokens in first.items()}
     turns["labels"][-1] = -100
-    result = evaluate(model, ListedRows([{**row, **turns}]), tokenizer, job, micro_batch_size=1)
+    result = evaluate(model, ListedRows([{**row, **turns}]), tokenizer, job, batch_size=4)
     question = "how many singers are there ? 0"
     assert result.predictions[0].prompt == f"{question}{row['completion']}{question}"
 
@@ -284,7 +284,7 @@ def test_only_the_last_answer_of_a_chat_is_asked_for(sources: dict[Task, Path]) 
 def test_an_empty_evaluation_set_is_an_error(sources: dict[Task, Path]) -> None:
     job, model, tokenizer, rows = load(sources["seq2seq"], "seq2seq")
     with pytest.raises(JobError, match=r"dataset.eval: the evaluation set is empty"):
-        evaluate(model, ListedRows(rows), tokenizer, job, micro_batch_size=1, sample_ids=[])
+        evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, sample_ids=[])
     empty = {**rows[0], "labels": rows[0]["labels"] * 0 - 100}
     with pytest.raises(JobError, match="no evaluation row has a label token"):
-        evaluate(model, ListedRows([empty]), tokenizer, job, micro_batch_size=1)
+        evaluate(model, ListedRows([empty]), tokenizer, job, batch_size=4)

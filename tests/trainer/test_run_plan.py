@@ -85,6 +85,10 @@ def test_less_memory_is_gradients_in_parts_then_layers_in_parts_and_then_half_th
     assert changed == [{"wholeGradients"}, {"gatheredLayers"}, {"microBatchSize"}]
 
 
+def test_evaluation_takes_four_micro_batches_at_once_unless_layers_have_taken_the_memory() -> None:
+    assert (PLAN.evaluation_batch_size, SPARING.evaluation_batch_size) == (32, 8)
+
+
 def test_an_adaptation_is_not_undone_by_the_same_request() -> None:
     """The user asked for 8, which ran out of memory: 4 stays, until the user asks for something else."""
     asked = PLAN.follow(execution(microBatchSize=8), step=0)

@@ -80,15 +80,17 @@ def _step_at_stage_3(zero: Any, adam: torch.optim.Optimizer) -> None:
 def keep_near_the_device(coordinator: Any) -> None:
     """Let the host launch modules only so far ahead of what the device computes.
 
-    The weights that are gathered for a module can be forgotten once the device has computed it. DeepSpeed's own limit
-    is on how far the host is ahead of gathering them, which waits for nothing.
+    The weights that are gathered for a module, and gradients that are reduced, can be forgotten once the device has
+    computed it: what stays gathered counts for the sake of those. DeepSpeed's own limit is on how far the host is ahead
+    of gathering, which waits for nothing.
     """
     fetch, ahead, sizes = coordinator.fetch_sub_module, deque[tuple[int, Any]](), dict[int, int]()
 
     def fetch_and_wait(module: Any, forward: bool) -> None:
         if module.ds_id not in sizes:
-            fetched = iter_params(module, recurse=z3_leaf_module(module))
-            sizes[module.ds_id] = sum(each.ds_numel for each in fetched if not each.ds_persist)
+            is_layer = z3_leaf_module(module)
+            fetched = iter_params(module, recurse=is_layer)
+            sizes[module.ds_id] = sum(each.ds_numel for each in fetched if is_layer or not each.ds_persist)
         fetch(module, forward)
         if sizes[module.ds_id]:
             ahead.append((sizes[module.ds_id], torch.cuda.current_stream().record_event()))

@@ -81,13 +81,14 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         if not config.compile:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    vectors = max((parameter.numel() for parameter in model.parameters() if parameter.dim() < 2), default=0)
     if config.compile:
         _compile(model, config)
     gathered = _gather_whole_layers(model) if config.zero_stage == 3 else 0
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=build_optimizer(model, training, compiled=config.compile and config.offload == "none"),
-        config=_deepspeed_config(training, config, trained, gathered),
+        config=_deepspeed_config(training, config, trained, gathered, vectors),
         dist_init_required=False,
     )
     create_moments(engine)
@@ -177,8 +178,13 @@ def _backend() -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _deepspeed_config(training: TrainingSpec, config: EngineConfig, trained: int, gathered: int) -> dict[str, Any]:
-    """DeepSpeed's configuration for so many `trained` parameters, of which stage 3 gathers so many at once."""
+def _deepspeed_config(
+    training: TrainingSpec, config: EngineConfig, trained: int, gathered: int, vectors: int
+) -> dict[str, Any]:
+    """DeepSpeed's configuration for so many `trained` parameters, of which stage 3 gathers so many at once.
+
+    It divides what has more elements than the largest of the vectors: norms and biases stay on every rank.
+    """
     world_size = int(os.environ["WORLD_SIZE"])
     return {
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
@@ -203,6 +209,7 @@ def _deepspeed_config(training: TrainingSpec, config: EngineConfig, trained: int
             "reduce_bucket_size": min(trained, _LARGEST_BUCKET_ELEMENTS),
             # The next two layers come while one computes.
             "stage3_prefetch_bucket_size": max(PREFETCH_ELEMENTS, 2 * gathered),
+            **({"stage3_param_persistence_threshold": vectors} if gathered else {}),
             **_offload(config.offload),
         },
         # PyTorch's fused AdamW has a vectorised kernel for the host, too, and nothing has to be compiled first.

@@ -125,7 +125,7 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase,
     job: FinetuneJob,
     *,
-    micro_batch_size: int,
+    batch_size: int,
     sample_ids: Sequence[int] | None = None,
     ranks: Ranks | None = None,
     zero_stage: int = 0,
@@ -138,7 +138,7 @@ def evaluate(
         dataset: rows by sample id.
         tokenizer: of the model.
         job: says how: `training.evaluation`, `model.task`.
-        micro_batch_size: of training; batches are four times as large unless `evaluation.batchSize` is set.
+        batch_size: samples that go through the model at once, unless `evaluation.batchSize` is set.
         sample_ids: the samples to evaluate on; by default all. `evaluation.samples` takes the first of them.
         ranks: who takes part; by default this process alone.
         zero_stage: at 3, generation goes on until every rank is done.
@@ -154,7 +154,7 @@ def evaluate(
         ids = ids[: settings.samples]
     if not ids:
         raise JobError("dataset.eval: the evaluation set is empty. Give another source, or a larger fraction.")
-    batches = _cut(ids, _gather_lengths(dataset, ids, ranks, heartbeat), settings.batch_size or 4 * micro_batch_size)
+    batches = _cut(ids, _gather_lengths(dataset, ids, ranks, heartbeat), settings.batch_size or batch_size)
     evaluator = _Evaluator(model, tokenizer, job, ranks.world_size > 1 and zero_stage == 3, heartbeat)
     own: list[_BatchOutcome] = []
     with evaluating(model):

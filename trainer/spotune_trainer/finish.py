@@ -54,7 +54,7 @@ def evaluate_now(worker: Worker, step: int) -> EvaluationResult | None:
         worker.datasets.evaluation,
         worker.tokenizer,
         worker.job,
-        micro_batch_size=worker.plan.micro_batch_size,
+        batch_size=worker.plan.evaluation_batch_size,
         sample_ids=worker.datasets.evaluation_ids.tolist(),
         ranks=Ranks(worker.rank, worker.world_size, worker.control),
         zero_stage=worker.engine.zero_optimization_stage(),

@@ -75,6 +75,11 @@ class RunPlan:
         return replace(self, version=self.version + 1, changes=(*self.changes, record), **news)
 
     @property
+    def evaluation_batch_size(self) -> int:
+        """Samples of an evaluation batch: without gradients four micro-batches fit, unless layers take the memory."""
+        return self.micro_batch_size * (1 if self.gathered_layers else 4)
+
+    @property
     def can_use_less_memory(self) -> bool:
         """Whether `use_less_memory` has something to change."""
         return self.whole_gradients or self.gathered_layers > 0 or self.micro_batch_size > 1

@@ -33,7 +33,7 @@ class EvaluationSpec(Section):
     samples: NotNegative = 0
     """Evaluate the first so many samples only; 0: all."""
     batch_size: NotNegative = 0
-    """Samples per evaluation batch and worker; 0: four times the micro-batch."""
+    """Samples per evaluation batch and worker; 0: four times the micro-batch, but once where ZeRO-3 keeps layers."""
     sql: SqlSpec | None = None
     """Where generated SQL is run, for executionAccuracy."""
 
