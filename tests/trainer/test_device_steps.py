@@ -56,6 +56,21 @@ def test_the_host_is_at_most_so_many_parameters_ahead(
     assert fetched == [*((number, True) for number in range(6)), (0, False)]
 
 
+@pytest.mark.parametrize(("is_layer", "waited_for"), [(True, [0, 1]), (False, [])])
+def test_layers_that_stay_gathered_hold_the_host_back_for_their_gradients(
+    is_layer: bool, waited_for: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: device)
+    coordinator: Any = SimpleNamespace(fetch_sub_module=lambda m, forward: None)
+    keep_near_the_device(coordinator)
+    for number in range(3):
+        each = module(number, LIVE_PARAMETERS)
+        each.weight.ds_persist, each._z3_leaf = True, is_layer
+        coordinator.fetch_sub_module(each, forward=True)
+    assert device.waited_for == waited_for
+
+
 def whole_layers(_rank: int, _world_size: int, frozen: tuple[str, ...]) -> list[bool]:
     engine = build(Layout(3, 1, "bfloat16"), frozen)
     return [z3_leaf_module(layer) for layer in repeated_layers(engine.module)]

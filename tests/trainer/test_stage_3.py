@@ -169,6 +169,18 @@ def layer_of(name: str) -> int | None:
     return int(name.split(".")[2]) if ".layers." in name else None
 
 
+def on_every_rank(_rank: int, _world_size: int) -> set[str]:
+    """Parameters that no rank divides."""
+    made = build(Layout(3, 2, "float32"), ())
+    small = {each.ds_id for each in made.optimizer.persistent_parameters}
+    return {name for name, each in made.module.named_parameters() if each.ds_id in small}
+
+
+def test_norms_alone_are_whole_on_every_rank_however_small_the_model_is() -> None:
+    norms = {name for name, each in build_model(torch.float32).named_parameters() if each.dim() == 1}
+    assert run_group(2, on_every_rank) == [norms, norms]
+
+
 def held_after_steps(_rank: int, _world_size: int, dtype: torch.dtype, layers: int) -> tuple[Any, list[int]]:
     """What an engine holds after steps of two passes, and where its first layer's weights lie after each of them."""
     config = EngineConfig(3, 1, 2, dtype, gradient_checkpointing=False, gathered_layers=layers)
