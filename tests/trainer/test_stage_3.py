@@ -15,12 +15,13 @@ from torch import Tensor, distributed
 
 from spotune_trainer import stage_3
 from spotune_trainer.compiled import repeated_layers
-from spotune_trainer.engine import EngineConfig, build_engine
+from spotune_trainer.engine import EngineConfig, build_engine, set_learning_rate
 from spotune_trainer.stage_3 import gather, reduce_scatter_mean
 from spotune_trainer.weight_gradients import add_up_in_products
 from tests.trainer.groups import run_group
 from tests.trainer.layouts import (
     FROZEN,
+    VOCABULARY,
     Layout,
     build,
     build_model,
@@ -117,6 +118,34 @@ def test_whole_gradients_are_reduced_once_a_step_and_are_the_same(world_size: in
     for (expected, nothing, often), (found, gradients_held, seldom) in zip(each_pass, once, strict=True):
         assert (nothing, gradients_held) == (0, sum(p.numel() for p in build_model(torch.float32, ()).parameters()))
         assert often == 3 * seldom
+        for name, values in expected.items():
+            assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-6)
+
+
+def without_a_layer(_rank: int, _world_size: int, whole_gradients: bool) -> dict[str, list[float]]:
+    """What an engine holds after two steps of two passes, the second one of which leaves a layer out."""
+    config = EngineConfig(3, 1, 2, torch.float32, gradient_checkpointing=False, whole_gradients=whole_gradients)
+    with dividing_everything():
+        model = build_model(torch.float32, (), layers=2)
+        made = build_engine(model, make_job("/model").spec.training, config)
+    left_out = made.module.model.layers.pop(1)
+    whole, shortened = [*made.module.model.layers, left_out], [*made.module.model.layers]
+    random = torch.Generator().manual_seed(0)
+    set_learning_rate(made, 0.01)
+    for number, layers in enumerate([whole, shortened] * 2):
+        made.module.model.layers = torch.nn.ModuleList(layers)
+        made.module.config.num_hidden_layers = len(layers)
+        tokens = torch.randint(1, VOCABULARY, (2, 6), generator=random)
+        made.set_gradient_accumulation_boundary(number % 2 == 1)
+        made.backward(made(input_ids=tokens, labels=tokens).loss / 2)
+        made.step()
+    made.module.model.layers = torch.nn.ModuleList(whole)
+    return {name: tensor.flatten().tolist() for name, tensor in state_of(made).items()}
+
+
+def test_gradients_of_what_takes_no_part_in_the_last_pass_are_reduced_as_well() -> None:
+    each_pass, once = (run_group(2, without_a_layer, whole) for whole in (False, True))
+    for expected, found in zip(each_pass, once, strict=True):
         for name, values in expected.items():
             assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-6)
 

@@ -74,16 +74,27 @@ def keep_gathered(parameters: Iterable[Any]) -> None:
 def reduce_once(zero: Any) -> None:
     """Add gradients up whole on every rank, and reduce them in the last backward pass before a step only.
 
-    Every parameter has to take part in that pass, as in the models that are supported.
+    What takes no part in that pass, but did so before, is reduced at its end.
     """
-    reduce = zero.reduce_ready_partitions_and_remove_grads
+    reduce, end_pass = zero.reduce_ready_partitions_and_remove_grads, zero.independent_gradient_partition_epilogue
+    trained = [parameter for group in zero.fp16_groups for parameter in group if parameter.requires_grad]
+    reduced = set[int]()
 
     def reduce_in_the_last_pass(parameter: Any) -> None:
         if zero.is_gradient_accumulation_boundary():
             zero.micro_step_id = 0  # there is nothing to add to
+            reduced.add(parameter.ds_id)
             reduce(parameter)
 
+    def reduce_what_is_left() -> None:
+        for parameter in trained:
+            if parameter.ds_id not in reduced and parameter.grad is not None:
+                reduce_in_the_last_pass(parameter)
+        reduced.clear()
+        end_pass()
+
     zero.reduce_ready_partitions_and_remove_grads = reduce_in_the_last_pass
+    zero.independent_gradient_partition_epilogue = reduce_what_is_left
 
 
 @dataclass
