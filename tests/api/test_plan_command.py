@@ -73,6 +73,15 @@ def test_table_has_a_column_per_number_of_workers_and_names_what_was_assumed(pla
     assert "taken away every 6.0 h on average" in out
 
 
+def test_what_stage_3_does_with_memory_that_is_left_is_said(planner: Planner) -> None:
+    plan = planner.json("--workers", "8", "--device-memory", "14GB")
+    [workers] = plan["workers"]
+    gathered = workers["layout"]["gatheredLayers"]
+    assert workers["layout"]["zeroStage"] == 3
+    assert gathered > 0
+    assert f"{gathered} layers gathered once a step" in workers["reason"]
+
+
 def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
     plan = planner.json("--workers", "4", "--device-memory", "80GB", "--step-seconds", "2")
 
@@ -87,6 +96,8 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
         "accumulation": 2,
         "gradientCheckpointing": False,
         "compile": False,
+        "gatheredLayers": 0,
+        "wholeGradients": False,
     }
     memory = workers["memoryPerWorker"]
     assert memory["optimizerBytes"] == 12 * 2_851_598_336 // 4

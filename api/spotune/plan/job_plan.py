@@ -213,6 +213,8 @@ def _layout_json(choice: Choice, accumulation: int, *, compiled: bool) -> dict[s
         "accumulation": accumulation,
         "gradientCheckpointing": choice.layout.gradient_checkpointing,
         "compile": compiled,
+        "gatheredLayers": choice.layout.gathered_layers,
+        "wholeGradients": choice.layout.whole_gradients,
     }
 
 
