@@ -40,6 +40,7 @@ from spotune_trainer.layout import JobDirectory
 from spotune_trainer.models import load_config
 from spotune_trainer.notice import Flags
 from spotune_trainer.progress import Journal
+from spotune_trainer.run_plan import NOTHING_SPARE
 from spotune_trainer.task import WorkerTask
 from tests.trainer.layouts import release
 from tests.trainer.measured import (
@@ -214,7 +215,7 @@ def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dic
 
 def _without_spare_memory(plan: ExecutionPlan, setup: Setup, world_size: int) -> ExecutionPlan:
     layout = PlannedLayout(plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing)  # type: ignore[arg-type]
-    return replace(plan, gathered_layers=0, whole_gradients=False, memory=setup.memory(world_size, layout))
+    return replace(plan, **NOTHING_SPARE, memory=setup.memory(world_size, layout))
 
 
 def _device_bytes() -> int:

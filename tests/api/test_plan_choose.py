@@ -85,7 +85,7 @@ FRUGAL: dict[str, Any] = {"zero_stage": 3, "micro_batch_size": 1, "gradient_chec
         (80, 96, FRUGAL, 32, True),
         (80, 96, {"zero_stage": 3}, 32, False),
         (40, 96, FRUGAL, 14, False),
-        (30, 96, FRUGAL, 0, False),
+        (33, 96, FRUGAL, 0, False),
         (80, 8, FRUGAL, 32, False),
         (80, 96, {"zero_stage": 2}, 0, False),
     ],
@@ -98,8 +98,8 @@ def test_memory_that_stage_3_leaves_is_for_gathered_layers_and_then_for_whole_gr
     choice = choose_layout(setup, 8, gigabytes * GB, Request(**asked))
 
     assert (choice.layout.gathered_layers, choice.layout.whole_gradients) == (gathered, is_whole)
+    assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
     if asked != FRUGAL:
-        assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
         assert ("layers gathered once a step" in choice.reason) is (gathered > 0)
         assert ("gradients reduced once a step" in choice.reason) is is_whole
 

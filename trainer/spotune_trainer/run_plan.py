@@ -17,7 +17,7 @@ from spotune.errors import JobError
 from spotune.job import ExecutionSpec
 from spotune.job.execution import LOWEST_STAGE
 
-NOTHING_SPARE = {"gathered_layers": 0, "whole_gradients": False}
+NOTHING_SPARE: dict[str, Any] = {"gathered_layers": 0, "whole_gradients": False}
 """Values of a plan for which no memory is used that could be spared."""
 LIBRARIES = ("torch", "deepspeed", "transformers", "mosaicml-streaming", "ray", "numpy")
 

@@ -86,7 +86,8 @@ def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
 
 def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
     layouts = [workers.choice.layout for workers in plan.workers if workers.choice]
-    gathered = ("Layers gathered once a step", _of_choice(_gathered_layers(plan.setup.trained.layers)))
+    layers = plan.setup.trained.layers
+    gathered = ("Layers gathered once a step", _of_choice(lambda c: f"{c.layout.gathered_layers} of {layers}"))
     reduced = ("Gradients reduced once a step", _of_choice(lambda c: "yes" if c.layout.whole_gradients else "no"))
     return [
         ("ZeRO stage", _of_choice(lambda choice: str(choice.layout.zero_stage))),
@@ -106,10 +107,6 @@ def _checkpoint_rows() -> list[tuple[str, _Cell]]:
         ("Lost per failure, on average", _lost),
         ("Time lost to saving and repeating", lambda workers: _percent(workers.checkpoint.lost_fraction)),
     ]
-
-
-def _gathered_layers(layers: int) -> Callable[[Choice], str]:
-    return lambda choice: f"{choice.layout.gathered_layers} of {layers}"
 
 
 def _of_choice(cell: Callable[[Choice], str]) -> _Cell:
