@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from spotune_trainer import files
+from spotune_trainer.residual_sums import KeepResidualSums
 from spotune_trainer.sums_of_products import SumsOfProducts
 from spotune_trainer.weight_gradients import add_up_in_products
 
@@ -35,7 +36,10 @@ logger = logging.getLogger("spotune.worker")
 
 WIDTH_MULTIPLE = 128
 """Batches are padded to a multiple of so many tokens; matrix units like it, too."""
-_OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": SumsOfProducts()}
+_OPTIONS: dict[str, Any] = {
+    "joint_custom_pre_pass": KeepResidualSums(),
+    "post_grad_custom_pre_pass": SumsOfProducts(),
+}
 """Of torch.compile, which takes layers to be of one code only where these are the very same object."""
 _MOST_SHAPES = 256
 """Shapes of a layer's input after which torch.compile gives up and runs it as it is."""
