@@ -3,7 +3,8 @@ r"""The same samples, losses and weights on GPUs: every ZeRO stage, resumed from
 Trains a small T5 with dropout for ten steps at each stage and precision, then again from the checkpoint after step
 five, and compares: sample hashes with stage 0, losses with stage 0, and parameters bit for bit with the run that was
 not interrupted. Trains once more with two steps whose loss is not finite, which are to change nothing. Resumes runs in
-float16, with 8-bit moments, an adapter, compiled layers, and offload in the same way. Then converts a tiny Llama's
+float16, with 8-bit moments, an adapter, compiled layers, offload, and rows of 2,048 tokens in the same way, all with
+`execution.deterministic`; and long rows without it, too, by how much those differ. Then converts a tiny Llama's
 checkpoint to DeepSpeed's universal format and back. No Ray: the ranks come from torchrun.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_exactness.py \
@@ -16,20 +17,21 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 
+from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.generations import choose_checkpoint, surviving_steps
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.worker import Worker
 from tests.trainer import foreign
-from tests.trainer.measured import from_first_rank, machine, publish, torchrun_group
+from tests.trainer.measured import from_first_rank, machine, make_llama_job, publish, torchrun_group
 from tests.trainer.overflowing import BAD, OverflowingWorker
 from tests.trainer.runs import Layout, Runs, committed, committed_state, make_task, start_generation, train_rank
 
@@ -40,11 +42,32 @@ INTERRUPTED_AFTER = 5
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run: the task and precision of its model, and further sections of its job."""
+    """A kind of run.
+
+    Attributes:
+        task: of its model.
+        dtype: of its weights.
+        sections: further ones of its job.
+        length: tokens of a row, instead of rows of very uneven lengths up to some eighty; in bfloat16.
+        documents: in each such row.
+    """
 
     task: str = "seq2seq"
     dtype: str = "bfloat16"
     sections: Mapping[str, Any] = field(default_factory=dict)
+    length: int | None = None
+    documents: int = 1
+
+    def job(self, runs: Runs, **checkpoint: int) -> FinetuneJob:
+        """The job of a run of this kind: ten steps."""
+        sections = {**self.sections, "execution": {"deterministic": True, **self.sections.get("execution", {})}}
+        if self.length is None:
+            return runs.job(self.task, self.dtype, checkpoint=checkpoint, **sections)
+        folder = runs.root / f"rows-of-{self.length}-with-{self.documents}"
+        shutil.rmtree(folder, ignore_errors=True)
+        sections["training"] = {"maxSteps": 2 * INTERRUPTED_AFTER, "seed": 7}
+        every = {"every": INTERRUPTED_AFTER, **checkpoint}
+        return make_llama_job(folder, "small", 12, self.length, sections, self.documents, **every)
 
 
 KINDS = {
@@ -60,8 +83,18 @@ KINDS = {
         "causal", sections={"execution": {"compile": True, "gradientCheckpointing": True}}
     ),
     "optimizer on the host": Kind(sections={"execution": {"offload": "optimizer"}}),
+    "rows of 2,048": Kind(length=2048),
+    "rows of 2,048, compiled": Kind(length=2048, sections={"execution": {"compile": True}}),
+    "rows of 2,048, eight documents each": Kind(length=2048, documents=8, sections={"execution": {"compile": True}}),
 }
 """What else people do, each resumed at the lowest stage that divides something, and at the highest."""
+KINDS |= {
+    f"{name}, any kernels": replace(
+        KINDS[name], sections={"execution": {**KINDS[name].sections.get("execution", {}), "deterministic": False}}
+    )
+    for name in KINDS
+    if KINDS[name].length
+}
 
 
 def train(
@@ -76,8 +109,7 @@ def train(
     rank, task = distributed.get_rank(), None
     if rank == 0:
         directory.root.mkdir(exist_ok=True)
-        job = runs.job(kind.task, kind.dtype, checkpoint=checkpoint, **kind.sections)
-        task = make_task(directory, job, layout, start_generation(directory))
+        task = make_task(directory, kind.job(runs, **checkpoint), layout, start_generation(directory))
     train_rank(rank, layout.world_size, from_first_rank(task), worker)
     distributed.barrier()
 
@@ -99,7 +131,7 @@ def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, An
         "dtype": dtype,
         "zeroStage": layout.zero_stage,
         "sameSamplesAsStage0": all(a["samples"] == b["samples"] for a, b in pairs),
-        "largestRelativeLossDifferenceFromStage0": max(abs(a["loss"] - b["loss"]) / a["loss"] for a, b in pairs),
+        "largestRelativeLossDifferenceFromStage0": _largest_difference(reference, whole),
         **found,
         **overflow(runs, layout, dtype),
     }
@@ -107,7 +139,7 @@ def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, An
 
 def resume(
     runs: Runs, directory: JobDirectory, layout: Layout, kind: Kind
-) -> tuple[list[dict[str, Any]], dict[str, bool]]:
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Train, interrupt, train again; the steps of the undisturbed run, and whether the other is the same."""
     train(runs, directory, layout, kind)
     whole, parameters = surviving_steps(directory), final_parameters(directory)
@@ -122,7 +154,13 @@ def resume(
         "resumedSamplesEqual": [r["samples"] for r in whole] == [r["samples"] for r in again],
         "resumedLossesEqual": [r["loss"] for r in whole] == [r["loss"] for r in again],
         "resumedParametersBitEqual": all(torch.equal(parameters[name], resumed[name]) for name in parameters),
+        "largestRelativeLossDifference": _largest_difference(whole, again),
     }
+
+
+def _largest_difference(steps: list[dict[str, Any]], others: list[dict[str, Any]]) -> float:
+    """Of the losses of two runs, relative."""
+    return max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in zip(steps, others, strict=True))
 
 
 def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -173,7 +211,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the JSON here too")
     options = parser.parse_args()
     with torchrun_group() as (rank, world_size):
-        torch.use_deterministic_algorithms(True, warn_only=True)
         runs = Runs(from_first_rank(Path(tempfile.mkdtemp()) if rank == 0 else None))
         if rank == 0:
             runs.job()

@@ -42,7 +42,7 @@ spec:
                             metrics: [loss, exactMatch, executionAccuracy, "my_metrics:bleu"],
                             sql: {databases: "s3://bucket/databases", column: database}}}
   execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto, attention: auto,
-               compile: auto, flopsProfile: 10}
+               compile: auto, deterministic: true, flopsProfile: 10}
   checkpoint: {every: 300s, keep: 2, keepEverySteps: 0}
   tracking:   {tensorboard: true, wandb: {project: x, keySecretRef: {name: wandb, key: key}},
                mlflow: {uri: "http://mlflow:5000", experiment: x}}

@@ -35,6 +35,14 @@ LLAMAS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "vocab_size": VOCABULARY,
     },
+    "small": {  # heads as large as real ones
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+    },
     "1.1B": {  # TinyLlama's shape
         "hidden_size": 2048,
         "intermediate_size": 5632,

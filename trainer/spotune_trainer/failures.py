@@ -12,6 +12,7 @@ from spotune.errors import DataError, InfrastructureError, JobError, SpotuneErro
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
+from spotune_trainer.determinism import REFUSED
 from spotune_trainer.layout import GenerationLogs
 from spotune_trainer.rank import RankFailure
 
@@ -40,10 +41,19 @@ def describe(rank: int, error: BaseException) -> RankFailure:
         rank=rank,
         cause=None if checkpoint else str(classify(error)),
         kind=type(error).__name__,
-        message=str(error) if isinstance(error, SpotuneError) else f"{type(error).__name__}: {error}",
+        message=_message(error),
         details="".join(traceback.format_exception(error)),
         checkpoint=checkpoint,
     )
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SpotuneError):
+        return str(error)
+    if REFUSED in str(error):
+        operation = str(error).split(maxsplit=1)[0]
+        return f"execution.deterministic: {operation} {REFUSED}: set it to false, or use another model"
+    return f"{type(error).__name__}: {error}"
 
 
 def record_failure(logs: GenerationLogs, failure: RankFailure) -> None:

@@ -27,9 +27,9 @@ class KeepResidualSums(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         """Mark sums that are never to be computed again."""
         for node in graph.nodes:
-            if node.target is _aten.add.Tensor and _shapes(node) == {node.meta["val"].shape}:
-                if any(_leads_here_only(term) for term in node.all_input_nodes):
-                    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            is_sum = node.target is _aten.add.Tensor and _shapes(node) == {node.meta["val"].shape}
+            if is_sum and any(map(_leads_here_only, node.all_input_nodes)):
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def uuid(self) -> Any:
         """By which the compiler knows whether it has compiled with this before."""

@@ -29,6 +29,7 @@ from spotune_trainer.collectives import outlast
 from spotune_trainer.compiled import WIDTH_MULTIPLE, CompileCache
 from spotune_trainer.data.loader import MicroBatches, MicroBatchLoader
 from spotune_trainer.datasets import Datasets, open_datasets
+from spotune_trainer.determinism import any_kernels, use_deterministic_kernels
 from spotune_trainer.document_attention import attend_within_documents
 from spotune_trainer.engine import EngineConfig, build_engine, learning_rate
 from spotune_trainer.failures import describe, record_failure
@@ -84,12 +85,13 @@ class Worker:
             self.restore()
         with spent.on(Part.PRODUCTIVE):
             ending = self.run_steps()
-        with spent.on(Part.EVALUATION):
+        with spent.on(Part.EVALUATION), any_kernels():
             return WorkerEnd(ending, finish(self) if ending is Ending.TRAINED else {})
 
     def set_up(self) -> None:
         """Process group, data, model and engine."""
         training = self.job.spec.training
+        use_deterministic_kernels(self.job.spec.execution.deterministic)
         # Collectives on small host tensors, whatever the model's own backend is.
         self.control: Any = distributed.new_group(backend="gloo")
         outlast(self.job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, self.control)
@@ -273,7 +275,7 @@ class Worker:
         every = self.job.spec.training.evaluation.every_steps
         if every and step % every == 0 and step < self.total_steps:
             self.loop.settle()
-            with self.journal.spent.on(Part.EVALUATION):
+            with self.journal.spent.on(Part.EVALUATION), any_kernels():
                 evaluate_now(self, step)
             self.journal.enter(Phase.TRAINING)
 
