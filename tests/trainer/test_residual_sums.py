@@ -40,6 +40,14 @@ def of_a_normed_product(stream: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(stream + functional.rms_norm(rows @ weight, (4,)).view(2, 3, 4), (4,))
 
 
+def of_a_product_of_half_the_size(stream: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(stream + (rows.bfloat16() @ weight.bfloat16()).view(2, 3, 4), (4,))
+
+
+def of_a_product_for_all_columns(stream: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(stream + (rows @ weight[:, :1]).view(2, 3, 1), (4,))
+
+
 def of_no_product(stream: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(stream + stream.tanh(), (4,)) * (rows @ weight).view(2, 3, 4)
 
@@ -52,6 +60,8 @@ def of_no_product(stream: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
         (with_a_bias, 1),
         (of_an_adapter, 1),
         (of_a_normed_product, 0),  # the inner norm's gradient needs the product, so keeping the sum takes more memory
+        (of_a_product_of_half_the_size, 0),
+        (of_a_product_for_all_columns, 0),
         (of_no_product, 0),
     ],
 )

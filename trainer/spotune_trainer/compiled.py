@@ -2,9 +2,10 @@
 
 Every repeated layer of a model is compiled as a function of its own, once for all of them: layers are of one code, and
 hooks around them (DeepSpeed gathers weights in them at stage 3) stay outside. Shapes are static. A kernel is then a
-function of its shapes alone, so that a run that is resumed computes what it would have computed; batches are padded to
-few widths (`WIDTH_MULTIPLE`), or each new one would be compiled. Evaluation, whose batches have many shapes, runs
-without.
+function of its shapes alone, and on GPUs of what the compiler measured to be fastest where it has a choice, which it
+has not for sums with `execution.deterministic`: a run that is resumed computes what it would have computed. Batches are
+padded to few widths (`WIDTH_MULTIPLE`), or each new one would be compiled. Evaluation, whose batches have many shapes,
+runs without.
 """
 
 from __future__ import annotations

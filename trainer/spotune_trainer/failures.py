@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from dataclasses import asdict
 
@@ -50,9 +51,9 @@ def describe(rank: int, error: BaseException) -> RankFailure:
 def _message(error: BaseException) -> str:
     if isinstance(error, SpotuneError):
         return str(error)
-    if REFUSED in str(error):
-        operation = str(error).split(maxsplit=1)[0]
-        return f"execution.deterministic: {operation} {REFUSED}: set it to false, or use another model"
+    refused = re.search(rf"(\w+)[^\n\"']*? {REFUSED}", str(error))  # perhaps quoted by the compiler
+    if refused:
+        return f"execution.deterministic: {refused[1]} {REFUSED}: set it to false, or use another model"
     return f"{type(error).__name__}: {error}"
 
 

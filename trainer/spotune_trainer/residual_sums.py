@@ -27,8 +27,9 @@ class KeepResidualSums(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         """Mark sums that are never to be computed again."""
         for node in graph.nodes:
-            is_sum = node.target is _aten.add.Tensor and _shapes(node) == {node.meta["val"].shape}
-            if is_sum and any(map(_leads_here_only, node.all_input_nodes)):
+            terms = node.all_input_nodes if node.target is _aten.add.Tensor else []
+            are_alike = len(terms) == 2 and len(set(map(_bytes, [node, *terms]))) == 1
+            if are_alike and any(_is_replaced(term, node) for term in terms):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def uuid(self) -> Any:
@@ -36,10 +37,19 @@ class KeepResidualSums(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-def _shapes(node: fx.Node) -> set[torch.Size]:
-    return {term.meta["val"].shape for term in node.all_input_nodes}
+def _is_replaced(node: fx.Node, total: fx.Node) -> bool:
+    """Whether this is, or is made of, a product as large as the sum that is used for nothing else.
+
+    No gradient needs it then, nor what is between the two, so that keeping the sum takes no more memory.
+    """
+    if len(node.users) != 1:
+        return False
+    if node.target in _PRODUCTS:
+        return _bytes(node) == _bytes(total)
+    return any(_is_replaced(term, total) for term in node.all_input_nodes)
 
 
-def _leads_here_only(node: fx.Node) -> bool:
-    """Whether a product is used for nothing but this node, and this once: then no gradient needs either of them."""
-    return len(node.users) == 1 and (node.target in _PRODUCTS or any(map(_leads_here_only, node.all_input_nodes)))
+def _bytes(node: fx.Node) -> int | None:
+    """Of what a node makes; None where it is no tensor."""
+    value = node.meta.get("val")
+    return value.nbytes if isinstance(value, torch.Tensor) else None

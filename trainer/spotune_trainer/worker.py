@@ -91,7 +91,7 @@ class Worker:
     def set_up(self) -> None:
         """Process group, data, model and engine."""
         training = self.job.spec.training
-        use_deterministic_kernels(self.job.spec.execution.deterministic)
+        use_deterministic_kernels(wanted=self.job.spec.execution.deterministic)
         # Collectives on small host tensors, whatever the model's own backend is.
         self.control: Any = distributed.new_group(backend="gloo")
         outlast(self.job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, self.control)

@@ -28,7 +28,7 @@ class ExecutionSpec(Section):
     compile: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
     """Compile layers and loss with torch.compile; auto: on GPUs, where rows are packed and all weights are trained."""
     deterministic: bool = False
-    """Take only kernels that come to the same bits every time: lost workers change no weight then; on GPUs slower."""
+    """Take only kernels that come to the same bits every time: the same weights again on as many of the same GPUs."""
     flops_profile: NotNegative = 0
     """Before this step, profile a forward pass with DeepSpeed's flops profiler, once in the run; 0: never."""
 
