@@ -17,7 +17,7 @@ from spotune.plan.activations import CHUNK_LOGITS, CHUNKED_LOSS_MODELS
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES
 from spotune_trainer import head_loss
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
-from spotune_trainer.head_loss import fuse_loss
+from spotune_trainer.head_loss import LossHead, fuse_loss
 from spotune_trainer.loss import summed_loss
 
 VOCABULARY = 50
@@ -111,13 +111,22 @@ def test_chunks_are_equal_and_whole_for_units_that_multiply_matrices(
     assert [min(chunk, rows - start) for start in range(0, rows, chunk)] == expected
 
 
-def test_chunks_of_any_length_are_compiled_once() -> None:
-    counters.clear()
-    score = head_loss._compiled_score()
-    for rows in (3, 5, 8):
-        logits, labels = torch.randn(rows, VOCABULARY), torch.arange(rows)
-        torch.testing.assert_close(score(logits, labels, 0.0), head_loss._score(logits, labels, 0.0))
-    assert counters["stats"]["unique_graphs"] == 1
+def test_kernels_that_train_know_their_rows_and_one_evaluates_any_number() -> None:
+    torch.compiler.reset()
+    head = torch.nn.Linear(4, VOCABULARY)
+    compiled = LossHead(head, is_compiled=True)
+    graphs = []
+    for training, lengths in ((False, (3, 5, 8)), (True, (3, 5, 8)), (True, (3, 5, 8)), (False, (6,))):
+        head.train(training)
+        counters.clear()
+        for rows in lengths:
+            hidden, labels = torch.randn(rows, 4), torch.arange(rows)
+            with compiled.scoring(labels, 0.0):
+                loss = head(hidden)
+            logits = torch.nn.functional.linear(hidden, head.weight, head.bias)
+            torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs == [1, 3, 0, 0]
 
 
 @pytest.mark.parametrize("model_type", sorted(set(SUPPORTED_MODEL_TYPES) - set(SEQ2SEQ)))
@@ -128,10 +137,12 @@ def test_padding_changes_no_loss_of_a_causal_model_without_a_mask(model_type: st
     torch.testing.assert_close(together, torch.stack(alone).sum())
 
 
-def test_compiled_and_in_bfloat16() -> None:
+@pytest.mark.parametrize("is_training", [True, False])
+def test_compiled_and_in_bfloat16(is_training: bool) -> None:
     batch, model = make_batch("causal"), make_model("llama", torch.bfloat16)
     expected_loss, expected = outcome(model, batch, 0.0)
     fuse_loss(model, is_compiled=True)
+    model.train(is_training)  # nothing in it drops out
     loss, gradients = outcome(model, batch, 0.0)
     torch.testing.assert_close(loss, expected_loss)
     for name, gradient in gradients.items():

@@ -30,13 +30,15 @@ class LossHead:
 
     Args:
         head: projects hidden states [..., hidden size] to logits [..., vocabulary]; its `forward` is replaced.
-        is_compiled: whether the arithmetic on a chunk's logits is one kernel, by torch.compile.
+        is_compiled: whether the arithmetic on a chunk's logits is one kernel, by torch.compile: in training for each
+            number of rows by itself, as layers are, in evaluation for any number.
     """
 
     def __init__(self, head: nn.Linear, *, is_compiled: bool) -> None:
         self._project: Callable[[Tensor], Tensor] = head.forward
         self._head = head
-        self._score = _compiled_score() if is_compiled else _score
+        self._trained = torch.compile(_score, dynamic=False) if is_compiled else _score
+        self._evaluated = _compiled_for_any_rows() if is_compiled else _score
         self._scaled = torch.compile(_scaled) if is_compiled else _scaled
         self._wanted: tuple[Tensor, float] | None = None
         head.forward = self._forward  # type: ignore[assignment, method-assign]
@@ -58,7 +60,7 @@ class LossHead:
         weights: list[Tensor | None] = [self._head.weight, self._head.bias]
         if not torch.is_grad_enabled():  # or their gradients would be computed all the same
             weights = [each if each is None else each.detach() for each in weights]
-        arithmetic = self._score, self._scaled
+        arithmetic = self._trained if self._head.training else self._evaluated, self._scaled
         loss: Tensor = _LinearCrossEntropy.apply(rows, *weights, labels.reshape(-1), label_smoothing, *arithmetic)
         return loss
 
@@ -133,9 +135,17 @@ def _chunk_rows(rows: int, vocabulary: int) -> int:
     return share if share < _WHOLE_ROWS else share + -share % _WHOLE_ROWS
 
 
-def _compiled_score() -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]:
-    """`_score` as one kernel for any number of rows; with a vocabulary of any size it would read them bit by bit."""
-    compiled = torch.compile(_score)
+def _compiled_for_any_rows() -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]:
+    """`_score` as one kernel for any number of rows; with a vocabulary of any size it would read them bit by bit.
+
+    Such a kernel adds up in an order that the compiler chooses by the number of rows that it meets first, which is
+    another one after a restart: no step may depend on it.
+    """
+
+    def for_any_rows(logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        return _score(logits, labels, label_smoothing)  # kernels belong to a function's code, so this needs its own
+
+    compiled = torch.compile(for_any_rows)
 
     def score(logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
         for each in (logits, labels):
