@@ -51,6 +51,7 @@ class Kind:
         sections: further ones of its job.
         length: tokens of a row, instead of rows of very uneven lengths up to some eighty; in bfloat16.
         documents: in each such row.
+        deterministic: takes such kernels alone.
     """
 
     task: str = "seq2seq"
@@ -58,10 +59,12 @@ class Kind:
     sections: Mapping[str, Any] = field(default_factory=dict)
     length: int | None = None
     documents: int = 1
+    deterministic: bool = True
 
     def job(self, runs: Runs, **checkpoint: int) -> FinetuneJob:
         """The job of a run of this kind: ten steps."""
-        sections = {**self.sections, "execution": {"deterministic": True, **self.sections.get("execution", {})}}
+        execution = {"deterministic": self.deterministic, **self.sections.get("execution", {})}
+        sections = {**self.sections, "execution": execution}
         if self.length is None:
             return runs.job(self.task, self.dtype, checkpoint=checkpoint, **sections)
         folder = runs.root / f"rows-of-{self.length}-with-{self.documents}"
@@ -90,11 +93,7 @@ KINDS = {
 }
 """What else people do, each resumed at the lowest stage that divides something, and at the highest."""
 _ANY_KERNELS = {
-    f"{name}, any kernels": replace(
-        kind, sections={"execution": {**kind.sections.get("execution", {}), "deterministic": False}}
-    )
-    for name, kind in KINDS.items()
-    if kind.length
+    f"{name}, any kernels": replace(kind, deterministic=False) for name, kind in KINDS.items() if kind.length
 }
 KINDS = _ANY_KERNELS | KINDS  # the others set up cuBLAS for the process
 
