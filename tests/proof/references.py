@@ -133,8 +133,10 @@ class References:
             return self._made[key]
 
     def epoch_hash(self) -> int:
-        """Hash over all rows of the data, each once, read beside the trainer."""
-        return epoch_hash(self.runs.shards("seq2seq"), self.runs.root / "cache")
+        """Hash over all rows of the job's data, each once, read beside the trainer."""
+        train = self.job.spec.dataset.train
+        assert train is not None
+        return epoch_hash(Path(train.source), self.runs.root / "cache")
 
     def _new(self, name: str) -> JobDirectory:
         with self._lock:
