@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from spotune.cli import main
+from spotune.errors import UsageError
 from spotune_trainer import files
 from spotune_trainer.control import CheckResult, Orders, Standing
 from spotune_trainer.layout import JobDirectory
-from spotune_trainer.preflight import NOTICE_SECONDS, Preflight
+from spotune_trainer.preflight import NOTICE_SECONDS, Preflight, refuse_missing_space
 from tests.trainer.checkpoints import put_checkpoint
 from tests.trainer.runs import Runs
 from tests.trainer.tiny import make_job, save_source
@@ -101,3 +103,34 @@ def test_checks_that_a_newer_version_adds_are_made_although_there_are_checkpoint
     head.preflight.record()
     head.source.rename(head.source.with_name("gone"))
     assert head.preflight.passes(head.job), "what passed is not looked at again"
+
+
+def test_run_refuses_a_disk_that_is_too_small_and_leaves_nothing(
+    tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = save_source(tmp_path / "model", "seq2seq")
+    job = make_job(
+        source,
+        dataset={"train": {"source": str(runs.shards("seq2seq"))}, "eval": None},
+        checkpoint={"keep": 10**12},
+        workers={"gpus": 0},
+    )
+    file, directory = tmp_path / "job.yaml", tmp_path / "runs" / "tiny"
+    file.write_text(job.model_dump_json(by_alias=True, exclude_unset=True))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(file), "--directory", str(directory)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{directory}: only " in said
+    assert "give a --directory on a larger disk, or lower checkpoint.keep" in said
+    assert not directory.parent.exists()
+
+
+def test_disk_is_not_looked_at_where_the_size_is_not_known_or_there_is_a_commit(head: Head) -> None:
+    job = make_job(head.source, checkpoint={"keep": 10**12})
+    refuse_missing_space(head.directory, job)
+    save_source(head.source, "seq2seq")
+    with pytest.raises(UsageError, match="are free, but"):
+        refuse_missing_space(head.directory, job)
+    put_checkpoint(head.directory, 1, 1)
+    refuse_missing_space(head.directory, job)

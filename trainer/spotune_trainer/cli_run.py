@@ -45,6 +45,7 @@ def run(
     from spotune_trainer.directory_lock import locked
     from spotune_trainer.job_directory import check_directory, put_job, read_job, refuse_missing_gpus
     from spotune_trainer.layout import JobDirectory
+    from spotune_trainer.preflight import refuse_missing_space
 
     changes = {
         "spec.workers.count": workers,
@@ -55,6 +56,8 @@ def run(
     refuse_missing_gpus(wanted)
     place = JobDirectory((directory or Path("runs") / wanted.metadata.name).absolute())
     check_directory(place, wanted)
+    if not place.result.exists():
+        refuse_missing_space(place, wanted)
     progress = Console(stderr=True) if output == "json" else Console()
     with locked(place):
         put_job(place, wanted)

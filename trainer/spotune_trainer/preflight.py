@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from spotune.errors import InfrastructureError, SpotuneError
+from spotune.errors import InfrastructureError, SpotuneError, UsageError
 from spotune.job import FinetuneJob
 from spotune.job.metric import is_function
 from spotune_trainer import files
@@ -21,7 +21,14 @@ from spotune_trainer.control import CheckResult, Standing
 from spotune_trainer.job_directory import has_commits
 from spotune_trainer.layout import JobDirectory
 from spotune_trainer.preflight_sources import ModelFacts, check_data, check_metrics, read_model
-from spotune_trainer.preflight_storage import StorageNeed, check_commit_time, check_semantics, check_space, storage_need
+from spotune_trainer.preflight_storage import (
+    StorageError,
+    StorageNeed,
+    check_commit_time,
+    check_semantics,
+    check_space,
+    storage_need,
+)
 
 NOTICE_SECONDS = "SPOTUNE_NOTICE_SECONDS"
 """Variable with the time between a spot notice and the end of a worker, in seconds."""
@@ -53,6 +60,24 @@ def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
         "storage-space": lambda: check_space(need(), directory.root),
         "commit-time": lambda: check_commit_time(need(), directory.root, float(notice) if notice else None),
     }
+
+
+def refuse_missing_space(directory: JobDirectory, job: FinetuneJob) -> None:
+    """Refuse a job on this machine whose checkpoints do not fit on the disk; raises UsageError.
+
+    Nobody is there to make the disk larger while it trains, and commits that fail would be lost work by the first kill.
+    A model that cannot be read yet is left to the workers, who say so, and a run with a commit goes on in any case.
+    """
+    if has_commits(directory):
+        return
+    try:
+        need = storage_need(job, read_model(job).parameters, directory)
+    except SpotuneError:
+        return
+    try:
+        check_space(need, directory.root, "Make room, give a --directory on a larger disk, or lower checkpoint.keep")
+    except StorageError as error:
+        raise UsageError(f"{directory.root}: {error}") from error
 
 
 class Preflight:

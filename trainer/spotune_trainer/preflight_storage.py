@@ -95,8 +95,15 @@ def _export_bytes(job: FinetuneJob, trained: int, frozen: int) -> int:
     return (trained + frozen) * _EXPORT_BYTES_PER_PARAMETER[spec.model.dtype]
 
 
-def check_space(need: StorageNeed, root: Path) -> str:
+def check_space(
+    need: StorageNeed, root: Path, remedy: str = "Make the volume larger (storage.size), or lower checkpoint.keep"
+) -> str:
     """That there is room for the checkpoints and the finished model.
+
+    Args:
+        need: what is written.
+        root: folder on the volume.
+        remedy: what to do where there is not.
 
     Raises:
         StorageError: there is not.
@@ -110,10 +117,7 @@ def check_space(need: StorageNeed, root: Path) -> str:
         f"(checkpoint.keep + 1{all_but}) and {decimal(need.export)} of the finished model"
     )
     if free < need.missing_bytes:
-        raise StorageError(
-            f"only {decimal(free)} are free, but {wanted}. Make the volume larger (storage.size), or lower "
-            "checkpoint.keep"
-        )
+        raise StorageError(f"only {decimal(free)} are free, but {wanted}. {remedy}")
     more = f"; another {decimal(need.checkpoint)} every {need.keep_every_steps} steps (checkpoint.keepEverySteps)"
     return f"{decimal(free)} are free, {wanted}{more if need.keep_every_steps else ''}"
 
