@@ -58,6 +58,8 @@ manifests: $(READY) ## Write manifests/, docs/reference/ and what is made from t
 	$(BIN)/python charts/generate.py
 	$(BIN)/python -m tests.cluster.chart > manifests/install.yaml
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m benchmarks.recovery_page > docs/recovery.md
+	$(BIN)/python -m benchmarks.throughput_page
 
 .PHONY: docs
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -1,0 +1,137 @@
+"""The plots of docs/benchmarks.md, each a function that returns an SVG, the same one for the same figures."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.throughput_tables import Row
+from tests.trainer.planned_runs import runs_with_memory
+
+_OURS, _OURS_TOO, _TWO, _OTHERS = "#1f5fa8", "#8fb8de", "#d1732c", "#9a9a9a"
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "spotune", "font.size": 9, "axes.spines.top": False}
+_STYLE |= {"axes.spines.right": False}
+_DECIMALS = re.compile(r"-?\d+\.\d{3,}")
+"""More of them than can be seen, and the last ones another processor's."""
+_NOT_OF_THE_FIGURES = {"Date": None, "Creator": None}
+
+_LLAMAS: Mapping[str, Sequence[tuple[str, Row]]] = {
+    "1.1 billion parameters, rows of 2,048 tokens": (
+        ("Hugging Face's Trainer", Row("", "hf_trainer")),
+        ("the same with Liger kernels", Row("", "hf_trainer", (1,))),
+        ("spotune on the same GPU, steps of 64 rows", Row("", "throughput_1_beside_hf")),
+        ("steps of 256 rows", Row("", "throughput_1_deterministic")),
+        ("the same bits every time", Row("", "throughput_1_deterministic", (2, 3))),
+        ("two GPUs, ZeRO-1", Row("", "throughput_2")),
+        ("two GPUs, ZeRO-3", Row("", "stage_3_in_place", (2,))),
+    ),
+    "8 billion parameters, rows of 4,096 tokens": (
+        ("one GPU, 8-bit AdamW", Row("", "throughput_1_8B_8bit_products")),
+        ("the same bits every time", Row("", "throughput_1_8B_deterministic", (1,))),
+        ("two GPUs, ZeRO-1", Row("", "throughput_2_8B_spare_memory")),
+        ("two GPUs, ZeRO-3", Row("", "throughput_2_8B_spare_memory", (1,))),
+        ("ZeRO-3 without memory to spare", Row("", "throughput_2_8B_spare_memory", (2,))),
+    ),
+}
+_T5_LAYOUTS = ("no ZeRO", "ZeRO-1", "ZeRO-3,\noffload")
+_T5: Mapping[str, Mapping[str, Sequence[Row]]] = {
+    "t5-small": {
+        "one GPU": [Row("", "throughput_1_examples", (number,)) for number in (0, 1, 4)],
+        "two GPUs": [Row("", "examples_2_padded", (number,)) for number in (1, 2, 3)],
+    },
+    "t5-large": {
+        "one GPU": [Row("", "throughput_1_examples", (number,)) for number in (2, 3, 6)],
+        "two GPUs": [
+            *(Row("", "examples_2_padded", (number,)) for number in (4, 5)),
+            Row("", "examples_2_unpadded", (7,)),
+        ],
+    },
+}
+
+
+def llamas() -> str:
+    """Parts of an H200's peak."""
+
+    def draw(figure: Figure) -> None:
+        heights = [len(bars) for bars in _LLAMAS.values()]
+        panels: Any = figure.subplots(len(_LLAMAS), 1, sharex=True, height_ratios=heights)
+        for axes, (title, bars) in zip(panels, _LLAMAS.items(), strict=True):
+            labels = [label for label, _ in bars]
+            values = [100 * row.mean("mfu") for _, row in bars]
+            colours = [_OTHERS if row.output == "hf_trainer" else _OURS for _, row in bars]
+            drawn = axes.barh(labels, values, color=colours)
+            axes.bar_label(drawn, fmt="%.1f %%", padding=3)
+            axes.invert_yaxis()
+            axes.set_title(title, loc="left", fontsize=9)
+            axes.set_xlim(0, 80)
+        panels[-1].set_xlabel("MFU, % of 989.4 TFLOP/s")
+
+    return _svg(draw, (7.0, 4.2))
+
+
+def planned_memory() -> str:
+    """What was planned, against what was measured."""
+
+    def draw(figure: Figure) -> None:
+        runs = runs_with_memory()
+        axes = figure.subplots()
+        ends = np.array([5.0, 160.0])
+        axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="#e6e6e6", linewidth=0, label="within 10 %")
+        for world_size, name, colour in ((1, "one GPU", _OURS), (2, "two GPUs", _TWO)):
+            of_it = [run for run in runs if run.world_size == world_size]
+            measured, planned = [run.measured_bytes / 1e9 for run in of_it], [run.planned_bytes / 1e9 for run in of_it]
+            axes.scatter(measured, planned, s=14, color=colour, label=name)
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        axes.set(xlabel="measured, GB per GPU", ylabel="planned, GB per GPU")
+        ticks = [5, 10, 20, 50, 100]
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks(ticks, [str(tick) for tick in ticks])
+            axis.set_ticks([], minor=True)
+        axes.legend(frameon=False)
+
+    return _svg(draw, (4.6, 4.2))
+
+
+def t5_layouts() -> str:
+    """Samples a second of two sizes in three layouts."""
+
+    def draw(figure: Figure) -> None:
+        panels: Any = figure.subplots(1, len(_T5))
+        for axes, (size, groups) in zip(panels, _T5.items(), strict=True):
+            _grouped(axes, groups)
+            axes.set_title(size, loc="left", fontsize=9)
+        panels[0].set_ylabel("samples/s")
+        panels[0].legend(frameon=False)
+
+    return _svg(draw, (7.0, 3.0))
+
+
+def _grouped(axes: Axes, groups: Mapping[str, Sequence[Row]]) -> None:
+    """Bars of each layout side by side."""
+    places = np.arange(len(_T5_LAYOUTS))
+    for number, (label, rows) in enumerate(groups.items()):
+        values = [row.mean("samplesPerSecond") for row in rows]
+        drawn = axes.bar(places + 0.4 * number - 0.2, values, 0.38, label=label, color=(_OURS_TOO, _OURS)[number])
+        axes.bar_label(drawn, fmt="%.3g", padding=2)
+    axes.set_xticks(places, _T5_LAYOUTS)
+
+
+def _svg(draw: Callable[[Figure], None], inches: tuple[float, float]) -> str:
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=inches, layout="constrained")
+        draw(figure)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata=_NOT_OF_THE_FIGURES)
+    rounded = _DECIMALS.sub(lambda number: f"{float(number[0]):.2f}", text.getvalue())
+    return "\n".join(line.rstrip() for line in rounded.splitlines()) + "\n"
+
+
+PLOTS: Mapping[str, Callable[[], str]] = {"llamas": llamas, "planned-memory": planned_memory, "t5-layouts": t5_layouts}
+"""By the names of their files in docs/images."""

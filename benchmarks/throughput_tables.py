@@ -1,0 +1,262 @@
+"""The tables of docs/benchmarks.md on throughput, of what benchmarks/throughput.py and hf_trainer.py have measured.
+
+Each stands between two comments with its name, and is written there by `python -m benchmarks.throughput_page`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from tests.trainer.planned_runs import RESULTS, MeasuredRun
+
+Case = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        label: what was run, for people.
+        output: name of the file that it is in, without its ending.
+        cases: which of it; of several, the mean is given.
+        memory: whether its memory is that of this run alone.
+    """
+
+    label: str
+    output: str
+    cases: tuple[int, ...] = (0,)
+    memory: bool = True
+
+    @property
+    def case(self) -> Case:
+        """The first of its cases: what was run."""
+        return self._all()[0]
+
+    @property
+    def world_size(self) -> int:
+        """GPUs."""
+        return int(self._content()["machine"]["worldSize"])
+
+    def mean(self, name: str) -> float:
+        """Of a figure over its cases."""
+        return float(mean(case[name] for case in self._all()))
+
+    def _all(self) -> list[Case]:
+        content = self._content()
+        shared = {
+            "microBatch": content.get("micro_batch"),
+            "batch": content.get("batch"),
+            "zeroStage": "",
+            "compile": False,
+        }
+        cases = content.get("cases") or [{**shared, **run} for run in content["runs"]]
+        return [cases[number] for number in self.cases]
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((RESULTS / f"{self.output}.json").read_text())
+        return content
+
+
+Column = Callable[[Row], str]
+
+
+def significant(figure: float) -> str:
+    """With three digits."""
+    return f"{figure:,.{max(0, 2 - math.floor(math.log10(figure)))}f}"
+
+
+def tokens(row: Row) -> str:
+    """A second, of one GPU."""
+    return f"{row.mean('tokensPerSecond') / row.world_size:,.0f}"
+
+
+def mfu(row: Row) -> str:
+    """In percent."""
+    return f"{100 * row.mean('mfu'):.1f} %"
+
+
+def memory(row: Row) -> str:
+    """Peak of what PyTorch allocated."""
+    return f"{row.mean('peakAllocatedBytes') / 1e9:.1f} GB" if row.memory else ""
+
+
+def planned(row: Row) -> str:
+    """What `spotune plan` expects of it now."""
+    return f"{MeasuredRun(row.world_size, dict(row.case)).planned_bytes / 1e9:.1f} GB" if row.memory else ""
+
+
+def zero(row: Row) -> str:
+    """Stage."""
+    return str(row.case["zeroStage"])
+
+
+def micro_batch(row: Row) -> str:
+    """Rows at once."""
+    return str(row.case["microBatch"])
+
+
+def samples(row: Row) -> str:
+    """A second, of all GPUs."""
+    return significant(row.mean("samplesPerSecond"))
+
+
+_NUMBERS = {
+    "throughput_1_more": 1, "throughput_1_8B_8bit_products": 2, "throughput_2_8B_spare_memory": 3, "hf_trainer": 4,
+    "throughput_1_documents": 5, "throughput_1_8B_8bit": 7, "throughput_1_beside_hf": 8, "stage_3_in_place": 9,
+    "throughput_2": 10, "throughput_1_deterministic": 11, "throughput_1_8B_deterministic": 12,
+}  # fmt: skip
+"""By which the text speaks of outputs."""
+
+
+def _link(row: Row) -> str:
+    return f"[{_NUMBERS[row.output]}](../benchmarks/results/{row.output}.json)"
+
+
+def _model(row: Row) -> str:
+    return row.label
+
+
+_LLAMAS: Mapping[str, Column] = {
+    "model": _model,
+    "micro-batch, batch": lambda row: f"{row.case['microBatch']}, {row.case['batch']}",
+    "ZeRO": zero,
+    "compiled": lambda row: "yes" if row.case["compile"] else "no",
+    "tokens/s": tokens,
+    "MFU": mfu,
+    "memory": memory,
+    "output": _link,
+}
+_DOCUMENTS: Mapping[str, Column] = {
+    "rows of 2,048 tokens": _model,
+    "tokens/s": tokens,
+    "MFU": mfu,
+    "memory": memory,
+}
+_JOBS: Mapping[str, Column] = {
+    "job": _model,
+    "ZeRO": zero,
+    "micro-batch": micro_batch,
+    "samples/s": samples,
+    "MFU": mfu,
+    "memory per GPU": memory,
+    "planned": planned,
+}
+_ZERO_3: Mapping[str, Column] = {"": _model, "MFU": mfu}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and what is said of each."""
+
+    columns: Mapping[str, Column]
+    rows: Sequence[Row]
+
+    def lines(self) -> Iterator[str]:
+        """As Markdown."""
+        yield f"| {' | '.join(self.columns)} |"
+        yield "|---" * len(self.columns) + "|"
+        for row in self.rows:
+            yield f"| {' | '.join(column(row) for column in self.columns.values())} |"
+
+
+_HOST = "the same, weights and optimizer in host memory"
+TABLES: Mapping[str, Table] = {
+    "llamas": Table(
+        _LLAMAS,
+        (
+            Row("1.1B, one GPU", "throughput_1_more"),
+            Row("1.1B, one GPU", "throughput_1_documents"),
+            Row("1.1B, one GPU", "throughput_1_deterministic"),
+            Row(
+                "the same, [the same bits every time](how-to/speed.md#the-same-bits), mean of two",
+                "throughput_1_deterministic",
+                (2, 3),
+            ),
+            Row("1.1B, two GPUs", "throughput_2"),
+            Row("1.1B, two GPUs", "stage_3_in_place", (2,), memory=False),
+            Row("8B, rows of 4,096, two GPUs", "throughput_2_8B_spare_memory"),
+            Row("the same", "throughput_2_8B_spare_memory", (1,)),
+            Row("the same, nothing kept gathered or whole", "throughput_2_8B_spare_memory", (2,)),
+            Row("8B, rows of 4,096, one GPU, 8-bit AdamW", "throughput_1_8B_8bit_products"),
+            Row("the same, in steps of 16 rows, on another GPU", "throughput_1_8B_deterministic"),
+            Row("and with the same bits every time", "throughput_1_8B_deterministic", (1,)),
+            Row("8 billion in steps of 64 rows, before", "throughput_1_8B_8bit", (1,)),
+            Row("the same, activations computed again", "throughput_1_8B_8bit", (2,)),
+            Row("Hugging Face's Trainer, 1.1B, one GPU", "hf_trainer"),
+            Row("the same with Liger kernels", "hf_trainer", (1,)),
+            Row("ours, on the same GPU after them", "throughput_1_beside_hf"),
+        ),
+    ),
+    "documents": Table(
+        _DOCUMENTS,
+        (
+            Row("one document each", "throughput_1_documents"),
+            Row("eight documents each", "throughput_1_documents", (1,)),
+            Row("eight documents each, by a mask (`execution.attention: sdpa`)", "throughput_1_documents", (2,)),
+        ),
+    ),
+    "examples": Table(
+        _JOBS,
+        (
+            Row("mistral-1b1-pretrain, packed, compiled", "throughput_2_examples"),
+            Row("mistral-3b-pretrain, packed, compiled", "throughput_2_examples", (1,)),
+            Row("llama2-7b-zero2", "throughput_2_examples", (2,)),
+            Row("t5-small-wikisql in float32", "throughput_2_examples", (3,)),
+            Row("the same", "throughput_2_examples", (4,)),
+            Row(_HOST, "throughput_2_examples", (5,)),
+            Row("t5-large-wikisql in float32", "throughput_2_examples", (6,)),
+            Row("t5-large-wikisql-zero1", "throughput_2_examples", (7,)),
+        ),
+    ),
+    "examples-with-padding": Table(
+        _JOBS,
+        (
+            Row("t5-3b-wikisql", "examples_2_padded"),
+            Row("bloomz-1b1-imdb, float16, 8-bit AdamW, recomputing", "examples_2_unpadded"),
+            Row("t5-small-wikisql in float32", "examples_2_padded", (1,), memory=False),
+            Row("the same", "examples_2_padded", (2,), memory=False),
+            Row(_HOST, "examples_2_padded", (3,), memory=False),
+            Row("t5-large-wikisql in float32", "examples_2_padded", (4,), memory=False),
+            Row("t5-large-wikisql-zero1", "examples_2_padded", (5,), memory=False),
+            Row("t5-large-wikisql-zero3-offload", "examples_2_unpadded", (7,), memory=False),
+        ),
+    ),
+    "examples-on-one": Table(
+        {"job": _model, "GPUs": lambda row: str(row.world_size), **dict(list(_JOBS.items())[1:])},
+        (
+            Row("t5-small-wikisql in float32", "throughput_1_examples"),
+            Row("the same", "throughput_1_examples", (1,)),
+            Row(_HOST, "throughput_1_examples", (4,)),
+            Row("t5-large-wikisql in float32", "throughput_1_examples", (2,)),
+            Row("t5-large-wikisql-zero1", "throughput_1_examples", (3,)),
+            Row("t5-large-wikisql-zero3-offload", "throughput_1_examples", (6,)),
+            Row("t5-3b-wikisql", "throughput_1_examples", (5,)),
+            Row("t5-11b-wikisql", "throughput_2_large_examples"),
+            Row("bloomz-1b1-imdb", "throughput_1_examples", (7,)),
+            Row("llama3-8b-lora", "throughput_1_examples", (8,)),
+            Row("llama2-7b-data-parallel, float32", "throughput_2_large_examples", (1,)),
+        ),
+    ),
+    "zero-3": Table(
+        _ZERO_3,
+        tuple(
+            Row(label, "stage_3_8B_layers", (number,))
+            for number, label in enumerate(
+                (
+                    "ZeRO-1",
+                    "ZeRO-3, as DeepSpeed has it",
+                    "without waiting for the device in a step",
+                    "and fetching 220 million parameters ahead",
+                    "and 440 million, two layers, with 2 billion gathered at most",
+                )
+            )
+        ),
+    ),
+}
+"""By the name in the page's comments."""
