@@ -1,4 +1,4 @@
-"""Kills of the whole product on a GPU: `spotune run` with its Ray and its driver, against a run that nobody disturbs.
+r"""Kills of the whole product on a GPU: `spotune run` with its Ray and its driver, against a run that nobody disturbs.
 
 Plays the schedules of the proof (tests/proof) that have one worker on a Llama with rows of 2,048 tokens, in bfloat16,
 compiled, with `execution.deterministic`, and judges them by the same oracle: samples, losses and exported weights equal
@@ -7,13 +7,20 @@ bit for bit, nothing left running. One of them once more without that field has 
 and everything, one after the other: a GPU that a lost worker still holds would show as a micro-batch that was halved.
 Says how long each took to the next new step.
 
-    PYTHONPATH=. python benchmarks/gpu_proof.py --seeds 8 16 24 --output benchmarks/results/gpu_proof.json
+    PYTHONPATH=. python benchmarks/gpu_proof.py --seeds 8 16 24 32 40 48 --jobs 5 --without-large \
+        --output benchmarks/results/gpu_proof.json
+    PYTHONPATH=. python benchmarks/gpu_proof.py --control 8 --without-large \
+        --output benchmarks/results/gpu_proof_control.json
+    PYTHONPATH=. python benchmarks/gpu_proof.py --output benchmarks/results/gpu_proof_large.json
+
+Ends with 1 where something is found that must not be, or the control finds nothing; the runs are kept then.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -44,6 +51,8 @@ SMALL, LARGE, ROW_TOKENS = ("small", "1.1B", 2048) if ON_GPU else ("tiny", "tiny
 BATCH = 52
 """Of 256 rows, so that an epoch has as many steps as the oracle's."""
 LARGE_STEPS, LARGE_COMMIT_EVERY = 32, 4
+
+EQUAL = ("samplesEqual", "lossesEqual", "weightsBitEqual")
 
 
 class UndisturbedCommand(References):
@@ -192,10 +201,10 @@ def finish(run: LiveRun) -> None:
     assert code == 0, output[-4000:]
 
 
-def main() -> None:
+def main() -> int:
     """Play, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[8, 16, 24], help="multiples of 8: one worker")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="schedules, multiples of 8: one worker")
     parser.add_argument("--jobs", type=int, default=3, help="schedules at a time")
     parser.add_argument("--control", type=int, help="play this seed without `deterministic`, which is to be found")
     parser.add_argument("--without-large", action="store_true", help="the small model alone")
@@ -205,7 +214,6 @@ def main() -> None:
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if ON_GPU else "CPU",
         **{name: version(name) for name in ("ray", "torch", "deepspeed", "transformers")},
-        "schedules": [],
     }
     runs = Runs(options.work or Path(tempfile.mkdtemp()))
     runs.root.mkdir(parents=True, exist_ok=True)
@@ -213,7 +221,7 @@ def main() -> None:
         stages = {make_schedule(seed).zero_stage for seed in options.seeds}
         references = {stage: UndisturbedCommand(runs, small_job(runs.root, stage)) for stage in stages}
         for record in pool.map(lambda seed: prove(references[make_schedule(seed).zero_stage], seed), options.seeds):
-            found["schedules"].append(record)
+            found.setdefault("schedules", []).append(record)
             publish(found, options.output)
     if options.control is not None:
         job = small_job(runs.root, make_schedule(options.control).zero_stage, deterministic=False)
@@ -222,8 +230,23 @@ def main() -> None:
     if not options.without_large:
         found["large"] = kill_large(runs)
         publish(found, options.output)
+    if not is_as_promised(found):
+        print(f"NOT AS PROMISED: the runs are in {runs.root}")
+        return 1
     shutil.rmtree(runs.root)
+    return 0
+
+
+def is_as_promised(found: Mapping[str, Any]) -> bool:
+    """Whether nothing was found but in the control."""
+    good = not any(record["findings"] for record in found.get("schedules", []))
+    if "controlWithAnyKernels" in found:
+        good = good and bool(found["controlWithAnyKernels"]["findings"])
+    if "large" in found:
+        large = found["large"]
+        good = good and not large["findings"] and all(large[name] for name in EQUAL)
+    return good
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

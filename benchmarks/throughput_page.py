@@ -5,7 +5,6 @@ python -m benchmarks.throughput_page
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from benchmarks.throughput_plots import PLOTS
@@ -29,11 +28,11 @@ def fill(page: str) -> str:
     """
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: written by benchmarks/throughput_page.py -->", f"<!-- {name}: end -->"
-        pattern = re.compile(f"{re.escape(begin)}\n.*?{re.escape(end)}", re.DOTALL)
-        if not pattern.search(page):
-            raise ValueError(f"the page has no place for {name}: {begin}")
-        text = "\n".join((begin, "", *table.lines(), "", end))
-        page = pattern.sub(lambda _, text=text: text, page)  # type: ignore[misc]
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (found and ended):
+            raise ValueError(f"the page has no place for {name}: {begin} ... {end}")
+        page = before + "\n".join((begin, "", *table.lines(), "", end)) + after
     return page
 
 

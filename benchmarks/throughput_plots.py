@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.throughput_tables import Row
+from benchmarks.throughput_tables import Measurement
 from tests.trainer.planned_runs import runs_with_memory
 
 _OURS, _OURS_TOO, _TWO, _OTHERS = "#1f5fa8", "#8fb8de", "#d1732c", "#9a9a9a"
@@ -22,35 +22,35 @@ _DECIMALS = re.compile(r"-?\d+\.\d{3,}")
 """More of them than can be seen, and the last ones another processor's."""
 _NOT_OF_THE_FIGURES = {"Date": None, "Creator": None}
 
-_LLAMAS: Mapping[str, Sequence[tuple[str, Row]]] = {
+_LLAMAS: Mapping[str, Sequence[tuple[str, Measurement]]] = {
     "1.1 billion parameters, rows of 2,048 tokens": (
-        ("Hugging Face's Trainer", Row("", "hf_trainer")),
-        ("the same with Liger kernels", Row("", "hf_trainer", (1,))),
-        ("spotune on the same GPU, steps of 64 rows", Row("", "throughput_1_beside_hf")),
-        ("steps of 256 rows", Row("", "throughput_1_deterministic")),
-        ("the same bits every time", Row("", "throughput_1_deterministic", (2, 3))),
-        ("two GPUs, ZeRO-1", Row("", "throughput_2")),
-        ("two GPUs, ZeRO-3", Row("", "stage_3_in_place", (2,))),
+        ("Hugging Face's Trainer", Measurement("hf_trainer")),
+        ("the same with Liger kernels", Measurement("hf_trainer", (1,))),
+        ("spotune on the same GPU, steps of 64 rows", Measurement("throughput_1_beside_hf")),
+        ("steps of 256 rows", Measurement("throughput_1_deterministic")),
+        ("the same bits every time", Measurement("throughput_1_deterministic", (2, 3))),
+        ("two GPUs, ZeRO-1", Measurement("throughput_2")),
+        ("two GPUs, ZeRO-3", Measurement("stage_3_in_place", (2,))),
     ),
     "8 billion parameters, rows of 4,096 tokens": (
-        ("one GPU, 8-bit AdamW", Row("", "throughput_1_8B_8bit_products")),
-        ("the same bits every time", Row("", "throughput_1_8B_deterministic", (1,))),
-        ("two GPUs, ZeRO-1", Row("", "throughput_2_8B_spare_memory")),
-        ("two GPUs, ZeRO-3", Row("", "throughput_2_8B_spare_memory", (1,))),
-        ("ZeRO-3 without memory to spare", Row("", "throughput_2_8B_spare_memory", (2,))),
+        ("one GPU, 8-bit AdamW", Measurement("throughput_1_8B_8bit_products")),
+        ("the same bits every time", Measurement("throughput_1_8B_deterministic", (1,))),
+        ("two GPUs, ZeRO-1", Measurement("throughput_2_8B_spare_memory")),
+        ("two GPUs, ZeRO-3", Measurement("throughput_2_8B_spare_memory", (1,))),
+        ("ZeRO-3 without memory to spare", Measurement("throughput_2_8B_spare_memory", (2,))),
     ),
 }
 _T5_LAYOUTS = ("no ZeRO", "ZeRO-1", "ZeRO-3,\noffload")
-_T5: Mapping[str, Mapping[str, Sequence[Row]]] = {
+_T5: Mapping[str, Mapping[str, Sequence[Measurement]]] = {
     "t5-small": {
-        "one GPU": [Row("", "throughput_1_examples", (number,)) for number in (0, 1, 4)],
-        "two GPUs": [Row("", "examples_2_padded", (number,)) for number in (1, 2, 3)],
+        "one GPU": [Measurement("throughput_1_examples", (number,)) for number in (0, 1, 4)],
+        "two GPUs": [Measurement("examples_2_padded", (number,)) for number in (1, 2, 3)],
     },
     "t5-large": {
-        "one GPU": [Row("", "throughput_1_examples", (number,)) for number in (2, 3, 6)],
+        "one GPU": [Measurement("throughput_1_examples", (number,)) for number in (2, 3, 6)],
         "two GPUs": [
-            *(Row("", "examples_2_padded", (number,)) for number in (4, 5)),
-            Row("", "examples_2_unpadded", (7,)),
+            *(Measurement("examples_2_padded", (number,)) for number in (4, 5)),
+            Measurement("examples_2_unpadded", (7,)),
         ],
     },
 }
@@ -64,8 +64,8 @@ def llamas() -> str:
         panels: Any = figure.subplots(len(_LLAMAS), 1, sharex=True, height_ratios=heights)
         for axes, (title, bars) in zip(panels, _LLAMAS.items(), strict=True):
             labels = [label for label, _ in bars]
-            values = [100 * row.mean("mfu") for _, row in bars]
-            colours = [_OTHERS if row.output == "hf_trainer" else _OURS for _, row in bars]
+            values = [100 * found.mean("mfu") for _, found in bars]
+            colours = [_OTHERS if found.output == "hf_trainer" else _OURS for _, found in bars]
             drawn = axes.barh(labels, values, color=colours)
             axes.bar_label(drawn, fmt="%.1f %%", padding=3)
             axes.invert_yaxis()
@@ -113,18 +113,20 @@ def t5_layouts() -> str:
     return _svg(draw, (7.0, 3.0))
 
 
-def _grouped(axes: Axes, groups: Mapping[str, Sequence[Row]]) -> None:
+def _grouped(axes: Axes, groups: Mapping[str, Sequence[Measurement]]) -> None:
     """Bars of each layout side by side."""
     places = np.arange(len(_T5_LAYOUTS))
-    for number, (label, rows) in enumerate(groups.items()):
-        values = [row.mean("samplesPerSecond") for row in rows]
+    for number, (label, measured) in enumerate(groups.items()):
+        values = [found.case["batch"] / found.mean("stepSeconds") for found in measured]
         drawn = axes.bar(places + 0.4 * number - 0.2, values, 0.38, label=label, color=(_OURS_TOO, _OURS)[number])
         axes.bar_label(drawn, fmt="%.3g", padding=2)
     axes.set_xticks(places, _T5_LAYOUTS)
 
 
 def _svg(draw: Callable[[Figure], None], inches: tuple[float, float]) -> str:
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context():
+        mpl.rcdefaults()  # nothing of the user's
+        mpl.rcParams.update(_STYLE)
         figure = Figure(figsize=inches, layout="constrained")
         draw(figure)
         text = io.StringIO()

@@ -18,24 +18,20 @@ Case = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of a table.
+class Measurement:
+    """Cases of one output.
 
     Attributes:
-        label: what was run, for people.
-        output: name of the file that it is in, without its ending.
+        output: name of its file, without the ending.
         cases: which of it; of several, the mean is given.
-        memory: whether its memory is that of this run alone.
     """
 
-    label: str
     output: str
     cases: tuple[int, ...] = (0,)
-    memory: bool = True
 
     @property
     def case(self) -> Case:
-        """The first of its cases: what was run."""
+        """The first of them: what was run."""
         return self._all()[0]
 
     @property
@@ -49,18 +45,33 @@ class Row:
 
     def _all(self) -> list[Case]:
         content = self._content()
-        shared = {
-            "microBatch": content.get("micro_batch"),
-            "batch": content.get("batch"),
-            "zeroStage": "",
-            "compile": False,
-        }
-        cases = content.get("cases") or [{**shared, **run} for run in content["runs"]]
+        cases = content["cases"] if "cases" in content else _of_hugging_face(content)
         return [cases[number] for number in self.cases]
 
     def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((RESULTS / f"{self.output}.json").read_text())
         return content
+
+
+def _of_hugging_face(content: Case) -> list[Case]:
+    """Cases of benchmarks/hf_trainer.py, which says once what they share; nothing in it is compiled or divided."""
+    shared = {"microBatch": content["micro_batch"], "batch": content["batch"], "zeroStage": "", "compile": False}
+    return [{**shared, **run} for run in content["runs"]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        label: what was run, for people.
+        found: what came of it.
+        memory: whether its memory is that of this run alone.
+    """
+
+    label: str
+    found: Measurement
+    memory: bool = True
 
 
 Column = Callable[[Row], str]
@@ -73,37 +84,37 @@ def significant(figure: float) -> str:
 
 def tokens(row: Row) -> str:
     """A second, of one GPU."""
-    return f"{row.mean('tokensPerSecond') / row.world_size:,.0f}"
+    return f"{row.found.mean('tokensPerSecond') / row.found.world_size:,.0f}"
 
 
 def mfu(row: Row) -> str:
     """In percent."""
-    return f"{100 * row.mean('mfu'):.1f} %"
+    return f"{100 * row.found.mean('mfu'):.1f} %"
 
 
 def memory(row: Row) -> str:
     """Peak of what PyTorch allocated."""
-    return f"{row.mean('peakAllocatedBytes') / 1e9:.1f} GB" if row.memory else ""
+    return f"{row.found.mean('peakAllocatedBytes') / 1e9:.1f} GB" if row.memory else ""
 
 
 def planned(row: Row) -> str:
     """What `spotune plan` expects of it now."""
-    return f"{MeasuredRun(row.world_size, dict(row.case)).planned_bytes / 1e9:.1f} GB" if row.memory else ""
+    return f"{MeasuredRun(row.found.world_size, dict(row.found.case)).planned_bytes / 1e9:.1f} GB" if row.memory else ""
 
 
 def zero(row: Row) -> str:
     """Stage."""
-    return str(row.case["zeroStage"])
+    return str(row.found.case["zeroStage"])
 
 
 def micro_batch(row: Row) -> str:
     """Rows at once."""
-    return str(row.case["microBatch"])
+    return str(row.found.case["microBatch"])
 
 
 def samples(row: Row) -> str:
     """A second, of all GPUs."""
-    return significant(row.mean("samplesPerSecond"))
+    return significant(row.found.case["batch"] / row.found.mean("stepSeconds"))
 
 
 _NUMBERS = {
@@ -115,7 +126,7 @@ _NUMBERS = {
 
 
 def _link(row: Row) -> str:
-    return f"[{_NUMBERS[row.output]}](../benchmarks/results/{row.output}.json)"
+    return f"[{_NUMBERS[row.found.output]}](../benchmarks/results/{row.found.output}.json)"
 
 
 def _model(row: Row) -> str:
@@ -124,9 +135,9 @@ def _model(row: Row) -> str:
 
 _LLAMAS: Mapping[str, Column] = {
     "model": _model,
-    "micro-batch, batch": lambda row: f"{row.case['microBatch']}, {row.case['batch']}",
+    "micro-batch, batch": lambda row: f"{row.found.case['microBatch']}, {row.found.case['batch']}",
     "ZeRO": zero,
-    "compiled": lambda row: "yes" if row.case["compile"] else "no",
+    "compiled": lambda row: "yes" if row.found.case["compile"] else "no",
     "tokens/s": tokens,
     "MFU": mfu,
     "memory": memory,
@@ -138,8 +149,7 @@ _DOCUMENTS: Mapping[str, Column] = {
     "MFU": mfu,
     "memory": memory,
 }
-_JOBS: Mapping[str, Column] = {
-    "job": _model,
+_OF_JOBS: Mapping[str, Column] = {
     "ZeRO": zero,
     "micro-batch": micro_batch,
     "samples/s": samples,
@@ -147,6 +157,7 @@ _JOBS: Mapping[str, Column] = {
     "memory per GPU": memory,
     "planned": planned,
 }
+_JOBS: Mapping[str, Column] = {"job": _model, **_OF_JOBS}
 _ZERO_3: Mapping[str, Column] = {"": _model, "MFU": mfu}
 
 
@@ -170,83 +181,85 @@ TABLES: Mapping[str, Table] = {
     "llamas": Table(
         _LLAMAS,
         (
-            Row("1.1B, one GPU", "throughput_1_more"),
-            Row("1.1B, one GPU", "throughput_1_documents"),
-            Row("1.1B, one GPU", "throughput_1_deterministic"),
+            Row("1.1B, one GPU", Measurement("throughput_1_more")),
+            Row("1.1B, one GPU", Measurement("throughput_1_documents")),
+            Row("1.1B, one GPU", Measurement("throughput_1_deterministic")),
             Row(
                 "the same, [the same bits every time](how-to/speed.md#the-same-bits), mean of two",
-                "throughput_1_deterministic",
-                (2, 3),
+                Measurement("throughput_1_deterministic", (2, 3)),
             ),
-            Row("1.1B, two GPUs", "throughput_2"),
-            Row("1.1B, two GPUs", "stage_3_in_place", (2,), memory=False),
-            Row("8B, rows of 4,096, two GPUs", "throughput_2_8B_spare_memory"),
-            Row("the same", "throughput_2_8B_spare_memory", (1,)),
-            Row("the same, nothing kept gathered or whole", "throughput_2_8B_spare_memory", (2,)),
-            Row("8B, rows of 4,096, one GPU, 8-bit AdamW", "throughput_1_8B_8bit_products"),
-            Row("the same, in steps of 16 rows, on another GPU", "throughput_1_8B_deterministic"),
-            Row("and with the same bits every time", "throughput_1_8B_deterministic", (1,)),
-            Row("8 billion in steps of 64 rows, before", "throughput_1_8B_8bit", (1,)),
-            Row("the same, activations computed again", "throughput_1_8B_8bit", (2,)),
-            Row("Hugging Face's Trainer, 1.1B, one GPU", "hf_trainer"),
-            Row("the same with Liger kernels", "hf_trainer", (1,)),
-            Row("ours, on the same GPU after them", "throughput_1_beside_hf"),
+            Row("1.1B, two GPUs", Measurement("throughput_2")),
+            Row("1.1B, two GPUs", Measurement("stage_3_in_place", (2,)), memory=False),
+            Row("8B, rows of 4,096, two GPUs", Measurement("throughput_2_8B_spare_memory")),
+            Row("the same", Measurement("throughput_2_8B_spare_memory", (1,))),
+            Row("the same, nothing kept gathered or whole", Measurement("throughput_2_8B_spare_memory", (2,))),
+            Row("8B, rows of 4,096, one GPU, 8-bit AdamW", Measurement("throughput_1_8B_8bit_products")),
+            Row("the same, in steps of 16 rows, on another GPU", Measurement("throughput_1_8B_deterministic")),
+            Row("and with the same bits every time", Measurement("throughput_1_8B_deterministic", (1,))),
+            Row("8 billion in steps of 64 rows, before", Measurement("throughput_1_8B_8bit", (1,))),
+            Row("the same, activations computed again", Measurement("throughput_1_8B_8bit", (2,))),
+            Row("Hugging Face's Trainer, 1.1B, one GPU", Measurement("hf_trainer")),
+            Row("the same with Liger kernels", Measurement("hf_trainer", (1,))),
+            Row("ours, on the same GPU after them", Measurement("throughput_1_beside_hf")),
         ),
     ),
     "documents": Table(
         _DOCUMENTS,
         (
-            Row("one document each", "throughput_1_documents"),
-            Row("eight documents each", "throughput_1_documents", (1,)),
-            Row("eight documents each, by a mask (`execution.attention: sdpa`)", "throughput_1_documents", (2,)),
+            Row("one document each", Measurement("throughput_1_documents")),
+            Row("eight documents each", Measurement("throughput_1_documents", (1,))),
+            Row(
+                "eight documents each, by a mask (`execution.attention: sdpa`)",
+                Measurement("throughput_1_documents", (2,)),
+            ),
         ),
     ),
     "examples": Table(
         _JOBS,
         (
-            Row("mistral-1b1-pretrain, packed, compiled", "throughput_2_examples"),
-            Row("mistral-3b-pretrain, packed, compiled", "throughput_2_examples", (1,)),
-            Row("llama2-7b-zero2", "throughput_2_examples", (2,)),
-            Row("t5-small-wikisql in float32", "throughput_2_examples", (3,)),
-            Row("the same", "throughput_2_examples", (4,)),
-            Row(_HOST, "throughput_2_examples", (5,)),
-            Row("t5-large-wikisql in float32", "throughput_2_examples", (6,)),
-            Row("t5-large-wikisql-zero1", "throughput_2_examples", (7,)),
+            Row("mistral-1b1-pretrain, packed, compiled", Measurement("throughput_2_examples")),
+            Row("mistral-3b-pretrain, packed, compiled", Measurement("throughput_2_examples", (1,))),
+            Row("llama2-7b-zero2", Measurement("throughput_2_examples", (2,))),
+            Row("t5-small-wikisql in float32", Measurement("throughput_2_examples", (3,))),
+            Row("the same", Measurement("throughput_2_examples", (4,))),
+            Row(_HOST, Measurement("throughput_2_examples", (5,))),
+            Row("t5-large-wikisql in float32", Measurement("throughput_2_examples", (6,))),
+            Row("t5-large-wikisql-zero1", Measurement("throughput_2_examples", (7,))),
         ),
     ),
     "examples-with-padding": Table(
         _JOBS,
         (
-            Row("t5-3b-wikisql", "examples_2_padded"),
-            Row("bloomz-1b1-imdb, float16, 8-bit AdamW, recomputing", "examples_2_unpadded"),
-            Row("t5-small-wikisql in float32", "examples_2_padded", (1,), memory=False),
-            Row("the same", "examples_2_padded", (2,), memory=False),
-            Row(_HOST, "examples_2_padded", (3,), memory=False),
-            Row("t5-large-wikisql in float32", "examples_2_padded", (4,), memory=False),
-            Row("t5-large-wikisql-zero1", "examples_2_padded", (5,), memory=False),
-            Row("t5-large-wikisql-zero3-offload", "examples_2_unpadded", (7,), memory=False),
+            Row("t5-3b-wikisql", Measurement("examples_2_padded")),
+            Row("bloomz-1b1-imdb, float16, 8-bit AdamW, recomputing", Measurement("examples_2_unpadded")),
+            Row("t5-small-wikisql in float32", Measurement("examples_2_padded", (1,)), memory=False),
+            Row("the same", Measurement("examples_2_padded", (2,)), memory=False),
+            Row(_HOST, Measurement("examples_2_padded", (3,)), memory=False),
+            Row("t5-large-wikisql in float32", Measurement("examples_2_padded", (4,)), memory=False),
+            Row("t5-large-wikisql-zero1", Measurement("examples_2_padded", (5,)), memory=False),
+            Row("t5-large-wikisql-zero3-offload", Measurement("examples_2_unpadded", (7,)), memory=False),
         ),
     ),
     "examples-on-one": Table(
-        {"job": _model, "GPUs": lambda row: str(row.world_size), **dict(list(_JOBS.items())[1:])},
+        {"job": _model, "GPUs": lambda row: str(row.found.world_size), **_OF_JOBS},
         (
-            Row("t5-small-wikisql in float32", "throughput_1_examples"),
-            Row("the same", "throughput_1_examples", (1,)),
-            Row(_HOST, "throughput_1_examples", (4,)),
-            Row("t5-large-wikisql in float32", "throughput_1_examples", (2,)),
-            Row("t5-large-wikisql-zero1", "throughput_1_examples", (3,)),
-            Row("t5-large-wikisql-zero3-offload", "throughput_1_examples", (6,)),
-            Row("t5-3b-wikisql", "throughput_1_examples", (5,)),
-            Row("t5-11b-wikisql", "throughput_2_large_examples"),
-            Row("bloomz-1b1-imdb", "throughput_1_examples", (7,)),
-            Row("llama3-8b-lora", "throughput_1_examples", (8,)),
-            Row("llama2-7b-data-parallel, float32", "throughput_2_large_examples", (1,)),
+            Row("t5-small-wikisql in float32", Measurement("throughput_1_examples")),
+            Row("the same", Measurement("throughput_1_examples", (1,))),
+            Row(_HOST, Measurement("throughput_1_examples", (4,))),
+            Row("t5-large-wikisql in float32", Measurement("throughput_1_examples", (2,))),
+            Row("t5-large-wikisql-zero1", Measurement("throughput_1_examples", (3,))),
+            Row("t5-large-wikisql-zero3-offload", Measurement("throughput_1_examples", (6,))),
+            Row("t5-3b-wikisql", Measurement("throughput_1_examples", (5,))),
+            Row("t5-11b-wikisql", Measurement("throughput_2_large_examples")),
+            Row("bloomz-1b1-imdb", Measurement("throughput_1_examples", (7,))),
+            Row("llama3-8b-lora", Measurement("throughput_1_examples", (8,))),
+            Row("llama2-7b-data-parallel, float32", Measurement("throughput_2_large_examples", (1,))),
         ),
     ),
     "zero-3": Table(
         _ZERO_3,
         tuple(
-            Row(label, "stage_3_8B_layers", (number,))
+            Row(label, Measurement("stage_3_8B_layers", (number,)))
             for number, label in enumerate(
                 (
                     "ZeRO-1",

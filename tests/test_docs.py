@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import recovery_page, throughput_page
+from benchmarks import recovery_page
 from docs import generate
 from docs.outside import PAGES
 from tests.pages import ROOT
@@ -77,16 +77,3 @@ def test_link_to_a_file_leads_into_a_repository_that_can_be_seen(site_of_a_repos
 
 def test_the_page_on_recovery_is_that_of_what_was_measured() -> None:
     assert (ROOT / "docs/recovery.md").read_text() == recovery_page.page(), "run `make manifests`"
-
-
-def test_tables_and_plots_are_those_of_what_was_measured() -> None:
-    stale = [path.name for path, content in throughput_page.files().items() if path.read_text() != content]
-    assert stale == [], "run `make manifests`"
-
-
-def test_a_table_that_was_edited_is_found() -> None:
-    page = (ROOT / "docs/benchmarks.md").read_text()
-    assert "| 1.1B, one GPU | 16, 64 | 1 | no | 56,099 | 43.7 % | 95.6 GB |" in page
-    assert throughput_page.fill(page.replace("56,099", "65,099")) == page
-    with pytest.raises(ValueError, match="no place for zero-3"):
-        throughput_page.fill(page.replace("<!-- zero-3: end -->", ""))

@@ -9,6 +9,7 @@ import pytest
 
 from spotune.cli import main
 from spotune.errors import UsageError
+from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.control import CheckResult, Orders, Standing
 from spotune_trainer.layout import JobDirectory
@@ -105,16 +106,19 @@ def test_checks_that_a_newer_version_adds_are_made_although_there_are_checkpoint
     assert head.preflight.passes(head.job), "what passed is not looked at again"
 
 
-def test_run_refuses_a_disk_that_is_too_small_and_leaves_nothing(
-    tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = save_source(tmp_path / "model", "seq2seq")
-    job = make_job(
-        source,
+def too_large_job(source: Path, runs: Runs) -> FinetuneJob:
+    return make_job(
+        save_source(source, "seq2seq"),
         dataset={"train": {"source": str(runs.shards("seq2seq"))}, "eval": None},
         checkpoint={"keep": 10**12},
         workers={"gpus": 0},
     )
+
+
+def test_run_refuses_a_disk_that_is_too_small_and_leaves_nothing(
+    tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = too_large_job(tmp_path / "model", runs)
     file, directory = tmp_path / "job.yaml", tmp_path / "runs" / "tiny"
     file.write_text(job.model_dump_json(by_alias=True, exclude_unset=True))
     with pytest.raises(SystemExit) as ended:
@@ -126,11 +130,39 @@ def test_run_refuses_a_disk_that_is_too_small_and_leaves_nothing(
     assert not directory.parent.exists()
 
 
-def test_disk_is_not_looked_at_where_the_size_is_not_known_or_there_is_a_commit(head: Head) -> None:
+def test_run_that_has_begun_is_not_refused_a_disk_that_was_filled_since(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = too_large_job(tmp_path / "model", runs)
+    file, directory = tmp_path / "job.yaml", JobDirectory(tmp_path / "runs" / "tiny")
+    file.write_text(job.model_dump_json(by_alias=True, exclude_unset=True))
+    trained: list[JobDirectory] = []
+
+    def train(place: JobDirectory, *_: object, **__: object) -> None:
+        trained.append(place)
+        files.write_json(place.result, {"steps": 1, "trainLoss": 0.5})
+
+    monkeypatch.setattr("spotune_trainer.cli_run._train", train)
+    directory.logs.mkdir(parents=True)
+    files.write_json(directory.job, job.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(file), "--directory", str(directory.root)])
+    assert ended.value.code == 0
+    assert trained == [directory]
+
+
+@pytest.mark.parametrize("config", [None, "{", '{"model_type": "mamba"}', Path])
+def test_model_whose_size_cannot_be_told_is_left_to_the_workers(config: object, head: Head) -> None:
     job = make_job(head.source, checkpoint={"keep": 10**12})
+    head.source.mkdir()
+    if config is Path:
+        (head.source / "config.json").mkdir()
+    elif config is not None:
+        (head.source / "config.json").write_text(str(config))
     refuse_missing_space(head.directory, job)
+
+
+def test_model_whose_size_is_known_is_refused(head: Head) -> None:
     save_source(head.source, "seq2seq")
     with pytest.raises(UsageError, match="are free, but"):
-        refuse_missing_space(head.directory, job)
-    put_checkpoint(head.directory, 1, 1)
-    refuse_missing_space(head.directory, job)
+        refuse_missing_space(head.directory, make_job(head.source, checkpoint={"keep": 10**12}))

@@ -59,6 +59,15 @@ def test_checkpoints_that_are_there_have_their_room(tmp_path: Path) -> None:
     assert "1 x 12.0 MB of checkpoints (checkpoint.keep + 1; 2 there already)" in sentence, "torn ones do not count"
 
 
+def test_run_of_few_commits_needs_room_for_those(tmp_path: Path) -> None:
+    for steps, every, missing in ((4, 4, 1), (5, 4, 2), (400, 4, 3), (1, "auto", 1), (400, "auto", 3), (None, 4, 3)):
+        training: dict[str, Any] = {"epochs": 1} if steps is None else {"maxSteps": steps}
+        found = need(tmp_path, MILLION, training=training, checkpoint={"keep": 2, "every": every})
+        assert found.missing == missing, f"{steps} steps with a commit every {every}"
+    few = need(tmp_path, MILLION, training={"maxSteps": 4}, checkpoint={"keep": 2, "every": 4})
+    assert "1 x 12.0 MB of checkpoints (all that it makes) and" in check_space(few, tmp_path)
+
+
 def test_too_little_room_fails_with_figures_and_remedies(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"only .* are free, but 38\.0 PB are needed") as failed:
         check_space(need(tmp_path, 10**15, model={"dtype": "bfloat16"}), tmp_path / "not" / "there" / "yet")

@@ -56,7 +56,7 @@ def run(
     refuse_missing_gpus(wanted)
     place = JobDirectory((directory or Path("runs") / wanted.metadata.name).absolute())
     check_directory(place, wanted)
-    if not place.result.exists():
+    if not place.job.exists():  # a run that has begun goes on, whatever has filled the disk since
         refuse_missing_space(place, wanted)
     progress = Console(stderr=True) if output == "json" else Console()
     with locked(place):

@@ -20,7 +20,7 @@ from spotune_trainer import files
 from spotune_trainer.control import CheckResult, Standing
 from spotune_trainer.job_directory import has_commits
 from spotune_trainer.layout import JobDirectory
-from spotune_trainer.preflight_sources import ModelFacts, check_data, check_metrics, read_model
+from spotune_trainer.preflight_sources import ModelFacts, check_data, check_metrics, count_parameters, read_model
 from spotune_trainer.preflight_storage import (
     StorageError,
     StorageNeed,
@@ -63,17 +63,16 @@ def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
 
 
 def refuse_missing_space(directory: JobDirectory, job: FinetuneJob) -> None:
-    """Refuse a job on this machine whose checkpoints do not fit on the disk; raises UsageError.
+    """Refuse a job that is new on this machine and whose checkpoints do not fit on the disk; raises UsageError.
 
     Nobody is there to make the disk larger while it trains, and commits that fail would be lost work by the first kill.
-    A model that cannot be read yet is left to the workers, who say so, and a run with a commit goes on in any case.
+    A model whose configuration cannot be read is left to the workers, who try again and say why.
     """
-    if has_commits(directory):
-        return
     try:
-        need = storage_need(job, read_model(job).parameters, directory)
-    except SpotuneError:
+        parameters = count_parameters(job)
+    except (SpotuneError, OSError):
         return
+    need = storage_need(job, parameters, directory)
     try:
         check_space(need, directory.root, "Make room, give a --directory on a larger disk, or lower checkpoint.keep")
     except StorageError as error:

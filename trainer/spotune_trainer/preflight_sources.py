@@ -78,6 +78,17 @@ def read_model(job: FinetuneJob) -> ModelFacts:
     return ModelFacts(parameters, f"{kind}, tokenised by {tokenizer or 'code of its own'}")
 
 
+def count_parameters(job: FinetuneJob) -> TrainedParameters | None:
+    """Parameters by the model's configuration alone; None for a kind of model whose size is not computed.
+
+    Raises:
+        JobError: it has none.
+        InfrastructureError: the Hugging Face Hub did not give it.
+    """
+    spec = job.spec.model
+    return _count(_config(spec.source, spec.revision, "spec.model.source"), job)
+
+
 def check_data(job: FinetuneJob, directory: JobDirectory) -> str:
     """That the shards, or the raw data that shards are made of, are there.
 

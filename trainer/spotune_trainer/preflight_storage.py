@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import time
@@ -43,6 +44,7 @@ class StorageNeed:
         checkpoint: bytes of one checkpoint over all workers; None where that is not known.
         export: bytes of the finished model; None where that is not known.
         keep: checkpoints that are kept; one more lies there while it is written.
+        commits: that it makes at most; None: not known.
         existing: whole checkpoints that lie there already.
         keep_every_steps: steps after which a checkpoint stays for good; 0: none does.
         writers: workers that write at the same time.
@@ -54,6 +56,7 @@ class StorageNeed:
     existing: int
     keep_every_steps: int
     writers: int
+    commits: int | None = None
 
     @property
     def missing_bytes(self) -> int | None:
@@ -65,7 +68,8 @@ class StorageNeed:
     @property
     def missing(self) -> int:
         """Checkpoints that are still to find room: one at least, for nothing is deleted before the next is whole."""
-        return self.keep + 1 - min(self.keep, self.existing)
+        most = self.keep + 1 if self.commits is None else min(self.keep + 1, self.commits)
+        return max(1, most - min(self.keep, self.existing))
 
 
 def storage_need(job: FinetuneJob, parameters: TrainedParameters | None, directory: JobDirectory) -> StorageNeed:
@@ -84,7 +88,14 @@ def storage_need(job: FinetuneJob, parameters: TrainedParameters | None, directo
         existing=len(whole),
         keep_every_steps=spec.checkpoint.keep_every_steps,
         writers=spec.workers.world_size,
+        commits=_commits(job),
     )
+
+
+def _commits(job: FinetuneJob) -> int | None:
+    """That a run of so many steps makes at most: by the clock it may be one a step."""
+    steps, every = job.spec.training.max_steps, job.spec.checkpoint.every
+    return None if steps is None else math.ceil(steps / (every if isinstance(every, int) else 1))
 
 
 def _export_bytes(job: FinetuneJob, trained: int, frozen: int) -> int:
@@ -111,10 +122,12 @@ def check_space(
     free = _free_bytes(root)
     if need.missing_bytes is None or need.checkpoint is None or need.export is None:
         return f"{decimal(free)} are free; how much is needed is not known, for the size of this model is not computed"
+    few = need.commits is not None and need.commits <= need.keep
+    why = "all that it makes" if few else "checkpoint.keep + 1"
     all_but = f"; {need.existing} there already" if need.existing else ""
     wanted = (
         f"{decimal(need.missing_bytes)} are needed: {need.missing} x {decimal(need.checkpoint)} of checkpoints "
-        f"(checkpoint.keep + 1{all_but}) and {decimal(need.export)} of the finished model"
+        f"({why}{all_but}) and {decimal(need.export)} of the finished model"
     )
     if free < need.missing_bytes:
         raise StorageError(f"only {decimal(free)} are free, but {wanted}. {remedy}")
