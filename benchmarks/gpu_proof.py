@@ -33,7 +33,6 @@ import torch
 
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.generations import latest_generation
 from spotune_trainer.layout import JobDirectory
 from tests.proof.check import findings
 from tests.proof.gather import exported_sha256, gather
@@ -73,8 +72,7 @@ def small_job(root: Path, zero_stage: int, deterministic: bool = True) -> Finetu
     """Ninety steps over 256 rows, whose checkpoints all stay."""
     folder = root / f"{SMALL}-{zero_stage}-{deterministic}"
     training = {"epochs": EPOCHS, "seed": 7}
-    sections = make_sections(training, zero_stage)
-    sections["execution"]["deterministic"] = deterministic
+    sections = make_sections(training, zero_stage, deterministic)
     return make_llama_job(folder, SMALL, BATCH, ROW_TOKENS, sections, every=COMMIT_EVERY, keepEverySteps=1)
 
 
@@ -84,11 +82,11 @@ def large_job(root: Path) -> FinetuneJob:
     return make_llama_job(root / "large", LARGE, 64, ROW_TOKENS, sections, every=LARGE_COMMIT_EVERY, keep=1)
 
 
-def make_sections(training: Mapping[str, Any], zero_stage: int) -> dict[str, Any]:
+def make_sections(training: Mapping[str, Any], zero_stage: int, deterministic: bool = True) -> dict[str, Any]:
     """What both jobs share, and what they train."""
     return {
         "training": training,
-        "execution": {"deterministic": True, "compile": True, "zeroStage": zero_stage},
+        "execution": {"deterministic": deterministic, "compile": True, "zeroStage": zero_stage},
         "workers": {"count": 1, "gpus": int(ON_GPU)},
         "retry": {"backoff": {"initial": "500ms", "max": "1s"}},
     }
@@ -165,13 +163,7 @@ def recover(run: LiveRun, deed: Callable[[], None]) -> float:
     """Kill something once there is another commit, and wait for a step that is new; how long that took."""
     commits = len(run.events("committed"))
     run.wait_until(lambda: len(run.events("committed")) > commits, "a commit")
-    generation = latest_generation(run.directory)
-    began = time.monotonic()
-    deed()
-    run.wait_until(lambda: latest_generation(run.directory) > generation, "the next generation")
-    old = files.read_lines(run.directory.generation_logs(generation).steps)
-    run.wait_for_step(max(line["step"] for line in old) + 1)
-    return round(time.monotonic() - began, 1)
+    return round(run.seconds_to_new_step(deed), 1)
 
 
 def kill_and_start_again(run: LiveRun) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from spotune_trainer import files
-from spotune_trainer.generations import latest_generation
 from tests.trainer.live import LiveRun, kill
 from tests.trainer.runs import STEPS_PER_EPOCH, Runs
 
@@ -65,14 +64,8 @@ def recover(run: LiveRun) -> float:
     """Kill a worker, and wait for a step that is new."""
     begun = run.last_step()
     run.wait_for_step(begun + STEPS_BETWEEN_KILLS)
-    generation = latest_generation(run.directory)
-    kill(run.workers()[0])
-    killed = time.time()
-    run.wait_until(lambda: latest_generation(run.directory) > generation, "the next generation")
-    old = files.read_lines(run.directory.generation_logs(generation).steps)
-    reached = max(line["step"] for line in old)
-    run.wait_for_step(reached + 1)
-    return time.time() - killed
+    worker = run.workers()[0]
+    return run.seconds_to_new_step(lambda: kill(worker))
 
 
 def main() -> None:

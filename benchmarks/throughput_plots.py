@@ -16,8 +16,13 @@ from benchmarks.throughput_tables import Measurement
 from tests.trainer.planned_runs import runs_with_memory
 
 _OURS, _OURS_TOO, _TWO, _OTHERS = "#1f5fa8", "#8fb8de", "#d1732c", "#9a9a9a"
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "spotune", "font.size": 9, "axes.spines.top": False}
-_STYLE |= {"axes.spines.right": False}
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "spotune",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 _DECIMALS = re.compile(r"-?\d+\.\d{3,}")
 """More of them than can be seen, and the last ones another processor's."""
 _NOT_OF_THE_FIGURES = {"Date": None, "Creator": None}
@@ -117,7 +122,7 @@ def _grouped(axes: Axes, groups: Mapping[str, Sequence[Measurement]]) -> None:
     """Bars of each layout side by side."""
     places = np.arange(len(_T5_LAYOUTS))
     for number, (label, measured) in enumerate(groups.items()):
-        values = [found.case["batch"] / found.mean("stepSeconds") for found in measured]
+        values = [found.samples_per_second for found in measured]
         drawn = axes.bar(places + 0.4 * number - 0.2, values, 0.38, label=label, color=(_OURS_TOO, _OURS)[number])
         axes.bar_label(drawn, fmt="%.3g", padding=2)
     axes.set_xticks(places, _T5_LAYOUTS)

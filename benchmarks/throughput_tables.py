@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import mean
 from typing import Any
 
@@ -37,20 +38,27 @@ class Measurement:
     @property
     def world_size(self) -> int:
         """GPUs."""
-        return int(self._content()["machine"]["worldSize"])
+        return int(_read(self.output)["machine"]["worldSize"])
 
     def mean(self, name: str) -> float:
         """Of a figure over its cases."""
         return float(mean(case[name] for case in self._all()))
 
+    @property
+    def samples_per_second(self) -> float:
+        """Of all GPUs."""
+        return float(self.case["batch"]) / self.mean("stepSeconds")
+
     def _all(self) -> list[Case]:
-        content = self._content()
+        content = _read(self.output)
         cases = content["cases"] if "cases" in content else _of_hugging_face(content)
         return [cases[number] for number in self.cases]
 
-    def _content(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((RESULTS / f"{self.output}.json").read_text())
-        return content
+
+@cache
+def _read(output: str) -> Case:
+    content: Case = json.loads((RESULTS / f"{output}.json").read_text())
+    return content
 
 
 def _of_hugging_face(content: Case) -> list[Case]:
@@ -114,7 +122,7 @@ def micro_batch(row: Row) -> str:
 
 def samples(row: Row) -> str:
     """A second, of all GPUs."""
-    return significant(row.found.case["batch"] / row.found.mean("stepSeconds"))
+    return significant(row.found.samples_per_second)
 
 
 _NUMBERS = {

@@ -85,6 +85,16 @@ class LiveRun:
         """Wait until a worker group has gone past `step`."""
         self.wait_until(lambda: self.last_step() >= step, f"step {step}")
 
+    def seconds_to_new_step(self, deed: Callable[[], None]) -> float:
+        """Do what ends the worker group, and wait for a step that was never reached before; seconds from the deed."""
+        generation = latest_generation(self.directory)
+        began = time.monotonic()
+        deed()
+        self.wait_until(lambda: latest_generation(self.directory) > generation, "the next generation")
+        old = files.read_lines(self.directory.generation_logs(generation).steps)
+        self.wait_for_step(max(line["step"] for line in old) + 1)
+        return time.monotonic() - began
+
     def wait_until(self, done: Callable[[], bool], what: str) -> None:
         """Wait for something; a command that ends meanwhile is an error."""
         until = time.monotonic() + self.patience_seconds
