@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from spotune_trainer import files
-from spotune_trainer.checkpoint.committer import Committed
-from spotune_trainer.checkpoint.fragments import parameter_shapes
-from spotune_trainer.layout import GenerationLogs, JobDirectory
-from spotune_trainer.notice import Flags
-from spotune_trainer.progress import Journal
-from spotune_trainer.task import WorkerTask
-from tests.trainer.measured import (
+from spotune_trainer.checkpoint.async_checkpointer import Committed
+from spotune_trainer.engine.zero_state import parameter_shapes
+from spotune_trainer.job_directory.layout import GenerationLogs, JobDirectory
+from spotune_trainer.job_directory.notice import Flags
+from spotune_trainer.observability.progress import Journal
+from spotune_trainer.training.task import WorkerTask
+from tests.trainer.support.measured import (
     LLAMAS,
     QuicklyBuiltWorker,
     from_first_rank,
@@ -39,7 +39,7 @@ from tests.trainer.measured import (
     publish,
     torchrun_group,
 )
-from tests.trainer.runs import Layout, make_task, start_generation
+from tests.trainer.support.runs import Layout, make_task, start_generation
 
 WARM_UP_STEPS = 5
 

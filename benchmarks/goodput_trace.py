@@ -30,17 +30,17 @@ from spotune.simulate.simulation import simulate
 from spotune.simulate.terms import Choice, Times
 from spotune.simulate.trace import Trace, read_trace
 from spotune_trainer import files
-from spotune_trainer.accounting import ACCOUNTED_EVENTS
-from spotune_trainer.directory_lock import locked
-from spotune_trainer.job_directory import job_of, put_job
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.ledger import Ledger
-from spotune_trainer.local_ray import LocalRay, RunningRay
-from spotune_trainer.processes import Family, boot_id, find_process
-from spotune_trainer.serve import ProgressServer
-from spotune_trainer.supervise import Supervisor
-from spotune_trainer.view import PlainView
-from tests.trainer.runs import Runs
+from spotune_trainer.job_directory.job import job_of, put_job
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.job_directory.lock import locked
+from spotune_trainer.observability.goodput import ACCOUNTED_EVENTS
+from spotune_trainer.supervisor.console import PlainView
+from spotune_trainer.supervisor.http_server import ProgressServer
+from spotune_trainer.supervisor.ray_head.local import LocalRay, RunningRay
+from spotune_trainer.supervisor.ray_head.processes import Family, boot_id, find_process
+from spotune_trainer.supervisor.supervisor import Supervisor
+from tests.trainer.support.runs import Runs
 
 WORKERS = 2
 COMMIT_EVERY_SECONDS = 10.0

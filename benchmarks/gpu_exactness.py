@@ -26,15 +26,15 @@ from torch import distributed
 from torch._inductor.utils import fresh_cache
 
 from spotune.job import FinetuneJob
+from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import read_parameters
-from spotune_trainer.generations import choose_checkpoint, surviving_steps
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.worker import Worker
-from tests.trainer import foreign
-from tests.trainer.measured import from_first_rank, machine, make_llama_job, publish, torchrun_group
-from tests.trainer.overflowing import BAD, OverflowingWorker
-from tests.trainer.runs import Layout, Runs, committed, committed_state, make_task, start_generation, train_rank
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.training.worker import Worker
+from tests.trainer.support import plain_deepspeed as foreign
+from tests.trainer.support.measured import from_first_rank, machine, make_llama_job, publish, torchrun_group
+from tests.trainer.support.overflowing_worker import BAD, OverflowingWorker
+from tests.trainer.support.runs import Layout, Runs, committed, committed_state, make_task, start_generation, train_rank
 
 STAGES = (0, 1, 2, 3)
 DTYPES = ("float32", "bfloat16")

@@ -33,16 +33,16 @@ import torch
 
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.layout import JobDirectory
-from tests.proof.check import findings
-from tests.proof.gather import exported_sha256, gather
+from spotune_trainer.job_directory.layout import JobDirectory
+from tests.proof.checker import findings
+from tests.proof.evidence import exported_sha256, gather
 from tests.proof.history import losses_of, read_generations, steps_lost, surviving
-from tests.proof.play import Performance
+from tests.proof.injector import Performance
 from tests.proof.references import Reference, References
 from tests.proof.schedules import COMMIT_EVERY, EPOCHS, make_schedule
-from tests.trainer.live import LiveRun, kill
-from tests.trainer.measured import make_llama_job, publish
-from tests.trainer.runs import Layout, Runs
+from tests.trainer.support.live import LiveRun, kill
+from tests.trainer.support.measured import make_llama_job, publish
+from tests.trainer.support.runs import Layout, Runs
 
 ON_GPU = torch.cuda.is_available()
 SMALL, LARGE, ROW_TOKENS = ("small", "1.1B", 2048) if ON_GPU else ("tiny", "tiny", 16)

@@ -23,10 +23,10 @@ from typing import Any
 
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.rank import Place, run_rank
-from tests.trainer.measured import LLAMAS, make_llama_job
-from tests.trainer.runs import Layout, make_task, start_generation
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.worker_group.rank_process import Place, run_rank
+from tests.trainer.support.measured import LLAMAS, make_llama_job
+from tests.trainer.support.runs import Layout, make_task, start_generation
 
 _FORKING = multiprocessing.get_context("forkserver")
 _PATIENCE_SECONDS = 100.0
@@ -82,7 +82,7 @@ def main() -> None:
         directory = JobDirectory(root / "job")
         directory.root.mkdir()
         print(f"the model and its data are in {root}", flush=True)
-        _FORKING.set_forkserver_preload(["spotune_trainer.preload"])
+        _FORKING.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
         forkserver.ensure_running()
         runs = [generation(directory, job, options.batch) for _ in range(options.kills + 1)]
         found = {

@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
 
-from spotune_trainer.flops import ModelShape, mfu, peak_flops
-from tests.trainer.measured import LLAMAS, machine, publish
+from spotune_trainer.models.flops import ModelShape, mfu, peak_flops
+from tests.trainer.support.measured import LLAMAS, machine, publish
 
 WARM_UP_STEPS = 3
 

@@ -2,9 +2,10 @@
 
     python benchmarks/plan_memory.py > benchmarks/plan_memory.json
 
-Needs one GPU with 100 GB, no network: the models of `spotune.plan.published` are made with random weights. Measured is
-what forward and backward take on top of weights and gradients, with the loss of `spotune_trainer.loss` (float32
-cross-entropy over all tokens) and a padded batch. `tests/api/test_plan_measured.py` compares.
+Needs one GPU with 100 GB, no network: the models of `spotune.plan.known_models` are made with random weights.
+Measured is what forward and backward take on top of weights and gradients, with the loss of
+`spotune_trainer.models.loss` (float32 cross-entropy over all tokens) and a padded batch.
+`tests/api/plan/test_measured.py` compares.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import transformers
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from spotune.plan.published import PUBLISHED
+from spotune.plan.known_models import PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def train(model: Any, case: Case) -> None:
 
 
 def summed_loss(model: Any, case: Case) -> Any:
-    """Loss of a batch with three tokens of padding, computed as `spotune_trainer.loss.summed_loss` does."""
+    """Loss of a batch with three tokens of padding, computed as `spotune_trainer.models.loss.summed_loss` does."""
     ids = torch.randint(3, 1000, (case.micro_batch_size, case.sequence_length), device="cuda")
     mask = torch.ones_like(ids)
     mask[0, -3:] = 0

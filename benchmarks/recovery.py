@@ -38,7 +38,7 @@ from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.pytest_plugin import NODES, ClusterUnderTest, Fault
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.faults import pods, processes
-from tests.cluster.faults.scene import Scene
+from tests.cluster.faults.harness import Scene
 from tests.cluster.faults.timeline import recovery, stretches
 from tests.cluster.finetune_jobs import RunningJob, workplace
 from tests.cluster.operator_install import installed

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from spotune_trainer import files
-from tests.trainer.live import LiveRun, kill
-from tests.trainer.runs import STEPS_PER_EPOCH, Runs
+from tests.trainer.support.live import LiveRun, kill
+from tests.trainer.support.runs import STEPS_PER_EPOCH, Runs
 
 STEPS_BETWEEN_KILLS = 5
 

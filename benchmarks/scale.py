@@ -28,7 +28,7 @@ from typing import Any
 
 import kopf
 
-from spotune_operator.kube import JOBS, RAY_CLUSTERS, Kube, Manifest, Resource
+from spotune_operator.kube.client import JOBS, RAY_CLUSTERS, Kube, Manifest, Resource
 from spotune_testcluster.cluster import Cluster
 
 RAY_JOBS = Resource("ray.io/v1", "RayJob", "rayjobs")

@@ -2,8 +2,8 @@ r"""How fast steps are on GPUs: tokens per second, MFU, memory, data wait, and w
 
 Trains models with random weights on rows of random tokens by the trainer's own worker, one case after the other in the
 same processes: Llamas of some sizes, or the jobs of examples/ laid out as the plan does it on these GPUs. The first
-steps warm up; figures are medians over the others. MFU is by the formula of `spotune_trainer.flops`. Beside the peak of
-memory stands what `spotune plan` says. No Ray: torchrun starts the ranks.
+steps warm up; figures are medians over the others. MFU is by the formula of `spotune_trainer.models.flops`.
+Beside the peak of memory stands what `spotune plan` says. No Ray: torchrun starts the ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 1 benchmarks/throughput.py --output benchmarks/results/throughput_1.json \
         '{"size": "1.1B", "length": 2048, "microBatch": 16, "batch": 64, "zeroStage": 1, "compile": true}'
@@ -31,19 +31,19 @@ from torch import distributed
 
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
-from spotune.plan.choose import Layout as PlannedLayout
-from spotune.plan.choose import Setup
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import ExecutionPlan, resolve_execution, setup_of
+from spotune.plan.layout import Layout as PlannedLayout
+from spotune.plan.layout import Setup
 from spotune_trainer import files
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.models import load_config
-from spotune_trainer.notice import Flags
-from spotune_trainer.progress import Journal
-from spotune_trainer.run_plan import NOTHING_SPARE
-from spotune_trainer.task import WorkerTask
-from tests.trainer.layouts import release
-from tests.trainer.measured import (
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.notice import Flags
+from spotune_trainer.job_directory.run_plan import NOTHING_SPARE
+from spotune_trainer.models.pretrained import load_config
+from spotune_trainer.observability.progress import Journal
+from spotune_trainer.training.task import WorkerTask
+from tests.trainer.support.layouts import release
+from tests.trainer.support.measured import (
     LLAMAS,
     QuicklyBuiltWorker,
     from_first_rank,
@@ -53,7 +53,7 @@ from tests.trainer.measured import (
     publish,
     torchrun_group,
 )
-from tests.trainer.runs import Layout, make_task, start_generation
+from tests.trainer.support.runs import Layout, make_task, start_generation
 
 PROFILED_STEPS = 2
 

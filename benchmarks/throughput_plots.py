@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.throughput_tables import Measurement
-from tests.trainer.planned_runs import runs_with_memory
+from tests.trainer.support.planned_runs import runs_with_memory
 
 _OURS, _OURS_TOO, _TWO, _OTHERS = "#1f5fa8", "#8fb8de", "#d1732c", "#9a9a9a"
 _STYLE: Any = {

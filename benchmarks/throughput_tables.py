@@ -13,7 +13,7 @@ from functools import cache
 from statistics import mean
 from typing import Any
 
-from tests.trainer.planned_runs import RESULTS, MeasuredRun
+from tests.trainer.support.planned_runs import RESULTS, MeasuredRun
 
 Case = Mapping[str, Any]
 

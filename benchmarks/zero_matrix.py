@@ -4,7 +4,7 @@ Trains a Llama with random weights in bfloat16 for one to three steps at each st
 the next step as the trainer does, restores each checkpoint at each stage and world size, and compares masters, moments
 and step with what DeepSpeed said the writer held, and the model's own weights with the masters. At stage 2 the GPU is
 filled before the commit, which then finds no room for a copy within it. The same code as the matrix of tiny models in
-tests/trainer/test_fragments.py. No Ray: the ranks come from torchrun.
+tests/trainer/engine/test_zero_state.py. No Ray: the ranks come from torchrun.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/zero_matrix.py --folder /dev/shm \
         --output benchmarks/results/zero_matrix_2.json
@@ -27,9 +27,9 @@ import torch
 from torch import distributed
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tests.trainer.layout_matrix import STATE_BYTES, Cell, Matrix, Written
-from tests.trainer.layouts import DTYPES, Layout, process_group, wrap
-from tests.trainer.measured import LLAMAS, from_first_rank, machine, publish, torchrun_group
+from tests.trainer.support.layout_matrix import STATE_BYTES, Cell, Matrix, Written
+from tests.trainer.support.layouts import DTYPES, Layout, process_group, wrap
+from tests.trainer.support.measured import LLAMAS, from_first_rank, machine, publish, torchrun_group
 
 STAGES = (1, 2, 3)
 CROWDED_STAGE = 2

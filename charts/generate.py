@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from spotune_operator.gpu_healing import GpuHealing
+from spotune_operator.gpu_healing.policy import GpuHealing
 from spotune_operator.settings import Settings
 
 CHART = Path(__file__).parent / "spotune"

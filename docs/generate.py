@@ -13,11 +13,11 @@ from pathlib import Path
 import typer
 from typer.cli import get_docs_for_click
 
-from spotune.cli import command_line
-from spotune.crd.rules import RULES
-from spotune.crd.structural import OPEN, VALIDATIONS, Schema, structural_schema
+from spotune.cli.main import command_line
+from spotune.crd.cel_rules import RULES
+from spotune.crd.structural_schema import OPEN, VALIDATIONS, Schema, structural_schema
 from spotune.job import FinetuneJob
-from spotune.quantities import Quantity
+from spotune.units.quantities import Quantity
 
 _ROOT = Path(__file__).parent.parent
 _PAGES = _ROOT / "docs/reference"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotune.cli import main
+from spotune.cli.main import main
 
 
 def run_spotune(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

@@ -18,12 +18,12 @@ import typer
 import yaml
 
 from charts.generate import CHART, documented
-from spotune.cli import command_line
+from spotune.cli.main import command_line
 from spotune.job import FinetuneJobSpec
-from spotune.load import load_job
+from spotune.job_file.load import load_job
 from spotune_operator.settings import PREFIX, Settings
 from tests.pages import PAGES, ROOT, Line, blocks, lines, page_name
-from tests.trainer.tiny import save_source
+from tests.trainer.support.tiny import save_source
 
 README = ROOT / "README.md"
 REFERENCE = ROOT / "docs/reference"

@@ -15,9 +15,9 @@ import kopf
 
 from spotune.crd.definition import GROUP, PLURAL
 from spotune_operator.errors import KubernetesError
-from spotune_operator.kube import JOBS, Kube
-from spotune_operator.logs import log_as_json
-from spotune_operator.running import Running
+from spotune_operator.kube.client import JOBS, Kube
+from spotune_operator.manager import Running
+from spotune_operator.runtime.logs import log_as_json
 from spotune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)

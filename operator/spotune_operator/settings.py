@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from spotune.errors import UsageError
-from spotune_operator.gpu_healing import GpuHealing
-from spotune_operator.placed_job import OPERATOR_NAMESPACE
+from spotune_operator.children.resolved_job import OPERATOR_NAMESPACE
+from spotune_operator.gpu_healing.policy import GpuHealing
 
 PREFIX: Final = "SPOTUNE_OPERATOR_"
 _MORE_THAN_ZERO: Final = frozenset(

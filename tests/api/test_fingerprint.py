@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotune.fingerprint import changed_fields, fingerprint
-from tests.api.job_files import a_job
+from tests.api.support.job_files import a_job
 
 MODEL = {"source": "model", "task": "seq2seq"}
 DATASET = {"train": {"source": "shards"}}

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotune.durations import Duration
 from spotune.job import BackoffSpec, RetrySpec
 from spotune.retry import (
     COMMUNICATION_FAILURE_LIMIT,
@@ -17,6 +16,7 @@ from spotune.retry import (
     decide,
     failures_without_progress,
 )
+from spotune.units.durations import Duration
 
 POLICY = RetrySpec(
     app_failure_limit=3, backoff=BackoffSpec(initial=Duration("5s"), max=Duration("5m")), max_gpu_hours=100

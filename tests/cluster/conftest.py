@@ -7,11 +7,11 @@ import pytest
 
 from spotune.job import FinetuneJob
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
-from spotune_trainer.layout import JobDirectory
+from spotune_trainer.job_directory.layout import JobDirectory
 from tests.cluster import finetune_jobs, operator_install
 from tests.cluster.finetune_jobs import INPUTS, WORKERS, Remains, Workplace
 from tests.cluster.operator_install import Operator
-from tests.trainer.runs import Layout, train_generation
+from tests.trainer.support.runs import Layout, train_generation
 
 
 @pytest.fixture(scope="session")

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
-from spotune_operator.placed_job import place
+from spotune_operator.children.resolved_job import place
 from spotune_operator.providers import PROVIDERS, ProviderName
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from spotune_testcluster.waiting import wait_for
-from spotune_trainer.generations import surviving_steps
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.ledger import Ledger
+from spotune_trainer.checkpoint.generations import surviving_steps
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
 from tests.cluster.pods import claim, pod, restricted, run_in, wait_until_running
 from tests.cluster.status_history import Seen, StatusHistory
-from tests.trainer.runs import write_shards
-from tests.trainer.tiny import make_job, save_source
+from tests.trainer.support.runs import write_shards
+from tests.trainer.support.tiny import make_job, save_source
 
 WORKERS = 2
 STEPS = 200

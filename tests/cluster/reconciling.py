@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from spotune_operator.caches import Caches
 from spotune_operator.children.config import JOB_FILE
+from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.errors import KubernetesError
-from spotune_operator.kube import (
+from spotune_operator.kube.client import (
     CHILDREN,
     CONFIG_MAPS,
     EVENTS,
@@ -32,15 +32,15 @@ from spotune_operator.kube import (
     Manifest,
     Resource,
 )
-from spotune_operator.metrics import Metrics
-from spotune_operator.observed import GROUP_LABEL, child_view, pod_view
-from spotune_operator.placed_job import JOB_LABEL
-from spotune_operator.progress import Poller
-from spotune_operator.reading import understood
-from spotune_operator.reconcile import Reconciler
+from spotune_operator.kube.timestamps import rfc3339
+from spotune_operator.observe.caches import Caches
+from spotune_operator.observe.state import GROUP_LABEL, child_view, pod_view
+from spotune_operator.observe.supervisor_poller import Poller
+from spotune_operator.observe.supervisor_status import understood
+from spotune_operator.reconcile.reconciler import Reconciler
+from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import Settings
-from spotune_operator.timestamps import rfc3339
-from tests.operator.local_server import LocalServer, local_server
+from tests.operator.support.local_server import LocalServer, local_server
 
 NAME = "job"
 STORAGE_CLASS = "of-nobody"

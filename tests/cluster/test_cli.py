@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
-from spotune.load import parse_job
-from spotune.yaml_file import Document
+from spotune.job_file.load import parse_job
+from spotune.job_file.yaml_file import Document
 from spotune_operator.children.pods import SUPERVISOR_CONTAINER
+from spotune_operator.children.resolved_job import PlacedJob, place
 from spotune_operator.children.storage import volume_claim
-from spotune_operator.pinned import pin
-from spotune_operator.placed_job import PlacedJob, place
 from spotune_operator.providers import NONE
+from spotune_operator.reconcile.pinned import pin
 from spotune_operator.settings import Settings
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
@@ -56,7 +56,7 @@ import json, sys
 from pathlib import Path
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
-from spotune_trainer.layout import JobDirectory
+from spotune_trainer.job_directory.layout import JobDirectory
 place = JobDirectory(Path(sys.argv[1]))
 ledger, drivers, job = json.loads(sys.argv[2])
 place.logs.mkdir(parents=True)
@@ -72,10 +72,10 @@ writer.close()
 SUPERVISOR = """
 import sys, threading
 from pathlib import Path
-from spotune_trainer.control import Orders, Standing
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.pod_pages import PodPages
-from spotune_trainer.serve import ProgressServer
+from spotune_trainer.supervisor.control import Orders, Standing
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.pod_api import PodPages
+from spotune_trainer.supervisor.http_server import ProgressServer
 place, orders = JobDirectory(Path(sys.argv[1])), Orders()
 pages = PodPages(place, orders, Standing(orders))
 with ProgressServer(place, lambda: None, "0.0.0.0", 8090, pages.pages, pages.actions):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from spotune.load import load_job, parse_job
-from spotune.yaml_file import Document
+from spotune.job_file.load import load_job, parse_job
+from spotune.job_file.yaml_file import Document
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
-from tests.api.job_files import FULL_JOB_FILE, JOB_FILE
-from tests.api.test_broken_job_values import BROKEN
+from tests.api.job_file.test_broken_job_values import BROKEN
+from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
 
 pytestmark = pytest.mark.cluster
 

@@ -10,7 +10,7 @@ import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.faults import control_plane, pods, processes
-from tests.cluster.faults.scene import Scene
+from tests.cluster.faults.harness import Scene
 from tests.cluster.finetune_jobs import ENDLESS, Remains, Workplace
 from tests.cluster.operator_install import Operator
 

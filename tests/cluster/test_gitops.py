@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from spotune.job import API_VERSION, KIND
-from spotune_operator.decide import stalled
 from spotune_operator.errors import StalledError
+from spotune_operator.reconcile.decide import stalled
 from spotune_testcluster import binaries
 from spotune_testcluster.home import Home
-from tests.operator.moments import Life, a_cluster_job, a_life, a_training_life
+from tests.operator.support.scenarios import Life, a_cluster_job, a_life, a_training_life
 
 pytestmark = pytest.mark.cluster
 

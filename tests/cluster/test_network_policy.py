@@ -3,12 +3,12 @@
 import pytest
 
 from spotune_operator.children.network import network_policy
-from spotune_operator.placed_job import place
+from spotune_operator.children.resolved_job import place
 from spotune_operator.providers import PROVIDERS, ProviderName
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from spotune_testcluster.waiting import wait_for
-from tests.api.job_files import a_job
+from tests.api.support.job_files import a_job
 from tests.cluster.pods import pod, run_in, wait_until_running
 
 pytestmark = pytest.mark.cluster

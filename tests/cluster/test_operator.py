@@ -15,8 +15,8 @@ from spotune_testcluster.errors import DidNotStartError
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.waiting import wait_for
 from tests.cluster import prometheus, text_to_sql
+from tests.cluster.faults.status_invariants import SECONDS_OLD, untruths
 from tests.cluster.faults.timeline import stretches
-from tests.cluster.faults.truth import SECONDS_OLD, untruths
 from tests.cluster.finetune_jobs import NOWHERE, RunningJob, Workplace
 from tests.cluster.operator_install import Operator
 

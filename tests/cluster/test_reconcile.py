@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spotune_operator.children.ports import PROGRESS
-from spotune_operator.kube import CHILDREN, JOBS, RAY_CLUSTERS, Login, Manifest
+from spotune_operator.kube.client import CHILDREN, JOBS, RAY_CLUSTERS, Login, Manifest
 from spotune_operator.main import login
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest

@@ -20,16 +20,16 @@ import pytest
 
 from spotune.errors import JobError
 from spotune.job import API_VERSION, KIND
-from spotune.load import parse_job
-from spotune.yaml_file import Document
-from spotune_operator.kube import JOBS, Kube, Manifest
+from spotune.job_file.load import parse_job
+from spotune.job_file.yaml_file import Document
+from spotune_operator.kube.client import JOBS, Kube, Manifest
 from spotune_operator.main import login
 from spotune_operator.providers import PROVIDERS
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests.cluster.operator_install import no_operator
 from tests.cluster.whole_operator import WholeOperator, whole_operator
-from tests.operator.specs import Spec, generated
+from tests.operator.support.generated_specs import Spec, generated
 
 pytestmark = pytest.mark.cluster
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
-from spotune.plan.published import published_config
+from spotune.plan.known_models import published_config
 from tests.pages import ROOT
 
 EXAMPLES = ROOT / "examples"

@@ -10,13 +10,13 @@ import pytest
 
 from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
-from spotune.load import load_job
-from spotune.plan.choose import Choice, choose_layout
+from spotune.job_file.load import load_job
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.devices import device_memory_bytes
 from spotune.plan.execution import request_of, setup_of
+from spotune.plan.layout import Choice, choose_layout
 from spotune.plan.parameters import count_parameters
-from spotune.quantities import Quantity
+from spotune.units.quantities import Quantity
 from tests.examples.jobs import EXAMPLES, JOB_FILES, PUBLISHED, config_of
 
 TABLE = (EXAMPLES / "README.md").read_text()

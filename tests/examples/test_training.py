@@ -21,18 +21,18 @@ from pyarrow import parquet
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from spotune.job import FinetuneJob
-from spotune.load import load_job, replace_fields
-from spotune_trainer.data.prepare import PrepareOptions, prepare
-from spotune_trainer.generations import choose_checkpoint, claim, surviving_steps
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.models import load_tokenizer
-from spotune_trainer.planning import plan_run
-from spotune_trainer.task import WorkerTask
+from spotune.job_file.load import load_job, replace_fields
+from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, surviving_steps
+from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
+from spotune_trainer.driver.planning import plan_run
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.models.pretrained import load_tokenizer
+from spotune_trainer.training.task import WorkerTask
 from tests.examples.jobs import EXAMPLES, PUBLISHED, config_of
 from tests.examples.wikisql import write_release
-from tests.trainer.groups import run_group
-from tests.trainer.runs import train_rank
-from tests.trainer.tiny import VOCABULARY, save_tokenizer
+from tests.trainer.support.groups import run_group
+from tests.trainer.support.runs import train_rank
+from tests.trainer.support.tiny import VOCABULARY, save_tokenizer
 
 STEPS = 3
 WORKERS = 2

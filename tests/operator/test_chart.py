@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from charts import generate
-from spotune_operator.metrics import Metrics
+from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import PREFIX, Settings
-from spotune_trainer import serve
-from spotune_trainer.progress import Phase
+from spotune_trainer.observability.progress import Phase
+from spotune_trainer.supervisor import http_server as serve
 
 
 @pytest.mark.parametrize("path", generate.files(), ids=lambda path: path.name)

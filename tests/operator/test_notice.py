@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from spotune_operator.nodes import NodeView, node_view
-from spotune_operator.running import Running
+from spotune_operator.manager import Running
+from spotune_operator.observe.nodes import NodeView, node_view
 from spotune_operator.settings import Settings
-from tests.operator.api_server import api_server
-from tests.operator.moments import a_training_life
+from tests.operator.support.api_server import api_server
+from tests.operator.support.scenarios import a_training_life
 
 AHEAD = "Preempt Scheduled: Wed, 26 Feb 2025 10:13:13 GMT. DurationInSeconds: -1.  For more information, see <docs>."
 NOW = "Preempt Started. For more information, see <docs>."

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from charts.generate import CHART
-from spotune_operator import findings, job_events
 from spotune_operator.errors import StalledError
+from spotune_operator.reconcile import condition_findings as findings
+from spotune_operator.reconcile import events as job_events
 
 RUNBOOK = (Path(__file__).parent.parent.parent / "docs/runbook.md").read_text()
 GOOD = {"NothingToMend", "NotFailed", "NotSuspended", "Complete", "Progressing"}

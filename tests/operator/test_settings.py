@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotune.errors import UsageError
-from spotune_operator.gpu_healing import GpuHealing
+from spotune_operator.gpu_healing.policy import GpuHealing
 from spotune_operator.settings import PREFIX, Settings
 
 

@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from spotune_trainer.layout import JobDirectory
+from spotune_trainer.job_directory.layout import JobDirectory
 from tests.proof import records
-from tests.proof.controls import CONTROLS, Bench, control_job
-from tests.proof.play import end_leftovers
-from tests.proof.prove import LIVE_CONTROLS, Prover, proof_job
+from tests.proof.injector import end_leftovers
+from tests.proof.negative_controls import CONTROLS, Bench, control_job
+from tests.proof.prover import LIVE_CONTROLS, Prover, proof_job
 from tests.proof.records import Controlled, Proven, Record
 from tests.proof.references import References
 from tests.proof.report import report
 from tests.proof.schedules import make_schedule
 from tests.provenance import commit, machine
-from tests.trainer.runs import Runs
+from tests.trainer.support.runs import Runs
 
 _BUILD = Path(__file__).parents[2] / "build"
 

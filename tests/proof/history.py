@@ -1,7 +1,7 @@
 """What a job directory says of its past, read beside the trainer: generations, their steps, and the way to the model.
 
-The trainer has a reader of its own (`spotune_trainer.generations`). This one shares no code with it but the files'
-spelling, so that a trainer that loses its own way does not lead the proof along.
+The trainer has a reader of its own (`spotune_trainer.checkpoint.generations`). This one shares no code with it but the
+files' spelling, so that a trainer that loses its own way does not lead the proof along.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spotune_trainer.checkpoint.layout import CheckpointName
-from spotune_trainer.layout import JobDirectory
+from spotune_trainer.job_directory.layout import JobDirectory
 
 Record = Mapping[str, Any]
 """A line of `steps.jsonl`."""

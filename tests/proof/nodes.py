@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotune_trainer.local_ray import RunningRay
-from spotune_trainer.processes import Family, boot_id, find_process
+from spotune_trainer.supervisor.ray_head.local import RunningRay
+from spotune_trainer.supervisor.ray_head.processes import Family, boot_id, find_process
 
 _NODE = "SPOTUNE_PROOF_NODE"
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
+from spotune_trainer.checkpoint.generations import Generation, claim
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
-from spotune_trainer.generations import Generation, claim
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.notice import Flags
-from spotune_trainer.progress import Journal
-from spotune_trainer.task import Ending, WorkerTask
-from spotune_trainer.worker import Worker
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.notice import Flags
+from spotune_trainer.observability.progress import Journal
+from spotune_trainer.training.task import Ending, WorkerTask
+from spotune_trainer.training.worker import Worker
 from tests.proof.history import Record, read_generations
-from tests.trainer.groups import run_group
-from tests.trainer.runs import Layout, Runs, epoch_hash, make_task, train_rank
+from tests.trainer.support.groups import run_group
+from tests.trainer.support.runs import Layout, Runs, epoch_hash, make_task, train_rank
 
 _TIMEOUT_SECONDS = 600.0
 

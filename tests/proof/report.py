@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tests.proof.check import NEXT_LOSSES, WHOLE_CURVE
+from tests.proof.checker import NEXT_LOSSES, WHOLE_CURVE
 from tests.proof.records import Blow, Controlled, Proven, Record
 from tests.proof.schedules import COMMIT_EVERY, COMPARED_STEPS, STEPS, Deed, Moment
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise, permutations, product
 
-from tests.trainer.runs import STEPS_PER_EPOCH
+from tests.trainer.support.runs import STEPS_PER_EPOCH
 
 EPOCHS = 18
 STEPS = EPOCHS * STEPS_PER_EPOCH

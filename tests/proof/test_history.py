@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotune_trainer.checkpoint.layout import CheckpointName
-from spotune_trainer.layout import JobDirectory
+from spotune_trainer.job_directory.layout import JobDirectory
 from tests.proof.history import lineage, read_generations, segments, steps_lost, surviving
 
 

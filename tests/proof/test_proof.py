@@ -9,14 +9,14 @@ import pytest
 
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints, rank_file
-from spotune_trainer.layout import JobDirectory
-from tests.proof.check import Evidence, findings
-from tests.proof.gather import gather
-from tests.proof.play import Performance
-from tests.proof.prove import proof_job
+from spotune_trainer.job_directory.layout import JobDirectory
+from tests.proof.checker import Evidence, findings
+from tests.proof.evidence import gather
+from tests.proof.injector import Performance
+from tests.proof.prover import proof_job
 from tests.proof.references import References
 from tests.proof.schedules import Deed, Disturbance, Moment, Schedule
-from tests.trainer.runs import Runs
+from tests.trainer.support.runs import Runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from spotune_trainer.layout import JobDirectory
-from tests.trainer.runs import Runs
+from spotune_trainer.job_directory.layout import JobDirectory
+from tests.trainer.support.runs import Runs
 
 
 @pytest.fixture(scope="session")

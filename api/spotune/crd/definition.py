@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from spotune.crd.rules import RULES
-from spotune.crd.structural import Schema, structural_schema, without_defaults
+from spotune.crd.cel_rules import RULES
+from spotune.crd.structural_schema import Schema, structural_schema, without_defaults
 from spotune.job import API_VERSION, KIND, FinetuneJob
 
 GROUP: Final = API_VERSION.partition("/")[0]

@@ -5,11 +5,11 @@ from spotune.job.cluster import ClusterSpec, HeadSpec, ResourcesSpec, StorageSpe
 from spotune.job.dataset import CredentialsSpec, DatasetSpec, EvalSpec, PrepareSpec, ShardsSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.finetunejob import API_VERSION, KIND, FinetuneJob, FinetuneJobSpec
+from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
 from spotune.job.metadata import Metadata
 from spotune.job.metric import Metric
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
-from spotune.job.operations import BackoffSpec, CleanupSpec, RetrySpec
-from spotune.job.outcome import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
+from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
 from spotune.job.status import (
     Condition,
     FinetuneJobStatus,

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotune.durations import Duration
 from spotune.job.base import NotNegative, Positive, Section, invalid
-from spotune.quantities import Quantity
+from spotune.units.durations import Duration
+from spotune.units.quantities import Quantity
 
 PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 

@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import model_validator
 
-from spotune.durations import Duration
 from spotune.job.base import NotNegative, Positive, Section, expecting, invalid
+from spotune.units.durations import Duration
 
 LOWEST_STAGE: Final[Mapping[str, int]] = {"none": 0, "optimizer": 1, "parameters": 3}
 """The lowest ZeRO stage that can keep something in host memory, by `offload`."""

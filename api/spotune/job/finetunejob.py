@@ -8,10 +8,10 @@ from spotune.job.base import Section, invalid
 from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
+from spotune.job.lifecycle import CleanupSpec, RetrySpec
 from spotune.job.metadata import Metadata
 from spotune.job.model import AdapterSpec, ModelSpec
-from spotune.job.operations import CleanupSpec, RetrySpec
-from spotune.job.outcome import OutputSpec, TrackingSpec
+from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.status import FinetuneJobStatus
 from spotune.job.training import EvaluationSpec, TrainingSpec
 

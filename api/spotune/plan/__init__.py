@@ -1,7 +1,7 @@
 """What a job needs, before it runs: parameters, memory, ZeRO stage, micro-batch, checkpoint interval. Arithmetic."""
 
+from spotune.plan.checkpoint_interval import checkpoint_interval_seconds
 from spotune.plan.devices import machine_memory_bytes
 from spotune.plan.execution import ExecutionPlan, resolve_execution
-from spotune.plan.interval import checkpoint_interval_seconds
 
 __all__ = ["ExecutionPlan", "checkpoint_interval_seconds", "machine_memory_bytes", "resolve_execution"]

@@ -7,8 +7,8 @@ full recomputation (s: sequence length, b: micro-batch, h: hidden size, a: heads
 other layers: gated feed-forwards of any width, cross-attention, float32, norms that compute in float32; and for what
 PyTorch and `transformers` save beyond the paper's kernels. A compiled layer keeps what its products of matrices and its
 attention need and computes what lies between them again, and its loss holds one chunk of logits.
-`tests/trainer/test_plan_activations.py` compares it with the tensors that are really saved,
-`tests/api/test_plan_measured.py` and `tests/trainer/test_plan_throughput.py` with peaks measured on GPUs.
+`tests/api/plan/test_measured_activations.py` compares it with the tensors that are really saved,
+`tests/api/plan/test_measured.py` and `tests/api/plan/test_measured_throughput.py` with peaks measured on GPUs.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any
 from spotune.job import FinetuneJob
 from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
-from spotune.plan.choose import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, Request, Setup, choose_layout
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
+from spotune.plan.layout import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, Request, Setup, choose_layout
 from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, precision_of
 
 

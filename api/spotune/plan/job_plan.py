@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotune.durations import Duration
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.plan.architecture import Architecture
-from spotune.plan.choose import Choice, Setup, choose_layout, passes_per_step
-from spotune.plan.execution import request_of, setup_of
-from spotune.plan.interval import (
+from spotune.plan.checkpoint_interval import (
     checkpoint_bytes,
     checkpoint_interval_seconds,
     expected_steps_lost,
     lost_fraction,
     mean_seconds_between_failures,
 )
+from spotune.plan.execution import request_of, setup_of
+from spotune.plan.layout import Choice, Setup, choose_layout, passes_per_step
 from spotune.plan.parameters import ParameterCount, count_parameters
+from spotune.units.durations import Duration
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from spotune.plan.activations import Activations, Workload, activation_bytes
 from spotune.plan.architecture import Architecture
-from spotune.plan.interval import checkpoint_bytes
+from spotune.plan.checkpoint_interval import checkpoint_bytes
 from spotune.plan.parameters import TrainedParameters, trained_parameters
 
 Offload = Literal["none", "optimizer", "parameters"]

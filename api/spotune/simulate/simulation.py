@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from spotune.goodput import Part
-from spotune.plan.interval import (
+from spotune.plan.checkpoint_interval import (
     MINIMUM_INTERVAL_SECONDS,
     background_interval_seconds,
     mean_seconds_between_failures,

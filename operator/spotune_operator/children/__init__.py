@@ -6,8 +6,8 @@ from spotune_operator.children.config import config_map
 from spotune_operator.children.monitoring import pod_monitor
 from spotune_operator.children.network import network_policy
 from spotune_operator.children.raycluster import Replicas, ray_cluster
+from spotune_operator.children.resolved_job import PlacedJob
 from spotune_operator.children.storage import volume_claim
-from spotune_operator.placed_job import PlacedJob
 
 
 def build_children(placed: PlacedJob, replicas: Replicas) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Any, Final
 import yaml
 
 from spotune.job import API_VERSION, KIND, FinetuneJob
-from spotune_operator.placed_job import PlacedJob
+from spotune_operator.children.resolved_job import PlacedJob
 
 _Dumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml writes the same several times as fast; not every build of PyYAML has it."""

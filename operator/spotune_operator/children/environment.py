@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from spotune.job.base import SecretKeyRef
-from spotune_operator.placed_job import PlacedJob
+from spotune_operator.children.resolved_job import PlacedJob
 
 CACHE: Final = "/cache"
 """Where the emptyDir is mounted that holds model and shard caches; it outlives the restart of a container."""

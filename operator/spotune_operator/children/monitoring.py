@@ -3,7 +3,7 @@
 from typing import Any
 
 from spotune_operator.children.ports import METRICS, PROGRESS
-from spotune_operator.placed_job import JOB_LABEL, PlacedJob
+from spotune_operator.children.resolved_job import JOB_LABEL, PlacedJob
 
 
 def pod_monitor(placed: PlacedJob) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from spotune_operator.children.ports import DASHBOARD, METRICS, PROGRESS, Port
-from spotune_operator.placed_job import PlacedJob
+from spotune_operator.children.resolved_job import PlacedJob
 
 
 def network_policy(placed: PlacedJob) -> dict[str, Any]:

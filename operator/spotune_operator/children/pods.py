@@ -20,6 +20,7 @@ from spotune_operator.children.environment import (
     variable,
 )
 from spotune_operator.children.ports import DASHBOARD, GCS, METRICS, PROGRESS, Port
+from spotune_operator.children.resolved_job import DATA, PlacedJob
 from spotune_operator.children.resources import (
     HEAD,
     SUPERVISOR,
@@ -28,9 +29,8 @@ from spotune_operator.children.resources import (
     shared_memory,
     worker_defaults,
 )
+from spotune_operator.children.strategic_merge import merge
 from spotune_operator.errors import PodTemplateError
-from spotune_operator.merge import merge
-from spotune_operator.placed_job import DATA, PlacedJob
 from spotune_operator.providers import Capacity
 
 HEAD_CONTAINER: Final = "ray-head"

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spotune_operator.children.pods import Pod, head_pod, worker_capacities, worker_pod
+from spotune_operator.children.resolved_job import PlacedJob
 from spotune_operator.children.resources import whole_cpus
-from spotune_operator.placed_job import PlacedJob
 from spotune_operator.providers import Capacity
 
 WORKER_GROUP: Final = "workers"

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from spotune.job.cluster import ResourcesSpec
-from spotune.quantities import Quantity
+from spotune.units.quantities import Quantity
+from spotune_operator.children.strategic_merge import merge
 from spotune_operator.errors import ResourcesError
-from spotune_operator.merge import merge
 from spotune_operator.providers import GPU_RESOURCE
 
 Amounts = dict[str, dict[str, str]]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spotune_operator.placed_job import PlacedJob
+from spotune_operator.children.resolved_job import PlacedJob
 
 
 def volume_claim(placed: PlacedJob) -> dict[str, Any] | None:

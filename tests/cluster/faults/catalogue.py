@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cluster.faults import control_plane, nodes, objects, pods, processes
-from tests.cluster.faults.scene import Scene
+from tests.cluster.faults.harness import Scene
 from tests.cluster.finetune_jobs import ENDLESS, GLOBAL_BATCH_SIZE, INPUTS, SMALL, STEPS, Workplace
 
 HANG_TIMEOUT = "25s"

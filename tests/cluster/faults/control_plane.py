@@ -3,7 +3,7 @@
 import random
 import time
 
-from tests.cluster.faults.scene import Scene
+from tests.cluster.faults.harness import Scene
 
 _SEED = 20260
 _LONGEST_PAUSE_SECONDS = 5.0

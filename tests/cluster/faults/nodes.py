@@ -8,7 +8,7 @@ from spotune_testcluster.providers import Capacity, Provider
 from spotune_testcluster.settings import NodeSettings
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.chart import HEALING
-from tests.cluster.faults.scene import Scene
+from tests.cluster.faults.harness import Scene
 
 _SPARE = NodeSettings(number=4, provider=Provider.AKS, zone="westeurope-1")
 _SPARE_WITH_A_GPU = NodeSettings(number=5, provider=Provider.AKS, capacity=Capacity.SPOT, gpus=1, zone="westeurope-1")

@@ -10,8 +10,8 @@ from streaming.base.format.mds import MDSWriter
 from spotune_testcluster.waiting import wait_for
 from spotune_trainer.data.schedule import SampleSchedule
 from spotune_trainer.data.shards import ShardedDataset
-from tests.cluster.faults.scene import Scene
-from tests.trainer.tiny import VOCABULARY
+from tests.cluster.faults.harness import Scene
+from tests.trainer.support.tiny import VOCABULARY
 
 WRONG_IMAGE = "testcluster.local/none:1"
 SMALL_VOLUME = "400Mi"

@@ -1,6 +1,6 @@
 """Pods of a job that go, gracefully or at once."""
 
-from tests.cluster.faults.scene import Scene
+from tests.cluster.faults.harness import Scene
 
 
 def worker_pod_deleted(scene: Scene) -> None:

@@ -1,7 +1,7 @@
 """Processes and containers of a job that end without a word, or stand still."""
 
 from tests.cluster.containers import kill_container, wait_for_restart
-from tests.cluster.faults.scene import Scene
+from tests.cluster.faults.harness import Scene
 
 _RANK = "spotune-rank"
 

@@ -8,8 +8,8 @@ import pytest
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.chart import HEALING
 from tests.cluster.faults.catalogue import CASES, Case
+from tests.cluster.faults.harness import Scene
 from tests.cluster.faults.records import recorded
-from tests.cluster.faults.scene import Scene
 from tests.cluster.finetune_jobs import Remains, Workplace
 from tests.cluster.operator_install import Operator
 from tests.cluster.rights import granted, refused, used

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from spotune_trainer import files
+from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.checkpoint.layout import CheckpointName
-from spotune_trainer.generations import claim
-from spotune_trainer.layout import JobDirectory
-from spotune_trainer.ledger import Ledger
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
 from tests.cluster.faults.timeline import recovery, stretches
 from tests.cluster.finetune_jobs import Remains
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotune_trainer import files
-from spotune_trainer.generations import list_generations
+from spotune_trainer.checkpoint.generations import list_generations
 from tests.cluster.finetune_jobs import Remains
 
 _FIRST_STEP = "firstStep"

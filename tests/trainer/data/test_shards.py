@@ -285,7 +285,7 @@ def test_processes_share_a_cold_cache_and_one_killed_in_a_download_blocks_nobody
     s3: Any, uploaded: str, rows: Rows, tmp_path: Path
 ) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spotune_trainer.data.prepare"])
+    context.set_forkserver_preload(["spotune_trainer.data.preparation.prepare"])
     log, directory = tmp_path / "log", tmp_path / "cache"
     environment = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "S3_"))}
 

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 from spotune.errors import JobError, UsageError
+from spotune_trainer.checkpoint.generations import Generation, in_lineage, list_generations
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, list_checkpoints
-from spotune_trainer.generations import Generation, in_lineage, list_generations
-from spotune_trainer.layout import JobDirectory
+from spotune_trainer.job_directory.layout import JobDirectory
 
 
 class State(StrEnum):

@@ -2,7 +2,7 @@
 
 `checkpoints/step-00000120.gen-7/` holds one file of fragments and one `.ok` for each rank of generation 7; the
 manifest is written last (fsync, rename), so a folder without one was never finished. Which of the whole ones may be
-resumed from is a question of generations: see `spotune_trainer.generations`.
+resumed from is a question of generations: see `spotune_trainer.checkpoint.generations`.
 """
 
 from __future__ import annotations

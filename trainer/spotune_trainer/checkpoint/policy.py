@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from spotune.durations import Duration
-from spotune.plan.interval import (
+from spotune.plan.checkpoint_interval import (
     MINIMUM_INTERVAL_SECONDS,
     SECONDS_TO_PREEMPTION,
     background_interval_seconds,
     mean_seconds_between_failures,
 )
+from spotune.units.durations import Duration
 
 
 class CommitPolicy:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from spotune_trainer import files
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
+from spotune_trainer.checkpoint.generations import in_lineage, list_generations
 from spotune_trainer.checkpoint.layout import (
     MANIFEST,
     CheckpointName,
@@ -30,8 +31,7 @@ from spotune_trainer.checkpoint.layout import (
     rank_file,
     rank_ok,
 )
-from spotune_trainer.generations import in_lineage, list_generations
-from spotune_trainer.layout import JobDirectory
+from spotune_trainer.job_directory.layout import JobDirectory
 
 _POLL_SECONDS = 0.01
 

@@ -1,0 +1,188 @@
+"""`spotune simulate TRACE.csv`: what choices of workers, checkpoints, head and fallback come to on a spot trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import typer
+from rich.console import Console
+
+from spotune.cli.simulate_table import print_comparison
+from spotune.errors import UsageError
+from spotune.job import FinetuneJob
+from spotune.job_file.load import load_job
+from spotune.simulate.compare import Prices, combinations, compare
+from spotune.simulate.measured import read_measured
+from spotune.simulate.supply import Capacity, HeadCapacity
+from spotune.simulate.terms import NEVER, Choice, Times
+from spotune.simulate.trace import read_trace
+from spotune.units.durations import Duration
+
+T = TypeVar("T")
+_Price = Annotated[float | None, typer.Option(min=0, help="Price of a worker's node for an hour.")]
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE.csv", help="Spot nodes over time: seconds,nodes.")],
+    job: Annotated[Path | None, typer.Option(help="Job file: workers, head, checkpoint and retry as written.")] = None,
+    measured: Annotated[Path | None, typer.Option(help="Directory of a real run, to take all times from.")] = None,
+    workers: Annotated[str, typer.Option(help="Nodes for workers, such as 4,8.")] = "",
+    fewest: Annotated[int | None, typer.Option("--min", min=1, help="Nodes that training goes on with.")] = None,
+    checkpoint_every: Annotated[str, typer.Option(help="As checkpoint.every, such as auto,5m,200.")] = "",
+    head: Annotated[str, typer.Option(help="Capacity of the head: on-demand,spot.")] = "",
+    capacity: Annotated[str, typer.Option(help="Of the workers: spot,spot-then-on-demand,on-demand.")] = "",
+    on_demand_after: Annotated[str, typer.Option(help="Wait for a spot node before one on demand.")] = "",
+    resize_cooldown: Annotated[str, typer.Option(help="Between two growths of the worker group; or never.")] = "",
+    notice: Annotated[str, typer.Option(help="Notice before a spot node goes.")] = "0s",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the job; the trace is repeated until they are done.")
+    ] = None,
+    step_seconds: Annotated[str, typer.Option(help="Of a step, such as 1.2 or 4=2.3,8=1.2 by workers.")] = "",
+    start_up: Annotated[str, typer.Option(help="Start of a worker group until its first step.")] = "",
+    restore: Annotated[str, typer.Option(help="Reading a checkpoint.")] = "",
+    stall: Annotated[str, typer.Option(help="That training waits for a commit.")] = "",
+    commit: Annotated[str, typer.Option(help="Until a commit is durable.")] = "",
+    detection: Annotated[str, typer.Option(help="From the loss of a worker to the end of its group.")] = "",
+    head_loss: Annotated[str, typer.Option(help="From the loss of a head to the next driver.")] = "",
+    spot_price: _Price = None,
+    on_demand_price: _Price = None,
+    head_price: Annotated[str, typer.Option(help="Price of the head's node for an hour, as SPOT,ON-DEMAND.")] = "0,0",
+    repeats: Annotated[int, typer.Option(min=1, help="Simulations of a choice in which chance has a say.")] = 20,
+    output: Annotated[Literal["text", "json"], typer.Option(help="How the result is printed.")] = "text",
+) -> None:
+    """Replay a preemption trace, and print goodput, cost and finishing time for each choice.
+
+    Options that take several values, separated by commas, are combined.
+
+    Example: spotune simulate examples/traces/v100-4.csv --workers 4 --step-seconds 2.5 --checkpoint-every auto,1m,10m
+
+    Example: spotune simulate trace.csv --job job.yaml --measured runs/my-job --head on-demand,spot --steps 20000
+    """
+    base, times = _of_job(load_job(job) if job is not None else None)
+    if measured is not None:
+        times = read_measured(measured, times)
+    given: dict[str, Any] = {
+        "start_up": _seconds(start_up, "--start-up"),
+        "restore": _seconds(restore, "--restore"),
+        "stall": _seconds(stall, "--stall"),
+        "commit": _seconds(commit, "--commit"),
+        "detection": _seconds(detection, "--detection"),
+        "head_loss": _seconds(head_loss, "--head-loss"),
+    }
+    times = replace(times, **{name: seconds for name, seconds in given.items() if seconds is not None})
+    wanted = _list(workers, "--workers", _count) or [base.workers]
+    times = replace(times, step=_step_seconds(step_seconds, max(wanted)) or times.step)
+    if not times.step:
+        raise UsageError("--step-seconds: give the time of a step, such as 1.2, or --measured with a run's directory.")
+    after, notice_seconds = _seconds(on_demand_after, "--on-demand-after"), _seconds(notice, "--notice")
+    cooldown = NEVER if resize_cooldown == "never" else _seconds(resize_cooldown, "--resize-cooldown")
+    base = replace(
+        base,
+        on_demand_after=base.on_demand_after if after is None else after,
+        resize_cooldown=base.resize_cooldown if cooldown is None else cooldown,
+        notice=notice_seconds or 0.0,
+    )
+    choices = [
+        replace(choice, fewest=min(fewest or base.fewest, choice.workers))
+        for choice in combinations(
+            base,
+            workers=wanted,
+            every=_list(checkpoint_every, "--checkpoint-every", _every) or [base.every],
+            head=_list(head, "--head", _one_of(get_args(HeadCapacity))) or [base.head],
+            capacity=_list(capacity, "--capacity", _one_of(get_args(Capacity))) or [base.capacity],
+        )
+    ]
+    prices = Prices(spot_price, on_demand_price, *_head_prices(head_price))
+    compared = compare(read_trace(trace), choices, times, prices, steps, repeats)
+    if output == "json":
+        found = {"times": asdict(times), "choices": [row.as_json() for row in compared]}
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        print_comparison(compared, times, Console())
+
+
+def _of_job(job: FinetuneJob | None) -> tuple[Choice, Times]:
+    """What a job says, or the defaults of the language."""
+    if job is None:
+        return Choice(workers=4), Times(step={})
+    workers, every = job.spec.workers, job.spec.checkpoint.every
+    choice = Choice(
+        workers=workers.count,
+        fewest=workers.min,
+        every=every.seconds if isinstance(every, Duration) else every,
+        head=job.spec.head.capacity,
+        capacity=workers.capacity,
+        on_demand_after=workers.on_demand_after.seconds,
+        resize_cooldown=workers.resize_cooldown.seconds,
+    )
+    backoff = job.spec.retry.backoff
+    return choice, Times(step={}, backoff=backoff.initial.seconds, longest_backoff=backoff.max.seconds)
+
+
+def _list(text: str, option: str, read: Callable[[str, str], T]) -> list[T]:
+    """The values between commas, each once; none of an empty text."""
+    return list(dict.fromkeys(read(part.strip(), option) for part in text.split(",") if text))
+
+
+def _count(text: str, option: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{option} {text}: expected whole numbers from 1, separated by commas, such as 4,8.")
+    return int(text)
+
+
+def _every(text: str, option: str) -> str | float | int:
+    if text == "auto":
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    seconds = _seconds(text, option)
+    if not seconds:
+        raise UsageError(f"{option} {text or 'nothing'}: expected auto, a duration such as 5m, or a number of steps.")
+    return seconds
+
+
+def _one_of(allowed: Sequence[str]) -> Callable[[str, str], Any]:
+    def read(text: str, option: str) -> str:
+        if text not in allowed:
+            raise UsageError(f"{option} {text or 'nothing'}: expected {', '.join(allowed)}.")
+        return text
+
+    return read
+
+
+def _seconds(text: str, option: str) -> float | None:
+    """Seconds of a duration; None of an empty text."""
+    if not text:
+        return None
+    try:
+        return Duration(text).seconds
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+def _step_seconds(text: str, workers: int) -> dict[int, float]:
+    """Seconds of a step by number of workers; a single one belongs to the most workers that are asked for."""
+    found: dict[int, float] = {}
+    for part in text.split(",") if text else []:
+        count, equals, seconds = part.partition("=")
+        try:
+            found[_count(count.strip(), "--step-seconds") if equals else workers] = float(seconds if equals else count)
+        except ValueError:
+            found[workers] = 0.0
+    if any(not 0 < seconds < NEVER for seconds in found.values()):
+        raise UsageError(f"--step-seconds {text}: expected seconds such as 1.2, or 4=2.3,8=1.2 by number of workers.")
+    return found
+
+
+def _head_prices(text: str) -> tuple[float, float]:
+    try:
+        spot, on_demand = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(
+            f"--head-price {text}: expected two prices, on spot and on demand, such as 0.1,0.3."
+        ) from error
+    return spot, on_demand

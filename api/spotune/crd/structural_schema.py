@@ -1,0 +1,159 @@
+"""From the JSON schema that Pydantic makes of the models to the structural schema that Kubernetes asks for.
+
+A structural schema has a type everywhere, no ``$ref``, no ``additionalProperties: false`` (unknown fields are refused
+by ``kubectl`` or pruned), and hardly any unions; see
+https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema.
+No field is nullable: the API server leaves out what is null, and that is what null means in the models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel
+
+from spotune.crd.cel_rules import Rule
+from spotune.job.base import EXPECTED
+from spotune.units.durations import Duration
+
+Schema: TypeAlias = dict[str, Any]
+
+VALIDATIONS = "x-kubernetes-validations"
+INT_OR_STRING = "x-kubernetes-int-or-string"
+OPEN = "x-kubernetes-preserve-unknown-fields"
+MAX_DURATION_CHARACTERS = 64
+"""What a rule may cost counts with the longest text there can be."""
+_KEPT = ("type", "enum", "format", "minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum", "pattern")
+
+
+def structural_schema(model: type[BaseModel], rules: Mapping[type[BaseModel], Sequence[Rule]]) -> Schema:
+    """The structural schema of a model, with the rules of each section in it."""
+    pydantic_schema = model.model_json_schema(mode="validation")
+    by_name = {section.__name__: section_rules for section, section_rules in rules.items()}
+    return _Conversion(pydantic_schema.get("$defs", {}), by_name).section(pydantic_schema)
+
+
+def without_defaults(schema: Schema) -> Schema:
+    """The schema for an object whose writer says everything, such as a status: nothing is filled in."""
+    kept = {keyword: value for keyword, value in schema.items() if keyword != "default"}
+    if "properties" in schema:
+        kept["properties"] = {name: without_defaults(value) for name, value in schema["properties"].items()}
+    if "items" in schema:
+        kept["items"] = without_defaults(schema["items"])
+    return kept
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """The conversion of one schema.
+
+    Attributes:
+        definitions: Sections by name, as Pydantic writes them.
+        rules: Rules by name of the section.
+    """
+
+    definitions: Mapping[str, Schema]
+    rules: Mapping[str, Sequence[Rule]]
+
+    def section(self, schema: Schema) -> Schema:
+        """An object with named fields."""
+        converted: Schema = {"description": _one_line(schema["description"]), "type": "object"}
+        if "required" in schema:
+            converted["required"] = sorted(schema["required"])
+        converted["properties"] = {name: self.field(field) for name, field in schema["properties"].items()}
+        rules = [rule.as_json() for rule in self.rules.get(schema["title"], ())]
+        return converted | ({VALIDATIONS: rules} if rules else {})
+
+    def field(self, schema: Schema) -> Schema:
+        """A field of a section: its own description and default, and what its type says."""
+        converted = self.value(schema)
+        described = schema if "description" in schema else converted  # Pydantic leaves out what the section says itself
+        converted = {"description": _one_line(described["description"])} | {
+            keyword: value for keyword, value in converted.items() if keyword != "description"
+        }
+        if schema.get("default") is not None:
+            converted["default"] = _default(schema["default"], converted)
+        return converted
+
+    def value(self, schema: Schema) -> Schema:
+        """What a type says, without the description and default of the field that has it."""
+        if "$ref" in schema:
+            return self.section(self.definitions[schema["$ref"].rpartition("/")[2]])
+        if "anyOf" in schema and INT_OR_STRING not in schema:
+            return self._union(schema)
+        converted = {keyword: schema[keyword] for keyword in _KEPT if keyword in schema}
+        converted |= {keyword: value for keyword, value in schema.items() if keyword.startswith("x-kubernetes-")}
+        if "const" in schema:
+            converted["enum"] = [schema["const"]]
+        if "type" not in converted and "enum" in converted:
+            return _of_any_type(converted["enum"])
+        for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if exclusive in schema:
+                converted |= {bound: schema[exclusive], exclusive: True}
+        if "items" in schema:
+            converted["items"] = self.value(schema["items"])
+        if isinstance(schema.get("additionalProperties"), dict):
+            converted["additionalProperties"] = self.value(schema["additionalProperties"])
+        return _with_a_sentence(converted)
+
+    def _union(self, schema: Schema) -> Schema:
+        """A field that may be absent, or one of the few kinds of unions that Kubernetes can say something about."""
+        members = [member for member in schema["anyOf"] if member.get("type") != "null"]
+        if len(members) == 1:
+            return self.value(members[0])
+        kinds = {member["type"] for member in members}
+        if kinds == {"string", "integer"}:
+            return _int_or_string(members, schema[EXPECTED])
+        if kinds == {"string", "boolean"}:
+            return _of_any_type([*_constants(members), True, False])
+        if kinds == {"string", "array"}:
+            items = next(member["items"] for member in members if member["type"] == "array")
+            return {OPEN: True, "items": self.value(items), "pattern": f"^({'|'.join(_constants(members))})$"}
+        raise NotImplementedError(f"no structural schema for a union of {', '.join(sorted(kinds))}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _default(default: Any, converted: Schema) -> Any:
+    """The default of a field; that of a section is empty, because its fields have the same defaults themselves.
+
+    Not so where the section has rules: Kubernetes tries those on the default as it is written, before it fills it in.
+    """
+    if "properties" not in converted:
+        return default
+    return {name: value for name, value in default.items() if value is not None} if VALIDATIONS in converted else {}
+
+
+def _constants(members: list[Schema]) -> list[str]:
+    return [member["const"] for member in members if "const" in member]
+
+
+def _of_any_type(allowed: list[Any]) -> Schema:
+    """One of a few values of several types; a structural schema says no type then, and the list says it all."""
+    of_kubernetes = INT_OR_STRING if {type(value) for value in allowed} == {str, int} else OPEN
+    return {of_kubernetes: True, "enum": allowed}
+
+
+def _int_or_string(members: list[Schema], expected: str) -> Schema:
+    texts = [f"self == '{constant}'" for constant in _constants(members)]
+    texts += [f"self.matches({_quoted(member['pattern'])})" for member in members if "pattern" in member]
+    minimum = next(member["minimum"] for member in members if member["type"] == "integer")
+    rule = Rule(f"type(self) == int ? self >= {minimum} : {' || '.join(texts)}", f"expected {expected}")
+    return {INT_OR_STRING: True, VALIDATIONS: [rule.as_json()]}
+
+
+def _with_a_sentence(schema: Schema) -> Schema:
+    """A duration is checked by a rule in place of its pattern, which would be all that the message says."""
+    if schema.get("pattern") != Duration.PATTERN:
+        return schema
+    rule = Rule(f"self.matches({_quoted(Duration.PATTERN)})", f"expected {Duration.EXPECTED}")
+    others = {keyword: value for keyword, value in schema.items() if keyword not in ("pattern", VALIDATIONS)}
+    rules = [rule.as_json(), *schema.get(VALIDATIONS, [])]
+    return others | {"maxLength": MAX_DURATION_CHARACTERS, VALIDATIONS: rules}
+
+
+def _quoted(pattern: str) -> str:
+    """A regular expression as a raw text of CEL."""
+    return f"r'{pattern}'"

@@ -1,0 +1,1 @@
+"""Reads job files: YAML with line numbers, validation, and error messages that name file, line and field."""

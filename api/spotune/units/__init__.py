@@ -1,0 +1,1 @@
+"""Field types for numbers with units: durations and Kubernetes quantities."""

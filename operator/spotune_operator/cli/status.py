@@ -1,0 +1,223 @@
+"""How jobs look: a table of all, and one in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from spotune.formatting import duration, evaluation, restarts
+from spotune_operator.cli.cluster.jobs import Job, conditions_of, holds, sentence, status_of
+from spotune_operator.kube.timestamps import unix_time
+
+_BAR_WIDTH: Final = 16
+_WIDE_BAR_WIDTH: Final = 40
+_BAD: Final = frozenset({"Stalled", "Failed", "NotProgressing"})
+_NEWS: Final = frozenset({"Complete", "Suspended"})
+_SUMMARIES: Final = frozenset({"Ready", "Reconciling"})
+"""Conditions that only repeat what another one says."""
+_STYLES: Final = {"Complete": "green", "Failed": "red", "Stalled": "red", "Suspended": "dim", "Training": "cyan"}
+
+
+def table(jobs: Sequence[Job], now: float, *, with_namespace: bool, with_bar: bool) -> RenderableType:
+    """A line for each job, and below it a sentence for each that somebody has to look after.
+
+    Args:
+        jobs: As the API server has them.
+        now: Unix time.
+        with_namespace: Whether they are from several namespaces.
+        with_bar: Whether there is a terminal to draw a bar in.
+    """
+    columns = ["name", "phase", "progress", "loss", "ETA", "workers", "restarts", "checkpoint", "age"]
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in [*(["namespace"] if with_namespace else []), *columns]:
+        grid.add_column(column.upper(), no_wrap=True)
+    for job in jobs:
+        namespace = [job["metadata"]["namespace"]] if with_namespace else []
+        grid.add_row(*namespace, *_cells(job, now, with_bar=with_bar))
+    return Group(grid, *_complaints(jobs))
+
+
+def _cells(job: Job, now: float, *, with_bar: bool) -> list[RenderableType]:
+    status = status_of(job)
+    checkpoint = status.get("lastCheckpoint")
+    counts = status.get("restarts") or {}
+    return [
+        job["metadata"]["name"],
+        Text(phase(job), _STYLES.get(phase(job), "")),
+        _progress_cell(status, with_bar=with_bar),
+        _number(status.get("loss"), ".4f"),
+        time_left(status, now) or "-",
+        status.get("workers") or "-",
+        str(counts.get("total") or 0),
+        f"step {checkpoint['step']}" if checkpoint else "-",
+        _age(job, now),
+    ]
+
+
+def _progress_cell(status: Mapping[str, Any], *, with_bar: bool) -> RenderableType:
+    step, total = status.get("step") or 0, status.get("totalSteps")
+    if not total:
+        return f"step {step}" if step else "-"
+    words = f"{step}/{total} ({step / total:.0%})"
+    if not with_bar:
+        return words
+    cell = Table.grid(padding=(0, 1))
+    cell.add_row(ProgressBar(total=total, completed=step, width=_BAR_WIDTH), words)
+    return cell
+
+
+def _complaints(jobs: Sequence[Job]) -> Iterator[Text]:
+    for job in jobs:
+        for found in noteworthy(job):
+            if found["type"] in _BAD:
+                yield Text(f"{job['metadata']['name']}: {found['type']}: {sentence(found)}", "yellow")
+
+
+def panel(job: Job, now: float, bar_width: int = _WIDE_BAR_WIDTH) -> RenderableType:
+    """All that is known of one job.
+
+    Args:
+        job: As the API server has it.
+        now: Unix time.
+        bar_width: Of the progress bar, in characters.
+    """
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    shown = phase(job)
+    grid.add_row(Text(job["metadata"]["name"], style="bold not dim"), Text(shown, f"bold {_STYLES.get(shown, '')}"))
+    for label, content in _rows(job, now, bar_width):
+        if content:
+            grid.add_row(label, content)
+    for found in noteworthy(job):
+        since = unix_time(found.get("lastTransitionTime"))
+        age = f" ({duration(max(0.0, now - since))})" if since is not None else ""
+        grid.add_row(heading(found), Text(f"{sentence(found)}{age}", "yellow" if is_bad(found) else ""))
+    return grid
+
+
+def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, RenderableType]]:
+    """Label and content; those without content are not known."""
+    status = status_of(job)
+    checkpoint = status.get("lastCheckpoint")
+    counts = {cause: count for cause, count in (status.get("restarts") or {}).items() if cause != "total"}
+    yield "progress", _bar(status, bar_width)
+    yield "", figures(status, now)
+    yield "evaluation", evaluation(status.get("evalLoss"), status.get("evalScores") or {})
+    yield "workers", status.get("workers") or ""
+    yield "checkpoint", _checkpoint(checkpoint, now) if checkpoint else "none yet"
+    yield "restarts", restarts(counts)
+    yield "steps lost", str(status["stepsLost"]) if status.get("stepsLost") else ""
+    yield "goodput", f"{status['goodput']:.0%}" if status.get("goodput") is not None else ""
+    yield "GPU time", gpu_time(status)
+    yield "generation", _generation(status)
+    yield "model", status.get("output") or ""
+    yield "age", _age(job, now)
+
+
+def phase(job: Job) -> str:
+    """Where the job is, in a word."""
+    if job["metadata"].get("deletionTimestamp"):
+        return "Deleting"
+    return status_of(job).get("phase") or "New"
+
+
+def figures(status: Mapping[str, Any], now: float) -> str:
+    """Loss, speed and time left on one line; what is not known is left out."""
+    rate, mfu = status.get("tokensPerSecond"), status.get("mfu")
+    left = time_left(status, now)
+    parts = [
+        f"epoch {status['epoch']:.2f}" if status.get("epoch") is not None else "",
+        f"loss {status['loss']:.4f}" if status.get("loss") is not None else "",
+        f"{rate:,.0f} tokens/s" if rate is not None else "",
+        f"MFU {mfu:.0%}" if mfu is not None else "",
+        f"{left} left" if left else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def time_left(status: Mapping[str, Any], now: float) -> str:
+    """Time until the expected end of training, in words; empty if nobody knows."""
+    end = unix_time(status.get("eta"))
+    return duration(max(0.0, end - now)) if end is not None else ""
+
+
+def noteworthy(job: Job) -> list[Mapping[str, Any]]:
+    """The conditions that say something: what is wrong, what is going on, and how it ended.
+
+    What is no longer true of a job that has ended or stands still is left out; a cluster that is ready with fewer
+    workers than are wanted says why. No sentence is shown twice.
+    """
+    rests = any(holds(job, name) for name in ("Complete", "Failed", "Suspended"))
+    running, _, wanted = (status_of(job).get("workers") or "").partition("/")
+    shown: dict[str, Mapping[str, Any]] = {}
+    for found in sorted(conditions_of(job), key=lambda found: found["type"] == "Stalled"):
+        is_short = found["type"] == "ClusterReady" and running != wanted and not rests
+        if is_short or _says_something(found, rests=rests):
+            shown.setdefault(found.get("message") or found["type"], found)
+    return list(shown.values())
+
+
+def _says_something(found: Mapping[str, Any], *, rests: bool) -> bool:
+    name, status = found["type"], found["status"]
+    if name in _SUMMARIES or (name == "CheckpointHealthy" and status == "Unknown"):
+        return False
+    if name in _BAD:
+        return bool(status == "True")
+    if name in _NEWS:
+        return bool(status != "False")
+    return bool(status != "True") and not rests
+
+
+def heading(found: Mapping[str, Any]) -> str:
+    """A condition's name as it stands: ``Stalled``, ``not ClusterReady``."""
+    prefix = {"True": "", "False": "not ", "Unknown": "not yet "}[found["status"]]
+    return f"{prefix}{found['type']}"
+
+
+def is_bad(found: Mapping[str, Any]) -> bool:
+    """Whether a condition is one that somebody may have to act on."""
+    return found["type"] in _BAD or (found["type"] not in _NEWS and found["status"] == "False")
+
+
+def _bar(status: Mapping[str, Any], width: int) -> RenderableType:
+    step, total = status.get("step") or 0, status.get("totalSteps")
+    if not total:
+        return f"step {step}"
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(total=total, completed=step, width=width), f"step {step}/{total}")
+    return line
+
+
+def _generation(status: Mapping[str, Any]) -> str:
+    if not status.get("generation"):
+        return ""
+    step = status.get("resumedFromStep")
+    return f"{status['generation']}, from step {step}" if step else str(status["generation"])
+
+
+def _checkpoint(checkpoint: Mapping[str, Any], now: float) -> str:
+    committed = unix_time(checkpoint.get("time"))
+    age = f", {duration(max(0.0, now - committed))} ago" if committed is not None else ""
+    return f"step {checkpoint['step']}{age}"
+
+
+def gpu_time(status: Mapping[str, Any]) -> str:
+    """GPU time by kind of node, in words; empty if there was none."""
+    seconds = status.get("gpuSeconds") or {}
+    kinds = {"on spot": seconds.get("spot") or 0, "on demand": seconds.get("onDemand") or 0}
+    return ", ".join(f"{duration(value)} {kind}" for kind, value in kinds.items() if value)
+
+
+def _age(job: Job, now: float) -> str:
+    created = unix_time(job["metadata"].get("creationTimestamp"))
+    return duration(max(0.0, now - created)) if created is not None else "-"
+
+
+def _number(value: float | None, form: str) -> str:
+    return format(value, form) if value is not None else "-"

@@ -1,0 +1,1 @@
+"""Access to the Kubernetes API: client, reflector, merge patches, conditions, timestamps."""

@@ -1,0 +1,1 @@
+"""The observed state: caches of objects, and the progress of the supervisors."""

@@ -1,0 +1,1 @@
+"""The runtime of the operator: work queue, health server, metrics, JSON logs."""

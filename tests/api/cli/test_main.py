@@ -1,0 +1,237 @@
+"""The command line: help, versions, lazy commands of other packages, and how errors are shown."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotune.cli.main import main
+from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
+from tests.command_line import run_spotune
+
+COMMANDS = '''
+import typer
+from typing import Annotated
+
+from spotune.errors import InfrastructureError, SupersededError
+
+group = typer.Typer(no_args_is_help=True)
+
+
+@group.command()
+def ls(name: str, output: str = "text") -> None:
+    """List things."""
+    print(f"listed {name}")
+
+
+@group.command()
+def rm(name: str) -> None:
+    """Remove things."""
+
+
+def train(job: str, output: str = "text") -> int:
+    """Train things."""
+    if job == "storage":
+        raise InfrastructureError("the volume is [full]: make room")
+    if job == "old":
+        raise SupersededError("generation 3 has taken over")
+    if job == "heavy":
+        import a_package_that_is_not_installed.part
+    if job == "moved":
+        import spotune_elsewhere.moved
+    return 10 if job == "code" else 0
+'''
+
+
+@pytest.fixture
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package ``spotune_elsewhere`` with commands, as the trainer is one."""
+    package = tmp_path / "spotune_elsewhere"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "commands.py").write_text(COMMANDS)
+    (package / "heavy.py").write_text("import a_package_that_is_not_installed\n")
+    metadata = tmp_path / "elsewhere-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[spotune.cli.plugins]\n"
+        "train = spotune_elsewhere.commands:train\n"
+        "things = spotune_elsewhere.commands:group\n"
+        "uninstalled = spotune_elsewhere.heavy:command\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.startswith("spotune_elsewhere")]:
+        del sys.modules[name]
+
+
+def test_help_shows_examples_exit_codes_and_the_commands_of_all_packages(
+    other_package: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run_spotune(capsys, "--help")
+    assert code == 0
+    for text in ("spotune run job.yaml --directory", "Exit codes", "validate", "plan", "train", "Train things"):
+        assert text in out
+
+
+def test_no_words_at_all_show_the_help(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_spotune(capsys) == run_spotune(capsys, "--help")
+
+
+def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_spotune(capsys, "--version")
+    assert code == 0
+    assert out.startswith("spotune 0.")
+
+
+def test_the_process_runs_the_words_that_it_was_started_with() -> None:
+    program = [sys.executable, "-c", "from spotune.cli.main import main; main()", "--version"]
+    ran = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("spotune 0.")
+
+
+@pytest.mark.parametrize("words", [["plan", "--help"], ["validate", "--help"], ["--version"]])
+def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from spotune.cli.main import main\n"
+        "try:\n"
+        f"    main({words!r})\n"
+        "except SystemExit:\n"
+        "    heavy = {'torch', 'ray', 'transformers', 'deepspeed', 'numpy', 'streaming', 'pyarrow'}\n"
+        "    sys.exit(','.join(sorted(heavy & set(sys.modules))))\n"
+    )
+    # Not under coverage, which imports and says things of its own.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=plain)
+    assert ran.stderr == "\n"
+
+
+def test_a_valid_job_is_named_with_its_fingerprint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    code, out, err = run_spotune(capsys, "validate", str(file))
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{file}: valid (t5-wikisql, fingerprint ")
+
+
+def test_several_files_are_checked_in_turn_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    code, out, _ = run_spotune(capsys, "validate", str(file), str(file), "--output", "json")
+    assert code == 0
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert first == second
+    assert (first["valid"], first["name"], len(first["fingerprint"])) == (True, "t5-wikisql", 64)
+
+
+@pytest.mark.parametrize("option", [["--output", "json"], ["--output=json"]])
+def test_errors_are_one_json_object_for_scripts(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(FULL_JOB_FILE.replace("compile: auto", "compile: sometimes"))
+    code, out, err = run_spotune(capsys, "validate", str(file), *option)
+    found = json.loads(err)
+    assert (code, out, found["exitCode"], found["error"]) == (20, "", 20, "JobError")
+    assert found["problems"][0] == {
+        "file": str(file),
+        "line": 19,
+        "field": "spec.execution.compile",
+        "message": 'expected auto, true or false, not "sometimes"',
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["validate"], "Missing argument 'JOB.yaml...' (see 'spotune validate --help')"),
+        (["validate", "--out"], "No such option: --out (Possible options: --output) (see 'spotune validate --help')"),
+        (["vlaidate"], "No such command 'vlaidate'. Did you mean 'validate'? (see 'spotune --help')"),
+        (["tarin"], "No such command 'tarin'. Did you mean 'train'? (see 'spotune --help')"),
+        (["things", "rn", "x"], "No such command 'rn' (see 'spotune things --help')"),
+        (["--bogus"], "No such option: --bogus (see 'spotune --help')"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    words: list[str], message: str, other_package: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_spotune(capsys, *words) == (2, "", f"{message}\n")
+
+
+def test_wrong_usage_is_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run_spotune(capsys, "validate", "--output", "json")
+    message = "Missing argument 'JOB.yaml...' (see 'spotune validate --help')"
+    assert (code, json.loads(err)) == (2, {"error": "UsageError", "message": message, "exitCode": 2})
+
+
+def test_a_group_without_a_command_shows_its_help(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_spotune(capsys, "things")
+    assert (code, err) == (2, "No command is given (see 'spotune things --help')\n")
+    assert "List things" in out
+
+
+def test_a_command_of_another_package_runs(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_spotune(capsys, "things", "ls", "all") == (0, "listed all\n", "")
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "message"),
+    [
+        ("well", 0, ""),
+        ("code", 10, ""),
+        ("storage", 10, "the volume is [full]: make room\n"),
+        ("old", 30, "generation 3 has taken over\n"),
+        (
+            "heavy",
+            2,
+            (
+                "spotune train needs the Python package a_package_that_is_not_installed, which is not installed: "
+                "pip install 'spotune[elsewhere]'\n"
+            ),
+        ),
+        (
+            "moved",
+            2,
+            "spotune train needs spotune_elsewhere.moved, which is missing from this installation: reinstall spotune\n",
+        ),
+    ],
+)
+def test_errors_of_any_command_become_their_line_and_exit_code(
+    job: str, code: int, message: str, other_package: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_spotune(capsys, "train", job) == (code, "", message)
+    if not message:
+        assert run_spotune(capsys, "train", job, "--output", "json") == (code, "", "")
+
+
+def test_a_command_whose_package_is_not_installed_is_listed_and_says_what_to_install(
+    other_package: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = (
+        "spotune uninstalled needs the Python package a_package_that_is_not_installed, which is not installed: "
+        "pip install 'spotune[elsewhere]'"
+    )
+    assert run_spotune(capsys, "uninstalled", "job.yaml", "--workers", "2") == (2, "", f"{message}\n")
+    code, out, _ = run_spotune(capsys, "--help")
+    assert code == 0
+    assert "uninstalled" in out
+
+
+def test_a_missing_module_of_our_own_is_a_bug_and_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+
+    def broken(path: Path) -> None:
+        raise ModuleNotFoundError("No module named 'spotune.gone'", name="spotune.gone")
+
+    monkeypatch.setattr("spotune.cli.main.load_job", broken)
+    with pytest.raises(ModuleNotFoundError, match=r"spotune\.gone"):
+        main(["validate", str(file)])

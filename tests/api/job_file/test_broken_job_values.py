@@ -1,0 +1,339 @@
+"""Job files with values that are wrong, alone or together: one clear line each, and exit code 20."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.api.support.broken_evaluations import WRONG_EVALUATIONS
+from tests.api.support.job_files import check_broken_job
+
+WORKERS = "  workers: {count: 2, min: 1}\n"
+TRAIN = "    train: {source: shards/train}\n"
+SOURCE = "expected a path or one of hf://, s3://, gs://, az:// with a name"
+DURATION = "expected a duration such as 30s, 5m, 1h30m or 500ms"
+
+# (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
+WRONG_VALUES = [
+    (
+        "name with capitals",
+        "t5-wikisql",
+        "T5_wikisql",
+        ":3: metadata.name: 'T5_wikisql' is not a name that Kubernetes takes: a-z, 0-9 and - only, no - at either end",
+    ),
+    ("name that is a number", "t5-wikisql", "5", ":3: metadata.name: expected text (put it in quotes), not 5"),
+    (
+        "label that is a number",
+        "t5-wikisql",
+        "job, labels: {team: 5}",
+        ":3: metadata.labels.team: expected text (put it in quotes), not 5",
+    ),
+    ("unknown scheme", "hf:", "http:", f':5: spec.model.source: {SOURCE}, not "http://google-t5/t5-small"'),
+    ("scheme alone", "hf://google-t5/t5-small", "hf://", f':5: spec.model.source: {SOURCE}, not "hf://"'),
+    ("empty source", "shards/train", '""', f':7: spec.dataset.train.source: {SOURCE}, not ""'),
+    (
+        "value that is not in the list",
+        "seq2seq",
+        "seq2sek",
+        ':5: spec.model.task: expected causal or seq2seq, not "seq2sek"; did you mean seq2seq?',
+    ),
+    ("number in quotes", "epochs: 3", 'epochs: "3"', ':9: spec.training.epochs: expected a whole number, not "3"'),
+    ("part of an epoch", "epochs: 3", "epochs: 0.5", ":9: spec.training.epochs: expected a whole number, not 0.5"),
+    ("true for a number", "epochs: 3", "epochs: yes", ":9: spec.training.epochs: expected a whole number, not true"),
+    ("zero", "epochs: 3", "epochs: 0", ":9: spec.training.epochs: expected at least 1, not 0"),
+    (
+        "no value",
+        "globalBatchSize: 96",
+        "globalBatchSize:",
+        ":9: spec.training.globalBatchSize: expected a whole number, not an empty value",
+    ),
+    (
+        "negative learning rate",
+        "epochs: 3",
+        "epochs: 3, learningRate: -1e-4",
+        ":9: spec.training.learningRate: expected more than 0, not -0.0001",
+    ),
+    (
+        "not a number",
+        "epochs: 3",
+        "epochs: 3, learningRate: .nan",
+        ":9: spec.training.learningRate: expected a finite number, not nan",
+    ),
+    (
+        "large seed",
+        "epochs: 3",
+        "epochs: 3, seed: 4294967296",
+        ":9: spec.training.seed: expected less than 4294967296, not 4294967296",
+    ),
+    ("fraction", "fraction: 0.1", "fraction: 10", ":8: spec.dataset.eval.fraction: expected less than 1, not 10"),
+    ("text for a switch", WORKERS, '  suspend: "no"\n', ':10: spec.suspend: expected true or false, not "no"'),
+    (
+        "template without a column",
+        TRAIN,
+        TRAIN + "    prompt: question\n    completion: '{sql}'\n",
+        (
+            ':8: spec.dataset.prompt: "question" has no {column} in it, so every row would be the same; '
+            "write column names in braces"
+        ),
+    ),
+    (
+        "template with a lone brace",
+        TRAIN,
+        TRAIN + "    prompt: '{question'\n    completion: '{sql}'\n",
+        ':8: spec.dataset.prompt: has a lone { in "{question"; write it twice for a brace in the text',
+    ),
+    (
+        "template that is a mapping",
+        TRAIN,
+        TRAIN + "    text: {body}\n",
+        ":8: spec.dataset.text: expected text (put it in quotes), not a mapping",
+    ),
+    (
+        "micro-batch size",
+        WORKERS,
+        "  execution: {microBatchSize: big}\n",
+        ':10: spec.execution.microBatchSize: expected auto or a whole number from 1, not "big"',
+    ),
+    (
+        "ZeRO stage",
+        WORKERS,
+        "  execution: {zeroStage: 4}\n",
+        ":10: spec.execution.zeroStage: expected auto, 0, 1, 2 or 3, not 4",
+    ),
+    (
+        "checkpoint interval",
+        WORKERS,
+        "  checkpoint: {every: 5 minutes}\n",
+        (
+            ":10: spec.checkpoint.every: expected auto, a duration such as 300s, or a whole number of steps from 1, "
+            'not "5 minutes"'
+        ),
+    ),
+    (
+        "duration without a unit",
+        WORKERS,
+        "  retry: {hangTimeout: 1800}\n",
+        f":10: spec.retry.hangTimeout: {DURATION}, not 1800",
+    ),
+    ("no time at all", WORKERS, "  retry: {hangTimeout: 0s}\n", ":10: spec.retry.hangTimeout: must be longer than 0s"),
+    (
+        "quantity",
+        WORKERS,
+        "  storage: {size: 200GB}\n",
+        (
+            ":10: spec.storage.size: expected a Kubernetes quantity such as 8, 500m, 64Gi or 1.5Ti "
+            '(Gi is 1024^3, G is 1000^3; no B), not "200GB"'
+        ),
+    ),
+    (
+        "very long text",
+        "seq2seq",
+        "x" * 100,
+        f':5: spec.model.task: expected causal or seq2seq, not "{"x" * 59}...',
+    ),
+]
+WRONG_TOGETHER = [
+    ("no length", "epochs: 3, ", "", ":9: spec.training: says nothing about how long: give epochs, maxSteps, or both"),
+    (
+        "no data",
+        TRAIN,
+        "",
+        ":6: spec.dataset.train: is required: give train.source (a folder of shards) or prepare.source (raw data)",
+    ),
+    (
+        "two kinds of evaluation data",
+        "seed: 1",
+        "source: shards/eval",
+        (
+            ":8: spec.dataset.eval: give exactly one of source (shards of their own) and fraction "
+            "(held out of the training data)"
+        ),
+    ),
+    (
+        "no kind of evaluation data",
+        "fraction: 0.1, ",
+        "",
+        (
+            ":8: spec.dataset.eval: give exactly one of source (shards of their own) and fraction "
+            "(held out of the training data)"
+        ),
+    ),
+    (
+        "prompt alone",
+        TRAIN,
+        TRAIN + '    prompt: "{question}"\n',
+        ":6: spec.dataset.completion: prompt and completion go together; plain text goes into text",
+    ),
+    (
+        "completion alone",
+        TRAIN,
+        TRAIN + '    completion: "{sql}"\n',
+        ":6: spec.dataset.prompt: prompt and completion go together; plain text goes into text",
+    ),
+    (
+        "two forms of text",
+        TRAIN,
+        TRAIN + "    text: body\n    messages: chat\n",
+        ":9: spec.dataset.messages: give one of prompt with completion, text, and messages",
+    ),
+    (
+        "raw data without a form",
+        "train: {source: shards/train}",
+        "prepare: {source: rows.jsonl}",
+        ":7: spec.dataset.prepare: needs to know what to learn: give prompt with completion, text, or messages",
+    ),
+    (
+        "plain text for seq2seq",
+        TRAIN,
+        TRAIN + "    text: body\n",
+        ":8: spec.dataset.text: a seq2seq model needs prompt and completion",
+    ),
+    (
+        "packing for seq2seq",
+        TRAIN,
+        TRAIN + "    packing: true\n",
+        ":8: spec.dataset.packing: packs documents of causal models only; this job's model.task is seq2seq",
+    ),
+    (
+        "completion length of a causal model",
+        "seq2seq}\n  dataset:",
+        "causal}\n  dataset:\n    maxCompletionLength: 5",
+        ":7: spec.dataset.maxCompletionLength: is for seq2seq models; maxLength bounds prompt and completion together",
+    ),
+    ("more workers needed than wanted", "min: 1", "min: 3", ":10: spec.workers.min: 3 is more than count, 2"),
+    (
+        "micro-batch above the global batch",
+        WORKERS,
+        "  execution: {microBatchSize: 128}\n",
+        ":10: spec.execution.microBatchSize: 128 is more than training.globalBatchSize, 96",
+    ),
+    (
+        "backoff upside down",
+        WORKERS,
+        "  retry: {backoff: {initial: 10m}}\n",
+        ":10: spec.retry.backoff.max: 5m is shorter than initial, 10m",
+    ),
+    (
+        "evaluation without data",
+        "    eval: {fraction: 0.1, seed: 1}\n  training: {",
+        "  training: {evaluation: {everySteps: 5}, ",
+        ":8: spec.training.evaluation: has nothing to evaluate on: give dataset.eval a source or a fraction",
+    ),
+    (
+        "answers without prompts",
+        "task: seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
+        "task: causal}\n  dataset:\n"
+        + TRAIN
+        + "    text: body\n    eval: {fraction: 0.1}\n  training: {evaluation: {generate: true}, ",
+        ":10: spec.training.evaluation.generate: needs prompts to answer; dataset.text is learned as a whole",
+    ),
+    (
+        "two warm-ups",
+        "epochs: 3",
+        "epochs: 3, warmupRatio: 0.1, warmupSteps: 5",
+        ":9: spec.training.warmupSteps: give warmupRatio or warmupSteps, not both",
+    ),
+    (
+        "warm-up to the end",
+        "epochs: 3",
+        "maxSteps: 3, warmupSteps: 5",
+        ":9: spec.training.warmupSteps: 5 is more than maxSteps, 3",
+    ),
+    (
+        "warm-up that the scheduler ignores",
+        "epochs: 3",
+        "epochs: 3, scheduler: constant, warmupSteps: 5",
+        ":9: spec.training.scheduler: constant has no warm-up: use constant_with_warmup",
+    ),
+    (
+        "float16 for T5",
+        "seq2seq}",
+        "seq2seq, dtype: float16}",
+        (
+            ":5: spec.model.dtype: float16 overflows in T5 and models like it (its largest number is 65504): "
+            "use bfloat16 or float32"
+        ),
+    ),
+    (
+        "offload without ZeRO",
+        WORKERS,
+        "  execution: {offload: optimizer, zeroStage: 0}\n",
+        ":10: spec.execution.zeroStage: 0 cannot offload: use auto, or 1 at least",
+    ),
+    (
+        "offload of parameters that are not sharded",
+        WORKERS,
+        "  execution: {offload: parameters, zeroStage: 2}\n",
+        ":10: spec.execution.zeroStage: 2 cannot offload: use auto, or 3 at least",
+    ),
+    (
+        "profile that would miss the attention",
+        WORKERS,
+        "  execution: {attention: flash_attention_2, flopsProfile: 5}\n",
+        (
+            ":10: spec.execution.flopsProfile: counts nothing of flash_attention_2: leave it out, or use attention "
+            "sdpa or eager"
+        ),
+    ),
+    (
+        "adapter that is not there",
+        WORKERS,
+        "  output: {mergeAdapter: false}\n",
+        ":10: spec.output.mergeAdapter: there is no adapter: leave it out",
+    ),
+    (
+        "adapter of a model that is nowhere",
+        "seq2seq}\n",
+        "seq2seq, initialise: random}\n  adapter: {lora: {}}\n  output: {mergeAdapter: false}\n",
+        (
+            ":7: spec.output.mergeAdapter: an adapter alone needs the weights it was trained beside, which a model "
+            "from scratch has nowhere: use true"
+        ),
+    ),
+    (
+        "quantised parameters that are offloaded",
+        WORKERS,
+        "  adapter: {lora: {}, quantization: nf4}\n  execution: {offload: parameters}\n",
+        ":11: spec.execution.offload: parameters cannot be nf4: use optimizer or none",
+    ),
+    (
+        "quantised parameters that are sharded",
+        WORKERS,
+        "  adapter: {lora: {}, quantization: nf4}\n  execution: {zeroStage: 3}\n",
+        ":11: spec.execution.zeroStage: 3 cannot shard weights in nf4: use auto, or 2 at most",
+    ),
+    (
+        "adapter modules",
+        WORKERS,
+        "  adapter: {lora: {targetModules: q}}\n",
+        ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
+    ),
+]
+BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS]
+REFUSED_BY_MODELS_ALONE = [
+    (
+        f"compiled layers beside an adapter, {name}",
+        WORKERS,
+        f"  adapter: {{lora: {{}}}}\n  execution: {{compile: true, {at_stage_3}}}\n",
+        (
+            ":11: spec.execution.compile: layers with weights that are not trained cannot be compiled at ZeRO stage 3: "
+            "use auto or false"
+        ),
+    )
+    for name, at_stage_3 in [("sharded", "zeroStage: 3"), ("offloaded", "offload: parameters")]
+]
+"""What an API server takes: its rules cannot read a field that is a word or a truth value."""
+
+
+@pytest.mark.parametrize(
+    ("valid", "broken", "line"),
+    [pytest.param(*case[1:], id=case[0].replace(" ", "-")) for case in BROKEN + REFUSED_BY_MODELS_ALONE],
+)
+def test_a_wrong_value_gives_one_clear_line_and_exit_code_20(
+    valid: str,
+    broken: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check_broken_job(valid, broken, line, tmp_path, monkeypatch, capsys)

@@ -1,0 +1,116 @@
+"""From files to jobs: numbers, anchors, paths, and fields that are replaced."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from spotune.errors import JobError
+from spotune.job import FinetuneJob
+from spotune.job.base import OptionalSource, Source
+from spotune.job_file.load import SOURCE_FIELDS, load_job, parse_job, replace_fields, resolve_paths
+from spotune.job_file.yaml_file import Document
+from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE, a_job
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("number", ["1e-4", "1.0e-4", "1E-04", "0.0001", "+1e-4", ".0001", "1.e-4"])
+def test_a_learning_rate_is_a_number_however_it_is_written(number: str, tmp_path: Path) -> None:
+    text = JOB_FILE.replace("epochs: 3", f"epochs: 3, learningRate: {number}")
+    assert load_job(written(tmp_path, text)).spec.training.learning_rate == 1e-4
+
+
+def test_text_that_looks_a_little_like_a_number_stays_text(tmp_path: Path) -> None:
+    text = JOB_FILE.replace("seq2seq}", "seq2seq, revision: 1e2b}")
+    assert load_job(written(tmp_path, text)).spec.model.revision == "1e2b"
+
+
+def test_anchors_and_merges_work_as_in_any_yaml(tmp_path: Path) -> None:
+    text = JOB_FILE.replace(
+        "  workers: {count: 2, min: 1}", "  workers: &pods {capacity: on-demand}\n  head: {<<: *pods, resources: {}}"
+    )
+    assert load_job(written(tmp_path, text)).spec.head.capacity == "on-demand"
+
+
+def test_an_empty_document_at_the_end_is_no_second_job(tmp_path: Path) -> None:
+    assert load_job(written(tmp_path, f"---\n{JOB_FILE}---\n")).metadata.name == "t5-wikisql"
+
+
+def test_an_error_behind_a_merge_names_the_line_of_its_section(tmp_path: Path) -> None:
+    text = JOB_FILE.replace("min: 1}", "min: 1, <<: {gpus: -1}}")
+    with pytest.raises(JobError, match=r"job\.yaml:10: spec\.workers\.gpus: expected at least 0, not -1"):
+        load_job(written(tmp_path, text))
+
+
+def test_problems_can_be_read_by_programs(tmp_path: Path) -> None:
+    file = written(tmp_path, JOB_FILE.replace("min: 1", "min: 0"))
+    with pytest.raises(JobError) as raised:
+        load_job(file)
+    assert raised.value.as_json() == {
+        "error": "JobError",
+        "message": f"{file}:10: spec.workers.min: expected at least 1, not 0",
+        "exitCode": 20,
+        "problems": [
+            {"file": str(file), "line": 10, "field": "spec.workers.min", "message": "expected at least 1, not 0"}
+        ],
+    }
+
+
+def test_a_job_that_did_not_come_from_a_file_names_the_field_alone() -> None:
+    content = {"apiVersion": "spotune.dev/v1alpha1", "kind": "FinetuneJob", "metadata": {"name": "a"}}
+    with pytest.raises(JobError, match=r"^spec: is required$"):
+        parse_job(Document(content))
+
+
+def test_relative_sources_become_absolute_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    job = a_job(
+        model={"source": "~/t5", "tokenizer": "hf://google-t5/t5-small", "task": "seq2seq"},
+        dataset={"train": {"source": "data/train"}, "eval": {"source": "/data/eval"}},
+    )
+    spec = resolve_paths(job, tmp_path).spec
+    assert spec.model.source == "/home/me/t5"
+    assert spec.model.tokenizer == "hf://google-t5/t5-small"
+    assert spec.dataset.train is not None
+    assert spec.dataset.train.source == str(tmp_path / "data/train")
+    assert spec.dataset.eval is not None
+    assert spec.dataset.eval.source == "/data/eval"
+    assert job.spec.model.source == "~/t5"
+
+
+def test_resolving_twice_changes_nothing(tmp_path: Path) -> None:
+    once = resolve_paths(load_job(written(tmp_path, FULL_JOB_FILE)), tmp_path)
+    assert resolve_paths(once, Path("/elsewhere")) == once
+
+
+def test_every_source_of_the_language_is_resolved() -> None:
+    checks = {str(get_args(kind)[1:]) for kind in (Source, OptionalSource)}
+
+    def sources(section: type[BaseModel], path: str) -> Iterator[str]:
+        for name, field in section.model_fields.items():
+            here = f"{path}.{field.alias or name}".removeprefix(".")
+            for annotation in (field.annotation, *get_args(field.annotation)):
+                if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                    yield from sources(annotation, here)
+                elif str(get_args(annotation)[1:]) in checks:
+                    yield here
+            if str(tuple(field.metadata)) in checks:
+                yield here
+
+    assert set(sources(FinetuneJob, "")) == set(SOURCE_FIELDS)
+
+
+def test_replaced_fields_are_checked_again() -> None:
+    job = a_job()
+    replaced = replace_fields(job, {"spec.workers.count": 4, "spec.training.maxSteps": 10})
+    assert (replaced.spec.workers.count, replaced.spec.training.max_steps) == (4, 10)
+    assert job.spec.workers.count == 1
+    with pytest.raises(JobError, match=r"^spec\.workers\.count: expected at least 1, not 0$"):
+        replace_fields(job, {"spec.workers.count": 0})

@@ -1,0 +1,145 @@
+"""What the trainer asks for at its start: every auto of a job's execution, resolved."""
+
+from typing import Any
+
+import pytest
+
+from spotune.errors import JobError
+from spotune.job import FinetuneJob
+from spotune.plan import ExecutionPlan, resolve_execution
+from spotune.plan.config_reader import read_architecture
+from spotune.plan.execution import setup_of
+from spotune.plan.known_models import PUBLISHED
+from spotune.plan.layout import Layout
+from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
+from tests.api.support.job_files import a_job
+
+T5_SMALL = PUBLISHED["google-t5/t5-small"]
+TINY = {**T5_SMALL, "d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2, "vocab_size": 500}
+
+
+def t5_job(**sections: Any) -> FinetuneJob:
+    defaults = {
+        "model": {"source": "model", "task": "seq2seq", "dtype": "float32"},
+        "dataset": {"train": {"source": "shards"}, "maxLength": 128, "maxCompletionLength": 64},
+        "training": {"epochs": 1, "globalBatchSize": 32},
+    }
+    return a_job(**defaults | sections)
+
+
+def test_tiny_model_on_cpu_workers_gets_plain_values() -> None:
+    plan = resolve_execution(TINY, t5_job(workers={"count": 2, "gpus": 0}), 2, 4 * GB)
+
+    assert (plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing) == (0, 16, False)
+    assert plan.reason.startswith("ZeRO stage 0 (the lowest that fits), micro-batch 16")
+
+
+def test_cpu_workers_leave_memory_to_others() -> None:
+    job = t5_job(workers={"gpus": 0}, training={"epochs": 1, "globalBatchSize": 4096})
+    plan = resolve_execution(TINY, job, 1, 4 * GB)
+
+    assert plan.memory is not None
+    assert plan.memory.total_bytes <= 2.8 * GB
+
+
+def test_explicit_values_are_respected() -> None:
+    execution = {"zeroStage": 2, "microBatchSize": 3, "gradientCheckpointing": True}
+    plan = resolve_execution(TINY, t5_job(execution=execution), 2, 80 * GB)
+
+    assert (plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing) == (2, 3, True)
+    assert plan.reason == "as set in execution"
+    assert plan.memory is not None
+
+
+def test_unknown_model_trains_where_everything_is_set() -> None:
+    execution = {"zeroStage": 2, "microBatchSize": 3, "gradientCheckpointing": False}
+
+    plan = resolve_execution({"model_type": "brand_new"}, t5_job(execution=execution), 2, 80 * GB)
+
+    assert plan == ExecutionPlan(2, 3, gradient_checkpointing=False, compile=False, reason="as set in execution")
+
+
+def test_unknown_model_with_something_left_to_choose_is_refused() -> None:
+    with pytest.raises(JobError, match=r"'brand_new'.*set execution\.microBatchSize, execution\.zeroStage"):
+        resolve_execution({"model_type": "brand_new"}, t5_job(execution={"microBatchSize": 3}), 2, 80 * GB)
+
+
+def test_model_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(JobError, match="does not fit"):
+        resolve_execution(PUBLISHED["google-t5/t5-11b"], t5_job(), 1, 80 * GB)
+
+
+def test_setup_reads_lengths_precision_and_device_from_the_job() -> None:
+    architecture = read_architecture(T5_SMALL)
+    on_gpu = setup_of(architecture, t5_job())
+    on_cpu = setup_of(architecture, t5_job(workers={"gpus": 0}))
+
+    assert (on_gpu.sequence_length, on_gpu.target_length, on_gpu.global_batch_size) == (128, 64, 32)
+    assert on_gpu.precision is FLOAT32
+    assert on_gpu.fused_attention
+    assert not on_cpu.fused_attention
+    assert on_cpu.runtime_bytes == CPU_RUNTIME_BYTES
+
+
+def test_target_is_as_long_as_the_source_unless_it_is_set() -> None:
+    job = t5_job(dataset={"train": {"source": "shards"}, "maxLength": 128})
+
+    assert setup_of(read_architecture(T5_SMALL), job).target_length == 128
+
+
+def test_causal_models_have_no_target_and_sixteen_bits_by_default() -> None:
+    job = a_job(model={"source": "model"}, execution={"attention": "eager", "offload": "optimizer"})
+    setup = setup_of(read_architecture(PUBLISHED["openai-community/gpt2"]), job)
+
+    assert setup.target_length == 0
+    assert setup.precision is BFLOAT16
+    assert not setup.fused_attention
+    assert setup.offload == "optimizer"
+
+
+def test_model_from_scratch_has_tied_embeddings_as_transformers_makes_them() -> None:
+    scratch = t5_job(model={"source": "model", "task": "seq2seq", "initialise": "random"})
+
+    assert not setup_of(read_architecture(T5_SMALL), scratch).pretrained
+
+
+@pytest.mark.parametrize(
+    ("execution", "gpus", "packing", "compiled"),
+    [
+        ({}, 1, True, True),
+        ({}, 1, False, False),
+        ({}, 0, True, False),
+        ({"compile": True}, 0, False, True),
+        ({"compile": False}, 1, True, False),
+    ],
+)
+def test_layers_are_compiled_on_gpus_where_rows_have_one_length(
+    execution: dict[str, Any], gpus: int, packing: bool, compiled: bool
+) -> None:
+    dataset = {"train": {"source": "shards"}, "packing": packing}
+    asked = {"zeroStage": 2, "microBatchSize": 3, "gradientCheckpointing": False, **execution}
+    job = a_job(model={"source": "m", "task": "causal"}, dataset=dataset, workers={"gpus": gpus}, execution=asked)
+    plan = resolve_execution({"model_type": "unheard-of"}, job, 1, 80 * GB)
+    assert plan.compile is compiled
+    assert plan.reason.endswith("layers compiled") is compiled
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "in_chunks"),
+    [
+        ("meta-llama/llama-3.2-1b", "bfloat16", True),
+        ("meta-llama/llama-3.2-1b", "float16", False),
+        ("google/gemma-2-2b", "bfloat16", False),
+    ],
+)
+def test_all_logits_are_counted_where_the_loss_is_not_computed_in_chunks(
+    model: str, dtype: str, in_chunks: bool
+) -> None:
+    dataset = {"train": {"source": "shards"}, "packing": True, "maxLength": 2048}
+    job = a_job(model={"source": "m", "task": "causal", "dtype": dtype}, dataset=dataset, workers={"gpus": 1})
+    setup = setup_of(read_architecture(PUBLISHED[model]), job)
+    logits = setup.memory(1, Layout(1, 8, gradient_checkpointing=False)).activations.working_bytes
+    all_of_them = 8 * 2048 * setup.architecture.vocabulary_size * 12
+    assert setup.compiled
+    assert (logits < all_of_them / 2) is in_chunks
+    assert in_chunks or logits >= all_of_them

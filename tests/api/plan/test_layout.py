@@ -1,0 +1,318 @@
+"""The choice of ZeRO stage, micro-batch and gradient checkpointing, and the refusal where nothing fits."""
+
+import re
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotune.errors import JobError
+from spotune.plan.config_reader import read_architecture
+from spotune.plan.known_models import PUBLISHED
+from spotune.plan.layout import (
+    BUSY_TOKENS,
+    PASS_TOKENS,
+    Choice,
+    Layout,
+    Request,
+    Setup,
+    balanced_micro_batch_size,
+    choose_layout,
+)
+from spotune.plan.memory import BFLOAT16, FLOAT32, GB, Offload
+
+
+def setup_for(name: str, **changes: Any) -> Setup:
+    t5 = "t5" in name
+    values: dict[str, Any] = {
+        "architecture": read_architecture(PUBLISHED[name]),
+        "precision": BFLOAT16,
+        "global_batch_size": 96,
+        "sequence_length": 512,
+        "target_length": 128 if t5 else 0,
+    }
+    return Setup(**values | changes)
+
+
+T5_SMALL = setup_for("google-t5/t5-small")
+T5_11B = setup_for("google-t5/t5-11b", precision=FLOAT32)
+LLAMA_8B = setup_for("meta-llama/llama-3.1-8b", sequence_length=4096)
+
+
+def stage_for(setup: Setup, world_size: int, gigabytes: float) -> int:
+    return choose_layout(setup, world_size, int(gigabytes * GB)).layout.zero_stage
+
+
+def test_stage_rises_as_devices_get_smaller() -> None:
+    chosen = {gigabytes: stage_for(LLAMA_8B, 8, gigabytes) for gigabytes in (80, 56, 48, 34)}
+
+    assert chosen == {80: 1, 56: 2, 48: 2, 34: 3}
+
+
+def test_float32_that_fits_whole_is_not_sharded() -> None:
+    assert stage_for(setup_for("google-t5/t5-small", precision=FLOAT32), 4, 80) == 0
+
+
+def test_mixed_precision_starts_at_stage_1() -> None:
+    assert stage_for(T5_SMALL, 4, 80) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("gigabytes", [24, 40, 80, 141])
+def test_no_lower_stage_fits_and_the_chosen_one_does(world_size: int, gigabytes: int) -> None:
+    setup = setup_for("google-t5/t5-3b")
+    try:
+        choice = choose_layout(setup, world_size, gigabytes * GB)
+    except JobError:
+        chosen = 4
+    else:
+        chosen = choice.layout.zero_stage
+        assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
+    for lower in range(1, chosen):
+        most_frugal = Layout(lower, 1, gradient_checkpointing=True)  # type: ignore[arg-type]
+        assert setup.memory(world_size, most_frugal).total_bytes > setup.budget_bytes(gigabytes * GB)
+
+
+FRUGAL: dict[str, Any] = {"zero_stage": 3, "micro_batch_size": 1, "gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "batch", "asked", "gathered", "is_whole"),
+    [
+        (141, 96, {"zero_stage": 3, "micro_batch_size": 1}, 32, True),
+        (80, 96, FRUGAL, 32, True),
+        (80, 96, {"zero_stage": 3}, 32, False),
+        (40, 96, FRUGAL, 14, False),
+        (33, 96, FRUGAL, 0, False),
+        (80, 8, FRUGAL, 32, False),
+        (80, 96, {"zero_stage": 2}, 0, False),
+    ],
+    ids=["room", "asked for all", "room for layers", "for some of them", "no room", "one pass", "stage 2"],
+)
+def test_memory_that_stage_3_leaves_is_for_gathered_layers_and_then_for_whole_gradients(
+    gigabytes: int, batch: int, asked: dict[str, Any], gathered: int, is_whole: bool
+) -> None:
+    setup = replace(LLAMA_8B, global_batch_size=batch)
+    choice = choose_layout(setup, 8, gigabytes * GB, Request(**asked))
+
+    assert (choice.layout.gathered_layers, choice.layout.whole_gradients) == (gathered, is_whole)
+    assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
+    if asked != FRUGAL:
+        assert ("layers gathered once a step" in choice.reason) is (gathered > 0)
+        assert ("gradients reduced once a step" in choice.reason) is is_whole
+
+
+def test_one_more_gathered_layer_would_not_fit() -> None:
+    layout = choose_layout(LLAMA_8B, 8, 40 * GB, Request(**FRUGAL)).layout
+    budget, more = LLAMA_8B.budget_bytes(40 * GB), replace(layout, gathered_layers=layout.gathered_layers + 1)
+
+    assert LLAMA_8B.memory(8, layout).total_bytes <= budget < LLAMA_8B.memory(8, more).total_bytes
+
+
+def test_a_worker_that_is_alone_and_one_that_offloads_use_no_more_memory_than_they_must() -> None:
+    offloading = replace(T5_SMALL, offload="optimizer")
+    for setup, world_size in ((T5_SMALL, 1), (offloading, 8)):
+        layout = choose_layout(setup, world_size, 80 * GB, Request(zero_stage=3)).layout
+        assert (layout.gathered_layers, layout.whole_gradients) == (0, False)
+
+
+def test_checkpointing_is_left_out_where_the_micro_batch_keeps_the_device_busy() -> None:
+    roomy = choose_layout(LLAMA_8B, 4, 141 * GB)
+    tight = choose_layout(LLAMA_8B, 4, 80 * GB)
+
+    assert not roomy.layout.gradient_checkpointing
+    assert tight.layout.gradient_checkpointing
+
+
+def test_checkpointing_is_used_where_it_makes_a_tiny_micro_batch_large() -> None:
+    setup = setup_for("meta-llama/llama-3.2-1b", sequence_length=128)
+    without = choose_layout(setup, 4, 15 * GB, Request(gradient_checkpointing=False)).layout
+    free = choose_layout(setup, 4, 15 * GB).layout
+
+    assert without.micro_batch_size * 128 < 2048
+    assert free.gradient_checkpointing
+    assert free.micro_batch_size > without.micro_batch_size
+
+
+def test_micro_batch_is_at_most_a_workers_share() -> None:
+    assert choose_layout(T5_SMALL, 4, 80 * GB).layout.micro_batch_size == 24
+    assert choose_layout(replace(T5_SMALL, global_batch_size=2), 5, 80 * GB).layout.micro_batch_size == 1
+
+
+def test_explicit_values_are_kept_and_the_rest_is_chosen_around_them() -> None:
+    stage_3 = choose_layout(T5_SMALL, 2, 80 * GB, Request(zero_stage=3))
+    of_7 = choose_layout(T5_SMALL, 2, 80 * GB, Request(micro_batch_size=7))
+    recomputed = choose_layout(T5_SMALL, 2, 80 * GB, Request(gradient_checkpointing=True))
+
+    assert stage_3.layout == Layout(3, 48, gradient_checkpointing=False, gathered_layers=12)
+    assert "ZeRO stage 3 (as set)" in stage_3.reason
+    assert of_7.layout == Layout(1, 7, gradient_checkpointing=False)
+    assert recomputed.layout == Layout(1, 48, gradient_checkpointing=True)
+
+
+def test_explicit_micro_batch_that_needs_it_gets_checkpointing() -> None:
+    assert choose_layout(LLAMA_8B, 8, 80 * GB, Request(micro_batch_size=2)).layout == Layout(1, 2, True)
+
+
+def test_reason_names_stage_micro_batch_and_memory() -> None:
+    choice = choose_layout(T5_SMALL, 4, 80 * GB)
+
+    assert choice.reason.startswith(
+        "ZeRO stage 1 (the lowest that fits), micro-batch 24 without gradient checkpointing: "
+    )
+    assert choice.reason.endswith(" of 80.0 GB per worker")
+
+
+def all_asked(micro_batch_size: int, gigabytes: int) -> Choice:
+    request = Request(zero_stage=2, micro_batch_size=micro_batch_size, gradient_checkpointing=False)
+    return choose_layout(T5_SMALL, 2, gigabytes * GB, request)
+
+
+def test_what_is_set_completely_is_never_overruled() -> None:
+    assert all_asked(16, 80).fits
+    assert all_asked(16, 80).reason == "as set in execution"
+
+    too_large = all_asked(48, 8)
+    assert too_large.layout == Layout(2, 48, gradient_checkpointing=False)
+    assert not too_large.fits
+    assert "may run out of memory" in too_large.reason
+
+
+@pytest.mark.parametrize("gigabytes", [40, 80])
+def test_t5_11b_in_float32_on_one_gpu_is_refused_with_what_is_missing_and_what_helps(gigabytes: int) -> None:
+    with pytest.raises(JobError) as raised:
+        choose_layout(T5_11B, 1, gigabytes * GB)
+
+    text = str(raised.value)
+    assert f"does not fit on 1 worker with {gigabytes}.0 GB each" in text
+    assert "weights 45.2 GB, gradients 45.2 GB, optimizer 135.7 GB" in text
+    assert "model.dtype bfloat16" in text
+
+
+@pytest.mark.parametrize("gigabytes", [40, 80])
+def test_refusal_names_a_number_of_workers_that_is_enough(gigabytes: int) -> None:
+    with pytest.raises(JobError) as raised:
+        choose_layout(T5_11B, 1, gigabytes * GB)
+    named = re.search(r"(\d+) workers of this size", str(raised.value))
+    assert named
+
+    assert choose_layout(T5_11B, int(named[1]), gigabytes * GB).layout.zero_stage == 3
+    with pytest.raises(JobError):
+        choose_layout(T5_11B, int(named[1]) // 2, gigabytes * GB)
+
+
+@pytest.mark.parametrize(("gigabytes", "offload"), [(80, "optimizer"), (40, "parameters")])
+def test_refusal_names_the_least_offload_that_is_enough_and_its_host_memory(gigabytes: int, offload: Offload) -> None:
+    with pytest.raises(JobError) as raised:
+        choose_layout(T5_11B, 1, gigabytes * GB)
+    named = re.search(rf"execution\.offload {offload} \((\d+\.\d) GB of host memory per worker\)", str(raised.value))
+    assert named
+
+    choice = choose_layout(replace(T5_11B, offload=offload), 1, gigabytes * GB)
+    assert float(named[1]) == round(choice.memory.host_bytes / GB, 1)
+
+
+def test_cpu_workers_are_not_told_to_offload_to_where_they_are() -> None:
+    with pytest.raises(JobError, match=r"What would help: (?!.*offload)"):
+        choose_layout(replace(T5_11B, on_cpu=True), 1, 40 * GB)
+
+
+def test_refusal_names_every_setting_that_stands_in_the_way() -> None:
+    request = Request(zero_stage=1, micro_batch_size=64, gradient_checkpointing="auto")
+    with pytest.raises(JobError) as raised:
+        choose_layout(replace(LLAMA_8B, sequence_length=16_384), 2, 80 * GB, request)
+
+    text = str(raised.value)
+    assert (
+        "What would help: execution.zeroStage auto, execution.microBatchSize auto, a shorter dataset.maxLength" in text
+    )
+    assert "workers of this size" not in text
+    assert "model.dtype" not in text
+
+
+def test_refusal_without_checkpointing_proposes_it() -> None:
+    request = Request(gradient_checkpointing=False)
+    with pytest.raises(JobError, match=r"without gradient checkpointing.*execution\.gradientCheckpointing auto"):
+        choose_layout(LLAMA_8B, 2, 40 * GB, request)
+
+
+def test_refusal_speaks_of_several_workers() -> None:
+    with pytest.raises(JobError, match="does not fit on 2 workers"):
+        choose_layout(T5_11B, 2, 40 * GB)
+
+
+def test_compiled_layers_with_frozen_weights_are_not_sharded() -> None:
+    adapted = replace(LLAMA_8B, lora_rank=16)
+    assert choose_layout(adapted, 4, 20 * GB).layout.zero_stage == 3
+    with pytest.raises(JobError, match="even at ZeRO stage 2"):
+        choose_layout(replace(adapted, compiled=True), 4, 16 * GB)
+
+
+def test_quantised_weights_fit_where_whole_ones_do_not_and_are_not_sharded() -> None:
+    whole = replace(LLAMA_8B, lora_rank=16)
+    quantised = replace(whole, quantised=True)
+
+    assert choose_layout(whole, 4, 20 * GB).layout.zero_stage == 3
+    assert choose_layout(quantised, 4, 20 * GB).layout.zero_stage < 3
+    with pytest.raises(JobError, match="ZeRO stage 2"):
+        choose_layout(quantised, 4, 6 * GB)
+
+
+def test_offload_of_parameters_goes_to_stage_3() -> None:
+    offloaded = replace(LLAMA_8B, offload="parameters")
+
+    assert choose_layout(offloaded, 1, 40 * GB).layout.zero_stage == 3
+    assert choose_layout(replace(LLAMA_8B, offload="optimizer"), 1, 80 * GB).layout.zero_stage == 1
+
+
+@pytest.mark.parametrize(
+    ("offload", "stage", "needed"), [("parameters", 2, "stage 3"), ("optimizer", 0, "stage 1 or more")]
+)
+def test_offload_against_an_explicit_stage_is_refused(offload: Any, stage: Any, needed: str) -> None:
+    with pytest.raises(JobError, match=rf"execution\.zeroStage {stage} cannot go with .*offload {offload}.*{needed}"):
+        choose_layout(replace(LLAMA_8B, offload=offload), 1, 80 * GB, Request(zero_stage=stage))
+
+
+@pytest.mark.parametrize(
+    ("batch", "workers", "largest", "tokens", "chosen"),
+    [
+        (96, 4, 100, 512, 24),  # one pass each
+        (96, 4, 23, 512, 12),  # two even passes rather than 23 + 1
+        (32, 3, 8, 512, 6),  # 6 micro-batches on 3 workers, the last one smaller
+        (32, 3, 8, 2048, 6),  # a row more on one worker rather than 11 passes
+        (128, 3, 16, 2048, 11),  # 12 micro-batches, 4 each
+        (96, 5, 16, 512, 10),  # 10 micro-batches, 2 each
+        (96, 1, 64, 512, 48),  # one worker: two passes either way, of less memory
+        (32, 2, 3, 4096, 2),  # an even share for both rather than fewer passes
+        (32, 2, 3, 128, 3),  # fewer passes rather than a device with nothing to do
+        (1, 8, 1, 512, 1),
+    ],
+)
+def test_micro_batch_divides_the_batch_over_the_workers(
+    batch: int, workers: int, largest: int, tokens: int, chosen: int
+) -> None:
+    assert balanced_micro_batch_size(batch, workers, largest, tokens, zero_stage=1) == chosen
+
+
+def test_passes_cost_more_where_weights_are_gathered_for_each() -> None:
+    assert balanced_micro_batch_size(32, 2, 3, 1024, zero_stage=1) == 2  # 8 passes, an even share
+    assert balanced_micro_batch_size(32, 2, 3, 1024, zero_stage=3) == 3  # 6 passes, a row more on one worker
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 64), st.integers(1, 8192), st.sampled_from([1, 3]))
+def test_no_other_micro_batch_makes_a_shorter_step(
+    batch: int, workers: int, largest: int, tokens: int, stage: Literal[1, 3]
+) -> None:
+    def step(size: int) -> int:
+        samples, passes = [0] * workers, [0] * workers
+        for number, start in enumerate(range(0, batch, size)):
+            samples[number % workers] += min(size, batch - start)
+            passes[number % workers] += 1
+        return max(max(samples) * tokens, max(passes) * BUSY_TOKENS) + max(passes) * PASS_TOKENS[stage]
+
+    chosen = balanced_micro_batch_size(batch, workers, largest, tokens, stage)
+
+    assert 1 <= chosen <= largest
+    assert step(chosen) == min(step(size) for size in range(1, min(largest, -(-batch // workers)) + 1))

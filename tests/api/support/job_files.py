@@ -1,0 +1,101 @@
+"""Job files that the tests of this folder start from."""
+
+from pathlib import Path
+
+import pytest
+
+from spotune.job import FinetuneJob
+from spotune.job_file.load import parse_job
+from spotune.job_file.yaml_file import Document
+from tests.command_line import run_spotune
+
+JOB_FILE = """\
+apiVersion: spotune.dev/v1alpha1
+kind: FinetuneJob
+metadata: {name: t5-wikisql}
+spec:
+  model: {source: "hf://google-t5/t5-small", task: seq2seq}
+  dataset:
+    train: {source: shards/train}
+    eval: {fraction: 0.1, seed: 1}
+  training: {epochs: 3, globalBatchSize: 96}
+  workers: {count: 2, min: 1}
+"""
+"""A small valid job; tests break it in one place."""
+
+FULL_JOB_FILE = """\
+apiVersion: spotune.dev/v1alpha1
+kind: FinetuneJob
+metadata: {name: t5-wikisql, namespace: team, labels: {team: nlp}, annotations: {why: because}}
+spec:
+  model:      {source: "hf://google-t5/t5-3b", revision: main, task: seq2seq, dtype: bfloat16, initialise: pretrained,
+               trustRemoteCode: false, tokenSecretRef: {name: hf, key: token}, tokenizer: ""}
+  adapter:    {lora: {r: 16, alpha: 32, dropout: 0.05, targetModules: all-linear}, quantization: none}
+  dataset:    {train: {source: "s3://bucket/wikisql/train", format: mds}, eval: {source: "s3://bucket/wikisql/eval"},
+               maxLength: 512, maxCompletionLength: 128, packing: false,
+               prompt: "{instruction}: {input}", completion: "{output}", keep: [database],
+               prepare: {source: "s3://bucket/raw/*.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
+  training:   {epochs: 3, maxSteps: 1000, globalBatchSize: 96, learningRate: 1e-4, scheduler: cosine, warmupRatio: 0.03,
+               warmupSteps: 0, optimizer: adamw, adamBeta1: 0.9, adamBeta2: 0.98, adamEpsilon: 1.0e-9, weightDecay: 0.0,
+               maxGradNorm: 1.0, labelSmoothing: 0.1, shuffleBlockSize: 0, maxBadSteps: 5, seed: 42,
+               evaluation: {everySteps: 200, generate: true, maxNewTokens: 64, samples: 500, batchSize: 16,
+                            metrics: [loss, exactMatch, executionAccuracy, "my_metrics:bleu"],
+                            sql: {databases: "s3://bucket/databases", column: database}}}
+  execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto, attention: auto,
+               compile: auto, deterministic: true, flopsProfile: 10}
+  checkpoint: {every: 300s, keep: 2, keepEverySteps: 0}
+  tracking:   {tensorboard: true, wandb: {project: x, keySecretRef: {name: wandb, key: key}},
+               mlflow: {uri: "http://mlflow:5000", experiment: x}}
+  output:     {hub: {repo: me/t5, private: true, strategy: end, tokenSecretRef: {name: hf, key: write}},
+               mergeAdapter: true}
+  workers:    {count: 4, min: 1, gpus: 1, capacity: spot, resources: {limits: {cpu: 8, memory: 64Gi}},
+               serviceAccountName: "", podTemplate: {spec: {nodeSelector: {pool: gpu}}}, resizeCooldown: 10m,
+               onDemandAfter: 10m}
+  head:       {capacity: on-demand, resources: {requests: {cpu: 500m}}, podTemplate: {}}
+  storage:    {storageClassName: "", size: 200Gi, existingClaim: "", retain: true}
+  cluster:    {provider: auto, image: "", rayVersion: "", queueName: ""}
+  retry:      {appFailureLimit: 3, backoff: {initial: 5s, max: 5m}, hangTimeout: 30m, maxGpuHours: 0}
+  suspend: false
+  cleanup:    {cluster: delete, after: 5m}
+"""
+"""Every field of the specification."""
+
+
+def a_job(**sections: object) -> FinetuneJob:
+    """A small valid job with some sections of its spec replaced, given as they are written in YAML."""
+    spec = {
+        "model": {"source": "model", "task": "seq2seq"},
+        "dataset": {"train": {"source": "shards"}},
+        "training": {"epochs": 1},
+    }
+    content = {
+        "apiVersion": "spotune.dev/v1alpha1",
+        "kind": "FinetuneJob",
+        "metadata": {"name": "job"},
+        "spec": spec | sections,
+    }
+    return parse_job(Document(content))
+
+
+def run_validate(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Exit code of ``spotune validate`` and what it printed on standard error."""
+    code, _, printed = run_spotune(capsys, "validate", *words)
+    return code, printed
+
+
+def check_broken_job(
+    valid: str,
+    broken: str,
+    line: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Validate the small job file with one text replaced: one line, exit code 20, and nothing left behind."""
+    assert valid in JOB_FILE, "the test must break something"
+    monkeypatch.chdir(folder)
+    Path("job.yaml").write_text(JOB_FILE.replace(valid, broken, 1))
+    code, printed = run_validate(capsys, "job.yaml")
+    assert printed == f"job.yaml{line}\n"
+    assert code == 20
+    assert [path.name for path in folder.iterdir()] == ["job.yaml"]

@@ -1,0 +1,104 @@
+"""The check of statuses finds what is not so, and nothing else."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.cluster.faults.status_invariants import untruths
+from tests.cluster.faults.timeline import Stretch
+from tests.cluster.status_history import Seen
+
+BEGAN, LOST, BACK, DONE = 1000.0, 1100.0, 1150.0, 1200.0
+STRETCHES = (
+    Stretch(1, BEGAN, {1: 1001.0, 50: LOST}, {}),
+    Stretch(2, BACK, {41: 1151.0, 90: DONE}, {}),
+)
+TRAINING = {"Training": "True", "Ready": "True", "Reconciling": "False"}
+NOT_TRAINING = {"Training": "False", "Ready": "False", "Reconciling": "True"}
+
+
+def seen(at: float, phase: str, conditions: Mapping[str, str], since: float | None = None, **status: Any) -> Seen:
+    """A status at a time; its conditions have been as they are since then, or since another time."""
+    all_conditions = {"Complete": "False", "Failed": "False", "PreflightPassed": "True", **conditions}
+    listed = [
+        {"type": kind, "status": value, "lastTransitionTime": f"{since or at:.0f}/{kind}/{value}"}
+        for kind, value in all_conditions.items()
+    ]
+    figures = {"phase": phase, "step": 0, "generation": 0, "restarts": {"total": 0, "headLost": 0}, **status}
+    return Seen(at, {"metadata": {"generation": 1, "uid": "a"}, "status": {**figures, "conditions": listed}})
+
+
+def life() -> list[Seen]:
+    """A job that loses its head once, and says so."""
+    once = {"total": 1, "headLost": 1}
+    return [
+        seen(900, "Provisioning", NOT_TRAINING, 900),
+        seen(990, "Loading", NOT_TRAINING, 900),
+        seen(1003, "Training", TRAINING, 1003, generation=1, step=3),
+        seen(1090, "Training", TRAINING, 1003, generation=1, step=45),
+        seen(1105, "Provisioning", NOT_TRAINING, 1105, generation=1, step=50),
+        seen(1140, "Loading", NOT_TRAINING, 1105, generation=2, step=40, restarts=once),
+        seen(1155, "Training", TRAINING, 1155, generation=2, step=44, restarts=once),
+        seen(1202, "Complete", ENDED, 1202, generation=2, step=90, restarts=once),
+    ]
+
+
+ENDED = {"Training": "False", "Ready": "True", "Reconciling": "False", "Complete": "True"}
+
+
+def with_one_more(*more: Seen) -> list[Seen]:
+    """The same life with other statuses in it."""
+    return sorted([*life(), *more], key=lambda one: one.time)
+
+
+def test_a_true_story_is_believed() -> None:
+    # The transition times of this life are those of its conditions as a whole, which some of them outlast.
+    assert [said for said in untruths(life(), STRETCHES) if "lastTransitionTime" not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (seen(1145, "Training", TRAINING, generation=2, step=40), "Ready again"),
+        (seen(950, "Training", TRAINING, step=0), "Ready again"),
+        (seen(1160, "Nonsense", TRAINING, generation=2, step=45), "there is no phase 'Nonsense'"),
+        (seen(1210, "Training", TRAINING, generation=2, step=90), "Complete was not the end: Training"),
+        (seen(1095, "Training", TRAINING, generation=1, step=20), "went back from step 45 within generation 1"),
+        (seen(1160, "Training", TRAINING, generation=1, step=90), "generation went back from 2 to 1"),
+        (seen(1160, "Training", TRAINING, generation=2, step=45), "restarts.total went back from 1"),
+        (seen(1160, "Training", {**TRAINING, "Stalled": "True"}, generation=2, step=45), "Ready and Stalled at once"),
+        (seen(1160, "Training", {"Ready": "True"}, generation=2, step=45), "neither Training nor Complete"),
+        (seen(1160, "Failed", TRAINING, generation=2, step=45), "an end that no condition says"),
+        (
+            seen(1160, "Training", {**TRAINING, "PreflightPassed": "Unknown"}, generation=2, step=45),
+            "Training before PreflightPassed",
+        ),
+        (seen(1201, "Training", TRAINING, generation=2, step=89, restarts={"total": 3, "headLost": 1}), "not add up"),
+        (seen(800, "Training", TRAINING), "Training, step 0: the first phase"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_lie_is_found(lie: Seen, words: str) -> None:
+    assert any(words in said for said in untruths(with_one_more(lie), STRETCHES)), words
+
+
+def test_ready_for_too_long_after_the_last_step_is_found() -> None:
+    without_the_loss = [one for one in life() if one.time not in (1105, 1140)]
+    found = untruths(without_the_loss, STRETCHES)
+    assert any("Ready 30 s after the last step" in said for said in found)
+
+
+def test_without_an_operator_nobody_can_say_so() -> None:
+    """It has half a minute from when it is back."""
+    silent = [one for one in life() if one.time not in (1105, 1140)]
+    end, begin = STRETCHES[0].end, STRETCHES[1].begin
+    assert not any("after the last step" in said for said in untruths(silent, STRETCHES, [(end - 5, begin - 20)]))
+    assert any("after the last step" in said for said in untruths(silent, STRETCHES, [(end - 50, end - 40)]))
+
+
+def test_a_transition_time_that_moves_alone_or_stands_still_is_found() -> None:
+    moved = [seen(900, "Provisioning", NOT_TRAINING, 900), seen(910, "Starting", NOT_TRAINING, 910)]
+    assert any("Ready: False to False" in said for said in untruths(moved, ()))
+    dropped = [moved[0], Seen(910, {**moved[1].job, "status": {**moved[1].status, "conditions": []}})]
+    assert any("condition Ready was dropped" in said for said in untruths(dropped, ()))

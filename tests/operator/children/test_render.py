@@ -1,0 +1,86 @@
+"""`spotune render`: what it prints, what it refuses, and what it does without."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.api.support.job_files import JOB_FILE
+from tests.command_line import run_spotune
+
+HEAVY = ("kopf", "kubernetes", "aiohttp", "ray", "torch")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    return file
+
+
+def render(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    return run_spotune(capsys, "render", *words)
+
+
+def test_json_and_yaml_hold_the_same_objects(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, as_yaml, _ = render(capsys, str(job))
+    code, as_json, _ = render(capsys, str(job), "--output", "json")
+    assert code == 0
+    assert json.loads(as_json)["items"] == list(yaml.safe_load_all(as_yaml))
+
+
+def test_options_stand_in_for_fields(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--image", "registry.example/mine:2", "--storage-class", "fast-nfs", "--provider", "gke"]
+    _, printed, _ = render(capsys, str(job), *options)
+    assert "image: registry.example/mine:2" in printed
+    assert "storageClassName: fast-nfs" in printed
+    assert "cloud.google.com/gke-spot" in printed
+
+
+def test_the_job_is_readable_in_the_config(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, printed, _ = render(capsys, str(job))
+    assert "  job.yaml: |\n    apiVersion: spotune.dev/v1alpha1\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("valid", "broken", "message"),
+    [
+        ("count: 2", "coumt: 2", "spec.workers.coumt: is not a field; did you mean count?"),
+        (
+            "training:",
+            "storage: {storageClassName: azurefile}\n  training:",
+            "spec.storage.storageClassName: azurefile is",
+        ),
+        ("training:", "head: {podTemplate: {spec: []}}\n  training:", "spec.head.podTemplate.spec: is a"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_field(
+    valid: str, broken: str, message: str, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.write_text(JOB_FILE.replace(valid, broken, 1))
+    code, out, error = render(capsys, str(job), "--provider", "aks")
+    assert (code, out) == (20, "")
+    assert message in error
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = render(capsys, "--help")
+    assert code == 0
+    assert "Example: spotune render job.yaml --provider aks" in printed
+
+
+def test_nothing_heavy_is_imported(job: Path) -> None:
+    script = f"""
+import sys
+from spotune.cli.main import main
+try:
+    main(["render", {str(job)!r}])
+except SystemExit as ended:
+    assert ended.code == 0
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "[]\n"

@@ -1,0 +1,125 @@
+"""Requests as the API server gets them, and its answers: pages, unknown kinds, names that are nearly right."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from spotune.errors import UsageError
+from spotune_operator.cli.cluster.client import Cluster
+from spotune_operator.cli.cluster.jobs import get_job, list_jobs
+from spotune_operator.cli.cluster.kubeconfig import Target, open_cluster
+from spotune_operator.errors import KubernetesError
+from tests.operator.cli.cluster.test_kubeconfig import kubeconfig
+
+JOBS = "/apis/spotune.dev/v1alpha1/namespaces/team/finetunejobs"
+EVERYWHERE = "/apis/spotune.dev/v1alpha1/finetunejobs"
+TEN = "a, b, c, d, e, f, g, h, i, j"
+
+
+class ApiServer:
+    """Answers with what a test gives it, page by page, and otherwise as an API server that does not know a path."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, list[list[dict[str, Any]]]] = {}
+        self.asked: list[tuple[str, dict[str, str], str | None]] = []
+
+    def answer(self, path: str, query: dict[str, str], token: str | None) -> tuple[int, str]:
+        self.asked.append((path, query, token))
+        collection, _, name = path.rpartition("/")
+        if path in self.pages:
+            number = int(query.get("continue", "0"))
+            following = str(number + 1) if number + 1 < len(self.pages[path]) else ""
+            return 200, json.dumps({"items": self.pages[path][number], "metadata": {"continue": following}})
+        if collection in self.pages:
+            message = f'finetunejobs.spotune.dev "{name}" not found'
+            return 404, json.dumps({"kind": "Status", "message": message, "reason": "NotFound", "code": 404})
+        return 404, "404 page not found\n"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[ApiServer, Cluster]]:
+    """An API server, and a client of it in namespace `team`."""
+    api = ApiServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            status, text = api.answer(url.path, dict(parse_qsl(url.query)), self.headers["Authorization"])
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.05,))
+        thread.start()
+        file = kubeconfig(tmp_path, test="team")
+        file.write_text(file.read_text().replace("https://127.0.0.1:1", f"http://127.0.0.1:{http.server_port}"))
+        try:
+            yield api, open_cluster(Target(kubeconfig=file))
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+def named(*names: str, namespace: str = "team") -> list[dict[str, Any]]:
+    return [{"metadata": {"name": name, "namespace": namespace}} for name in names]
+
+
+def test_pages_are_put_together_and_every_request_says_who_asks(server: tuple[ApiServer, Cluster]) -> None:
+    api, cluster = server
+    api.pages[JOBS] = [named("b", "c"), named("a")]
+    assert [job["metadata"]["name"] for job in list_jobs(cluster)] == ["a", "b", "c"]
+    assert api.asked == [
+        (JOBS, {"limit": "500"}, "Bearer secret"),
+        (JOBS, {"limit": "500", "continue": "1"}, "Bearer secret"),
+    ]
+
+
+def test_jobs_of_all_namespaces_are_in_the_order_of_these(server: tuple[ApiServer, Cluster]) -> None:
+    api, cluster = server
+    api.pages[EVERYWHERE] = [named("a", namespace="z") + named("b", namespace="y")]
+    assert [job["metadata"]["namespace"] for job in list_jobs(cluster, everywhere=True)] == ["y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["t5-sql", "other"], "namespace team has no FinetuneJob t5-sqk; did you mean t5-sql?"),
+        (["a", "b"], "namespace team has no FinetuneJob t5-sqk: it has a, b (--namespace names another)"),
+        ([], "namespace team has no FinetuneJob t5-sqk: it has none at all (--namespace names another)"),
+        (
+            list("abcdefghijkl"),
+            f"namespace team has no FinetuneJob t5-sqk: it has {TEN} and more (--namespace names another)",
+        ),
+    ],
+    ids=["nearly", "others", "none", "many"],
+)
+def test_unknown_job_is_answered_with_those_that_there_are(
+    names: list[str], message: str, server: tuple[ApiServer, Cluster]
+) -> None:
+    api, cluster = server
+    api.pages[JOBS] = [named(*names)]
+    with pytest.raises(UsageError) as caught:
+        get_job(cluster, "t5-sqk")
+    assert str(caught.value) == message
+
+
+def test_cluster_without_the_definition_is_not_one_without_the_job(server: tuple[ApiServer, Cluster]) -> None:
+    _, cluster = server
+    for look in (
+        lambda: list_jobs(cluster),
+        lambda: list_jobs(cluster, everywhere=True),
+        lambda: get_job(cluster, "x"),
+    ):
+        with pytest.raises(KubernetesError, match="this cluster does not know FinetuneJobs: spotune is not installed"):
+            look()

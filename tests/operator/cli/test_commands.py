@@ -1,0 +1,75 @@
+"""The commands as they are typed: help, options, exit codes, and what they cost before a cluster is asked."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import run_spotune
+
+COMMANDS = ("status", "watch", "logs", "events", "suspend", "resume", "tensorboard", "doctor")
+HEAVY = ("kubernetes", "kopf", "aiohttp", "websocket", "ray", "torch")
+
+
+@pytest.fixture(autouse=True)
+def _no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_and_where_the_cluster_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_spotune(capsys, command, "--help")
+    assert code == 0
+    assert f"Example: spotune {command}" in out
+    for option in ("--namespace", "-n", "--kubeconfig", "--context"):
+        assert option in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_a_kubeconfig_a_command_says_how_to_get_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = [] if command in ("status", "doctor") else ["t5-sql"]
+    code, out, error = run_spotune(capsys, command, *name)
+    assert (code, out) == (2, "")
+    assert "there is no kubeconfig" in error
+    assert "az aks get-credentials" in error
+
+
+def test_error_is_json_where_the_result_would_be(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = run_spotune(capsys, "doctor", "--output", "json")
+    assert (code, json.loads(error)["error"]) == (2, "UsageError")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status", "t5-sql", "--all-namespaces"], "--all-namespaces shows all jobs; leave t5-sql out"),
+        (["suspend", "t5-sql", "--timeout", "30"], "--timeout: '30' is not a duration such as 30s"),
+        (["logs", "t5-sql", "--lines", "-1"], "--lines"),
+        (["watch"], "NAME"),
+    ],
+)
+def test_wrong_words_are_refused_before_a_cluster_is_asked(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = run_spotune(capsys, *words)
+    assert code == 2
+    assert message in error
+
+
+def test_all_commands_are_entry_points_and_light_at_import() -> None:
+    points = {point.name: point.value for point in entry_points(group="spotune.cli.plugins")}
+    modules = {points[command].partition(":")[0] for command in COMMANDS}
+    script = f"""
+import importlib, sys
+for module in {sorted(modules)!r}:
+    importlib.import_module(module)
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

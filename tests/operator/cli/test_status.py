@@ -1,0 +1,123 @@
+"""What `spotune status` shows of jobs as the operator writes them."""
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from spotune_operator.cli.status import noteworthy, panel, table, time_left
+from tests.operator.support.objects import NOW, ago, condition, finetune_job, training_job
+
+
+def rendered(what: RenderableType) -> list[str]:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(what)
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def shown(job: dict[str, Any]) -> dict[str, str]:
+    """The rows of the panel by their label."""
+    rows = (line.partition("  ") for line in rendered(panel(job, NOW)))
+    return {label.strip(): content.strip() for label, _, content in rows}
+
+
+def test_table_has_a_line_for_each_job_with_times_in_words() -> None:
+    lines = rendered(table([training_job(), finetune_job(name="new")], NOW, with_namespace=False, with_bar=False))
+    assert [re.split(" {2,}", line) for line in lines] == [
+        ["NAME", "PHASE", "PROGRESS", "LOSS", "ETA", "WORKERS", "RESTARTS", "CHECKPOINT", "AGE"],
+        ["t5-sql", "Training", "1240/4800 (26%)", "1.2346", "2 h 05 min", "4/4", "3", "step 1200", "1 h 00 min"],
+        ["new", "New", "-", "-", "-", "-", "0", "-", "1 h 00 min"],
+    ]
+
+
+def test_table_of_all_namespaces_names_them() -> None:
+    header, row = rendered(table([training_job()], NOW, with_namespace=True, with_bar=True))
+    assert header.startswith("NAMESPACE  NAME")
+    assert row.startswith("team       t5-sql")
+    assert "━" in row
+
+
+def test_sentences_below_the_table_say_who_needs_help() -> None:
+    stalled = finetune_job(condition("Stalled", "True", "ErrImagePull", "no such image"), name="stuck")
+    lines = rendered(table([training_job(), stalled], NOW, with_namespace=False, with_bar=False))
+    assert lines[-1] == "stuck: Stalled: ErrImagePull: no such image"
+    assert len(lines) == 4
+
+
+def test_panel_holds_every_figure_of_a_job() -> None:
+    rows = shown(training_job())
+    assert rows["t5-sql"] == "Training"
+    assert rows["progress"].endswith("step 1240/4800")
+    assert rows[""] == "epoch 0.78, loss 1.2346, 12,346 tokens/s, MFU 41%, 2 h 05 min left"
+    assert rows["evaluation"] == "loss 1.5000, exact match 25.0%"
+    assert rows["workers"] == "4/4"
+    assert rows["checkpoint"] == "step 1200, 1 min 05 s ago"
+    assert rows["restarts"] == "3 (workerLost 2, hang 1)"
+    assert rows["steps lost"] == "37"
+    assert rows["goodput"] == "93%"
+    assert rows["GPU time"] == "1 d 01 h on spot, 10 min 00 s on demand"
+    assert rows["generation"] == "3, from step 900"
+
+
+def test_panel_of_a_job_that_nobody_has_seen_has_no_empty_rows() -> None:
+    job = finetune_job()
+    del job["status"]
+    rows = shown(job)
+    assert rows == {
+        "t5-sql": "New",
+        "progress": "step 0",
+        "checkpoint": "none yet",
+        "restarts": "0",
+        "age": "1 h 00 min",
+    }
+
+
+def test_panel_of_a_trained_job_says_where_the_model_is() -> None:
+    where = "pvc://spotune-t5-sql/team/t5-sql-0123abcd/export"
+    done = condition("Complete", "True", "Trained", "the model is trained and exported")
+    rows = shown(finetune_job(done, condition("Training", "False", "NotRunning"), phase="Complete", output=where))
+    assert rows["model"] == where
+    assert rows["Complete"] == "Trained: the model is trained and exported (1 min 00 s)"
+    assert "not Training" not in rows
+
+
+def test_job_that_is_going_says_so() -> None:
+    job = training_job()
+    job["metadata"]["deletionTimestamp"] = ago(1)
+    assert shown(job)["t5-sql"] == "Deleting"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "names"),
+    [
+        ([("Ready", "False"), ("Reconciling", "True"), ("Training", "False")], ["Training"]),
+        ([("Complete", "False"), ("Failed", "False"), ("Suspended", "False"), ("Stalled", "False")], []),
+        ([("Suspended", "Unknown"), ("ClusterReady", "False")], ["Suspended", "ClusterReady"]),
+        ([("Suspended", "True"), ("ClusterReady", "False"), ("Training", "False")], ["Suspended"]),
+        ([("StorageReady", "Unknown"), ("CheckpointHealthy", "Unknown")], ["StorageReady"]),
+        ([("CheckpointHealthy", "False"), ("NotProgressing", "True")], ["CheckpointHealthy", "NotProgressing"]),
+        ([("SomethingNew", "False")], ["SomethingNew"]),
+    ],
+)
+def test_conditions_are_shown_when_they_say_something(conditions: list[tuple[str, str]], names: list[str]) -> None:
+    job = finetune_job(*(condition(*found, message=found[0]) for found in conditions))
+    assert [found["type"] for found in noteworthy(job)] == names
+
+
+def test_sentence_that_two_conditions_share_is_shown_once() -> None:
+    words = "the data has no column sql"
+    job = finetune_job(condition("Stalled", "True", "Failed", words), condition("Failed", "True", "JobError", words))
+    assert [found["type"] for found in noteworthy(job)] == ["Failed"]
+
+
+def test_cluster_with_too_few_workers_says_why() -> None:
+    ready = condition("ClusterReady", "True", "Running", "3 of 4 workers run; 0/3 nodes are available")
+    assert [found["message"] for found in noteworthy(training_job(ready, workers="3/4"))] == [ready["message"]]
+    assert noteworthy(training_job(ready, workers="4/4")) == []
+
+
+def test_end_that_should_have_been_is_not_before_now() -> None:
+    assert time_left({"eta": ago(30)}, NOW) == "0 s"
+    assert time_left({}, NOW) == ""

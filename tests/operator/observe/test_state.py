@@ -1,0 +1,96 @@
+"""What is kept of the API server's objects."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from spotune_operator.observe.state import Child, child_view, pod_view
+
+CONFIG: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {
+        "name": "spotune-job",
+        "namespace": "team",
+        "uid": "uid-1",
+        "resourceVersion": "5",
+        "creationTimestamp": "2027-01-15T08:00:00Z",
+        "labels": {"spotune.dev/job": "job"},
+        "ownerReferences": [{"uid": "uid-0"}],
+        "managedFields": [{"manager": "spotune"}],
+    },
+    "data": {"job.yaml": "spec: {}"},
+}
+
+
+def view(**changes: Any) -> Child:
+    raw = deepcopy(CONFIG)
+    for path, value in changes.items():
+        *parents, name = path.split("__")
+        section = raw
+        for parent in parents:
+            section = section[parent]
+        section.pop(name, None)
+        if value is not None:
+            section[name] = value
+    return child_view(raw, "ConfigMap")
+
+
+def test_object_is_the_same_in_a_list_which_does_not_say_its_kind() -> None:
+    assert view(apiVersion=None, kind=None) == view()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metadata__resourceVersion": "6"},
+        {"metadata__managedFields": [{"manager": "kubectl"}]},
+        {"metadata__generation": 7},
+        {"status": {"phase": "Active"}},
+    ],
+    ids=str,
+)
+def test_what_the_server_counts_is_no_change(changes: dict[str, Any]) -> None:
+    assert view(**changes).digest == view().digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": {"job.yaml": "spec: {x: 1}"}},
+        {"metadata__labels": {"spotune.dev/job": "job", "more": "x"}},
+        {"metadata__annotations": {"more": "x"}},
+        {"metadata__ownerReferences": None},
+        {"immutable": True},
+    ],
+    ids=str,
+)
+def test_whatever_somebody_may_write_is_a_change(changes: dict[str, Any]) -> None:
+    assert view(**changes).digest != view().digest
+
+
+def test_child_that_is_on_its_way_out_says_so() -> None:
+    assert view(metadata__deletionTimestamp="2027-01-15T08:00:00Z").deleting
+
+
+def test_pod_is_read_with_as_little_as_it_may_have() -> None:
+    raw = {"metadata": {"name": "p", "namespace": "team", "uid": "u", "creationTimestamp": "2027-01-15T08:00:00Z"}}
+    pod = pod_view(raw | {"spec": {}})
+    assert (pod.job, pod.component, pod.phase, pod.ip, pod.gpus) == ("", "", "Pending", "", 0)
+    assert (pod.created, pod.started, pod.deleting_since, pod.runs) == (1_800_000_000.0, None, None, False)
+
+
+def test_pod_that_is_going_tells_since_when_it_was_asked() -> None:
+    metadata = {
+        "name": "p",
+        "namespace": "team",
+        "uid": "u",
+        "creationTimestamp": "2027-01-15T08:00:00Z",
+        "deletionTimestamp": "2027-01-15T08:10:30Z",
+        "deletionGracePeriodSeconds": 30,
+    }
+    pod = pod_view({"metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
+    assert (pod.deleting_since, pod.grace_seconds, pod.runs) == (1_800_000_600.0, 30.0, False)

@@ -1,0 +1,20 @@
+"""Puts a broken worker in the place of the product's, in the processes of a live negative control."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BROKEN = "SPOTUNE_PROOF_BROKEN"
+"""Variable that names a class of `tests.proof.broken_workers`."""
+
+
+def break_worker(name: str) -> None:
+    """From now on this process trains with the worker of that name."""
+    from after_import import after_import  # type: ignore[import-not-found]  # found by its folder there
+
+    def change(worker: Any) -> None:
+        from tests.proof import broken_workers as broken
+
+        worker.Worker = getattr(broken, name)
+
+    after_import("spotune_trainer.training.worker", change)

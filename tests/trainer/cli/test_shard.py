@@ -1,0 +1,101 @@
+"""`spotune shard` as people and scripts use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotune.cli.main import main
+from spotune_trainer.data.shards import ShardedDataset
+from tests.trainer.support.tiny import save_tokenizer
+
+ROWS = [{"question": f"how many {n}", "sql": f"select {n}", "database": "singers"} for n in range(60)]
+TEMPLATES = ["--task", "seq2seq", "--prompt", "{question}", "--completion", "{sql}", "--keep", "database"]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with rows and a tokenizer in it, which is also the current one."""
+    save_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shard(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["shard", *words])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    dataset = ShardedDataset(str(folder), folder / "cache")
+    return [dataset[number] for number in range(len(dataset))]
+
+
+def test_options_alone_are_enough(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["rows.jsonl", "--directory", "out", "--tokenizer", "tokenizer", *TEMPLATES, "--eval-fraction", "0.2"]
+    assert shard(*words) == 0
+    shown = capsys.readouterr()
+    assert "out is written\n" in shown.out
+    assert "tokenising: 100 % (part 1 of 1, 60 rows)" in shown.err
+    assert len(read(workplace / "out" / "train")) + len(read(workplace / "out" / "eval")) == 60
+    assert read(workplace / "out" / "eval")[0]["database"] == "singers"
+    assert shard(*words, "--output", "json") == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["reused"]
+    assert manifest["splits"]["train"]["documents"] + manifest["splits"]["eval"]["documents"] == 60
+
+
+def test_a_job_gives_what_the_options_do_not(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = workplace / "job"
+    folder.mkdir()
+    (folder / "job.yaml").write_text(
+        """
+        apiVersion: spotune.dev/v1alpha1
+        kind: FinetuneJob
+        metadata: {name: tiny}
+        spec:
+          model: {source: ../tokenizer, task: seq2seq}
+          dataset:
+            prompt: "{question}"
+            completion: "{sql}"
+            maxLength: 4
+            prepare: {source: ../rows.jsonl}
+          training: {epochs: 1}
+        """
+    )
+    assert shard("--job", "job/job.yaml", "--directory", "out", "--completion", "{database}") == 0
+    samples = read(workplace / "out")
+    assert {sample["completion"] for sample in samples} == {"singers"}
+    assert max(len(sample["input_ids"]) for sample in samples) == 4
+    assert "raise maxLength" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["rows.jsonl", *TEMPLATES], 2, "--tokenizer, or --job"),
+        (["rows.jsonl", "--tokenizer", "tokenizer"], 2, "say what to learn"),
+        (["--tokenizer", "tokenizer", *TEMPLATES], 2, "name the files"),
+        (["rows.jsonl", "--job", "absent.yaml"], 2, "absent.yaml"),
+        (["rows.jsonl", "--tokenizer", "absent", *TEMPLATES], 20, "no folder 'absent'"),
+        (["absent.jsonl", "--tokenizer", "tokenizer", *TEMPLATES], 20, "absent.jsonl"),
+        (["rows.jsonl", "--tokenizer", "tokenizer", "--text", "body"], 20, "rows.jsonl:1: no column 'body'"),
+        (["rows.jsonl", "--tokenizer", "tokenizer", "--text", "body{"], 20, "lone {"),
+        (["rows.jsonl", "--tokenizer", "tokenizer", *TEMPLATES, "--packing"], 20, "packing"),
+        (["rows.jsonl", "--tokenizer", "tokenizer", *TEMPLATES, "--text", "body"], 20, "give one of"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_exit_code(
+    workplace: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    assert shard(*words, "--directory", "out", "--output", "json") == code
+    error = json.loads(capsys.readouterr().err)
+    assert message in error["message"]
+    assert "\n" not in error["message"]
+    assert sorted(path.name for path in workplace.iterdir()) == ["rows.jsonl", "tokenizer"]

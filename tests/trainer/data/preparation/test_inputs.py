@@ -1,0 +1,163 @@
+"""Which files are read, how they are cut, and what is said about files that are broken."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from transformers import PreTrainedTokenizerBase
+
+from spotune.errors import JobError
+from spotune_trainer.data.preparation.inputs import cut, find_inputs
+from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
+from spotune_trainer.data.tokenization import TextOptions
+
+Rows = list[dict[str, Any]]
+COLUMNS = frozenset({"q", "a"})
+ROWS: Rows = [{"q": f"question {n}\nof two lines, ümlaut", "a": str(n)} for n in range(40)]
+
+
+def write(path: Path, rows: Rows) -> Path:
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
+        return path
+    if name.endswith(".csv"):
+        lines = path.with_suffix(".tmp")
+        with lines.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        content = lines.read_bytes()
+        lines.unlink()
+    else:
+        content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def read(*sources: Path | str, part_size: int = 1 << 20) -> tuple[Rows, int]:
+    parts = cut(find_inputs(sources), COLUMNS, part_size)
+    return [row for part in parts for piece in part for _, row in piece.rows(COLUMNS)], len(parts)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.parquet"])
+@pytest.mark.parametrize("part_size", [1, 300, 1 << 20])
+def test_every_row_is_read_once_however_the_file_is_cut(tmp_path: Path, name: str, part_size: int) -> None:
+    rows, parts = read(write(tmp_path / name, ROWS), part_size=part_size)
+    assert rows == ROWS
+    splittable = name in {"a.jsonl", "a.json", "a.parquet"}
+    assert (parts > 1) == (splittable and part_size < 1000)
+
+
+def test_small_files_share_a_part(tmp_path: Path) -> None:
+    for number in range(20):
+        write(tmp_path / f"{number:02d}.jsonl", ROWS[number : number + 1])
+    rows, parts = read(tmp_path, part_size=300)
+    assert rows == ROWS[:20]
+    assert 1 < parts < 10
+
+
+def test_folders_patterns_and_names_that_overlap_give_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("b/2.jsonl", "1.jsonl", "b/.hidden.jsonl"):
+        write(tmp_path / name, ROWS[:1])
+    (tmp_path / "README.md").write_text("notes")
+    found = find_inputs([tmp_path, str(tmp_path / "**/*.jsonl"), tmp_path / "1.jsonl"])
+    assert [file.path.name for file in found] == ["1.jsonl", "2.jsonl"]
+
+
+def test_a_byte_order_mark_and_blank_lines_are_no_data(tmp_path: Path) -> None:
+    for name, content in {"a.jsonl": '{"q": "x", "a": "y"}\n\n \n', "a.csv": "q,a\n\nx,y\n\n"}.items():
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+        assert read(tmp_path / name)[0] == [{"q": "x", "a": "y"}]
+
+
+def broken_parquet(path: Path) -> None:
+    write(path, ROWS)
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)
+    path.write_bytes(content)
+
+
+GOOD = '{"q": "x", "a": "y"}\n'
+BROKEN: dict[str, tuple[str, str | bytes | Callable[[Path], Any], str]] = {
+    "invalid JSON": ("a.jsonl", GOOD * 2 + '{"q": "x"\n' + GOOD, r"a\.jsonl:3: invalid JSON at column"),
+    "a JSON array": ("a.json", '[{"q": 1}, \n', r"a\.json:1: invalid JSON .*one object per line"),
+    "a row that is a list": ("a.jsonl", GOOD + "[1]\n", r"a\.jsonl:2: a line must hold one JSON object .* not a list"),
+    "no UTF-8": ("a.jsonl", GOOD.encode() * 3 + b'{"q": "\xff"}\n', r"a\.jsonl:4: not UTF-8"),
+    "half a surrogate pair": ("a.jsonl", GOOD + r'{"q": "\ud800", "a": "y"}' + "\n", r"a\.jsonl:2: .*UTF-8"),
+    "a missing column": ("a.jsonl", GOOD + '{"q": "x"}\n', r"a\.jsonl:2: no column 'a'; the row has 'q'"),
+    "a null": ("a.jsonl", GOOD + '{"q": null, "a": ""}\n', r"a\.jsonl:2: column 'q' is null"),
+    "mixed types": ("a.jsonl", GOOD + '{"q": ["x"], "a": ""}\n', r"a\.jsonl:2: column 'q' is a list"),
+    "no rows": ("a.jsonl", "", r"no rows: .*a\.jsonl"),
+    "a header alone": ("a.csv", "q,a\n", r"no rows: .*a\.csv"),
+    "a missing CSV column": ("a.csv", "q,b\nx,y\n", r"a\.csv:1: no column 'a'; the file has 'q', 'b'"),
+    "a CSV row too long": ("a.csv", "q,a\nx,y\nx,y,z\n", r"a\.csv:3: 3 fields, but the header names 2"),
+    "an open quote": ("a.csv", 'q,a\nx,y\n"x,y\n', r"a\.csv:3: invalid CSV"),
+    "CSV that is no UTF-8": ("a.csv", b"q,a\nx,y\n\xff,y\n", r"a\.csv:3: not UTF-8"),
+    "a column twice": ("a.csv", "q,a,q\n", r"a\.csv:1: a column is named twice"),
+    "no Parquet": ("a.parquet", "text", r"a\.parquet is not a Parquet file"),
+    "damaged Parquet": ("a.parquet", broken_parquet, r"a\.parquet is damaged"),
+    "half a gzip": ("a.jsonl.gz", gzip.compress(GOOD.encode() * 50)[:-12], r"a\.jsonl\.gz is not a whole gzip"),
+    "no gzip": ("a.csv.gz", "q,a\n", r"a\.csv\.gz is not a whole gzip"),
+    "an unknown kind": ("a.xlsx", "", r"a\.xlsx is of no kind"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_data_is_named_and_nothing_is_left_behind(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, case: str
+) -> None:
+    name, content, message = BROKEN[case]
+    path = tmp_path / name
+    if callable(content):
+        content(path)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    options = PrepareOptions(TextOptions("causal", "{q}", "{a}"), processes=1, part_size=30)
+    with pytest.raises(JobError, match=message) as caught:
+        prepare([path], tmp_path / "out", options, tokenizer)
+    assert "\n" not in str(caught.value)
+    assert [found.name for found in tmp_path.iterdir()] == [name]
+
+
+def test_the_line_is_right_in_a_later_part(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(GOOD * 500 + '{"q": 1}\n')
+    options = PrepareOptions(TextOptions("causal", "{q}", "{a}"), processes=1, part_size=1000)
+    with pytest.raises(JobError, match=r"a\.jsonl:501: no column 'a'"):
+        prepare([path], tmp_path / "out", options, tokenizer)
+    write(tmp_path / "b.parquet", [*ROWS, {"q": "x", "a": None}])
+    with pytest.raises(JobError, match=r"b\.parquet, row 41: column 'a' is null"):
+        prepare([tmp_path / "b.parquet"], tmp_path / "out", options, tokenizer)
+
+
+def test_files_of_different_columns_or_types_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "1.csv", [{"q": "x", "a": "y"}])
+    write(tmp_path / "2.csv", [{"question": "x", "a": "y"}])
+    with pytest.raises(JobError, match=r"2\.csv:1: no column 'q'; the file has 'question', 'a'"):
+        read(tmp_path / "*.csv")
+    write(tmp_path / "1.parquet", [{"q": "x", "a": "y"}])
+    write(tmp_path / "2.parquet", [{"q": "x", "a": 1}])
+    with pytest.raises(JobError, match=r"2\.parquet: column 'a' is int64, but string in .*1\.parquet"):
+        read(tmp_path / "*.parquet")
+    with pytest.raises(JobError, match="mixes kinds of files"):
+        read(tmp_path)
+
+
+def test_a_name_that_matches_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(JobError, match=r"no file, folder or match for .*\*\.jsonl"):
+        find_inputs([str(tmp_path / "*.jsonl")])
+    with pytest.raises(JobError, match=r"empty holds no \.jsonl"):
+        find_inputs([tmp_path / "empty"])
+    with pytest.raises(JobError, match="not from s3://bucket/rows; copy it to a path"):
+        find_inputs(["s3://bucket/rows"])

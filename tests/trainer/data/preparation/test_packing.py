@@ -1,0 +1,55 @@
+"""Packing loses nothing, fills rows, and depends on the documents alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
+from spotune_trainer.data.tokenization import TokenisedDocument
+
+lengths = st.lists(st.integers(1, 16), max_size=300)
+
+
+def document(number: int, length: int) -> TokenisedDocument:
+    ids = np.full(length, number, dtype=np.int32)
+    return TokenisedDocument(ids, ids, full_length=length, truncated=False)
+
+
+def pack(sizes: list[int]) -> list[PackedRow]:
+    packer = Packer(16)
+    rows = [row for number, size in enumerate(sizes) for row in packer.add(document(number, size))]
+    return [*rows, *packer.rest()]
+
+
+@given(lengths)
+def test_every_document_is_in_exactly_one_row_that_holds_it_whole(sizes: list[int]) -> None:
+    rows = pack(sizes)
+    assert all(len(row.input_ids) <= 16 for row in rows)
+    packed = {
+        int(part[0]): len(part)
+        for row in rows
+        for part in np.split(row.input_ids, np.cumsum(row.lengths)[:-1])
+        if len(set(part.tolist())) == 1
+    }
+    assert packed == dict(enumerate(sizes))
+
+
+@given(lengths)
+def test_packing_the_same_documents_gives_the_same_rows(sizes: list[int]) -> None:
+    assert [row.input_ids.tolist() for row in pack(sizes)] == [row.input_ids.tolist() for row in pack(sizes)]
+
+
+def test_rows_are_filled_well() -> None:
+    sizes = np.random.default_rng(0).integers(1, 12, 3000).tolist()
+    rows = pack(sizes)
+    assert sum(sizes) / (16 * len(rows)) > 0.97
+
+
+def test_a_long_text_is_cut_into_rows_without_loss() -> None:
+    whole = document(0, 37)
+    whole.input_ids[:] = np.arange(37)
+    pieces = list(split_document(whole, 16))
+    assert [len(piece.input_ids) for piece in pieces] == [16, 16, 5]
+    assert np.concatenate([piece.input_ids for piece in pieces]).tolist() == list(range(37))

@@ -1,0 +1,329 @@
+"""Raw files to shards: the same bytes whatever happens on the way, and nothing that looks like a dataset before."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from spotune.errors import InfrastructureError, JobError
+from spotune_trainer.data.preparation import process_pool as pool
+from spotune_trainer.data.preparation.prepare import PrepareOptions, PrepareProgress, prepare
+from spotune_trainer.data.shards import ShardedDataset
+from spotune_trainer.data.tokenization import TextOptions
+
+Rows = list[dict[str, Any]]
+
+TEXT = TextOptions("seq2seq", "{question}", "{sql}", keep=("database",), max_length=64)
+OPTIONS = PrepareOptions(TEXT, processes=1, part_size=2000)
+
+
+def make_rows(count: int, seed: int = 0) -> Rows:
+    words, generator = ["how", "many", "singers", "are", "there", "select", "count", "name", "age"], random.Random(seed)
+    return [
+        {
+            "question": f"{number}: {' '.join(generator.choices(words, k=generator.randint(1, 9)))}",
+            "sql": "select " + generator.choice(words),
+            "database": f"db{number % 3}",
+        }
+        for number in range(count)
+    ]
+
+
+def write_jsonl(path: Path, rows: Rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Hash of every file below a folder."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def read(folder: Path, tmp_path: Path) -> Rows:
+    dataset = ShardedDataset(str(folder), tmp_path / "cache")
+    return [dataset[number] for number in range(len(dataset))]
+
+
+def decoded(rows: Rows, column: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [str(tokenizer.decode(row[column].tolist())) for row in rows]
+
+
+def test_rows_become_samples_in_their_order(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = make_rows(300)
+    done: list[PrepareProgress] = []
+    manifest = prepare(
+        [write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", OPTIONS, tokenizer, progress=done.append
+    )
+    samples = read(tmp_path / "out", tmp_path)
+    assert decoded(samples, "input_ids", tokenizer) == [row["question"] for row in rows]
+    assert decoded(samples, "labels", tokenizer) == [row["sql"] + "</s>" for row in rows]
+    assert [sample["completion"] for sample in samples] == [row["sql"] for row in rows]
+    assert [sample["database"] for sample in samples] == [row["database"] for row in rows]
+    assert done[-1].parts_total == len(done) > 5
+    assert (done[-1].bytes_done, done[-1].documents) == (done[-1].bytes_total, 300)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out"]
+    counts = manifest.content["splits"]["train"]
+    assert counts["documents"] == counts["samples"] == 300
+    assert counts["tokens"] == sum(len(sample["input_ids"]) for sample in samples)
+    assert counts["lossTokens"] == sum(len(sample["labels"]) for sample in samples)
+    lengths = sorted(len(sample["input_ids"]) for sample in samples)
+    assert counts["inputTokens"]["p50"] == lengths[149]
+    assert counts["inputTokens"]["max"] == lengths[-1]
+
+
+def test_every_shard_has_a_hash_in_the_index(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    prepare([write_jsonl(tmp_path / "a.jsonl", make_rows(50))], tmp_path / "out", OPTIONS, tokenizer)
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert all(shard["raw_data"]["hashes"]["xxh3_64"] for shard in index["shards"])
+
+
+def test_the_held_out_split_keeps_duplicates_together(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = make_rows(200) * 3
+    random.Random(1).shuffle(rows)
+    options = dataclasses.replace(OPTIONS, eval_fraction=0.2, eval_seed=3)
+    prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
+    train, held = (
+        decoded(read(tmp_path / "out" / name, tmp_path), "input_ids", tokenizer) for name in ("train", "eval")
+    )
+    assert not set(train) & set(held)
+    assert sorted(train + held) == sorted(row["question"] for row in rows)
+    assert 0.1 < len(held) / len(rows) < 0.3
+
+
+def test_packed_rows_hold_every_document(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = [{"body": row["question"]} for row in make_rows(300)] + [{"body": "singers " * 80}]
+    options = dataclasses.replace(OPTIONS, text=TextOptions("causal", text="body", max_length=64, packing=True))
+    manifest = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
+    samples = read(tmp_path / "out", tmp_path)
+    assert len(samples) < 301 / 2
+    assert all(len(sample["input_ids"]) == sample["lengths"].sum() <= 64 for sample in samples)
+    documents = [
+        str(tokenizer.decode(part.tolist()))
+        for sample in samples
+        for part in np.split(sample["input_ids"], np.cumsum(sample["lengths"])[:-1])
+    ]
+    assert {row["body"] + "</s>" for row in rows[:300]} <= set(documents)
+    assert "".join(documents).count("singers ") >= 80  # a long text is cut into rows, not cut off
+    assert manifest.content["splits"]["train"]["truncated"] == 0
+
+
+def test_packed_prompts_carry_no_loss(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = make_rows(40)
+    text = TextOptions("causal", "{question}", "{sql}", max_length=128, packing=True)
+    options = dataclasses.replace(OPTIONS, text=text)
+    manifest = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
+    samples = read(tmp_path / "out", tmp_path)
+    assert len(samples) < 30
+    learned = [token for sample in samples for token in sample["labels"].tolist() if token != -100]
+    answers = str(tokenizer.decode(learned)).split("</s>")[:-1]
+    assert sorted(answers) == sorted(row["sql"] for row in rows)
+    assert manifest.content["splits"]["train"]["lossTokens"] == len(learned)
+
+
+def test_rows_without_a_token_to_learn_are_left_out_and_counted(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    rows = [{"q": "zz" * 50, "a": "x"}, {"q": "how", "a": "y"}]
+    options = dataclasses.replace(OPTIONS, text=TextOptions("causal", "{q}", "{a}", max_length=8))
+    manifest = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
+    counts = manifest.content["splits"]["train"]
+    assert (counts["samples"], counts["truncated"], counts["dropped"]) == (1, 1, 1)
+    with pytest.raises(JobError, match=r"no row of train has a token to learn from.*Raise maxLength"):
+        prepare([write_jsonl(tmp_path / "b.jsonl", rows[:1])], tmp_path / "none", options, tokenizer)
+
+
+def test_the_same_command_again_does_nothing_and_a_changed_one_is_refused(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path, output = write_jsonl(tmp_path / "a.jsonl", make_rows(100)), tmp_path / "out"
+    first = prepare([path], output, OPTIONS, tokenizer)
+    times = {file: file.stat().st_mtime_ns for file in output.iterdir()}
+    again = prepare([path], output, OPTIONS, tokenizer)
+    assert again.reused
+    assert again.content == first.content
+    assert {file: file.stat().st_mtime_ns for file in output.iterdir()} == times
+
+    longer = dataclasses.replace(OPTIONS, text=dataclasses.replace(TEXT, max_length=32))
+    write_jsonl(tmp_path / "b.jsonl", make_rows(100, seed=9))
+    for source, options in ((path, longer), (tmp_path / "b.jsonl", OPTIONS)):
+        with pytest.raises(JobError, match="--overwrite"):
+            prepare([source], output, options, tokenizer)
+    assert {file: file.stat().st_mtime_ns for file in output.iterdir()} == times
+    replaced = prepare([tmp_path / "b.jsonl"], output, dataclasses.replace(OPTIONS, overwrite=True), tokenizer)
+    assert not replaced.reused
+    assert decoded(read(output, tmp_path), "input_ids", tokenizer)[5] == make_rows(100, seed=9)[5]["question"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_another_tokenizer_is_noticed(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(20))
+    prepare([path], tmp_path / "out", OPTIONS, tokenizer)
+    other = type(tokenizer).__new__(type(tokenizer))
+    other.__dict__.update(tokenizer.__dict__)
+    other.chat_template = "{{ messages }}"
+    with pytest.raises(JobError, match="another tokenizer"):
+        prepare([path], tmp_path / "out", OPTIONS, other)
+
+
+def test_a_folder_of_someone_else_is_never_replaced(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    path, output = write_jsonl(tmp_path / "a.jsonl", make_rows(20)), tmp_path / "out"
+    output.mkdir()
+    (output / "thesis.txt").write_text("ten years of work")
+    for overwrite in (False, True):
+        with pytest.raises(JobError, match="not made by `spotune shard`"):
+            prepare([path], output, dataclasses.replace(OPTIONS, overwrite=overwrite), tokenizer)
+    assert (output / "thesis.txt").read_text() == "ten years of work"
+
+
+def test_an_empty_split_is_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    options = dataclasses.replace(OPTIONS, eval_fraction=0.001)
+    with pytest.raises(JobError, match="leaves no rows of 20 for eval"):
+        prepare([write_jsonl(tmp_path / "a.jsonl", make_rows(20))], tmp_path / "out", options, tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def run_prepare(path: Path, output: Path, options: PrepareOptions, tokenizer: PreTrainedTokenizerBase) -> None:
+    prepare([path], output, options, tokenizer)
+
+
+def start(*arguments: Any) -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["spotune_trainer.data.preparation.prepare"])
+    process = context.Process(target=run_prepare, args=arguments)
+    process.start()
+    return process
+
+
+def assert_no_dataset(output: Path) -> None:
+    assert not output.exists() or (output / "manifest.json").exists()
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000))
+    options = dataclasses.replace(OPTIONS, part_size=9000, eval_fraction=0.1)
+    prepare([path], tmp_path / "undisturbed", options, tokenizer)
+    moments = random.Random(11)
+    output = tmp_path / "killed"
+
+    def staged() -> int:
+        return len(list((tmp_path / ".killed.preparing").glob("*/part-*")))
+
+    for _ in range(8):
+        process = start(path, output, options, tokenizer)
+        more = staged() + moments.randrange(2)
+        while process.is_alive() and staged() < more:
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.05))
+        process.kill()
+        process.join()
+        assert_no_dataset(output)
+    assert staged() > 2  # or else no killed run had done anything
+    prepare([path], output, options, tokenizer)
+    assert digest(output) == digest(tmp_path / "undisturbed")
+    assert not list(tmp_path.glob(".*"))
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()]
+
+
+def test_a_run_that_stops_at_any_rename_ends_with_the_same_bytes(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = write_jsonl(tmp_path / "a.jsonl", make_rows(150)), write_jsonl(tmp_path / "b.jsonl", make_rows(9))
+    options = dataclasses.replace(OPTIONS, part_size=4000, eval_fraction=0.2, overwrite=True)
+    prepare([path], tmp_path / "undisturbed", options, tokenizer)
+    prepare([other], tmp_path / "out", options, tokenizer)
+    rename = Path.rename
+    for stop_at in range(1, 99):
+        calls = iter(range(1, 999))
+
+        def stop(source: Path, target: Path, stop_at: int = stop_at, calls: Iterator[int] = calls) -> Path:
+            if next(calls) == stop_at:
+                raise OSError("no space left on device")
+            return rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", stop)
+            try:
+                prepare([path], tmp_path / "out", options, tokenizer)
+                break
+            except InfrastructureError:
+                pass
+        assert_no_dataset(tmp_path / "out")
+        prepare([path], tmp_path / "out", options, tokenizer)
+        assert digest(tmp_path / "out") == digest(tmp_path / "undisturbed")
+        prepare([other], tmp_path / "out", options, tokenizer)
+    assert stop_at > 8
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [pid for child in children for pid in descendants(child)]
+
+
+def test_two_processes_write_what_one_writes_and_end_with_their_parent(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000))
+    options = dataclasses.replace(OPTIONS, part_size=9000)
+    prepare([path], tmp_path / "one", options, tokenizer)
+    process = start(path, tmp_path / "two", dataclasses.replace(options, processes=2), tokenizer)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / ".two.preparing").glob("*/part-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    workers = descendants(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert len(workers) > 2  # and the server that they are forked from
+    while alive(workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(workers)
+    prepare([path], tmp_path / "two", dataclasses.replace(options, processes=2), tokenizer)
+    assert digest(tmp_path / "two") == digest(tmp_path / "one")
+
+
+def test_a_worker_process_that_is_killed_is_no_fault_of_the_user(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(200))
+    monkeypatch.setattr(pool, "_write", leave)
+    with pytest.raises(InfrastructureError, match="lack of memory: use fewer than 2 processes"):
+        prepare([path], tmp_path / "out", dataclasses.replace(OPTIONS, processes=2), tokenizer)
+    assert (tmp_path / ".out.preparing").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def leave(*_: Any) -> None:
+    os._exit(9)
+
+
+def test_two_runs_do_not_prepare_the_same_folder(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(20))
+
+    def meanwhile(_: PrepareProgress) -> None:
+        with pytest.raises(InfrastructureError, match="another process is preparing"):
+            prepare([path], tmp_path / "out", OPTIONS, tokenizer)
+
+    assert not prepare([path], tmp_path / "out", OPTIONS, tokenizer, meanwhile).reused

@@ -1,0 +1,39 @@
+"""How many workers a group is started with."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotune_trainer.driver.scaling import choose_world_size, slots_by_node
+
+NODES = [
+    {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0, "memory": 1e9}},
+    {"NodeID": "b", "Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}},
+    {"NodeID": "c", "Alive": False, "Resources": {"CPU": 4.0, "GPU": 4.0}},
+    {"NodeID": "d", "Alive": True, "Resources": {"GPU": 1.5}},
+]
+
+
+def test_only_whole_slots_of_living_nodes_count() -> None:
+    assert slots_by_node(NODES, gpus=True) == {"b": 2, "d": 1}
+    assert slots_by_node(NODES, gpus=False) == {"a": 8, "b": 4}
+    assert slots_by_node([], gpus=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("slots", "waited", "size"),
+    [
+        (4, 0, 4),
+        (9, 0, 4),
+        (3, 0, None),
+        (3, 29.9, None),
+        (3, 30, 3),
+        (2, 30, 2),
+        (1, 1e6, None),
+    ],
+)
+def test_all_are_waited_for_then_some_are_enough_but_never_fewer_than_the_least(
+    slots: int, waited: float, size: int | None
+) -> None:
+    found = choose_world_size(slots, fewest=2, wanted=4, waited_seconds=waited, patience_seconds=30)
+    assert found == size

@@ -1,0 +1,120 @@
+"""Compiled layers train as the same layers do, a run of them is resumed exactly, and no start compiles twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from spotune_trainer.checkpoint.generations import surviving_steps
+from spotune_trainer.engine.compile.layers import CompileCache, compile_layers, repeated_layers
+from tests.trainer.support.runs import Layout, Runs, committed_state, train_generation
+
+START = """
+import sys
+from pathlib import Path
+from typing import Any
+import torch
+from torch._dynamo.utils import counters
+from transformers import LlamaConfig, LlamaForCausalLM
+from spotune_trainer.engine.compile.layers import CompileCache, compile_layers
+sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+cache = CompileCache(Path(sys.argv[1]), writes=True)
+cache.load()
+compile_layers(model)
+model.train()
+model(input_ids=torch.ones(1, 8, dtype=torch.int64)).logits.sum().backward()
+cache.keep()
+cache.wait()
+print("made", sum(counters["inductor"][name] for name in ("fxgraph_cache_miss", "fxgraph_cache_bypass")))
+print("found", counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+def start(kept: Path, scratch: Path) -> dict[str, int]:
+    """A process on a node of its own, where nothing has been compiled yet; how many graphs it made and found."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(scratch)}
+    command = [sys.executable, "-c", START, str(kept)]
+    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=300)
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("made", "found"))]
+    return {name: int(count) for name, count in lines}
+
+
+def test_what_one_start_compiles_the_next_one_finds_on_the_volume(tmp_path: Path) -> None:
+    first = start(tmp_path / "compiled", tmp_path / "first")
+    second = start(tmp_path / "compiled", tmp_path / "second")
+    assert first["made"] > 0
+    assert second["made"] == 0
+    assert second["found"] > 0
+
+
+def test_a_damaged_cache_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = CompileCache(tmp_path, writes=True)
+    cache.path.write_bytes(b"torn")
+    cache.load()
+    assert "checksum does not match" in caplog.text
+
+
+def test_layers_are_the_blocks_and_evaluation_runs_as_it_is() -> None:
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=3, vocab_size=32, **sizes))
+    tokens = torch.arange(5)[None]
+    model.eval()
+    expected = model(input_ids=tokens).logits
+    assert len(compile_layers(model)) == 3
+    assert [type(layer).__name__ for layer in repeated_layers(model)] == 3 * ["LlamaDecoderLayer"]
+    assert torch.equal(model(input_ids=tokens).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which the compiler looks at
+def test_layers_of_one_code_are_compiled_once() -> None:
+    compiled = []
+    for layers in (1, 3):
+        torch._dynamo.reset()
+        sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, vocab_size=32, use_cache=False, **sizes))
+        compile_layers(model)
+        counters.clear()
+        model.train()(input_ids=torch.arange(6)[None])
+        compiled.append(counters["frames"]["total"])
+    assert compiled[0] == compiled[1] > 0
+
+
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 3])
+def test_a_compiled_run_trains_as_a_plain_one_and_is_resumed_exactly(runs: Runs, stage: int) -> None:
+    layout = Layout(world_size=2, zero_stage=stage)
+    job = runs.job("causal", dropout=False, execution={"compile": True})
+    plain = runs.empty("plain")
+    train_generation(plain, runs.job("causal", dropout=False), layout, micro_batch_size=1)
+    resumed, whole = runs.with_and_without_loss(job, layout, micro_batch_size=1, timeout=400)
+    steps, again = surviving_steps(whole), surviving_steps(resumed)
+    assert [step["samples"] for step in steps] == [step["samples"] for step in surviving_steps(plain)]
+    assert [step["loss"] for step in steps] == pytest.approx(
+        [step["loss"] for step in surviving_steps(plain)], rel=1e-4
+    )
+    assert [step["loss"] for step in again] == [step["loss"] for step in steps]
+    expected, found = committed_state(whole, 10), committed_state(resumed, 10)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert any((whole.root / "compiled").iterdir())
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_layers_that_are_computed_again_train_as_those_that_are_kept_bit_for_bit(runs: Runs, stage: int) -> None:
+    """With dropout: what the backward pass computes again has the random numbers of the forward pass."""
+    layout, found = Layout(world_size=1, zero_stage=stage), []
+    for recompute in (False, True):
+        directory = runs.empty("recomputed")
+        job = runs.job("causal", execution={"compile": True, "gradientCheckpointing": recompute})
+        train_generation(directory, job, layout, micro_batch_size=1, timeout=400)
+        found.append(([step["loss"] for step in surviving_steps(directory)], committed_state(directory, 10)))
+    (losses, kept), (again, recomputed) = found
+    assert losses == again
+    assert [name for name in kept if not torch.equal(kept[name], recomputed[name])] == []

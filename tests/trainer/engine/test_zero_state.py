@@ -1,0 +1,65 @@
+"""What an engine of one ZeRO stage and world size has committed, an engine of any other holds bit for bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from spotune.plan.memory import Offload
+from tests.trainer.support.groups import run_group
+from tests.trainer.support.layout_matrix import Cell, Matrix
+from tests.trainer.support.layouts import Layout
+
+pytestmark = pytest.mark.timeout(600)
+
+RANKS = 4
+STAGES = {"float32": (0, 1, 2, 3), "bfloat16": (1, 2, 3)}  # stage 0 in bfloat16 is run as stage 1
+
+
+OFFLOADED: list[tuple[int, int, Offload]] = [
+    (1, 2, "optimizer"),
+    (2, 3, "optimizer"),
+    (3, 1, "optimizer"),
+    (3, 4, "parameters"),
+]
+
+
+def layouts(dtype: str) -> list[Layout]:
+    """All stages and world sizes, and some that keep states or parameters in host memory."""
+    offloaded = [Layout(stage, world_size, dtype, what) for stage, world_size, what in OFFLOADED]
+    return offloaded + [
+        Layout(stage, world_size, dtype) for world_size in range(1, RANKS + 1) for stage in STAGES[dtype]
+    ]
+
+
+def matrix(rank: int, _: int, dtype: str, root: Path) -> list[Cell]:
+    found = Matrix(root, layouts(dtype))
+    found.run(rank)
+    return found.cells
+
+
+@pytest.fixture(scope="module", params=STAGES)
+def cells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
+    """All pairs of layouts in one precision, as each rank of the reader found them."""
+    dtype: str = request.param
+    found = run_group(RANKS, matrix, dtype, tmp_path_factory.mktemp(dtype), timeout=550)
+    flat = [cell for of_rank in found for cell in of_rank]
+    pairs = {(wrote, reads) for wrote in layouts(dtype) for reads in layouts(dtype)}
+    assert {(cell.wrote, cell.reads) for cell in flat} == pairs
+    return flat
+
+
+def test_any_stage_and_world_size_holds_what_any_other_wrote_bit_for_bit(cells: list[Cell]) -> None:
+    assert [cell for cell in cells if cell.differing] == []
+
+
+def test_each_rank_reads_the_ranges_that_it_needs_and_nothing_else(cells: list[Cell]) -> None:
+    assert [cell for cell in cells if cell.bytes_read != cell.bytes_needed] == []
+    whole = next(cell.bytes_needed for cell in cells if cell.reads.world_size == 1)
+    read: Counter[tuple[Layout, Layout]] = Counter()
+    for cell in cells:
+        read[cell.wrote, cell.reads] += cell.bytes_read or 0
+    for (_, reads), together in read.items():
+        assert together == (whole * reads.world_size if reads.stage == 0 else whole)

@@ -1,0 +1,131 @@
+"""Notices reach the workers by files, once each; what is done about one depends on the time that it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from spotune_trainer import files
+from spotune_trainer.job_directory.notice import Flags, NoticeWatch, write_notice
+
+NOTHING = Flags()
+COMMIT = Flags(commit=True, notice=True)
+LEAVE = Flags(commit=True, notice=True, leave=True)
+
+
+@dataclass
+class Training:
+    """Steps of one second each, on a clock of its own, with a question about notices before each."""
+
+    path: Path
+    now: float = 0.0
+    watch: NoticeWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = NoticeWatch([self.path.parent / "other.json", self.path], lambda: self.now, lambda: self.now)
+
+    def step(self, commit_seconds: float | None = 2.0, seconds: float = 1.0) -> Flags:
+        self.now += seconds
+        return self.watch.flags(commit_seconds)
+
+    def told_to_leave(self, within: float | None) -> None:
+        """A notice from the driver."""
+        deadline = self.now + within if within is not None else None
+        notice = {"time": self.now, "deadline": deadline, "stop": False, "leave": True, "reason": "a node goes"}
+        files.write_json(self.path, notice)
+
+    def until_it_leaves(self, commit_seconds: float | None = 2.0, step_seconds: float = 1.0) -> float:
+        """The time at which the group was told to."""
+        while not self.step(commit_seconds, step_seconds).leave:
+            assert self.now < 1000
+        return self.now
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    return Training(tmp_path / "notice.json")
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_notice_raises_its_flags_once(training: Training, stop: bool) -> None:
+    assert training.step() == NOTHING
+    files.write_json(training.path, {"time": 1.0, "deadline": 26.0, "stop": stop, "reason": "spot"})
+    assert training.step() == Flags(commit=True, notice=True, stop=stop)
+    assert training.step() == NOTHING
+
+
+def test_a_second_notice_is_another_one(training: Training) -> None:
+    files.write_json(training.path, {"time": 1.0, "deadline": 26.0, "stop": False, "reason": "rebalance"})
+    assert training.step() == COMMIT
+    files.write_json(training.path, {"time": 2.0, "deadline": 27.0, "stop": True, "reason": "spot"})
+    assert training.step() == Flags(commit=True, notice=True, stop=True)
+    training.path.unlink()
+    assert training.step() == NOTHING
+
+
+def test_every_file_is_looked_at(training: Training) -> None:
+    training.told_to_leave(None)
+    write_notice(training.path.with_name("other.json"), seconds=None, reason="stop", stop=True)
+    assert training.step() == Flags(commit=True, notice=True, stop=True, leave=True)
+    assert training.step() == NOTHING
+
+
+def test_the_files_are_not_looked_for_at_every_step(training: Training) -> None:
+    assert training.step() == NOTHING
+    training.told_to_leave(None)
+    assert training.step(seconds=0.4) == NOTHING
+    assert training.step(seconds=0.2) == LEAVE
+
+
+def test_a_notice_says_until_when(tmp_path: Path) -> None:
+    path = tmp_path / "notice.json"
+    write_notice(path, seconds=25, stop=True, reason="node is drained")
+    notice = files.read_json(path)
+    assert notice is not None
+    assert notice["deadline"] - notice["time"] == pytest.approx(25)
+    assert (notice["stop"], notice["leave"], notice["reason"]) == (True, False, "node is drained")
+
+
+def test_one_rank_asking_is_enough() -> None:
+    assert Flags(commit=True) | Flags(stop=True) == Flags(commit=True, notice=False, stop=True)
+    assert Flags(leave=True) | NOTHING == NOTHING | Flags(leave=True) == Flags(leave=True)
+
+
+def test_a_group_with_a_deadline_commits_at_once_and_leaves_when_its_last_commit_just_fits(training: Training) -> None:
+    training.told_to_leave(within=60)
+    assert training.step(commit_seconds=4) == COMMIT
+    left = 60 - training.until_it_leaves(commit_seconds=4)
+    assert 4 < left <= 15
+
+
+@pytest.mark.parametrize("step_seconds", [1.0, 5.0, 12.0])
+def test_the_longer_a_step_the_sooner_it_leaves(training: Training, step_seconds: float) -> None:
+    """What is decided before a step happens after it."""
+    training.told_to_leave(within=120)
+    training.step(seconds=step_seconds)
+    asked = training.until_it_leaves(commit_seconds=4, step_seconds=step_seconds)
+    assert asked + step_seconds + 4 < 120
+
+
+def test_a_short_notice_is_left_for_the_one_commit_that_fits(training: Training) -> None:
+    training.told_to_leave(within=10)
+    assert training.step(commit_seconds=6) == LEAVE
+
+
+def test_where_no_commit_fits_training_goes_on(training: Training) -> None:
+    training.told_to_leave(within=5)
+    assert training.step(commit_seconds=8) == Flags(notice=True)
+    assert {training.step(commit_seconds=8) for _ in range(30)} == {NOTHING}
+
+
+def test_a_commit_that_nobody_has_measured_is_tried(training: Training) -> None:
+    training.told_to_leave(within=30)
+    assert training.step(commit_seconds=None) == COMMIT
+    assert training.until_it_leaves(commit_seconds=None) < 30
+
+
+def test_without_a_deadline_the_group_leaves_after_a_commit_however_long_that_takes(training: Training) -> None:
+    training.told_to_leave(within=None)
+    assert training.step(commit_seconds=1e6) == LEAVE

@@ -1,0 +1,64 @@
+"""float16: the loss scale is found, kept in the checkpoint, and the same after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+from spotune_trainer.checkpoint.generations import surviving_steps
+from spotune_trainer.training.worker import Worker
+from tests.trainer.support.groups import GroupFailedError
+from tests.trainer.support.runs import STEPS, Layout, Runs, committed, committed_state, losses, train_generation
+
+EVERY_STEP = {"every": 1, "keep": 20}
+
+
+class Float16Worker(Worker):
+    """Trains in float16 on a processor that has no instructions for it, from a scale at which gradients overflow."""
+
+    def set_up(self) -> None:
+        """As any worker."""
+        CPU_Accelerator.is_fp16_supported = lambda _: True
+        super().set_up()
+        self.engine.optimizer.loss_scaler.cur_scale = 2.0**26
+
+    def commit(self, step: int) -> None:
+        """Wait for each commit, so that none is left out because another one is being written."""
+        super().commit(step)
+        self.finish_commit()
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 1), Layout(2, 3)], ids=str)
+def test_a_restart_changes_neither_scale_nor_weights(runs: Runs, layout: Layout) -> None:
+    job = runs.job("causal", "float16", checkpoint=EVERY_STEP, training={"maxBadSteps": 1})
+    undisturbed = runs.empty("float16")
+    train_generation(undisturbed, job, layout, Float16Worker)
+    skipped = [record["step"] for record in surviving_steps(undisturbed) if record["skipped"]]
+    assert skipped[:3] == [1, 2, 3], "more of them in a row than may be bad"
+    assert len(skipped) < STEPS
+    assert all(loss > 0 for loss in losses(undisturbed))
+    scales = [committed(undisturbed, step).manifest.loss_scale for step in range(1, STEPS + 1)]
+    assert [scale["scale"] for scale in scales if scale][-1] == 2.0 ** (26 - len(skipped) + 1)  # the first is forgiven
+
+    resumed = runs.interrupted(undisturbed, 2)
+    train_generation(resumed, job, layout, Float16Worker)
+    assert losses(resumed) == losses(undisturbed)
+    assert committed(resumed, STEPS).manifest.loss_scale == scales[-1]
+    expected, found = committed_state(undisturbed, STEPS), committed_state(resumed, STEPS)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_loss_that_is_not_finite_is_bad_all_the_same(runs: Runs) -> None:
+    job = runs.job("causal", "float16", training={"maxBadSteps": 1, "learningRate": 1e9, "warmupSteps": 0})
+    with pytest.raises(GroupFailedError, match=r"training: the loss of step \d+ is nan"):
+        train_generation(runs.empty("float16"), job, Layout(1, 1), Float16Worker)
+
+
+def test_a_device_without_float16_is_refused(runs: Runs, tmp_path: Path) -> None:
+    if torch.cuda.is_available() or CPU_Accelerator().is_fp16_supported():
+        pytest.skip("this device has it")
+    with pytest.raises(GroupFailedError, match=r"model\.dtype: float16 is for GPUs"):
+        train_generation(runs.empty("float16"), runs.job("causal", "float16"), Layout(1, 1))

@@ -1,0 +1,210 @@
+"""The supervisor over a real Ray: what is killed comes back, what hangs is ended, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from spotune_trainer import files
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.supervisor.ray_head.local import LocalRay, RunningRay, mark, temporary_folder
+from spotune_trainer.supervisor.ray_head.processes import Family, boot_id
+from tests.trainer.support.supervised import SLOTS
+from tests.trainer.support.waiting import wait_until
+
+pytestmark = pytest.mark.ray
+
+_ROOT = Path(__file__).parents[2]
+_PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A running Ray, as the file with its record."""
+    folder = tmp_path_factory.mktemp("ray")
+    ray = LocalRay(folder, SLOTS, gpus=False)
+    ray.start()
+    record = folder / "record.json"
+    files.write_json(record, ray.record())
+    try:
+        yield record
+    finally:
+        ray.end()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobDirectory:
+    """A job whose driver makes steps until it is told to stop."""
+    (tmp_path / "logs").mkdir()
+    behave(JobDirectory(tmp_path), steps=100_000)
+    return JobDirectory(tmp_path)
+
+
+def behave(job: JobDirectory, **behaviour: Any) -> None:
+    (job.root / "behaviour.json").write_text(json.dumps(behaviour))
+
+
+@contextmanager
+def supervisor(job: JobDirectory, ray: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A supervisor in a process of its own; its whole output is on the pipe."""
+    command = [sys.executable, "-m", "tests.trainer.support.supervised", str(job.root), *([str(ray)] if ray else [])]
+    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def status(job: JobDirectory) -> dict[str, Any]:
+    return files.read_json(job.status) or {"attempt": 0, "step": 0}
+
+
+def until(condition: Callable[[], object]) -> None:
+    assert wait_until(lambda: bool(condition()), _PATIENCE_SECONDS), "it did not happen"
+
+
+def stop(process: subprocess.Popen[str]) -> str:
+    """Ctrl-C; what it had to say."""
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=_PATIENCE_SECONDS)
+    return said
+
+
+def failures(job: JobDirectory) -> list[str]:
+    return [record["cause"] for record in Ledger(job).records("failure")]
+
+
+def attempts(job: JobDirectory) -> list[tuple[int, int | None]]:
+    return [(record["attempt"], record["exitCode"]) for record in Ledger(job).records("attempt-ended")]
+
+
+def test_killed_driver_is_started_again(job: JobDirectory, shared_ray: Path) -> None:
+    with supervisor(job, shared_ray) as process:
+        until(lambda: status(job)["attempt"] == 1)
+        os.kill(status(job)["pid"], signal.SIGKILL)
+        until(lambda: status(job)["attempt"] == 2)
+        said = stop(process)
+
+    assert process.returncode == 10
+    assert failures(job) == ["headLost"]
+    assert "the driver was killed" in said
+
+
+def test_killed_supervisor_goes_on_with_the_same_attempt(job: JobDirectory, shared_ray: Path) -> None:
+    with supervisor(job, shared_ray) as process:
+        until(lambda: status(job)["attempt"] == 1)
+        process.kill()
+        process.wait()
+    driver = status(job)["pid"]
+
+    with supervisor(job, shared_ray) as process:
+        earlier = process.pid
+        until(lambda: (files.read_json(job.supervisor) or {}).get("pid") == earlier)
+        step = status(job)["step"]
+        until(lambda: status(job)["step"] > step)
+        assert status(job)["pid"] == driver
+        said = stop(process)
+
+    assert "going on with attempt 1" in said
+    assert attempts(job) == [(1, 10)]
+
+
+def test_ctrl_c_lets_the_driver_commit_and_leave(job: JobDirectory, shared_ray: Path) -> None:
+    with supervisor(job, shared_ray) as process:
+        until(lambda: status(job)["attempt"] == 1)
+        said = stop(process)
+
+    assert process.returncode == 10
+    assert attempts(job) == [(1, 10)]
+    assert Ledger(job).records("notice")
+    assert "stopped as asked" in said
+    assert not job.supervisor.exists()
+
+
+def test_hanging_driver_is_ended_by_its_heartbeat(job: JobDirectory, shared_ray: Path) -> None:
+    behave(job, steps=5, hang_in=[1], hang_timeout="6s")
+    with supervisor(job, shared_ray) as process:
+        said, _ = process.communicate(timeout=_PATIENCE_SECONDS)
+
+    assert process.returncode == 0
+    assert set(failures(job)) == {"hang"}  # on a slow machine the next driver may also be late with its first beat
+    assert "no sign of life" in said
+
+
+def test_job_that_is_wrong_ends_with_its_text(job: JobDirectory, shared_ray: Path) -> None:
+    behave(job, steps=5, fail_in=[1], exit_code=20, message="column input is not in the data")
+    with supervisor(job, shared_ray) as process:
+        said, _ = process.communicate(timeout=_PATIENCE_SECONDS)
+
+    assert process.returncode == 20
+    assert "column input is not in the data" in said
+    assert attempts(job) == [(1, 20)]
+
+
+def test_second_run_on_a_directory_names_the_first(job: JobDirectory, shared_ray: Path) -> None:
+    with supervisor(job, shared_ray) as first:
+        until(lambda: status(job)["attempt"] == 1)
+        with supervisor(job, shared_ray) as second:
+            said, _ = second.communicate(timeout=_PATIENCE_SECONDS)
+        stop(first)
+
+    assert second.returncode == 2
+    assert f"process {first.pid}" in said
+    assert attempts(job) == [(1, 10)]
+
+
+def test_progress_is_served_where_supervisor_json_says(job: JobDirectory, shared_ray: Path) -> None:
+    with supervisor(job, shared_ray) as process:
+        until(lambda: status(job)["attempt"] == 1)
+        url = files.read_json(job.supervisor)["url"]  # type: ignore[index]
+        with urlopen(f"{url}/progress") as answer:
+            progress = json.load(answer)
+        stop(process)
+
+    assert progress["attempt"] == 1
+
+
+@pytest.fixture
+def nothing_of_ours_stays(job: JobDirectory) -> Iterator[None]:
+    """However the test ends."""
+    yield
+    Family(None, boot_id(), mark(job.root)).end()
+    shutil.rmtree(temporary_folder(job.root), ignore_errors=True)
+
+
+@pytest.mark.usefixtures("nothing_of_ours_stays")
+def test_everything_killed_runs_again_and_leaves_nothing(job: JobDirectory) -> None:
+    behave(job, steps=100_000, connect=True)
+    shared_memory = set(Path("/dev/shm").iterdir())
+    with supervisor(job) as process:
+        until(lambda: status(job)["attempt"] == 1)
+        assert status(job)["message"] == f"{SLOTS} slots"
+        ray = RunningRay.from_json(files.read_json(job.supervisor)["ray"])  # type: ignore[index]
+        process.kill()
+        process.wait()
+        os.kill(ray.parts["raylet"].pid, signal.SIGKILL)
+        os.kill(status(job)["pid"], signal.SIGKILL)
+
+    with supervisor(job) as process:
+        until(lambda: status(job)["attempt"] == 2)
+        assert not ray.parts["gcs"].is_alive()
+        stop(process)
+
+    assert process.returncode == 10
+    assert attempts(job) == [(1, None), (2, 10)]
+    assert Family(None, boot_id(), mark(job.root)).members() == []
+    assert not temporary_folder(job.root).exists()
+    assert set(Path("/dev/shm").iterdir()) <= shared_memory

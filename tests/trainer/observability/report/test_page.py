@@ -1,0 +1,188 @@
+"""The report of a job: what it tells, that it is one whole file, and that a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from spotune.errors import UsageError
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.observability.report.charts import Axis, duration, thinned
+from spotune_trainer.observability.report.page import report_of_directory
+from spotune_trainer.observability.report.run_summary import read_story
+from tests.command_line import run_spotune
+from tests.trainer.support.runs import Layout, Runs
+from tests.trainer.support.tiny import make_job
+
+START = 1_800_000_000.0
+RIGHT = {"prompt": "how many <b>?", "prediction": "SELECT 1", "reference": "SELECT 1", "scores": {"exactMatch": True}}
+WRONG = {
+    "prompt": "who?",
+    "prediction": "SELECT 2",
+    "reference": "SELECT 3",
+    "scores": {"exactMatch": False, "bleu": 0.125},
+}
+
+
+@pytest.fixture
+def eventful(tmp_path: Path) -> JobDirectory:
+    """A job that lost a worker after six steps, two of them unsaved, and trains on with fewer."""
+    directory = JobDirectory(tmp_path / "eventful")
+    directory.logs.mkdir(parents=True)
+    job = make_job("/models/<t5>", "seq2seq")
+    directory.job.write_text(job.model_dump_json(by_alias=True))
+    ledger = Ledger(directory)
+    write_generation(directory, 1, None, range(1, 7))
+    write_generation(directory, 2, "step-00000004.gen-1", range(5, 11))
+    for record in (
+        {"time": START, "event": "generation-started", "generation": 1, "step": 0, "stepsLost": 0, "worldSize": 4},
+        {"time": START + 20, "event": "committed", "generation": 1, "step": 4},
+        {"time": START + 40, "event": "generation-ended", "generation": 1, "seconds": 40.0, "steps": 6},
+        {
+            "time": START + 40,
+            "event": "failure",
+            "generation": 1,
+            "cause": "workerLost",
+            "message": "lost <rank> 3",
+            "step": 6,
+        },
+        {"time": START + 60, "event": "generation-started", "generation": 2, "step": 4, "stepsLost": 2, "worldSize": 2},
+        {"time": START + 80, "event": "evaluated", "generation": 2, "step": 10, "loss": 0.5, "exactMatch": 0.25}
+        | {"scores": {"bleu": 41.25}}
+        | {"predictions": [RIGHT, WRONG]},
+    ):
+        ledger.append_record(record)
+    status = {"time": START + 90, "phase": "Training", "step": 10, "totalSteps": 20, "loss": 0.6, "goodput": 0.5}
+    parts = {"productive": 45.0, "lost": 15.0, "startup": 30.0}
+    directory.status.write_text(
+        json.dumps(status | {"goodputParts": parts, "restarts": {"workerLost": 1}, "stepsLost": 2})
+    )
+    return directory
+
+
+def write_generation(directory: JobDirectory, number: int, restored: str | None, steps: range) -> None:
+    folder = directory.generations / f"{number:07}"
+    folder.mkdir(parents=True)
+    (folder / "restored.json").write_text(json.dumps({"checkpoint": restored}))
+    logs = directory.generation_logs(number)
+    logs.root.mkdir()
+    lines = [{"step": step, "loss": 2.0 / step, "tokens": 100, "seconds": 0.5, "generation": number} for step in steps]
+    logs.steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_story_has_each_step_once_and_each_worker_group_with_its_end(eventful: JobDirectory) -> None:
+    story = read_story(eventful.root)
+    assert [(step["step"], step["generation"]) for step in story.steps] == [
+        *((step, 1) for step in range(1, 5)),
+        *((step, 2) for step in range(5, 11)),
+    ]
+    lost, running = story.stretches
+    assert (lost.world_size, lost.steps, lost.seconds(story.told), lost.why) == (
+        4,
+        6,
+        40.0,
+        "workerLost: lost <rank> 3",
+    )
+    assert (running.first_step, running.seconds(story.told), running.why) == (4, 30.0, "runs")
+
+
+def test_page_is_one_file_in_which_nothing_is_left_unescaped(eventful: JobDirectory) -> None:
+    page = report_of_directory(eventful.root)
+    assert not re.findall(r"<script|<link|<img|https?://|url\(|@import", page)
+    assert "<rank>" not in page
+    assert "lost &lt;rank&gt; 3" in page
+    assert "/models/&lt;t5&gt;" in page
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) == 4  # loss, tokens per second, worker groups, parts of the time
+    for chart in charts:
+        ElementTree.fromstring(chart)
+    assert "productive 50.0%, 45 s" in page
+    assert "<dd>10 of 20</dd>" in page
+    evaluations = page[page.index("<h2>Evaluations") :]
+    assert re.findall(r"<th>(.*?)</th>", evaluations)[:4] == ["step", "loss", "exact match", "bleu"]
+    assert re.findall(r"<td>(.*?)</td>", evaluations)[:4] == ["10", "0.5000", "25.0%", "41.25"]
+    answers = re.findall(r"<td class=.words.>(.*?)</td>", page[page.index("Answers after step 10") :])
+    assert answers == [
+        *("how many &lt;b&gt;?", "SELECT 1", "SELECT 1", "exactMatch"),
+        *("who?", "SELECT 2", "SELECT 3", "bleu 0.125"),
+    ]
+
+
+def test_report_of_a_finished_run(runs: Runs, tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path / "run")
+    shutil.copytree(runs.finished(Layout(1, 0)).root, directory.root)
+    directory.job.write_text(make_job("/model").model_dump_json(by_alias=True))
+    page = report_of_directory(directory.root)
+    assert "Norm of the gradient" in page
+    assert "Learning rate" in page
+
+
+def test_folder_without_a_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not the directory of a job: there is no job\.json in it"):
+        report_of_directory(tmp_path)
+
+
+def test_command_writes_the_page_of_a_folder(
+    eventful: JobDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "page.html"
+    code, out, error = run_spotune(capsys, "report", eventful.root, "--file", file)
+    assert code == 0, error
+    assert file.read_text() == report_of_directory(eventful.root)
+    assert out.startswith(f"{file} (")
+
+
+def test_report_of_a_job_that_has_not_begun(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path)
+    directory.job.write_text(make_job("/model").model_dump_json(by_alias=True))
+    page = report_of_directory(tmp_path)
+    assert "No step has been made yet." in page
+    assert "None has been started yet." in page
+
+
+def test_spikes_survive_thinning() -> None:
+    points = [(float(x), 1.0) for x in range(50_000)]
+    points[31_234] = (31_234.0, 99.0)
+    kept = thinned(points)
+    assert len(kept) <= 1000
+    assert (31_234.0, 99.0) in kept
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 10, [0, 2, 4, 6, 8, 10]), (0.13, 0.31, [0.15, 0.2, 0.25, 0.3]), (5, 5, [5]), (-1, 1, [-1, -0.5, 0, 0.5, 1])],
+)
+def test_ticks_are_round(low: float, high: float, ticks: list[float]) -> None:
+    assert Axis(low, high, 0, 100).ticks() == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.25, "0.25 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3700, "1 h 01 min"), (90_000, "1 d 1 h")],
+)
+def test_durations_say_what_matters(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.long
+def test_browser_shows_it(eventful: JobDirectory, tmp_path: Path) -> None:
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    (tmp_path / "report.html").write_text(report_of_directory(eventful.root))
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1600")
+    shot = tmp_path / "report.png"
+    command: list[Any] = [browser, *flags, f"--screenshot={shot}", (tmp_path / "report.html").as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    colours = Image.open(shot).convert("RGB").getcolors(1 << 24) or []
+    assert {(37, 99, 235), (220, 38, 38)} <= {colour for _, colour in colours}  # a group that runs, one that was lost

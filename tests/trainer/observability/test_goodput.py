@@ -1,0 +1,213 @@
+"""Where the time of a job went: every moment belongs to one part, whatever the ledger says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotune.goodput import Part
+from spotune_trainer.observability.goodput import ACCOUNTED_EVENTS, Seconds, generation_parts, measured_parts, tally
+
+BEGAN = 1_000_000.0
+"""When the first attempt started, in seconds since the epoch."""
+
+Record = dict[str, Any]
+
+
+def event(at: float, name: str, **values: Any) -> Record:
+    return {"time": BEGAN + at, "event": name, **values}
+
+
+def attempt(at: float) -> Record:
+    return event(at, "attempt-started", attempt=1)
+
+
+def started(at: float, generation: int, **values: Any) -> Record:
+    return event(at, "generation-started", generation=generation, **values)
+
+
+def ended(at: float, generation: int, seconds: float, **parts: float) -> Record:
+    return event(at, "generation-ended", generation=generation, seconds=seconds, parts=parts)
+
+
+def spent(records: list[Record], now: float, measured: dict[str, float] | None = None) -> dict[str, float]:
+    """Seconds by part until `now`, without parts that took no time."""
+    seconds = tally(records).seconds(BEGAN + now, measured, Part.PRODUCTIVE)
+    return {str(part): value for part, value in seconds.items() if value}
+
+
+def total(seconds: Seconds) -> int:
+    """Milliseconds of all parts."""
+    return sum(round(value * 1000) for value in seconds.values())
+
+
+def test_a_run_that_nothing_disturbed() -> None:
+    records = [
+        attempt(0),
+        started(5, 1, planSeconds=1.0),
+        ended(105, 1, 100, startup=10, productive=80, dataWait=2, checkpointStall=3, evaluation=5),
+        event(106, "finished"),
+    ]
+    expected = {"startup": 16.0, "productive": 80.0, "dataWait": 2.0, "checkpointStall": 3.0, "evaluation": 5.0}
+    assert spent(records, 106) == expected
+    assert spent(records, 500) == {**expected, "stopped": 394.0}
+
+
+def test_steps_that_are_rolled_back_are_lost_work() -> None:
+    records = [
+        attempt(0),
+        started(5, 1),
+        ended(65, 1, 60, startup=10, productive=45, lost=5),
+        event(65, "failure", cause="workerLost"),
+        started(75, 2, secondsLost=15.0, planSeconds=2.0),
+    ]
+    expected = {"startup": 17.0, "productive": 30.0, "lost": 20.0, "waiting": 8.0}
+    assert spent(records, 75) == expected
+    assert spent(records, 105, {"startup": 20.0, "productive": 6.0}) == {
+        **expected,
+        "startup": 37.0,
+        "productive": 40.0,
+    }
+
+
+def test_waiting_for_workers_begins_when_the_driver_says_so() -> None:
+    records = [attempt(0), event(4, "waiting", slots=0, wanted=2), started(64, 1, planSeconds=1.5)]
+    assert spent(records, 70) == {"startup": 5.5, "waiting": 58.5, "productive": 6.0}
+
+
+def test_a_lost_head_is_waited_for_from_its_last_sign_of_life() -> None:
+    """Its driver wrote last at 60 s, its workers at 63 s; what ended is recorded by those who come after."""
+    records = [
+        attempt(0),
+        started(5, 1),
+        event(95, "attempt-ended", exitCode=None, lastSeen=BEGAN + 60),
+        event(95, "failure", cause="headLost"),
+        attempt(96),
+        ended(98, 1, 58, startup=10, productive=48),
+        started(100, 2, secondsLost=20.0),
+    ]
+    assert spent(records, 100) == {"startup": 19.0, "productive": 28.0, "lost": 20.0, "waiting": 33.0}
+
+
+def test_a_head_that_was_lost_before_its_workers_said_anything() -> None:
+    records = [
+        attempt(0),
+        started(5, 1),
+        event(95, "attempt-ended", exitCode=None, lastSeen=BEGAN + 20),
+        attempt(96),
+        ended(98, 1, 0),
+    ]
+    assert spent(records, 98) == {"startup": 22.0, "waiting": 76.0}
+
+
+def test_workers_that_outlive_their_head_have_no_time_of_their_successors() -> None:
+    records = [
+        attempt(0),
+        started(5, 1),
+        event(30, "attempt-ended", exitCode=None, lastSeen=BEGAN + 20),
+        attempt(31),
+        ended(33, 1, 500, startup=5, productive=495),
+        started(35, 2),
+    ]
+    assert spent(records, 35) == {"startup": 14.0, "productive": 21.0}
+
+
+@pytest.mark.parametrize("final", [event(20, "stopped"), event(20, "attempt-ended", exitCode=20)])
+def test_a_job_that_nobody_was_to_train_is_stopped_until_its_next_attempt(final: Record) -> None:
+    late = event(9_000, "failure", cause="headLost")
+    records = [attempt(0), final, late, attempt(10_000)]
+    assert spent(records, 10_007) == {"startup": 27.0, "stopped": 9_980.0}
+
+
+def test_pauses_between_attempts_that_failed_are_waiting() -> None:
+    records = [attempt(0), event(20, "attempt-ended", exitCode=10), attempt(50)]
+    assert spent(records, 50) == {"startup": 20.0, "waiting": 30.0}
+
+
+def test_before_the_first_attempt_there_is_nothing() -> None:
+    assert spent([], 100) == {}
+    assert spent([event(0, "committed", step=3)], 100) == {}
+
+
+def test_parts_of_a_generation_that_failed() -> None:
+    """Of 50 s that went into steps, 45 s are in the log: the rest was a step under way. Then it took 3 s to notice."""
+    progress = {"startedAt": BEGAN + 4, "seconds": {"startup": 6.0, "restore": 2.0, "productive": 50.0}}
+    found = generation_parts(progress, BEGAN, 65.0, steps_seconds=45.0, failed=True)
+    assert found == {"startup": 10.0, "restore": 2.0, "productive": 45.0, "lost": 8.0}
+
+
+def test_parts_of_a_generation_that_ended_as_it_was_meant_to() -> None:
+    progress = {"startedAt": BEGAN + 4, "seconds": {"startup": 6.0, "productive": 50.0, "evaluation": 2.0}}
+    found = generation_parts(progress, BEGAN, 65.0, steps_seconds=49.999, failed=False)
+    assert found == {"startup": 13.0, "productive": 50.0, "evaluation": 2.0}
+
+
+def test_a_generation_whose_workers_never_began_was_a_start_up() -> None:
+    assert generation_parts(None, BEGAN, 61.0, steps_seconds=0.0, failed=True) == {"startup": 61.0}
+
+
+times = st.floats(0, 1e7)
+parts = st.dictionaries(st.sampled_from([str(part) for part in Part]), st.floats(-1, 1e6))
+records = st.fixed_dictionaries(
+    {"time": times, "event": st.sampled_from(sorted(ACCOUNTED_EVENTS))},
+    optional={
+        "generation": st.integers(1, 4),
+        "exitCode": st.sampled_from([None, 0, 10, 20]),
+        "lastSeen": times,
+        "seconds": st.floats(0, 1e6),
+        "secondsLost": st.floats(0, 1e6),
+        "planSeconds": st.floats(0, 100),
+        "parts": parts,
+    },
+).map(lambda record: {"generation": 1, "exitCode": None, "seconds": 1.0, **record})
+
+
+@given(st.lists(records, max_size=20), times, parts, st.sampled_from(Part))
+def test_the_parts_sum_to_the_wall_clock_whatever_happened(
+    history: list[Record], now: float, measured: dict[str, float], doing: Part
+) -> None:
+    found = tally(history)
+    seconds = found.seconds(now, measured, doing)
+    assert all(value >= 0 for value in seconds.values())
+    if found.since is None:
+        assert total(seconds) == 0
+        return
+    begins = [record["time"] - record.get("planSeconds", 0.0) for record in history]
+    begins += [min(record["lastSeen"], record["time"]) for record in history if "lastSeen" in record]
+    until = max(found.since, round(now * 1000))
+    assert min(round(begin * 1000) for begin in begins) - 1 <= until - total(seconds) <= found.since
+
+
+@given(st.lists(records, min_size=1, max_size=20), times, times)
+def test_time_that_passes_is_added_and_nothing_else_changes(history: list[Record], one: float, other: float) -> None:
+    found = tally(history)
+    if found.since is None:
+        return
+    earlier, later = sorted((one, other))
+    before, after = found.seconds(earlier), found.seconds(later)
+    passed = max(found.since, round(later * 1000)) - max(found.since, round(earlier * 1000))
+    assert total(after) - total(before) == passed
+    assert sum(before[part] != after[part] for part in Part) <= 1
+
+
+@given(
+    st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100), parts, st.booleans(), st.one_of(st.none(), st.just(True))
+)
+def test_the_parts_of_a_generation_sum_to_its_time(
+    seconds: float, steps_seconds: float, before: float, measured: dict[str, float], failed: bool, began: bool | None
+) -> None:
+    progress = {"startedAt": BEGAN + before, "seconds": measured} if began else None
+    found = generation_parts(progress, BEGAN, seconds, steps_seconds, failed=failed)
+    assert sum(round(value * 1000) for value in found.values()) == round(seconds * 1000)
+    assert min(found.values(), default=0) >= 0
+
+
+def test_what_is_measured_begins_with_the_start_of_the_process() -> None:
+    progress = {"startedAt": BEGAN + 4.5, "seconds": {"restore": 2.0}}
+    assert measured_parts(progress, BEGAN) == {"restore": 2.0, "startup": 4.5}
+    early = measured_parts({**progress, "startedAt": BEGAN - 1}, BEGAN)
+    assert math.isclose(early["startup"], 0.0), "the clocks of two hosts differ"

@@ -1,0 +1,284 @@
+"""Preflight of what a job reads: the model with its tokenizer, and the data; without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from spotune.errors import InfrastructureError, JobError
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.preflight.sources import check_data, read_model
+from tests.trainer.support.runs import Runs
+from tests.trainer.support.tiny import make_job, save_config, save_source
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+READ = """
+import sys
+from pathlib import Path
+from spotune.job import FinetuneJob
+from spotune.errors import SpotuneError
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.preflight import sources
+job = FinetuneJob.model_validate_json(sys.argv[1])
+for look in (lambda: sources.read_model(job).sentence, lambda: sources.check_data(job, JobDirectory(Path("/nowhere")))):
+    try:
+        print(look())
+    except SpotuneError as error:
+        print(f"{type(error).__name__}: {error}")
+assert "torch" not in sys.modules, "there is no memory for it beside the head"
+"""
+
+
+# Models
+
+
+def test_folder_with_a_model_passes_with_its_size(tmp_path: Path) -> None:
+    found = read_model(make_job(save_source(tmp_path / "model", "seq2seq")))
+    assert found.parameters is not None
+    assert found.sentence == (
+        f"{tmp_path}/model is a t5 model of {found.parameters.count / 1e6:.1f} million parameters, "
+        "tokenised by tokenizer.json"
+    )
+
+
+def test_missing_folder_is_told_as_spotune_run_tells_it(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=rf"spec\.model\.source: {tmp_path}/model does not exist: it is looked for"):
+        read_model(make_job(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("removed", "model", "reason"),
+    [
+        ("config.json", {}, r"is no model: there is no config\.json in it"),
+        ("tokenizer*", {}, r"spec\.model\.source: .* has no tokenizer"),
+        ("", {"initialise": "pretrained"}, r"has no weights \(\*\.safetensors, \*\.bin\)"),
+        ("", {"source": "s3://bucket/model"}, r"s3://bucket/model cannot be loaded: a model is named as hf://"),
+    ],
+)
+def test_folder_with_a_part_of_a_model_fails(
+    tmp_path: Path, removed: str, model: Mapping[str, str], reason: str
+) -> None:
+    source = save_source(tmp_path / "model", "seq2seq")
+    for path in source.glob(removed) if removed else ():
+        path.unlink()
+    with pytest.raises(JobError, match=reason):
+        read_model(make_job(source, model=model))
+
+
+def test_tokenizer_may_be_somebody_elses(tmp_path: Path) -> None:
+    save_config(tmp_path / "model", "causal")
+    save_source(tmp_path / "tokenizer", "seq2seq")
+    found = read_model(make_job(tmp_path / "model", "causal", model={"tokenizer": str(tmp_path / "tokenizer")}))
+    assert found.sentence.endswith("tokenised by tokenizer.json")
+
+
+def test_size_of_a_model_of_an_unknown_kind_is_not_known(tmp_path: Path) -> None:
+    source = save_source(tmp_path / "model", "seq2seq")
+    (source / "config.json").write_text('{"model_type": "mamba"}')
+    found = read_model(make_job(source))
+    assert (found.parameters, "of unknown size" in found.sentence) == (None, True)
+    for text, reason in (("{", "is not JSON"), ("[]", "is no JSON object")):
+        (source / "config.json").write_text(text)
+        with pytest.raises(JobError, match=reason):
+            read_model(make_job(source))
+
+
+# The Hugging Face Hub
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the Hub's API that its client asks for one small model and one data set."""
+
+    files: Mapping[str, bytes]
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/api/models/me/tiny/tree/main"):
+            names = ("config.json", "spiece.model", "onnx/model.bin")
+            self._send(json.dumps([{"type": "file", "path": name, "size": 1, "oid": "0"} for name in names]).encode())
+        elif self.path in self.files:
+            self._send(self.files[self.path])
+        else:
+            self._send(b"", 404)
+
+    do_HEAD = do_GET  # noqa: N815 - the base class's way
+
+    def _send(self, content: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        for name, value in {
+            "ETag": f'"{len(content)}"',
+            "X-Repo-Commit": COMMIT,
+            "Content-Length": len(content),
+        }.items():
+            self.send_header(name, str(value))
+        if status == 404:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A Hub of this machine, as the environment of those that ask it."""
+    save_config(tmp_path / "model", "seq2seq")
+    index = {"version": 2, "shards": [{"format": "mds", "samples": 7}, {"format": "mds", "samples": 5}]}
+
+    class Handler(Hub):
+        files: Mapping[str, bytes] = {
+            "/me/tiny/resolve/main/config.json": (tmp_path / "model" / "config.json").read_bytes(),
+            "/datasets/me/rows/resolve/main/train/index.json": json.dumps(index).encode(),
+        }
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    port = server.server_port
+    yield {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def looked_up(environment: Mapping[str, str], **sections: Any) -> list[str]:
+    """What a process with this environment says of the job's model and data."""
+    job = make_job("hf://me/tiny", **sections).model_dump_json(exclude_unset=True)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, job],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_model_and_data_of_the_hub_are_read_and_then_are_in_its_cache(hub: dict[str, str]) -> None:
+    data = {"train": {"source": "hf://datasets/me/rows/train"}, "eval": {"source": "hf://me/rows/train"}}
+    model, rows = looked_up(hub, dataset=data)
+    assert model.startswith("hf://me/tiny is a t5 model of 0.0 million parameters, tokenised by spiece.model")
+    assert rows == (
+        "hf://datasets/me/rows/train has 12 samples in 2 shards; hf://me/rows/train has 12 samples in 2 shards"
+    )
+    pretrained, _ = looked_up(hub, dataset=data, model={"initialise": "pretrained"})
+    assert "has no weights" in pretrained, "those in other folders are not for us"
+    model, rows = looked_up(hub | {"HF_HUB_OFFLINE": "1"}, dataset=data)
+    assert model.startswith("JobError: spec.model.source: hf://me/tiny has no tokenizer"), "it was not asked for"
+    assert rows.startswith("hf://datasets/me/rows/train has 12 samples")
+
+
+def test_what_the_hub_does_not_have_is_named(hub: dict[str, str]) -> None:
+    dataset = {"train": {"source": "hf://me/nothing"}, "eval": None}
+    model, rows = looked_up(hub, dataset=dataset, model={"revision": "v9"})
+    assert model.startswith("InfrastructureError: spec.model.source: hf://me/tiny cannot be read from the Hugging Face")
+    assert rows.startswith(
+        "InfrastructureError: spec.dataset.train.source: hf://me/nothing/index.json cannot be read (404"
+    )
+
+
+# Data
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    """A store of this machine, found as in a pod by variables."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {"S3_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**environment, **keys}.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=environment["S3_ENDPOINT_URL"])
+        client.create_bucket(Bucket="bucket")
+        yield client
+    server.stop()
+
+
+def data(source: str, directory: Path = Path("/nowhere")) -> str:
+    return check_data(make_job("/model", dataset={"train": {"source": source}, "eval": None}), JobDirectory(directory))
+
+
+def test_shards_in_a_folder_pass_with_their_number(runs: Runs) -> None:
+    shards = runs.shards("seq2seq")
+    assert data(str(shards)) == f"{shards} has 75 samples in 8 shards"
+
+
+def test_shards_in_a_bucket_pass_with_their_number(s3: Any, runs: Runs) -> None:
+    s3.upload_file(str(runs.shards("seq2seq") / "index.json"), "bucket", "train/index.json")
+    assert data("s3://bucket/train/") == "s3://bucket/train/ has 75 samples in 8 shards"
+
+
+@pytest.mark.usefixtures("s3")
+def test_bucket_or_folder_that_is_not_there_is_named_with_what_to_check(tmp_path: Path) -> None:
+    with pytest.raises(
+        InfrastructureError, match=r"s3://bucket/no/index\.json cannot be read \(.*NoSuchKey.*\): check"
+    ):
+        data("s3://bucket/no")
+    with pytest.raises(InfrastructureError, match=r"s3://other/no/index\.json cannot be read \(.*NoSuchBucket"):
+        data("s3://other/no")
+    with pytest.raises(JobError, match=r"spec\.dataset\.train\.source: .*/no does not exist"):
+        data(str(tmp_path / "no"))
+    with pytest.raises(JobError, match=r"is no dataset of MDS shards: there is no index\.json in it"):
+        data(str(tmp_path))
+
+
+def test_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with pytest.raises(InfrastructureError, match=r"Could not connect to the endpoint URL"):
+        data("s3://bucket/train")
+    monkeypatch.delenv("AZURE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(InfrastructureError, match=r"not in the environment as AZURE_ACCOUNT_NAME"):
+        data("az://container/train")
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [("{", "is no index of MDS shards"), ('{"shards": 3}', "is no index"), ('{"shards": []}', "has no samples")],
+)
+def test_index_that_is_none_fails(tmp_path: Path, index: str, reason: str) -> None:
+    (tmp_path / "index.json").write_text(index)
+    with pytest.raises(JobError, match=reason):
+        data(str(tmp_path))
+
+
+def test_index_too_long_to_be_parsed_is_taken_to_be_well(tmp_path: Path) -> None:
+    with (tmp_path / "index.json").open("wb") as stream:
+        stream.truncate(16 << 20)
+    assert data(str(tmp_path)) == f"{tmp_path} has an index.json of more than 16 MiB"
+
+
+def prepared(source: str, directory: Path) -> str:
+    dataset = {"train": None, "eval": None, "prompt": "{a}", "completion": "{b}", "prepare": {"source": source}}
+    return check_data(make_job("/model", dataset=dataset), JobDirectory(directory))
+
+
+def test_raw_data_need_not_be_prepared_yet(runs: Runs, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"spec\.dataset\.prepare\.source: .*\*\.jsonl does not exist"):
+        prepared(f"{tmp_path}/*.jsonl", tmp_path)
+    with pytest.raises(JobError, match=r"spec\.dataset\.prepare\.source: the folder .* holds no \.jsonl"):
+        prepared(str(tmp_path), tmp_path)
+    with pytest.raises(JobError, match=r"not from s3://bucket/rows; copy it to a path"):
+        prepared("s3://bucket/rows", tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n" * 500)
+    assert prepared(f"{tmp_path}/*.jsonl", tmp_path).startswith(f"{tmp_path}/*.jsonl has 1 files of raw data (1.5 kB)")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train").symlink_to(runs.shards("seq2seq"))
+    assert prepared(f"{tmp_path}/*.jsonl", tmp_path) == f"{tmp_path}/data/train has 75 samples in 8 shards"

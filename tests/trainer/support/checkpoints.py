@@ -1,0 +1,66 @@
+"""Checkpoints of a model of two parameters, by the real writer, cut over ranks as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from spotune_trainer.checkpoint.fragment import STATES, Fragment
+from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
+from spotune_trainer.checkpoint.writer import commit, write_fragments
+from spotune_trainer.job_directory.layout import JobDirectory
+
+SHAPES = {"layer.weight": (5, 7), "layer.bias": (3,)}
+
+State = Mapping[str, Tensor]
+"""Whole flat tensors by "parameter/state"."""
+
+
+def make_state(seed: int = 0) -> State:
+    """Random masters and moments."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
+    return {
+        f"{name}/{state}": torch.randn(size, generator=generator) for name, size in sizes.items() for state in STATES
+    }
+
+
+def cut(state: State, world_size: int, rank: int) -> list[Fragment]:
+    """The share of a rank: an even cut of every parameter, so that some ranks may own nothing of a small one."""
+    fragments = []
+    for name, shape in SHAPES.items():
+        size = torch.Size(shape).numel()
+        start, end = size * rank // world_size, size * (rank + 1) // world_size
+        if end > start:
+            fragments.append(Fragment(name, start, {each: state[f"{name}/{each}"][start:end] for each in STATES}))
+    return fragments
+
+
+def put_checkpoint(
+    directory: JobDirectory, step: int, generation: int, world_size: int = 1, state: State | None = None
+) -> CheckpointName:
+    """Commit a checkpoint as a worker group would."""
+    name = CheckpointName(step, generation)
+    state = make_state(step) if state is None else state
+    for rank in range(world_size):
+        write_fragments(directory.checkpoints / str(name), rank, cut(state, world_size, rank))
+    commit(directory, name, world_size, lambda entries: make_manifest(name, entries))
+    return name
+
+
+def make_manifest(name: CheckpointName, entries: tuple[FileEntry, ...]) -> Manifest:
+    """The manifest of a checkpoint that these files make up."""
+    return Manifest(
+        step=name.step,
+        generation=name.generation,
+        optimizer_step=name.step,
+        fingerprint="0123",
+        plan_version=1,
+        world_size=len(entries),
+        zero_stage=2,
+        time=1_700_000_000.0,
+        files=entries,
+        parameters=SHAPES,
+    )

@@ -1,0 +1,85 @@
+"""Worker groups without Ray: real ranks and a real gloo group, forked from a server that has imported everything."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
+_POLL_SECONDS = 0.5
+
+
+class GroupFailedError(Exception):
+    """A rank raised; the text is the traceback of the first one that did."""
+
+
+def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120.0) -> list[Any]:
+    """Call `function(rank, world_size, *arguments)` on every rank of a process group; the results by rank."""
+    results = _CONTEXT.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        ranks = [
+            _CONTEXT.Process(target=_rank, args=(rank, world_size, store, results, function, arguments))
+            for rank in range(world_size)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            found: dict[int, Any] = {}
+            deadline = time.monotonic() + timeout
+            while len(found) < world_size:
+                rank, value, error = _next(results, ranks, deadline)
+                if error is not None:
+                    raise GroupFailedError(f"rank {rank}: {error}")
+                found[rank] = value
+            return [found[rank] for rank in range(world_size)]
+        finally:
+            for process in ranks:
+                process.join(timeout=5 if len(found) == world_size else 0)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _next(results: Any, ranks: Sequence[BaseProcess], deadline: float) -> tuple[int, Any, str | None]:
+    """The next rank's result, as soon as there is one or a rank ended without one."""
+    while True:
+        ended = [(rank, process.exitcode) for rank, process in enumerate(ranks) if process.exitcode]
+        try:
+            result: tuple[int, Any, str | None] = results.get(timeout=_POLL_SECONDS)
+        except Empty:
+            if ended:
+                rank, status = ended[0]
+                return rank, None, f"ended with status {status} and no result"
+            if time.monotonic() > deadline:
+                raise TimeoutError("the ranks did not end in time") from None
+        else:
+            return result
+
+
+def _rank(
+    rank: int, world_size: int, store: str, results: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "DS_ACCELERATOR": "cpu"}
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    try:
+        value = function(rank, world_size, *arguments)
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
+        raise
+    results.put((rank, value, None))
+    if distributed.is_initialized():  # a function may have left it for groups of its own
+        distributed.destroy_process_group()

@@ -1,0 +1,146 @@
+"""As much of the Hugging Face Hub as its client speaks to: repositories, large files, and commits that are whole."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.support.json_server import JsonHandler, served
+
+TOKEN = "hf_writer"
+
+
+@dataclass
+class Repository:
+    """What was committed, and with which words."""
+
+    private: bool
+    files: dict[str, bytes] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+
+    def download(self, prefix: str, target: Path) -> None:
+        """Write the files below a folder."""
+        for name, content in self.files.items():
+            if name.startswith(prefix):
+                path = target / name.removeprefix(prefix)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+
+@dataclass
+class Server:
+    """A Hub on this machine.
+
+    Attributes:
+        url: for `HF_ENDPOINT`.
+        repositories: by name.
+        large: large files that have arrived, by SHA-256.
+        refusals: that many commits are answered with 503 before one is taken.
+    """
+
+    url: str = ""
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    large: dict[str, bytes] = field(default_factory=dict)
+    refusals: int = 0
+
+    def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        name = f"{body['organization']}/{body['name']}"
+        self.repositories.setdefault(name, Repository(body.get("visibility") == "private" or bool(body.get("private"))))
+        return {"url": f"{self.url}/{name}", "id": name, "name": name}
+
+    def batch(self, objects: list[dict[str, Any]]) -> dict[str, Any]:
+        """Where large files are to go; nothing for those that are here."""
+        found = []
+        for each in objects:
+            missing = each["oid"] not in self.large
+            actions = {"actions": {"upload": {"href": f"{self.url}/large/{each['oid']}"}}} if missing else {}
+            found.append({"oid": each["oid"], "size": each["size"], **actions})
+        return {"transfer": "basic", "objects": found}
+
+    def commit(self, name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+        """Take all files of a commit at once."""
+        repository = self.repositories[name]
+        files = dict(repository.files)
+        for line in lines:
+            value = line["value"]
+            match line["key"]:
+                case "header":
+                    repository.messages.append(value["summary"])
+                case "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                case "lfsFile":
+                    files[value["path"]] = self.large[value["oid"]]
+                case "deletedFile":
+                    del files[value["path"]]
+        repository.files = files
+        oid = f"{len(repository.messages):040x}"
+        return {"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{name}/commit/{oid}"}
+
+
+class Handler(JsonHandler):
+    """Speaks HTTP for a `Server`, which is the attribute of that name of the class that is served by."""
+
+    server_state: Server
+
+    def do_GET(self) -> None:  # noqa: N802 - http.server calls it so
+        """The files of a repository, or whether it may be written to."""
+        if "/auth-check" in self.path:
+            self.reply({}, 200 if self._may_write() else 403)
+            return
+        if self._repository() not in self.server_state.repositories:
+            self.reply({"error": "Repository not found"}, 404)
+            return
+        files = self.server_state.repositories[self._repository()].files
+        self.reply([{"type": "file", "path": path, "oid": "0" * 40, "size": len(files[path])} for path in files])
+
+    def do_PUT(self) -> None:  # noqa: N802 - http.server calls it so
+        """A large file."""
+        self.server_state.large[self.path.rsplit("/", 1)[1]] = self.body()
+        self.reply({})
+
+    def do_POST(self) -> None:  # noqa: N802 - http.server calls it so
+        """What only a writer may do."""
+        body = self.body()
+        if not self._may_write():
+            self.reply({"error": "You do not have write access"}, 403)
+        elif "/commit/" in self.path and self.server_state.refusals:
+            self.server_state.refusals -= 1
+            self.reply({"error": "The Hub is being moved"}, 400)
+        else:
+            self.reply(self._answer(body))
+
+    def _answer(self, body: bytes) -> dict[str, Any]:
+        state = self.server_state
+        if self.path == "/api/repos/create":
+            return state.create(json.loads(body))
+        if "/preupload/" in self.path:
+            return {"files": [_mode(each) for each in json.loads(body)["files"]]}
+        if self.path.endswith("/objects/batch"):
+            return state.batch(json.loads(body)["objects"])
+        if "/commit/" in self.path:
+            return state.commit(self._repository(), [json.loads(line) for line in body.splitlines()])
+        return {}
+
+    def _may_write(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
+    def _repository(self) -> str:
+        return "/".join(self.path.split("/")[3:5])
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A Hub that runs meanwhile."""
+    server = Server()
+    with served(type("OfServer", (Handler,), {"server_state": server})) as server.url:
+        yield server
+
+
+def _mode(file: dict[str, Any]) -> dict[str, Any]:
+    mode = "lfs" if file["path"].endswith(".safetensors") else "regular"
+    return {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None}

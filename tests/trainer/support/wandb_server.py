@@ -1,0 +1,106 @@
+"""As much of the server of Weights & Biases as its client speaks to: runs that are made, resumed and written to.
+
+The GraphQL operations and the file stream are those of the client's own core (github.com/wandb/wandb, `core/internal`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.trainer.support.json_server import JsonHandler, served
+
+KEY = "0123456789" * 4
+"""A key as the client wants it: 40 characters."""
+
+
+@dataclass
+class StoredRun:
+    """What the server has of a run."""
+
+    project: str
+    config: dict[str, Any]
+    history: list[dict[str, Any]] = field(default_factory=list)
+    summary: str = "{}"
+    exit_codes: list[int] = field(default_factory=list)
+    preempted: bool = False
+
+    def curve(self, name: str, step: str = "step") -> list[tuple[int, float]]:
+        """(step, value) of every point of a curve, in the order in which they came."""
+        return [(int(row[step]), row[name]) for row in self.history if name in row]
+
+
+@dataclass
+class Server:
+    """A server on this machine, and its runs by id."""
+
+    url: str = ""
+    runs: dict[str, StoredRun] = field(default_factory=dict)
+
+    def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """What a GraphQL operation gives."""
+        entity = {"id": "e", "name": "team"}
+        project = {"id": "m", "name": "p", "entity": entity}
+        name = variables.get("name", "")
+        match operation:
+            case "Viewer":
+                viewer = {"id": "v", "entity": "team", "username": "me", "email": "me@example.com", "flags": "{}"}
+                return {"viewer": viewer | {"teams": {"edges": []}}}
+            case "RunResumeStatus":
+                return {"model": project | {"bucket": self._bucket(name)}}
+            case "UpsertBucket":
+                config = json.loads(variables.get("config") or "{}")
+                self.runs.setdefault(name, StoredRun(str(variables.get("project")), config))
+                return {"upsertBucket": {"bucket": {"id": name, "name": name, "project": project}, "inserted": True}}
+            case "CreateRunFiles":
+                files = [{"name": each, "uploadUrl": f"{self.url}/upload/{each}"} for each in variables["files"]]
+                return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
+            case _:
+                return {}
+
+    def take(self, run: StoredRun, stream: dict[str, Any]) -> None:
+        """A message of a run's file stream."""
+        for name, chunk in stream.get("files", {}).items():
+            if name == "wandb-summary.json":
+                run.summary = chunk["content"][-1]
+            elif name == "wandb-history.jsonl":
+                run.history[chunk["offset"] :] = [json.loads(line) for line in chunk["content"]]
+        run.preempted = run.preempted or bool(stream.get("preempting"))
+        if stream.get("complete"):
+            run.exit_codes.append(stream["exitcode"])
+
+    def _bucket(self, name: str) -> dict[str, Any] | None:
+        run = self.runs.get(name)
+        if run is None:
+            return None
+        tails = {"historyTail": json.dumps([json.dumps(row) for row in run.history[-1:]]), "eventsTail": "[]"}
+        lines = {"historyLineCount": len(run.history), "eventsLineCount": 0, "logLineCount": 0}
+        more = {"config": "{}", "wandbConfig": '{"t": 1}', "summaryMetrics": run.summary, "tags": []}
+        return {"id": name, "name": name, "displayName": name, **tails, **lines, **more}
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server that runs meanwhile."""
+    server = Server()
+
+    class Handler(JsonHandler):
+        def do_POST(self) -> None:  # noqa: N802 - http.server calls it so
+            body = self.body()
+            answer = {}
+            if self.path == "/graphql":
+                query = json.loads(body)
+                answer = {"data": server.answer(query.get("operationName"), query.get("variables") or {})}
+            elif self.path.endswith("/file_stream"):
+                server.take(server.runs[self.path.split("/")[-2]], json.loads(body))
+            self.reply(answer)
+
+        def do_PUT(self) -> None:  # noqa: N802 - http.server calls it so
+            self.body()
+            self.reply({})
+
+    with served(Handler) as server.url:
+        yield server

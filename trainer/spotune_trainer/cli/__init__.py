@@ -1,0 +1,1 @@
+"""The trainer's commands of `spotune`: run, supervise, shard, predict and checkpoint."""

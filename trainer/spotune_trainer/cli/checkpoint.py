@@ -1,0 +1,225 @@
+"""`spotune checkpoint`: see, verify, export and convert what a run has committed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from spotune.errors import InfrastructureError, JobError, UsageError
+from spotune.formatting import scores_of
+from spotune_trainer import files
+from spotune_trainer.checkpoint.catalogue import Entry, State, choose, list_entries
+from spotune_trainer.checkpoint.layout import CheckpointName
+from spotune_trainer.job_directory.layout import JobDirectory
+
+checkpoint = typer.Typer(no_args_is_help=True, help="See, verify, export and convert the checkpoints of a run.")
+
+_Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run.")]
+_Step = Annotated[int | None, typer.Option(min=0, help="Only the checkpoint after this optimizer step.")]
+_Output = Annotated[Literal["text", "json"], typer.Option(help="How the result is printed.")]
+_STYLES = {State.WHOLE: "green", State.DAMAGED: "red"}
+
+
+@checkpoint.command("ls")
+def list_command(directory: _Directory, output: _Output = "text") -> None:
+    """List the checkpoints of a run, oldest first.
+
+    Example: spotune checkpoint ls runs/text-to-sql
+    """
+    _print(list_entries(JobDirectory(directory)), output)
+
+
+@checkpoint.command("verify")
+def verify_command(directory: _Directory, step: _Step = None, output: _Output = "text") -> None:
+    """Read every committed checkpoint and compare it with its checksums; exit code 20 if one is damaged.
+
+    Example: spotune checkpoint verify runs/text-to-sql
+    """
+    entries = [entry for entry in list_entries(JobDirectory(directory)) if step in (None, entry.name.step)]
+    if not entries:
+        raise UsageError(f"{directory} has no checkpoint{'' if step is None else f' of step {step}'}.")
+    verified = [_verify(entry) for entry in entries]
+    _print(verified, output)
+    damaged = [entry for entry in verified if entry.state is State.DAMAGED]
+    if damaged:
+        found = "; ".join(f"{entry.name}: {entry.reason}" for entry in damaged)
+        raise JobError(
+            f"{len(damaged)} of {len(verified)} checkpoints damaged: {found}. A run goes on from the others."
+        )
+
+
+@checkpoint.command("export")
+def export_command(
+    directory: _Directory,
+    step: _Step = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Default: export-step-N in the run's directory.")
+    ] = None,
+    output: _Output = "text",
+) -> None:
+    """Write the model of a checkpoint, by default the newest, as a directory that transformers loads.
+
+    Example: spotune checkpoint export runs/text-to-sql --step 200
+    """
+    run = JobDirectory(directory)
+    chosen = choose(list_entries(run), step)
+    from spotune.job import FinetuneJob
+    from spotune_trainer.checkpoint.reader import CorruptCheckpointError, read_parameters, verify
+    from spotune_trainer.export.huggingface import export_model
+
+    try:
+        verify(chosen)
+        parameters = read_parameters(chosen)
+    except CorruptCheckpointError as error:
+        raise JobError(f"{error}. Name another with --step.") from error
+    job = FinetuneJob.model_validate(files.read_json(run.job))
+    destination = to or run.root / f"export-step-{chosen.name.step:08d}"
+    sha256 = export_model(parameters, job, destination, _figures(run, chosen.name.step))
+    if output == "json":
+        typer.echo(json.dumps({"checkpoint": str(chosen.name), "export": str(destination), "exportSha256": sha256}))
+    else:
+        typer.echo(f"{chosen.name} -> {destination}\nTry it: spotune predict {destination} QUESTION")
+
+
+@checkpoint.command("convert")
+def convert_command(
+    directory: _Directory,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a universal checkpoint of DeepSpeed here.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Begin the run from this universal checkpoint.")
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(metavar="JOB.yaml", help="With --from: the job, where DIR has none yet.")
+    ] = None,
+    step: _Step = None,
+    output: _Output = "text",
+) -> None:
+    """Write a checkpoint, by default the newest, in DeepSpeed's universal format, or begin a run from one.
+
+    For an engine whose configuration has checkpoint: {load_universal: true}, at ZeRO stage 1, 2 or 3:
+
+    spotune checkpoint convert runs/text-to-sql --to universal/step-200 --step 200
+
+    From what deepspeed.checkpoint.ds_to_universal has made; spotune run goes on after its last step:
+
+    spotune checkpoint convert runs/continued --from universal/global_step200 --job job.yaml
+    """
+    if (to is None) == (source is None):
+        raise UsageError("name either --to, a folder to write, or --from, a folder to read.")
+    if source is not None and step is not None:
+        raise UsageError("--step chooses among the checkpoints of a run, and --from reads another's: leave it out.")
+    if to is not None and job is not None:
+        raise UsageError("--job is for --from: a run that has checkpoints has its job.")
+    try:
+        if to is not None:
+            result = _to_universal(JobDirectory(directory), step, to)
+        else:
+            assert source is not None
+            result = _from_universal(directory, source, job)
+    except OSError as error:
+        raise InfrastructureError(f"the conversion failed, and left nothing: {error}. Run it again.") from error
+    typer.echo(json.dumps(result) if output == "json" else result["message"])
+
+
+def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str, Any]:
+    from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
+    from spotune_trainer.cli.byte_progress import byte_progress
+
+    chosen = choose(list_entries(run), step)
+    output = output.absolute()
+    if output.exists():
+        raise UsageError(f"{output} exists: name a folder that does not, or remove it.")
+    with redirect_stdout(sys.stderr):  # to which DeepSpeed's log keeps
+        from spotune_trainer.export.universal import write_universal
+    try:
+        verify(chosen)
+        with byte_progress("Converting", Console(stderr=True)) as report:
+            write_universal(chosen, output, report)
+    except CorruptCheckpointError as error:
+        raise JobError(f"{error}. Name another with --step.") from error
+    load = f'engine.load_checkpoint("{output.parent}", tag="{output.name}")'
+    return {
+        "checkpoint": str(chosen.name),
+        "universal": str(output),
+        "message": f"{chosen.name} -> {output}\nLoad it: {load} with checkpoint: {{load_universal: true}}",
+    }
+
+
+def _from_universal(directory: Path, source: Path, job_file: Path | None) -> dict[str, Any]:
+    from spotune_trainer.cli.byte_progress import byte_progress
+    from spotune_trainer.job_directory.job import check_directory, job_of, put_job, read_job
+    from spotune_trainer.job_directory.lock import locked
+
+    run = JobDirectory(directory.absolute())
+    job = read_job(job_file, {}) if job_file else job_of(run)
+    if job is None:
+        raise UsageError(f"{directory} has no job yet: name its file with --job.")
+    check_directory(run, job)
+    with redirect_stdout(sys.stderr):  # to which DeepSpeed's log keeps
+        from spotune_trainer.export.import_universal import begin_from_universal
+    with locked(run), byte_progress("Converting", Console(stderr=True)) as report:
+        put_job(run, job)
+        manifest = begin_from_universal(run, job, source, report)
+    name = str(CheckpointName(manifest.step, manifest.generation))
+    return {
+        "checkpoint": name,
+        "universal": str(source),
+        "message": f"{source} -> {run.checkpoints / name}\nspotune run goes on after step {manifest.step}",
+    }
+
+
+def _verify(entry: Entry) -> Entry:
+    from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
+
+    if entry.checkpoint is None:
+        return entry
+    try:
+        verify(entry.checkpoint)
+    except CorruptCheckpointError as error:
+        return entry.damaged(error.reason)
+    return entry
+
+
+def _figures(run: JobDirectory, step: int) -> dict[str, Any]:
+    """What is known of the model after a step: its last evaluation, for the model card."""
+    evaluated: Mapping[str, Any] = {}
+    for record in files.read_lines(run.ledger):
+        if record["event"] == "evaluated" and record.get("step") == step:
+            evaluated = record
+    return {"steps": step, "evalLoss": evaluated.get("loss"), "scores": scores_of(evaluated)}
+
+
+def _print(entries: Sequence[Entry], output: str) -> None:
+    if output == "json":
+        typer.echo(json.dumps({"checkpoints": [entry.as_json() for entry in entries]}, indent=2))
+        return
+    if not entries:
+        typer.echo("no checkpoints yet")
+        return
+    table = Table("step", "generation", "committed", "workers", "ZeRO", "size", "state", box=None)
+    for entry in entries:
+        style = _STYLES.get(entry.state, "dim")
+        text = f"{entry.state}: {entry.reason}" if entry.reason else entry.state.value
+        table.add_row(str(entry.name.step), str(entry.name.generation), *_manifest_cells(entry), Text(text, style))
+    Console().print(table)
+
+
+def _manifest_cells(entry: Entry) -> tuple[str, str, str, str]:
+    if entry.checkpoint is None:
+        return ("", "", "", "")
+    manifest = entry.checkpoint.manifest
+    committed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time))
+    return committed, str(manifest.world_size), str(manifest.zero_stage), decimal(entry.checkpoint.bytes)

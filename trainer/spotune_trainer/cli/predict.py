@@ -1,0 +1,48 @@
+"""`spotune predict`: ask a finished model on the command line."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from spotune.errors import UsageError
+
+
+def predict(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An exported model, or the directory of a run.")],
+    question: Annotated[str, typer.Argument(help="Text, or a JSON object with the fields of the prompt.")] = "",
+    file: Annotated[Path | None, typer.Option(help="Questions, one a line: *.jsonl, or plain text.")] = None,
+    field: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A field of the prompt's template; may be repeated.")
+    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer in tokens.")] = None,
+    output: Annotated[Literal["text", "json"], typer.Option(help="json: a line with prompt and answer each.")] = "text",
+) -> None:
+    """Ask the trained model.
+
+    Example: spotune predict runs/text-to-sql "How many singers are there?"
+    """
+    fields = _parse_fields(field or [])
+    if bool(file) == bool(question) and (file or not fields):
+        raise UsageError("give a question, or --file with many.")
+    from spotune_trainer.export.predict import Predictor, parse_question, read_questions
+
+    questions = read_questions(file) if file else [parse_question(question)]
+    predictor = Predictor.load(directory)
+    prompts = [predictor.prompt(text, {**fields, **values}) for text, values in questions]
+    for answer in predictor.answer(prompts, max_new_tokens):
+        if output == "json":
+            typer.echo(json.dumps({"prompt": answer.prompt, "answer": answer.answer}, ensure_ascii=False))
+        else:
+            typer.echo(answer.answer)
+
+
+def _parse_fields(options: list[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for option in options:
+        name, separator, value = option.partition("=")
+        if not name or not separator:
+            raise UsageError(f"--field {option}: write NAME=VALUE.")
+        fields[name] = value
+    return fields

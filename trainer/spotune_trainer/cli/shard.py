@@ -1,0 +1,190 @@
+"""`spotune shard`: raw text files to tokenised MDS shards on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from spotune.errors import UsageError
+from spotune.job import API_VERSION, KIND, FinetuneJob
+from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
+from spotune.job_file.yaml_file import Document
+
+if TYPE_CHECKING:
+    from spotune_trainer.data.preparation.prepare import PrepareManifest, PrepareProgress
+
+_SUMMARY = {
+    "rows read": "documents",
+    "samples": "samples",
+    "shards": "shards",
+    "tokens": "tokens",
+    "tokens with loss": "lossTokens",
+    "rows cut": "truncated",
+    "rows left out": "dropped",
+}
+
+Report = Callable[["PrepareProgress"], None]
+
+
+def shard(
+    directory: Annotated[Path, typer.Option(metavar="DIR", help="Folder that becomes the dataset.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INPUT...", help="Files, folders or patterns of .jsonl, .csv (also .gz) or .parquet."),
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(metavar="JOB.yaml", help="Take what is not given here from this job file.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="SOURCE", help="A folder, or hf://owner/name.")] = None,
+    task: Annotated[Literal["causal", "seq2seq"] | None, typer.Option(help="Kind of model. Default: causal.")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{question}'.")] = None,
+    completion: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="What the model answers: '{sql}'.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")] = None,
+    messages: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")] = None,
+    keep: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Carry a column along; repeatable.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: 512.")] = None,
+    max_completion_length: Annotated[
+        int | None, typer.Option(min=0, help="Tokens of a seq2seq target. Default: as --max-length.")
+    ] = None,
+    packing: Annotated[bool | None, typer.Option(help="Put several documents into one row; causal only.")] = None,
+    eval_fraction: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Hold this part out: DIR/train and DIR/eval instead of DIR.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --eval-fraction.")] = 42,
+    processes: Annotated[int, typer.Option(min=0, help="How many work at once; 0: one per core.")] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace shards of other input or options in DIR.")] = False,
+    output: Annotated[Literal["text", "json"], typer.Option(help="json: the manifest, as one line.")] = "text",
+) -> None:
+    """Tokenise raw rows into MDS shards. Killed, the same command goes on where it was; done, it does nothing.
+
+    Tokenise prompts and answers, and hold 5 % of them out:
+
+    spotune shard train.jsonl --directory data/shards --tokenizer hf://google-t5/t5-small --task seq2seq
+    --prompt "{question}" --completion "{sql}" --keep database --eval-fraction 0.05
+
+    Pack plain text, or take everything but the folder from a job file:
+
+    spotune shard "books/*.parquet" --directory data/books --tokenizer ./tokenizer --text body --packing
+
+    spotune shard chats.jsonl --directory data/chats --job finetunejob.yaml
+    """
+    values: dict[str, Any] = {
+        "spec.model.tokenizer": tokenizer,
+        "spec.model.task": task,
+        "spec.dataset.prompt": prompt,
+        "spec.dataset.completion": completion,
+        "spec.dataset.text": text,
+        "spec.dataset.messages": messages,
+        "spec.dataset.keep": keep or None,
+        "spec.dataset.maxLength": max_length,
+        "spec.dataset.maxCompletionLength": max_completion_length,
+        "spec.dataset.packing": packing,
+    }
+    settings = _settings(job, tokenizer, {path: value for path, value in values.items() if value is not None})
+    sources = inputs or _sources_of(settings)
+
+    from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
+    from spotune_trainer.models.pretrained import load_tokenizer
+
+    options = dataclasses.replace(
+        PrepareOptions.of_job(settings),
+        eval_fraction=eval_fraction,
+        eval_seed=seed,
+        processes=processes,
+        overwrite=overwrite,
+    )
+    with _reporting(Console(stderr=True)) as report:
+        manifest = prepare(sources, directory.absolute(), options, load_tokenizer(settings), report)
+    if output == "json":
+        typer.echo(json.dumps({"directory": str(manifest.folder), "reused": manifest.reused, **manifest.content}))
+    else:
+        _print_summary(manifest, Console())
+
+
+def _settings(job: Path | None, tokenizer: str | None, values: dict[str, Any]) -> FinetuneJob:
+    """The job whose dataset is made: that of the file, or one for this purpose, with the options over it."""
+    if job is not None:
+        return replace_fields(resolve_paths(load_job(job), job.absolute().parent), values)
+    if tokenizer is None:
+        raise UsageError("give --tokenizer, or --job with a job file that names a model")
+    spec = {"model": {"source": tokenizer}, "dataset": {"train": {"source": "."}}, "training": {"epochs": 1}}
+    content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "shard"}, "spec": spec}
+    settings = replace_fields(parse_job(Document(content)), values)
+    if settings.spec.dataset.row_format is None:
+        raise UsageError("say what to learn: --prompt with --completion, --text, or --messages")
+    return settings
+
+
+def _sources_of(job: FinetuneJob) -> list[str]:
+    if job.spec.dataset.prepare is None:
+        raise UsageError("name the files to read, or a --job whose dataset.prepare does")
+    return [job.spec.dataset.prepare.source]
+
+
+@contextmanager
+def _reporting(console: Console) -> Iterator[Report]:
+    """A bar in a terminal, a line per tenth of the input elsewhere; on standard error, so that output stays clean."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (TextColumn("Tokenising"), BarColumn(), DownloadColumn(), TextColumn("{task.fields[rows]} rows"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task("", total=None, rows="0")
+        yield lambda done: bar.update(
+            task, completed=done.bytes_done, total=done.bytes_total, rows=f"{done.documents:,}"
+        )
+
+
+class _Lines:
+    """Prints how far it is at most once per tenth of the input."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._tenths = 0
+
+    def __call__(self, done: PrepareProgress) -> None:
+        tenths = 10 * done.bytes_done // max(done.bytes_total, 1)
+        if tenths > self._tenths:
+            self._tenths = tenths
+            part = f"part {done.parts_done} of {done.parts_total}"
+            self._console.print(f"tokenising: {10 * tenths} % ({part}, {done.documents:,} rows)", highlight=False)
+
+
+def _print_summary(manifest: PrepareManifest, console: Console) -> None:
+    state = "was there already" if manifest.reused else "is written"
+    splits = manifest.content["splits"]
+    console.print(f"{manifest.folder} {state}", highlight=False, soft_wrap=True)
+    table = Table("", *splits)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for label, name in _SUMMARY.items():
+        table.add_row(label, *(f"{counts[name]:,}" for counts in splits.values()))
+    table.add_row("median tokens of a row", *(f"{counts['inputTokens']['p50']:,}" for counts in splits.values()))
+    console.print(table)
+    longest = manifest.content["options"]["text"]["maxLength"]
+    for split, counts in splits.items():
+        if counts["truncated"]:
+            share = counts["truncated"] / counts["documents"]
+            console.print(
+                f"{split}: {share:.1%} of the rows were cut to {longest} tokens (99 % have at most "
+                f"{counts['inputTokens']['p99']}); raise maxLength to keep them whole.",
+                style="yellow",
+                highlight=False,
+                soft_wrap=True,
+            )
+        if counts["dropped"]:
+            console.print(
+                f"{split}: {counts['dropped']:,} rows were left out: no token to learn from within {longest} tokens.",
+                style="yellow",
+                highlight=False,
+                soft_wrap=True,
+            )

@@ -1,0 +1,87 @@
+"""Complete parts to one dataset: shards numbered through, index, manifest, moved to its place as a whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spotune_trainer.data.preparation.parts import PartSummary, SplitCounts
+from spotune_trainer.data.shards import INDEX
+from spotune_trainer.files import fsync_directory, write_json, write_text
+
+MANIFEST = "manifest.json"
+_QUANTILES = (0.5, 0.9, 0.99)
+
+
+def publish(
+    staged: Path,
+    output: Path,
+    summaries: Sequence[PartSummary],
+    folders: Mapping[str, str],
+    manifest: Mapping[str, Any],
+) -> None:
+    """Turn the parts in ``staged`` into ``output``. May be killed at any moment and repeated.
+
+    Args:
+        staged: Folder of the parts.
+        output: Does not exist, is empty, or is replaced.
+        summaries: Of the parts, in order.
+        folders: Folder of each split within the output.
+        manifest: Content of ``manifest.json``.
+    """
+    final = staged / "final"
+    for split, folder in folders.items():
+        target = final / folder
+        target.mkdir(parents=True, exist_ok=True)
+        index = []
+        for number, (source, shard) in enumerate(_staged_shards(staged, summaries, split)):
+            name = f"shard.{number:05d}.mds"
+            if source.exists():  # or else a run before this one moved it
+                source.rename(target / name)
+            index.append(shard | {"raw_data": shard["raw_data"] | {"basename": name}})
+        write_text(target / INDEX, json.dumps({"version": 2, "shards": index}, sort_keys=True))
+    write_json(final / MANIFEST, manifest)
+    if output.exists() and any(output.iterdir()):
+        output.rename(staged / "replaced")
+    final.rename(output)
+    fsync_directory(output.parent)
+
+
+def statistics(counts: SplitCounts) -> dict[str, Any]:
+    """The counts of a split as the manifest has them."""
+    return {
+        "documents": counts.documents,
+        "samples": counts.samples,
+        "tokens": counts.tokens,
+        "lossTokens": counts.loss_tokens,
+        "truncated": counts.truncated,
+        "dropped": counts.dropped,
+        "shards": len(counts.shards),
+        "bytes": sum(shard["raw_data"]["bytes"] for shard in counts.shards),
+        "inputTokens": _quantiles(counts.lengths),
+    }
+
+
+def _staged_shards(staged: Path, summaries: Sequence[PartSummary], split: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for number, summary in enumerate(summaries):
+        for shard in summary.splits[split].shards:
+            yield staged / f"part-{number:05d}" / split / shard["raw_data"]["basename"], shard
+
+
+def _quantiles(lengths: Counter[int]) -> dict[str, float]:
+    """Mean, quantiles (nearest rank) and maximum of the documents' lengths before truncation."""
+    documents = lengths.total()
+    found: dict[str, float] = {"mean": round(sum(length * count for length, count in lengths.items()) / documents, 2)}
+    ordered = sorted(lengths)
+    for quantile in _QUANTILES:
+        rank, seen = math.ceil(quantile * documents), 0
+        for length in ordered:
+            seen += lengths[length]
+            if seen >= rank:
+                found[f"p{quantile * 100:.0f}"] = length
+                break
+    return found | {"max": ordered[-1]}

@@ -1,0 +1,228 @@
+"""One part of the raw input, tokenised into shards in a folder of its own.
+
+A part is written under a temporary name and renamed when it is complete, so a folder with its final name is whole,
+whenever the process that wrote it was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+from streaming.base.format.mds import MDSWriter
+
+from spotune.errors import JobError
+from spotune_trainer.data.batches import NO_LOSS
+from spotune_trainer.data.preparation.inputs import Part
+from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
+from spotune_trainer.data.tokenization import Document, Renderer, RowError, TextOptions, TokenisedDocument, Tokeniser
+from spotune_trainer.files import fsync_directory, fsync_file, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPLITS = ("train", "eval")
+SHARD_HASH = "xxh3_64"
+_SUMMARY = "part.json"
+_DOCUMENTS_AT_ONCE = 256  # a tokenizer's overhead per call shrinks with it
+
+
+@dataclass(frozen=True)
+class PartOptions:
+    """How a part is written.
+
+    Attributes:
+        text: What is made of a row.
+        eval_fraction: Part of the documents that goes into ``eval``, chosen by a hash of their content.
+        eval_seed: Seed of that hash.
+        shard_size: Bytes at which a shard is closed.
+    """
+
+    text: TextOptions
+    eval_fraction: float = 0.0
+    eval_seed: int = 42
+    shard_size: int = 1 << 25
+
+
+@dataclass
+class SplitCounts:
+    """What went into one split of a part.
+
+    Attributes:
+        documents: Raw rows.
+        samples: Rows written; fewer than documents when packed.
+        tokens: Input tokens written.
+        loss_tokens: Labels that carry loss.
+        truncated: Documents of which something was cut off.
+        dropped: Documents without any token to learn from, such as when the prompt alone fills the row.
+        lengths: How many documents have how many input tokens before truncation.
+        shards: Entries of the shards' index.
+    """
+
+    documents: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+    truncated: int = 0
+    dropped: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+    shards: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, other: SplitCounts) -> None:
+        """Count in what another part has."""
+        self.documents += other.documents
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self.loss_tokens += other.loss_tokens
+        self.truncated += other.truncated
+        self.dropped += other.dropped
+        self.lengths += other.lengths
+        self.shards += other.shards
+
+
+@dataclass
+class PartSummary:
+    """What a part became, by split."""
+
+    splits: dict[str, SplitCounts]
+
+
+def read_summary(folder: Path) -> PartSummary | None:
+    """The summary of a complete part, or None."""
+    try:
+        content = json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    splits = {name: SplitCounts(**split) for name, split in content.items()}
+    for split in splits.values():
+        split.lengths = Counter({int(length): count for length, count in split.lengths.items()})
+    return PartSummary(splits)
+
+
+def write_part(folder: Path, part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase) -> PartSummary:
+    """Tokenise a part into ``folder/train`` and ``folder/eval``, unless that was done before.
+
+    Raises:
+        JobError: A row cannot be read or made into text; names file and line.
+    """
+    done = read_summary(folder)
+    if done is not None:
+        return done
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        writers = {split: _SplitWriter(temporary / split, options, packing=split == "train") for split in SPLITS}
+        _write_documents(part, options, tokenizer, writers)
+        summary = PartSummary({split: writer.finish() for split, writer in writers.items()})
+        write_json(temporary / _SUMMARY, {name: vars(split) for name, split in summary.splits.items()})
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    fsync_directory(folder.parent)
+    return summary
+
+
+def _write_documents(
+    part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase, writers: dict[str, _SplitWriter]
+) -> None:
+    tokeniser = Tokeniser(options.text, tokenizer)
+    documents = _documents(part, Renderer(options.text, tokenizer))
+    while chunk := list(islice(documents, _DOCUMENTS_AT_ONCE)):
+        for document, tokens in zip(chunk, tokeniser.tokenise(chunk), strict=True):
+            writers[_split_of(document, options)].add(document, tokens)
+
+
+def _documents(part: Part, renderer: Renderer) -> Iterator[Document]:
+    for piece in part:
+        for number, row in piece.rows(renderer.columns):
+            try:
+                yield renderer.render(row)
+            except RowError as error:
+                raise JobError(f"{piece.place(number)}: {error}") from error
+
+
+def _split_of(document: Document, options: PartOptions) -> str:
+    """Duplicates have the same hash, so they never lie on both sides."""
+    share = xxhash.xxh3_64_intdigest(document.content, seed=options.eval_seed) / 2**64
+    return "eval" if share < options.eval_fraction else "train"
+
+
+class _SplitWriter:
+    """Writes the rows of one split of a part as MDS shards and counts them."""
+
+    def __init__(self, folder: Path, options: PartOptions, *, packing: bool) -> None:
+        self._folder = folder
+        self._text = options.text
+        self._packer = Packer(options.text.max_length) if options.text.packing and packing else None
+        self._counts = SplitCounts()
+        self._writer = MDSWriter(
+            out=str(folder), columns=self._columns(), hashes=[SHARD_HASH], size_limit=options.shard_size
+        )
+
+    def add(self, document: Document, tokens: TokenisedDocument) -> None:
+        counts = self._counts
+        counts.documents += 1
+        counts.truncated += tokens.truncated
+        counts.lengths[tokens.full_length] += 1
+        pieces = split_document(tokens, self._text.max_length) if self._text.task == "causal" else iter([tokens])
+        useful = [piece for piece in pieces if self._loss_tokens(piece)]
+        counts.dropped += not useful
+        for piece in useful:
+            counts.loss_tokens += self._loss_tokens(piece)
+            counts.tokens += len(piece.input_ids)
+            if self._packer is None:
+                self._write(self._row(document, piece))
+            else:
+                for row in self._packer.add(piece):
+                    self._write_packed(row)
+
+    def finish(self) -> SplitCounts:
+        if self._packer is not None:
+            for row in self._packer.rest():
+                self._write_packed(row)
+        self._writer.finish()
+        index = self._folder / "index.json"
+        self._counts.shards = json.loads(index.read_text(encoding="utf-8"))["shards"]
+        index.unlink()  # a part is no dataset
+        for shard in self._counts.shards:
+            fsync_file(self._folder / shard["raw_data"]["basename"])
+        fsync_directory(self._folder)
+        return self._counts
+
+    def _columns(self) -> dict[str, str]:
+        columns = {"input_ids": "ndarray:int32"}
+        if self._text.has_labels:
+            columns["labels"] = "ndarray:int32"
+        if self._packer is not None:
+            return columns | {"lengths": "ndarray:int32"}
+        if self._text.has_labels:
+            columns["completion"] = "str"
+        return columns | dict.fromkeys(self._text.keep, "str")
+
+    def _row(self, document: Document, tokens: TokenisedDocument) -> dict[str, Any]:
+        row: dict[str, Any] = {"input_ids": tokens.input_ids, **document.kept}
+        if self._text.has_labels:
+            row |= {"labels": tokens.labels, "completion": document.completion}
+        return row
+
+    def _write_packed(self, packed: PackedRow) -> None:
+        row: dict[str, Any] = {"input_ids": packed.input_ids, "lengths": packed.lengths}
+        if self._text.has_labels:
+            row["labels"] = packed.labels
+        self._write(row)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._writer.write(row)
+        self._counts.samples += 1
+
+    def _loss_tokens(self, tokens: TokenisedDocument) -> int:
+        # The first token of a causal document has nothing before it to be predicted from.
+        labels = tokens.labels if self._text.task == "seq2seq" else tokens.labels[1:]
+        return int((labels != NO_LOSS).sum())

@@ -1,0 +1,72 @@
+"""The process of a driver: connects to Ray, has the nodes made ready, and runs the driver.
+
+Usage:
+    python -m spotune_trainer.driver --directory DIR --attempt 3
+
+Runs on the head as a Ray job, submitted by the supervisor. Exit codes: 0 trained, 10 infrastructure (or told to stop),
+20 the user's model, data or configuration, 30 superseded by a later generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import ray
+
+from spotune_trainer.job_directory.job import job_of
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.observability.logs.line_format import LineFormatter
+from spotune_trainer.worker_group.agent_pool import Agents
+
+logger = logging.getLogger("spotune.driver")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the Ray job."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--directory", type=Path, required=True, help="the job's folder on the volume")
+    parser.add_argument("--attempt", type=int, required=True, help="number of this attempt")
+    options = parser.parse_args(arguments)
+    directory = JobDirectory(options.directory.absolute())
+    directory.logs.mkdir(parents=True, exist_ok=True)
+    log = directory.driver_log(options.attempt)
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout), logging.FileHandler(log)]
+    for handler in handlers:
+        handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=handlers)
+    try:
+        return drive(directory, options.attempt)
+    except Exception:  # a fault of our own: Ray's log of it is gone with the head, ours is not
+        logger.exception("the driver crashed")
+        raise
+
+
+def drive(directory: JobDirectory, attempt: int) -> int:
+    """One attempt, from connecting to Ray to its exit code."""
+    job = job_of(directory)
+    assert job is not None, "the supervisor has written it"
+    started = time.monotonic()
+    ray.init(address="auto", log_to_driver=False)
+    agents = Agents()
+    agents.muster(job.spec.workers.gpus > 0)
+    seconds = time.monotonic() - started
+
+    # Imports of seconds, while those of the ranks go on on their nodes.
+    from spotune_trainer.driver.driver import Driver, Surroundings, run_attempt
+
+    driver = Driver(directory, job, attempt, Surroundings(agents))
+    driver.monitor.startup("connect", seconds)
+    return run_attempt(driver)
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Everything is on the volume; an orderly end of Ray's client would take seconds that nobody needs.
+    os._exit(code)

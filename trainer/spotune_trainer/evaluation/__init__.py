@@ -1,0 +1,1 @@
+"""Evaluation: the loss on held-out samples, and metrics of generated answers."""

@@ -1,0 +1,84 @@
+"""The ledger: what happened to a job, a JSON line an event; appended on the head by the driver and the supervisor."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from spotune.retry import Failure, FailureCause
+from spotune_trainer import files
+from spotune_trainer.job_directory.layout import JobDirectory
+
+COUNTED_CAUSES = ("workerLost", "headLost", "preempted", "hang", "appError", "outOfMemory")
+"""Causes with a counter of their own in `status.restarts`."""
+
+_COUNTED_AS = {
+    FailureCause.DATA: FailureCause.APP_ERROR,
+    FailureCause.COMMUNICATION: FailureCause.WORKER_LOST,
+    FailureCause.INFRASTRUCTURE: FailureCause.WORKER_LOST,
+}
+
+
+class Ledger:
+    """Append to and read the ledger of one job."""
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self._path = directory.ledger
+
+    def append(self, event: str, **values: Any) -> None:
+        """Append an event with the present time."""
+        self.append_record({"time": time.time(), "event": event, **values})
+
+    def append_record(self, record: dict[str, Any]) -> None:
+        """Append an event that was recorded elsewhere, with its own time."""
+        files.append_json(self._path, record)
+
+    def records(self, *events: str) -> list[dict[str, Any]]:
+        """All events of these names, or all, in order."""
+        return [record for record in files.read_lines(self._path) if not events or record["event"] in events]
+
+    def open_attempts(self) -> dict[int, bool]:
+        """Attempts whose end is not recorded, in order, and whether they have finished: trained the model."""
+        ended = {record["attempt"] for record in self.records("attempt-ended")}
+        finished = max((record["time"] for record in self.records("finished")), default=float("-inf"))
+        return {
+            record["attempt"]: record["time"] <= finished
+            for record in self.records("attempt-started")
+            if record["attempt"] not in ended
+        }
+
+    def failures(self) -> list[Failure]:
+        """All failures so far, oldest first."""
+        return [
+            Failure(FailureCause(record["cause"]), record["step"], record["time"], record["message"])
+            for record in self.records("failure")
+        ]
+
+    def failures_since_change(self) -> list[Failure]:
+        """Failures since the user last changed the job: what was changed may have mended what failed before."""
+        changed = max((record["time"] for record in self.records("job-changed")), default=float("-inf"))
+        return [failure for failure in self.failures() if failure.time > changed]
+
+    def restarts(self) -> dict[str, int]:
+        """Number of failures by the causes of `status.restarts`."""
+        counted = Counter(str(_COUNTED_AS.get(failure.cause, failure.cause)) for failure in self.failures())
+        return {cause: counted[cause] for cause in COUNTED_CAUSES}
+
+    def steps_lost(self) -> int:
+        """Steps that were trained and then lost with a worker group, over all generations."""
+        return sum(record["stepsLost"] for record in self.records("generation-started"))
+
+    def workers_lost(self) -> int:
+        """How often a worker group ended because a worker, or the head, was taken away."""
+        taken = {FailureCause.WORKER_LOST, FailureCause.HEAD_LOST, FailureCause.PREEMPTED}
+        return sum(failure.cause in taken for failure in self.failures())
+
+    def last_commit_seconds(self) -> float | None:
+        """What the last commit took until it was durable; None where there was none."""
+        commits = self.records("committed")
+        return float(commits[-1]["seconds"]) if commits else None
+
+    def worker_seconds(self) -> float:
+        """Seconds that workers were held, summed over workers and generations that have ended."""
+        return float(sum(record["seconds"] * record["worldSize"] for record in self.records("generation-ended")))

@@ -1,0 +1,1 @@
+"""What a run reports about itself: progress, hangs, goodput, curves, logs and the report page."""

@@ -1,0 +1,71 @@
+"""Events of a run in words for people: a sentence for each event of the ledger, and where the start-up's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spotune.formatting import evaluation, scores_of
+
+
+def startup(parts: Mapping[str, float]) -> str:
+    """Where the time until the first step went: `start-up: ray 4.3 s, submit 1.2 s, ...`."""
+    listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+    return f"start-up: {listed}"
+
+
+def sentence(event: Mapping[str, Any]) -> str | None:
+    """What a ledger event means, or None for those that people need not see."""
+    say = _SENTENCES.get(str(event["event"]))
+    return say(event) if say else None
+
+
+def _attempt_started(event: Mapping[str, Any]) -> str | None:
+    return f"attempt {event['attempt']} starts" if event["attempt"] > 1 else None
+
+
+def _attempt_ended(event: Mapping[str, Any]) -> str | None:
+    if event["exitCode"] is None:
+        return f"attempt {event['attempt']} is gone without an exit code"
+    return None if event["exitCode"] == 0 else f"attempt {event['attempt']} ended with exit code {event['exitCode']}"
+
+
+def _generation_started(event: Mapping[str, Any]) -> str:
+    origin = f"from step {event['step']}" if event.get("restoredFrom") else "from the beginning"
+    lost = f", {event['stepsLost']} steps to do again" if event.get("stepsLost") else ""
+    how = f"ZeRO-{event['zeroStage']}, micro-batch {event['microBatchSize']}"
+    return f"{event['worldSize']} worker(s) start {origin}{lost} ({how})"
+
+
+def _committed(event: Mapping[str, Any]) -> str:
+    return f"committed step {event['step']} ({event['bytes'] / 1e6:,.0f} MB in {event['seconds']:.1f} s)"
+
+
+def _failure(event: Mapping[str, Any]) -> str:
+    return f"failure at step {event['step']} ({event['cause']}): {event['message']}"
+
+
+def _evaluated(event: Mapping[str, Any]) -> str:
+    return f"evaluation after step {event['step']}: {evaluation(event.get('loss'), scores_of(event))}"
+
+
+_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "attempt-started": _attempt_started,
+    "attempt-ended": _attempt_ended,
+    "generation-started": _generation_started,
+    "checkpoint-skipped": lambda event: f"checkpoint {event['checkpoint']} is passed over: {event['reason']}",
+    "committed": _committed,
+    "failure": _failure,
+    "step-skipped": lambda event: (
+        f"step {event['step']} changes nothing: its loss or gradient is not finite (samples {event['samples']})"
+    ),
+    "evaluated": _evaluated,
+    "exported": lambda _: "the model is exported",
+    "leaving": lambda event: (
+        f"{event['reason']}: the workers commit and leave"
+        + (f" within {event['seconds']:.0f} s" if event["seconds"] is not None else "")
+    ),
+    "superseded": lambda _: "a later generation of this job runs",
+    "job-changed": lambda event: f"the job was changed: {', '.join(event['fields'])}",
+    "notice": lambda event: f"stopped at step {event['step']}, as asked",
+}

@@ -1,0 +1,12 @@
+"""Prints the report of a folder, `python -m spotune_trainer.report DIR`: for a pod that has nothing but the volume."""
+
+import sys
+from pathlib import Path
+
+from spotune.errors import UsageError
+from spotune_trainer.observability.report.page import report_of_directory
+
+try:
+    sys.stdout.write(report_of_directory(Path(sys.argv[1])))
+except UsageError as error:
+    sys.exit(str(error))

@@ -1,0 +1,1 @@
+"""Curves of a run: TensorBoard in the driver; Weights & Biases and MLflow from a thread."""

@@ -1,0 +1,62 @@
+"""Why a rank fails: the cause that the retry policy knows, and the text for people, beside the rank's logs."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import asdict
+
+import torch
+from torch import distributed
+
+from spotune.errors import DataError, InfrastructureError, JobError, SpotuneError
+from spotune.retry import FailureCause
+from spotune_trainer import files
+from spotune_trainer.checkpoint.reader import CorruptCheckpointError
+from spotune_trainer.engine.determinism import REFUSED
+from spotune_trainer.job_directory.layout import GenerationLogs
+from spotune_trainer.worker_group.rank_process import RankFailure
+
+_GLOO_SIGNS = ("gloo", "connection closed by peer", "connection reset by peer")
+
+
+def classify(error: BaseException) -> FailureCause:
+    """The cause of an exception raised in a worker."""
+    if isinstance(error, JobError):
+        return FailureCause.DATA if isinstance(error, DataError) else FailureCause.APP_ERROR
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return FailureCause.OUT_OF_MEMORY
+    if isinstance(error, OSError | InfrastructureError):
+        return FailureCause.INFRASTRUCTURE
+    text = str(error).lower()
+    gloo = isinstance(error, RuntimeError) and any(sign in text for sign in _GLOO_SIGNS)
+    if gloo or isinstance(error, distributed.DistError):
+        return FailureCause.COMMUNICATION
+    return FailureCause.APP_ERROR
+
+
+def describe(rank: int, error: BaseException) -> RankFailure:
+    """Why a rank fails that ends with `error`."""
+    checkpoint = error.checkpoint if isinstance(error, CorruptCheckpointError) else None
+    return RankFailure(
+        rank=rank,
+        cause=None if checkpoint else str(classify(error)),
+        kind=type(error).__name__,
+        message=_message(error),
+        details="".join(traceback.format_exception(error)),
+        checkpoint=checkpoint,
+    )
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SpotuneError):
+        return str(error)
+    refused = re.search(rf"(\w+)[^\n\"']*? {REFUSED}", str(error))  # perhaps quoted by the compiler
+    if refused:
+        return f"execution.deterministic: {refused[1]} {REFUSED}: set it to false, or use another model"
+    return f"{type(error).__name__}: {error}"
+
+
+def record_failure(logs: GenerationLogs, failure: RankFailure) -> None:
+    """Write down why a rank fails, for people; the driver hears it from the agent of the node."""
+    files.write_json(logs.failure(failure.rank), asdict(failure))
