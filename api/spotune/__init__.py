@@ -1,1 +1,1 @@
-"""The language that operator and trainer share: FinetuneJob, plan arithmetic, retry policy, command line; all light."""
+"""What operator and trainer share: the FinetuneJob API, memory planning, the retry policy and the command line."""

@@ -1,14 +1,15 @@
-"""The errors of spotune, one tree, each with the exit code that scripts and the supervisor act on.
+"""The error classes of spotune, with the exit codes that scripts and the supervisor rely on.
 
 ::
 
-    SpotuneError                 1   what spotune itself refuses or cannot do
-    ├── UsageError               2   the command line is wrong: nothing was started
-    ├── InfrastructureError     10   machines, network or storage failed: run the same command again
-    ├── JobError                20   the user's model, data or configuration is wrong: running again does not help
-    └── SupersededError         30   a later generation of the same job has taken over: leave it alone
+    SpotuneError                 1   any other error of spotune
+    ├── UsageError               2   the command line is wrong; nothing was started
+    ├── InfrastructureError     10   machines, network or storage failed; run the same command again
+    │   └── StoppedError        10   the run was stopped on request; run the same command to continue
+    ├── JobError                20   the user's model, data or configuration is wrong; running again does not help
+    └── SupersededError         30   a later generation of the same job has taken over; do not restart this one
 
-A message says what happened to what, why it is likely, and what to do.
+A message names what failed, the likely cause and what to do.
 """
 
 from collections.abc import Sequence
@@ -17,36 +18,40 @@ from typing import Any, ClassVar
 
 
 class SpotuneError(Exception):
-    """Base of all errors that are shown to people as a sentence, without a traceback."""
+    """Base class of all errors that users see as a message without a traceback."""
 
     exit_code: ClassVar[int] = 1
 
     def as_json(self) -> dict[str, Any]:
-        """What ``--output json`` prints on standard error: the error's kind, text and exit code."""
+        """The error for ``--output json``: its class, message and exit code."""
         return {"error": type(self).__name__, "message": str(self), "exitCode": self.exit_code}
 
 
 class UsageError(SpotuneError):
-    """The command line is wrong: a file that does not exist, options that contradict one another."""
+    """The command line is wrong, for example a missing file or contradictory options."""
 
     exit_code = 2
 
 
 class InfrastructureError(SpotuneError):
-    """Machines, network or storage failed; the same command run again goes on from the last commit."""
+    """Machines, network or storage failed. Running the same command again continues from the last checkpoint."""
 
     exit_code = 10
 
 
+class StoppedError(InfrastructureError):
+    """The run was stopped on request; the same command continues from the last commit."""
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a job file.
+    """One problem in a job file.
 
     Attributes:
-        message: What was given, what is allowed and the nearest valid name, without file and field.
-        field: camelCase path as written in the YAML, e.g. ``spec.training.learningRate``; empty for the file itself.
-        file: The file as the user named it; empty for a job that did not come from a file.
-        line: Line in the file, from 1; 0 if it is not known.
+        message: The given value, the allowed values and the nearest valid name, without file and field.
+        field: camelCase path as in the YAML, such as ``spec.training.learningRate``; empty for the file itself.
+        file: Path as the user gave it; empty for a job that was not read from a file.
+        line: Line number, starting at 1; 0 if unknown.
     """
 
     message: str
@@ -64,11 +69,11 @@ class Problem:
 
 
 class JobError(SpotuneError):
-    """The user's model, data or configuration is wrong; nothing but a change of it helps.
+    """The user's model, data or configuration is wrong and has to be changed.
 
     Args:
-        message: The whole text, or empty to have it written from ``problems``, one line each.
-        problems: Every single thing that is wrong, for a job file.
+        message: The complete message; empty: one line per problem.
+        problems: All problems of a job file.
     """
 
     exit_code = 20
@@ -78,15 +83,15 @@ class JobError(SpotuneError):
         self.problems = tuple(problems)
 
     def as_json(self) -> dict[str, Any]:
-        """Adds ``problems``: file, line, field and message of each."""
+        """The error for ``--output json``, with file, line, field and message of each problem."""
         return super().as_json() | {"problems": [problem.as_json() for problem in self.problems]}
 
 
 class DataError(JobError):
-    """A file of a dataset is missing, forbidden or damaged, also after it was asked for again."""
+    """A dataset file is missing, inaccessible or corrupt, even after retries."""
 
 
 class SupersededError(SpotuneError):
-    """A later generation of the same job runs: this one must stop and must not be started again."""
+    """A later generation of the same job runs. This one must stop and must not be restarted."""
 
     exit_code = 30

@@ -1,7 +1,4 @@
-"""Figures in words for people: durations, how far a run is, and how often it started again.
-
-The trainer shows a run with them, and so do the commands that look at a cluster.
-"""
+"""Formats durations, progress, scores, goodput and restarts for display, in the trainer and in the commands."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,10 +32,10 @@ def duration(seconds: float) -> str:
 
 
 def progress(status: Mapping[str, Any]) -> str:
-    """The figures of a status on one line; those that are not known are left out.
+    """Step, loss, throughput and remaining time of a status on one line, without unknown values.
 
     Args:
-        status: With the names of ``status.json``; ``etaSeconds`` is the time left.
+        status: A mapping with the keys of ``status.json``; ``etaSeconds`` is the remaining time.
     """
     step, total, loss = status.get("step"), status.get("totalSteps"), status.get("loss")
     rate, eta = status.get("tokensPerSecond"), status.get("etaSeconds")
@@ -52,7 +49,7 @@ def progress(status: Mapping[str, Any]) -> str:
 
 
 def scores_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """Scores by metric, of those that are known.
+    """The known scores by metric name.
 
     Args:
         record: An ``evaluated`` event or ``result.json``.
@@ -62,22 +59,22 @@ def scores_of(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def score(metric: str, value: float) -> tuple[str, str]:
-    """What a metric is called, and its value: that of our own is a share, that of others may be any number."""
+    """Display name and value of a metric: built-in scores as a percentage, all others as a plain number."""
     return (_SHARES[metric], f"{value:.1%}") if metric in _SHARES else (metric, f"{value:.4g}")
 
 
 def evaluation(loss: float | None, scores: Mapping[str, float]) -> str:
-    """What an evaluation found, on one line: ``loss 0.4231, exact match 71.2%, bleu 0.4312``."""
+    """The results of an evaluation on one line: ``loss 0.4231, exact match 71.2%, bleu 0.4312``."""
     parts = [f"loss {loss:.4f}"] if loss is not None else []
     return ", ".join([*parts, *(" ".join(score(metric, value)) for metric, value in scores.items())])
 
 
 def goodput(share: float | None, parts: Mapping[str, float]) -> str:
-    """Goodput, and the parts that took a thousandth of the time or more: ``93.1 % (lost work 41 s, start-up 12 s)``.
+    """Goodput, and the parts that took more than 0.1 % of the time: ``93.1 % (lost work 41 s, start-up 12 s)``.
 
     Args:
-        share: Productive time over wall clock; None where it is not known.
-        parts: Seconds by part, with the names of ``status.json``.
+        share: Productive time over wall clock, 0 to 1; None if unknown.
+        parts: Seconds by part, with the keys of ``status.json``.
     """
     if share is None:
         return ""
@@ -89,7 +86,7 @@ def goodput(share: float | None, parts: Mapping[str, float]) -> str:
 
 
 def restarts(counts: Mapping[str, int]) -> str:
-    """Restarts by cause, without those that never happened: ``3 (workerLost 2, hang 1)``."""
+    """Total and restarts by cause, without causes that never occurred: ``3 (workerLost 2, hang 1)``."""
     happened = {cause: count for cause, count in counts.items() if count}
     causes = ", ".join(f"{cause} {count}" for cause, count in happened.items())
     return f"{sum(happened.values())} ({causes})" if happened else "0"

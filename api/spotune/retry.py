@@ -1,9 +1,9 @@
-"""The retry policy: after a failure, run again (when, and how) or give up. Pure: failures, limits and time go in.
+"""The retry policy: after a failure, decide whether to retry, when and how. A pure function.
 
-What counts is progress, a step that was never reached before. Lost workers, preemptions, hangs and failed storage are
-retried for ever: the first time at once, then with exponential backoff while no new step is made. What the user's
-model, data or code did is retried ``appFailureLimit - 1`` times without a new step: a program that always fails is not
-run for ever, and one that fails now and then is never given up.
+Progress means a step that was never reached before. Lost workers, preemptions, hangs and storage failures are always
+retried: the first time immediately, then with exponential backoff until there is progress. Failures of the user's
+model, data or code are retried ``appFailureLimit - 1`` times without progress. So a program that always fails ends, and
+one that fails occasionally is never given up.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from spotune.errors import InfrastructureError, JobError
 from spotune.job import RetrySpec
 
 COMMUNICATION_FAILURE_LIMIT = 10
-"""Failures of communication between live workers without a new step after which it is not a passing fault."""
+"""Number of communication failures between live workers without a new step after which retries stop."""
 
-_MOST_DOUBLINGS = 64  # more of them would leave what a float can hold
+_MAX_DOUBLINGS = 64  # avoids float overflow
 
 
 class FailureCause(StrEnum):
-    """Why a worker group or driver ended; the values are the names in status and ledger."""
+    """Why a worker group or driver failed. The values are the names in status and ledger."""
 
     WORKER_LOST = "workerLost"
     HEAD_LOST = "headLost"
@@ -33,18 +33,18 @@ class FailureCause(StrEnum):
     INFRASTRUCTURE = "infrastructure"
 
 
-_USERS_CAUSES = frozenset({FailureCause.APP_ERROR, FailureCause.DATA})
+_APPLICATION_CAUSES = frozenset({FailureCause.APP_ERROR, FailureCause.DATA})
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One end of a worker group or driver that was not success.
+    """One failure of a worker group or driver.
 
     Attributes:
-        cause: Why it ended.
-        step: The highest step that was reached before it ended, counted from the start of the job, committed or not.
-        time: When it ended, in seconds of any clock that does not go backwards between failures.
-        message: The error's text, for people.
+        cause: Why it failed.
+        step: The highest step reached before the failure, counted from the start of the job, saved or not.
+        time: Time of the failure, in seconds of a clock that does not go backwards between failures.
+        message: The error message.
     """
 
     cause: FailureCause
@@ -55,11 +55,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Retry:
-    """Run again.
+    """Decision to run again.
 
     Attributes:
-        after_seconds: Time to wait from now.
-        use_less_memory: Lay the work out so that it takes less memory, same global batch size.
+        after_seconds: Time to wait from now, in seconds.
+        use_less_memory: Choose a layout that takes less memory, with the same global batch size.
     """
 
     after_seconds: float
@@ -68,11 +68,11 @@ class Retry:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Do not run again.
+    """Decision not to run again.
 
     Attributes:
-        reason: For people: what happened, how often, and what to do.
-        exit_code: 20 where the user has to change something, 10 where running the same command again may help.
+        reason: Message for the user: what happened, how often, and what to do.
+        exit_code: 20 if the user has to change something, 10 if running the same command again may help.
     """
 
     reason: str
@@ -87,37 +87,40 @@ def decide(
     can_use_less_memory: bool,
     gpu_hours: float = 0.0,
 ) -> Retry | GiveUp:
-    """What to do after the last of ``failures``.
+    """Decide what to do after the last of ``failures``.
 
     Args:
         failures: All failures of the job so far, oldest first; at least one.
         policy: The job's ``retry`` section.
-        now: Current time on the clock of ``Failure.time``; time that has passed since the failure counts as waited.
-        can_use_less_memory: Whether the attempt that failed last could have been laid out so, as with a micro-batch of
-            more than one sample.
+        now: Current time on the clock of ``Failure.time``. Time since the failure is subtracted from the backoff.
+        can_use_less_memory: Whether a layout with less memory exists for the last attempt, for example because its
+            micro-batch has more than one sample.
         gpu_hours: GPU hours used by all attempts so far.
     """
     last = failures[-1]
     streak = failures_without_progress(failures)
     if 0 < policy.max_gpu_hours <= gpu_hours:
         used = f"{gpu_hours:.1f} GPU hours used, retry.maxGpuHours is {policy.max_gpu_hours:g}"
-        return GiveUp(f"{used}: raise it to go on from the last checkpoint", JobError.exit_code)
+        return GiveUp(f"{used}: raise it to continue from the last checkpoint", JobError.exit_code)
     if last.cause is FailureCause.OUT_OF_MEMORY:
         return _after_out_of_memory(last, can_use_less_memory=can_use_less_memory)
     backoff = backoff_seconds(len(streak) - 1, policy.backoff.initial.seconds, policy.backoff.max.seconds)
     waited = max(0.0, now - last.time)
-    return _over_limit(streak, policy) or Retry(max(0.0, backoff - waited))
+    return _give_up_over_limit(streak, policy) or Retry(max(0.0, backoff - waited))
 
 
-def backoff_seconds(retries_before: int, initial: float, longest: float) -> float:
-    """The pause before a retry that comes after so many without a new step: 0, `initial`, twice that, ... `longest`."""
+def backoff_seconds(retries_before: int, initial: float, maximum: float) -> float:
+    """Pause in seconds before a retry, after `retries_before` retries without a new step.
+
+    It is 0 for the first retry, then `initial`, and doubles up to `maximum`.
+    """
     if retries_before == 0:
         return 0.0
-    return min(initial * 2.0 ** min(retries_before - 1, _MOST_DOUBLINGS), longest)
+    return min(initial * 2.0 ** min(retries_before - 1, _MAX_DOUBLINGS), maximum)
 
 
 def failures_without_progress(failures: Sequence[Failure]) -> list[Failure]:
-    """The last failures since, and including, the one that last came after a new step."""
+    """The failures since the last progress, starting with the first failure after it."""
     highest, start = 0, 0
     for index, failure in enumerate(failures):
         if failure.step > highest:
@@ -132,14 +135,14 @@ def _after_out_of_memory(last: Failure, *, can_use_less_memory: bool) -> Retry |
     remedy = (
         "use more workers, a higher execution.zeroStage, gradientCheckpointing: true, or a smaller dataset.maxLength"
     )
-    return GiveUp(f"{what}: {remedy}{_quoted(last)}", JobError.exit_code)
+    return GiveUp(f"{what}: {remedy}{_with_message(last)}", JobError.exit_code)
 
 
-def _over_limit(streak: Sequence[Failure], policy: RetrySpec) -> GiveUp | None:
-    """Gives up on a cause that is bounded and has happened too often without a new step."""
+def _give_up_over_limit(streak: Sequence[Failure], policy: RetrySpec) -> GiveUp | None:
+    """Give up if a limited cause has occurred too often without a new step; else None."""
     last = streak[-1]
-    if last.cause in _USERS_CAUSES:
-        count, limit = sum(failure.cause in _USERS_CAUSES for failure in streak), policy.app_failure_limit
+    if last.cause in _APPLICATION_CAUSES:
+        count, limit = sum(failure.cause in _APPLICATION_CAUSES for failure in streak), policy.app_failure_limit
         what, exit_code = "the model, data or code of the job failed", JobError.exit_code
     elif last.cause is FailureCause.COMMUNICATION:
         count, limit = sum(failure.cause is last.cause for failure in streak), COMMUNICATION_FAILURE_LIMIT
@@ -149,8 +152,8 @@ def _over_limit(streak: Sequence[Failure], policy: RetrySpec) -> GiveUp | None:
     if count < limit:
         return None
     times = "once" if count == 1 else f"{count} times"
-    return GiveUp(f"{what} {times} without a new step (step {last.step}){_quoted(last)}", exit_code)
+    return GiveUp(f"{what} {times} without a new step (step {last.step}){_with_message(last)}", exit_code)
 
 
-def _quoted(failure: Failure) -> str:
+def _with_message(failure: Failure) -> str:
     return f": {failure.message}" if failure.message else ""

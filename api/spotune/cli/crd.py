@@ -1,4 +1,4 @@
-"""`spotune crd`: the definition of FinetuneJobs for a cluster, as YAML or JSON."""
+"""`spotune crd`: the CustomResourceDefinition of FinetuneJobs as YAML or JSON."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -13,9 +13,9 @@ _LINE_LENGTH = 120
 
 
 def crd(
-    output: Annotated[Literal["yaml", "json"], typer.Option(help="How the definition is printed.")] = "yaml",
+    output: Annotated[Literal["yaml", "json"], typer.Option(help="Output format.")] = "yaml",
 ) -> None:
-    """Print the CustomResourceDefinition of FinetuneJobs, which the API server checks every job by.
+    """Print the CustomResourceDefinition of FinetuneJobs, with which the API server validates jobs.
 
     Example: spotune crd | kubectl apply --server-side --filename=-
     """
@@ -24,14 +24,14 @@ def crd(
 
 
 def as_yaml(definition: dict[str, Any]) -> str:
-    """The definition as the file ``manifests/crd.yaml`` holds it."""
+    """The definition in the format of the file ``manifests/crd.yaml``."""
     return _HEADER + yaml.dump(
         definition, Dumper=_WithoutAnchors, sort_keys=False, width=_LINE_LENGTH, allow_unicode=True
     )
 
 
 class _WithoutAnchors(yaml.SafeDumper):
-    """Writes out what occurs twice: an anchor says nothing to a reader."""
+    """Writes repeated parts out instead of using YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,7 +1,7 @@
-"""The command line ``spotune``: its own small commands, those of the other packages, and how errors are shown.
+"""Entry point of the command line ``spotune``: finds and runs commands, and prints their errors.
 
-Every error of ``spotune.errors`` that leaves a command becomes a few red words on standard error, or one JSON object
-with ``--output json``, and its exit code. This happens here and nowhere else.
+Every error of ``spotune.errors`` that a command raises is printed in red on standard error, or as one JSON object with
+``--output json``, and sets the exit code. This is the only place that does so.
 """
 
 import itertools
@@ -34,49 +34,49 @@ check a job file
 memory, ZeRO stage and micro-batch size by number of workers
 
 [cyan]spotune run job.yaml --directory runs/my-job[/cyan]
-train; the same command again goes on where it was
+train; run the same command again to resume
 
 [cyan]spotune predict runs/my-job "How many singers are there?"[/cyan]
-ask the trained model
+query the trained model
 
 [bold]Exit codes[/bold]
 
-0 done; 2 wrong usage; 10 infrastructure failed, run it again; 20 the job's model, data or configuration is wrong;
+0 success; 2 wrong usage; 10 infrastructure failure, run it again; 20 the job's model, data or configuration is wrong;
 30 a later generation of the job has taken over
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and ends the process with its exit code.
+    """Run the command line and exit the process with its exit code.
 
     Args:
-        arguments: Words after ``spotune``; None takes those of the process.
+        arguments: Arguments after ``spotune``; None: those of the process.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    argv = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        code = _run(words)
+        code = _run(argv)
     except SpotuneError as error:
-        _show(error, as_json=_wants_json(words))
+        _print_error(error, as_json=_wants_json(argv))
         code = error.exit_code
     raise SystemExit(code)
 
 
 def command_line() -> typer.core.TyperGroup:
-    """All commands, those of the other packages included, for programs that read what there is."""
+    """All commands, including those of the other packages, for generators of documentation."""
     found = typer.main.get_command(_build_app(_sources_for("--help")))
-    assert isinstance(found, typer.core.TyperGroup), "there are several"
+    assert isinstance(found, typer.core.TyperGroup), "spotune has several commands"
     return found
 
 
-def _run(words: list[str]) -> int:
-    """Runs one command; returns its exit code. A command returns nothing, or its exit code."""
-    asked = next((word for word in words if not word.startswith("-")), "")
-    sources = _sources_for(asked)
+def _run(argv: list[str]) -> int:
+    """Run one command and return its exit code. A command returns None or its exit code."""
+    requested = next((word for word in argv if not word.startswith("-")), "")
+    sources = _sources_for(requested)
     try:
-        result = _build_app(sources)(args=words, prog_name="spotune", standalone_mode=False)
+        result = _build_app(sources)(args=argv, prog_name="spotune", standalone_mode=False)
     except typer.TyperException as error:
-        command = f"spotune {asked}" if len(sources) <= 1 else "spotune"
-        what = error.format_message().rstrip(".") or "No command is given"
+        command = f"spotune {requested}" if len(sources) <= 1 else "spotune"
+        what = error.format_message().rstrip(".") or "Missing command"
         raise UsageError(f"{what} (see '{command} --help')") from error
     except ModuleNotFoundError as error:
         if not sources:
@@ -85,27 +85,27 @@ def _run(words: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _wants_json(words: Sequence[str]) -> bool:
-    return "--output=json" in words or any(pair == ("--output", "json") for pair in itertools.pairwise(words))
+def _wants_json(argv: Sequence[str]) -> bool:
+    return "--output=json" in argv or any(pair == ("--output", "json") for pair in itertools.pairwise(argv))
 
 
-def _show(error: SpotuneError, as_json: bool) -> None:
+def _print_error(error: SpotuneError, as_json: bool) -> None:
     if as_json:
         sys.stderr.write(json.dumps(error.as_json()) + "\n")
     else:
         Console(stderr=True).print(Text(str(error), style="red"), soft_wrap=True)
 
 
-def _sources_for(asked: str) -> list[CommandSource]:
-    """Of the commands that live elsewhere the one that is asked for; all of them for ``--help`` and unknown names."""
-    if asked == "validate":
+def _sources_for(requested: str) -> list[CommandSource]:
+    """The source of the requested command; all sources for ``--help`` and for unknown commands."""
+    if requested == "validate":
         return []
     sources = find_commands()
-    return [sources[asked]] if asked in sources else list(sources.values())
+    return [sources[requested]] if requested in sources else list(sources.values())
 
 
 def _build_app(sources: list[CommandSource]) -> typer.Typer:
-    """The typer app with our own commands and those of ``sources``, which are imported."""
+    """The typer app with ``validate`` and the commands of ``sources``, which are imported."""
     app = typer.Typer(name="spotune", help=_HELP, rich_markup_mode="rich", pretty_exceptions_enable=False)
     app.callback()(_options)
     app.command("validate")(validate)
@@ -119,7 +119,7 @@ def _register(app: typer.Typer, source: CommandSource) -> None:
         command = source.load()
     except UsageError as error:
         settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-        app.command(source.name, help=f"Not installed. {error}", context_settings=settings)(_refuse(error))
+        app.command(source.name, help=f"Not installed. {error}", context_settings=settings)(_raising_command(error))
         return
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=source.name)
@@ -127,17 +127,17 @@ def _register(app: typer.Typer, source: CommandSource) -> None:
         app.command(source.name)(command)
 
 
-def _refuse(error: UsageError) -> Callable[[], None]:
-    """A command in place of one that could not be loaded."""
+def _raising_command(error: UsageError) -> Callable[[], None]:
+    """A command that raises the error of the one that could not be loaded."""
 
-    def refuse() -> None:
+    def raise_error() -> None:
         raise error
 
-    return refuse
+    return raise_error
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(enabled: bool) -> None:
+    if enabled:
         typer.echo(f"spotune {version('spotune')}")
         raise typer.Exit
 
@@ -152,9 +152,9 @@ def _options(
 
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="JOB.yaml...", help="Job files to check.")],
-    output: Annotated[Literal["text", "json"], typer.Option(help="How the result is printed.")] = "text",
+    output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
-    """Check job files: fields, values, and what goes together.
+    """Validate job files: field names, values and combinations of values.
 
     Example: spotune validate job.yaml
     """

@@ -1,4 +1,4 @@
-"""`spotune plan JOB.yaml`: what a job needs by number of workers, without torch, a GPU or a network."""
+"""`spotune plan JOB.yaml`: a job's memory and layout by number of workers, without torch, GPU or network."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from spotune.job_file.load import load_job, resolve_paths
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.devices import device_memory_bytes, machine_memory_bytes, parse_bytes
 from spotune.plan.job_plan import Assumptions, Device, plan_job
-from spotune.plan.known_models import PUBLISHED, published_config
+from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.units.durations import Duration
 
 DEFAULT_DEVICE = "a100-80gb"
 
 
 def plan(
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job.")],
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Job file.")],
     workers: Annotated[
-        str, typer.Option(help="Numbers of workers (one per GPU), such as 1,2,4. Default: the job's own.")
+        str,
+        typer.Option(help="Numbers of workers (one per GPU), such as 1,2,4. Default: the job's minimum and maximum."),
     ] = "",
     device: Annotated[str, typer.Option(help=f"GPU, such as a100-80gb, h200 or l4. Default: {DEFAULT_DEVICE}.")] = "",
     device_memory: Annotated[str, typer.Option(help="Memory of one GPU or CPU worker, such as 80GB.")] = "",
     config: Annotated[Path | None, typer.Option(help="config.json of the model.")] = None,
-    preemption_every: Annotated[
-        str, typer.Option(help="Assumed mean time until one worker's node is taken away.")
-    ] = "6h",
-    storage_bandwidth: Annotated[str, typer.Option(help="Assumed bytes per second to the volume.")] = "500MB",
+    preemption_every: Annotated[str, typer.Option(help="Assumed mean time until one worker is preempted.")] = "6h",
+    storage_bandwidth: Annotated[str, typer.Option(help="Assumed write speed of the volume, per second.")] = "500MB",
     step_seconds: Annotated[
-        float | None, typer.Option(min=0.001, help="Measured time of a step; the plan then counts in steps, too.")
+        float | None, typer.Option(min=0.001, help="Measured seconds per step, to show intervals in steps as well.")
     ] = None,
-    output: Annotated[Literal["text", "json"], typer.Option(help="How the result is printed.")] = "text",
+    output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
     """Print memory, ZeRO stage, micro-batch size and checkpoint interval by number of workers.
 
@@ -50,22 +49,22 @@ def plan(
         storage_bytes_per_second=parse_bytes(storage_bandwidth, "--storage-bandwidth"),
         step_seconds=step_seconds,
     )
-    made = plan_job(
+    job_plan = plan_job(
         job,
         read_architecture(_model_config(job, config)),
         {count: _device(job, device, device_memory, count) for count in worker_counts},
         assumptions,
     )
     if output == "json":
-        typer.echo(json.dumps(made.as_json(), indent=2))
+        typer.echo(json.dumps(job_plan.as_json(), indent=2))
     else:
-        print_plan(made, Console())
-    if not made.possible:
-        raise JobError(made.workers[-1].problem)
+        print_plan(job_plan, Console())
+    if not job_plan.feasible:
+        raise JobError(job_plan.workers[-1].problem)
 
 
 def _worker_counts(text: str, job: FinetuneJob) -> list[int]:
-    """The numbers of workers to plan for: as asked, else the fewest and the most that the job runs with."""
+    """The numbers of workers to plan for: the given ones, or the job's minimum and maximum."""
     if not text:
         return sorted({job.spec.workers.min_world_size, job.spec.workers.world_size})
     counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
@@ -80,55 +79,53 @@ def _seconds(text: str, option: str) -> float:
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from error
     if seconds <= 0:
-        raise UsageError(f"{option} {text}: must be longer than nothing.")
+        raise UsageError(f"{option} {text}: expected a duration longer than 0s.")
     return seconds
 
 
 def _device(job: FinetuneJob, name: str, memory: str, world_size: int) -> Device:
-    """The device of one worker; CPU workers share this machine unless their memory is given."""
+    """The device of one worker. CPU workers share this machine's memory unless --device-memory is given."""
     if name and memory:
-        raise UsageError("--device and --device-memory: give one of them.")
+        raise UsageError("--device and --device-memory: set only one of them.")
     if memory:
         return Device(f"{memory} per worker", parse_bytes(memory, "--device-memory"))
     if job.spec.workers.gpus == 0:
         if name:
-            raise UsageError(
-                f"--device {name}: the job's workers have no GPUs (workers.gpus: 0); give --device-memory."
-            )
+            raise UsageError(f"--device {name}: the job's workers have no GPUs (workers.gpus: 0); use --device-memory.")
         return Device("this machine's memory, shared by the workers", machine_memory_bytes() // world_size)
     chosen = name or DEFAULT_DEVICE
     return Device(chosen if name else f"{chosen}, assumed (--device)", device_memory_bytes(chosen))
 
 
 def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:
-    """The model's `config.json`: the given file, the one in the model's folder, or a well-known model's."""
+    """The model's `config.json`: the given file, the one in the model's folder, or that of a known model."""
     source = job.spec.model.source
     if file is None and "://" not in source:
         file = Path(source) / "config.json"
         if not file.is_file():
             raise JobError(
-                f"model.source: {source} has no config.json, which the plan needs. Check the path, or give the file "
+                f"model.source: {source} has no config.json, which the plan needs. Check the path, or pass the file "
                 "with --config FILE."
             )
     if file is not None:
         return _read_config(file)
-    published = published_config(source)
-    if published is None:
+    known = known_config(source)
+    if known is None:
         raise JobError(
-            f"model.source: the plan works without a network and does not know the size of {source}. Download the "
-            f"model's config.json and give it with --config FILE. ({len(PUBLISHED)} well-known models need no file, "
+            f"model.source: the size of {source} is not known, and `spotune plan` uses no network. Download the "
+            f"model's config.json and pass it with --config FILE. ({len(KNOWN_CONFIGS)} known models need no file, "
             "such as hf://google-t5/t5-3b and hf://meta-llama/Llama-3.1-8B.)"
         )
-    return dict(published)
+    return dict(known)
 
 
 def _read_config(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--config {file}: cannot be read: {error.strerror}.") from error
+        raise UsageError(f"--config {file}: cannot read the file: {error.strerror}.") from error
     except ValueError as error:
-        raise JobError(f"{file}: not JSON: {error}.") from error
+        raise JobError(f"{file}: invalid JSON: {error}.") from error
     if not isinstance(config, dict):
         raise JobError(f"{file}: expected a JSON object, as transformers writes it.")
     return config

@@ -1,4 +1,4 @@
-"""A plan as a rich table: one column per number of workers, one row per thing that people ask about."""
+"""A plan as a rich table: one column per number of workers, one row per quantity."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from spotune.plan.job_plan import JobPlan, WorkersPlan
-from spotune.plan.layout import Choice
+from spotune.plan.layout import LayoutChoice
 from spotune.plan.memory import GB
 
 _ABSENT = "-"
 
 
 def print_plan(plan: JobPlan, console: Console) -> None:
-    """Prints the model, the table, what does not fit and why, and what was assumed.
+    """Print the model, the table, the reasons for layouts that do not fit, and the assumptions.
 
-    Where nothing fits at all, saying why is left to the error that follows.
+    If nothing fits, the caller raises an error with the reason instead.
     """
     counts = plan.parameters
     console.print(
@@ -26,23 +26,23 @@ def print_plan(plan: JobPlan, console: Console) -> None:
             (plan.name, "bold"),
             f": {plan.model} ({plan.architecture.model_type}), {counts.total:,} parameters{_trained(plan)} (embedding "
             f"{_share(counts.embedding + counts.output, counts.total)}, layers "
-            f"{_share(counts.encoder + counts.decoder, counts.total)}), {plan.setup.global_batch_size} samples a step "
-            f"of up to {_lengths(plan)} tokens",
+            f"{_share(counts.encoder + counts.decoder, counts.total)}), {plan.setup.global_batch_size} samples per "
+            f"step of up to {_lengths(plan)} tokens",
         )
     )
     console.print(_table(plan))
     for workers in plan.workers:
         reason = workers.choice.reason if workers.choice else workers.problem
         fits = workers.choice is not None and workers.choice.fits
-        if not fits and plan.possible:
+        if not fits and plan.feasible:
             console.print(Text.assemble((f"Workers {workers.world_size}: ", "bold red"), reason))
     console.print(Text(_assumptions(plan), style="dim"))
 
 
 def _trained(plan: JobPlan) -> str:
-    """How many of the parameters are trained, where it is not all of them."""
+    """The number of trained parameters, if the model's own are frozen."""
     trained = plan.setup.trained
-    return f" and {trained.count:,} trained beside them" if trained.frozen else ""
+    return f" and {trained.count:,} trained adapter parameters" if trained.frozen else ""
 
 
 def _table(plan: JobPlan) -> Table:
@@ -62,7 +62,7 @@ _Cell = Callable[[WorkersPlan], str]
 
 def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
     offloaded = ("Host memory for offload", _of_choice(lambda choice: _gb(choice.memory.states.host_bytes)))
-    # On a CPU worker it is part of the total.
+    # On CPU workers the copy is part of the total.
     copied = (
         "Copy for commits" if plan.setup.on_cpu else "Host memory for commits",
         _of_choice(lambda choice: _gb(choice.memory.commit_bytes)),
@@ -109,11 +109,11 @@ def _checkpoint_rows() -> list[tuple[str, _Cell]]:
     ]
 
 
-def _of_choice(cell: Callable[[Choice], str]) -> _Cell:
+def _of_choice(cell: Callable[[LayoutChoice], str]) -> _Cell:
     return lambda workers: cell(workers.choice) if workers.choice else _ABSENT
 
 
-def _total(choice: Choice) -> str:
+def _total(choice: LayoutChoice) -> str:
     total = _gb(choice.memory.total_bytes)
     return f"[bold]{total}[/bold]" if choice.fits else f"[bold red]{total}[/bold red]"
 
@@ -136,7 +136,7 @@ def _assumptions(plan: JobPlan) -> str:
     assumed = plan.assumptions
     devices = "; ".join(dict.fromkeys(workers.device.description for workers in plan.workers))
     return (
-        f"GB are 10^9 bytes. Device: {devices}. Assumed: a worker's node is taken away every "
+        f"1 GB is 10^9 bytes. Device: {devices}. Assumptions: each worker is preempted every "
         f"{_duration(assumed.mean_seconds_to_preemption)} on average (--preemption-every), checkpoints are written at "
         f"{_gb(assumed.storage_bytes_per_second)}/s (--storage-bandwidth)."
     )

@@ -1,7 +1,7 @@
-"""The commands of the command line: where each one lives, loaded only when it is asked for.
+"""Finds the commands of all installed packages, and imports a command only when it is used.
 
-Commands of this package are listed here; those of the trainer and the operator are entry points of the group
-``spotune.cli.plugins``, so that this package imports neither of them.
+Commands of this package are listed here. Trainer and operator register theirs as entry points of the group
+``spotune.commands``, so this package does not import them.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 
 from spotune.errors import UsageError
 
-ENTRY_POINT_GROUP = "spotune.cli.plugins"
+ENTRY_POINT_GROUP = "spotune.commands"
 _OWN_COMMANDS = {
     "crd": "spotune.cli.crd:crd",
     "plan": "spotune.cli.plan:plan",
@@ -23,7 +23,7 @@ _PACKAGE_PREFIX = "spotune_"
 
 @dataclass(frozen=True)
 class CommandSource:
-    """Where a command lives.
+    """Where a command is implemented.
 
     Attributes:
         name: Name on the command line.
@@ -35,15 +35,15 @@ class CommandSource:
 
     @property
     def extra(self) -> str:
-        """The extra that installs what the command needs, ``trainer`` for ``spotune_trainer``; empty for our own."""
+        """The extra that installs the package: ``trainer`` for ``spotune_trainer``; empty for this package."""
         package = self.target.partition(":")[0].partition(".")[0]
         return package.removeprefix(_PACKAGE_PREFIX) if package.startswith(_PACKAGE_PREFIX) else ""
 
     def load(self) -> Any:
-        """Imports the function or typer app.
+        """Import the function or typer app.
 
         Raises:
-            UsageError: A package that it needs is not installed; says what to install.
+            UsageError: A required package is not installed; the message says what to install.
         """
         module, _, attribute = self.target.partition(":")
         try:
@@ -54,16 +54,16 @@ class CommandSource:
             raise UsageError(f"spotune {self.name} is missing from this installation: reinstall spotune") from error
 
     def missing_package(self, error: ModuleNotFoundError) -> UsageError:
-        """What to say when a module was not found while the command was loaded or ran."""
-        needs, missing = f"spotune {self.name} needs", error.name or "?"
+        """The error for a module that was not found while the command was loaded or ran."""
+        requirement, missing = f"spotune {self.name} needs", error.name or "?"
         if self.extra and not missing.startswith("spotune"):
             package, remedy = missing.partition(".")[0], f"pip install 'spotune[{self.extra}]'"
-            return UsageError(f"{needs} the Python package {package}, which is not installed: {remedy}")
-        return UsageError(f"{needs} {missing}, which is missing from this installation: reinstall spotune")
+            return UsageError(f"{requirement} the Python package {package}, which is not installed: {remedy}")
+        return UsageError(f"{requirement} {missing}, which is missing from this installation: reinstall spotune")
 
 
 def find_commands() -> dict[str, CommandSource]:
-    """All commands that live outside the module of the command line, by name; imports none of them."""
+    """All commands except ``validate`` by name, without importing them."""
     found = [CommandSource(name, target) for name, target in _OWN_COMMANDS.items()]
     found += [CommandSource(point.name, point.value) for point in entry_points(group=ENTRY_POINT_GROUP)]
     return {source.name: source for source in sorted(found, key=lambda source: source.name)}

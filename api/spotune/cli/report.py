@@ -1,4 +1,4 @@
-"""`spotune report`: a job as one HTML page, from its directory or from the cluster."""
+"""`spotune report`: an HTML page about a job, from its directory or from a cluster."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ import typer
 from spotune.cli.plugins import CommandSource
 
 _GROUP = "spotune.reports"
-"""Entry points of what can tell a report: ``directory`` of the trainer, ``cluster`` of the operator."""
+"""Entry points that render a report: ``directory`` of the trainer, ``cluster`` of the operator."""
 
 
 def report(
-    job: Annotated[str, typer.Argument(metavar="DIR|NAME", help="The directory of a run, or a job in a cluster.")],
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; by default NAME.html here.")] = None,
+    job: Annotated[str, typer.Argument(metavar="DIR|NAME", help="Directory of a run, or name of a job in a cluster.")],
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Output file. Default: NAME.html in the current directory.")
+    ] = None,
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", metavar="NAME", help="Of the job; by default that of the context.")
+        str, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of the job. Default: the context's.")
     ] = "",
     kubeconfig: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead of $KUBECONFIG and ~/.kube/config.")
+        Path | None, typer.Option(metavar="FILE", help="Kubeconfig. Default: $KUBECONFIG or ~/.kube/config.")
     ] = None,
     context: Annotated[
-        str, typer.Option(metavar="NAME", help="Context of the kubeconfig; by default its current one.")
+        str, typer.Option(metavar="NAME", help="Context of the kubeconfig. Default: the current one.")
     ] = "",
 ) -> None:
-    """Write a page about a job: curves, worker groups and why they ended, where the time went, its plan and its spec.
+    """Write an HTML report of a job: curves, worker groups and why they ended, goodput, plan and spec.
 
-    The page is one file with nothing outside of it. It may be written while the job runs; in a cluster a short-lived
-    pod reads the job's volume.
+    The page is one self-contained file. It can be written while the job runs. In a cluster, a temporary pod reads the
+    job's volume.
 
     Examples: spotune report runs/text-to-sql; spotune report t5-sql --namespace team --file t5.html
     """

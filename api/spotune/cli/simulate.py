@@ -1,4 +1,4 @@
-"""`spotune simulate TRACE.csv`: what choices of workers, checkpoints, head and fallback come to on a spot trace."""
+"""`spotune simulate TRACE.csv`: goodput, cost and finishing time of several scenarios on a spot trace."""
 
 from __future__ import annotations
 
@@ -15,56 +15,61 @@ from spotune.cli.simulate_table import print_comparison
 from spotune.errors import UsageError
 from spotune.job import FinetuneJob
 from spotune.job_file.load import load_job
-from spotune.simulate.compare import Prices, combinations, compare
-from spotune.simulate.measured import read_measured
+from spotune.simulate.compare import Prices, all_scenarios, compare
+from spotune.simulate.measured import read_timings
 from spotune.simulate.supply import Capacity, HeadCapacity
-from spotune.simulate.terms import NEVER, Choice, Times
+from spotune.simulate.terms import NEVER, Scenario, Timings
 from spotune.simulate.trace import read_trace
 from spotune.units.durations import Duration
 
 T = TypeVar("T")
-_Price = Annotated[float | None, typer.Option(min=0, help="Price of a worker's node for an hour.")]
+_Price = Annotated[float | None, typer.Option(min=0, help="Price of a worker node per hour.")]
 
 
 def simulate(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE.csv", help="Spot nodes over time: seconds,nodes.")],
-    job: Annotated[Path | None, typer.Option(help="Job file: workers, head, checkpoint and retry as written.")] = None,
-    measured: Annotated[Path | None, typer.Option(help="Directory of a real run, to take all times from.")] = None,
-    workers: Annotated[str, typer.Option(help="Nodes for workers, such as 4,8.")] = "",
-    fewest: Annotated[int | None, typer.Option("--min", min=1, help="Nodes that training goes on with.")] = None,
-    checkpoint_every: Annotated[str, typer.Option(help="As checkpoint.every, such as auto,5m,200.")] = "",
-    head: Annotated[str, typer.Option(help="Capacity of the head: on-demand,spot.")] = "",
-    capacity: Annotated[str, typer.Option(help="Of the workers: spot,spot-then-on-demand,on-demand.")] = "",
-    on_demand_after: Annotated[str, typer.Option(help="Wait for a spot node before one on demand.")] = "",
-    resize_cooldown: Annotated[str, typer.Option(help="Between two growths of the worker group; or never.")] = "",
-    notice: Annotated[str, typer.Option(help="Notice before a spot node goes.")] = "0s",
+    trace: Annotated[
+        Path,
+        typer.Argument(metavar="TRACE.csv", help="Available spot nodes over time, with the columns seconds,nodes."),
+    ],
+    job: Annotated[Path | None, typer.Option(help="Job file to take workers, head, checkpoint and retry from.")] = None,
+    measured: Annotated[Path | None, typer.Option(help="Directory of a real run to take timings from.")] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of worker nodes, such as 4,8.")] = "",
+    min_workers: Annotated[int | None, typer.Option("--min", min=1, help="Minimum number of worker nodes.")] = None,
+    checkpoint_every: Annotated[str, typer.Option(help="Values of checkpoint.every, such as auto,5m,200.")] = "",
+    head: Annotated[str, typer.Option(help="Values of head.capacity: on-demand,spot.")] = "",
+    capacity: Annotated[str, typer.Option(help="Values of workers.capacity: spot,spot-then-on-demand,on-demand.")] = "",
+    on_demand_after: Annotated[str, typer.Option(help="Value of workers.onDemandAfter.")] = "",
+    resize_cooldown: Annotated[str, typer.Option(help="Value of workers.resizeCooldown, or never.")] = "",
+    notice: Annotated[str, typer.Option(help="Time between preemption notice and loss of a spot node.")] = "0s",
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of the job; the trace is repeated until they are done.")
+        int | None, typer.Option(min=1, help="Steps of the job. The trace is repeated until they are done.")
     ] = None,
-    step_seconds: Annotated[str, typer.Option(help="Of a step, such as 1.2 or 4=2.3,8=1.2 by workers.")] = "",
-    start_up: Annotated[str, typer.Option(help="Start of a worker group until its first step.")] = "",
-    restore: Annotated[str, typer.Option(help="Reading a checkpoint.")] = "",
-    stall: Annotated[str, typer.Option(help="That training waits for a commit.")] = "",
-    commit: Annotated[str, typer.Option(help="Until a commit is durable.")] = "",
-    detection: Annotated[str, typer.Option(help="From the loss of a worker to the end of its group.")] = "",
-    head_loss: Annotated[str, typer.Option(help="From the loss of a head to the next driver.")] = "",
+    step_seconds: Annotated[
+        str, typer.Option(help="Seconds per step, such as 1.2, or by number of workers, such as 4=2.3,8=1.2.")
+    ] = "",
+    start_up: Annotated[str, typer.Option(help="Time from the start of a worker group to its first step.")] = "",
+    restore: Annotated[str, typer.Option(help="Time to load a checkpoint.")] = "",
+    stall: Annotated[str, typer.Option(help="Time for which a checkpoint blocks training.")] = "",
+    commit: Annotated[str, typer.Option(help="Time until a checkpoint is durable.")] = "",
+    detection: Annotated[str, typer.Option(help="Time from the loss of a worker to the end of its group.")] = "",
+    head_loss: Annotated[str, typer.Option(help="Time from the loss of a head to the next driver.")] = "",
     spot_price: _Price = None,
     on_demand_price: _Price = None,
-    head_price: Annotated[str, typer.Option(help="Price of the head's node for an hour, as SPOT,ON-DEMAND.")] = "0,0",
-    repeats: Annotated[int, typer.Option(min=1, help="Simulations of a choice in which chance has a say.")] = 20,
-    output: Annotated[Literal["text", "json"], typer.Option(help="How the result is printed.")] = "text",
+    head_price: Annotated[str, typer.Option(help="Price of the head node per hour, as SPOT,ON-DEMAND.")] = "0,0",
+    repeats: Annotated[int, typer.Option(min=1, help="Number of simulations per scenario with randomness.")] = 20,
+    output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
-    """Replay a preemption trace, and print goodput, cost and finishing time for each choice.
+    """Replay a preemption trace, and print goodput, cost and finishing time of each scenario.
 
-    Options that take several values, separated by commas, are combined.
+    Options with several comma-separated values are combined: each combination is one scenario.
 
     Example: spotune simulate examples/traces/v100-4.csv --workers 4 --step-seconds 2.5 --checkpoint-every auto,1m,10m
 
     Example: spotune simulate trace.csv --job job.yaml --measured runs/my-job --head on-demand,spot --steps 20000
     """
-    base, times = _of_job(load_job(job) if job is not None else None)
+    base, times = _from_job(load_job(job) if job is not None else None)
     if measured is not None:
-        times = read_measured(measured, times)
+        times = read_timings(measured, times)
     given: dict[str, Any] = {
         "start_up": _seconds(start_up, "--start-up"),
         "restore": _seconds(restore, "--restore"),
@@ -74,10 +79,12 @@ def simulate(
         "head_loss": _seconds(head_loss, "--head-loss"),
     }
     times = replace(times, **{name: seconds for name, seconds in given.items() if seconds is not None})
-    wanted = _list(workers, "--workers", _count) or [base.workers]
-    times = replace(times, step=_step_seconds(step_seconds, max(wanted)) or times.step)
+    worker_counts = _list(workers, "--workers", _count) or [base.workers]
+    times = replace(times, step=_step_seconds(step_seconds, max(worker_counts)) or times.step)
     if not times.step:
-        raise UsageError("--step-seconds: give the time of a step, such as 1.2, or --measured with a run's directory.")
+        raise UsageError(
+            "--step-seconds: set the seconds per step, such as 1.2, or use --measured with a run's directory."
+        )
     after, notice_seconds = _seconds(on_demand_after, "--on-demand-after"), _seconds(notice, "--notice")
     cooldown = NEVER if resize_cooldown == "never" else _seconds(resize_cooldown, "--resize-cooldown")
     base = replace(
@@ -86,45 +93,45 @@ def simulate(
         resize_cooldown=base.resize_cooldown if cooldown is None else cooldown,
         notice=notice_seconds or 0.0,
     )
-    choices = [
-        replace(choice, fewest=min(fewest or base.fewest, choice.workers))
-        for choice in combinations(
+    scenarios = [
+        replace(scenario, min_workers=min(min_workers or base.min_workers, scenario.workers))
+        for scenario in all_scenarios(
             base,
-            workers=wanted,
-            every=_list(checkpoint_every, "--checkpoint-every", _every) or [base.every],
+            workers=worker_counts,
+            checkpoint_every=_list(checkpoint_every, "--checkpoint-every", _every) or [base.checkpoint_every],
             head=_list(head, "--head", _one_of(get_args(HeadCapacity))) or [base.head],
             capacity=_list(capacity, "--capacity", _one_of(get_args(Capacity))) or [base.capacity],
         )
     ]
     prices = Prices(spot_price, on_demand_price, *_head_prices(head_price))
-    compared = compare(read_trace(trace), choices, times, prices, steps, repeats)
+    results = compare(read_trace(trace), scenarios, times, prices, steps, repeats)
     if output == "json":
-        found = {"times": asdict(times), "choices": [row.as_json() for row in compared]}
+        found = {"times": asdict(times), "choices": [row.as_json() for row in results]}
         typer.echo(json.dumps(found, indent=2))
     else:
-        print_comparison(compared, times, Console())
+        print_comparison(results, times, Console())
 
 
-def _of_job(job: FinetuneJob | None) -> tuple[Choice, Times]:
-    """What a job says, or the defaults of the language."""
+def _from_job(job: FinetuneJob | None) -> tuple[Scenario, Timings]:
+    """Scenario and timings from a job, or the API's defaults without one."""
     if job is None:
-        return Choice(workers=4), Times(step={})
+        return Scenario(workers=4), Timings(step={})
     workers, every = job.spec.workers, job.spec.checkpoint.every
-    choice = Choice(
+    scenario = Scenario(
         workers=workers.count,
-        fewest=workers.min,
-        every=every.seconds if isinstance(every, Duration) else every,
+        min_workers=workers.min,
+        checkpoint_every=every.seconds if isinstance(every, Duration) else every,
         head=job.spec.head.capacity,
         capacity=workers.capacity,
         on_demand_after=workers.on_demand_after.seconds,
         resize_cooldown=workers.resize_cooldown.seconds,
     )
     backoff = job.spec.retry.backoff
-    return choice, Times(step={}, backoff=backoff.initial.seconds, longest_backoff=backoff.max.seconds)
+    return scenario, Timings(step={}, backoff=backoff.initial.seconds, longest_backoff=backoff.max.seconds)
 
 
 def _list(text: str, option: str, read: Callable[[str, str], T]) -> list[T]:
-    """The values between commas, each once; none of an empty text."""
+    """The comma-separated values without duplicates; empty for an empty text."""
     return list(dict.fromkeys(read(part.strip(), option) for part in text.split(",") if text))
 
 
@@ -155,7 +162,7 @@ def _one_of(allowed: Sequence[str]) -> Callable[[str, str], Any]:
 
 
 def _seconds(text: str, option: str) -> float | None:
-    """Seconds of a duration; None of an empty text."""
+    """Seconds of a duration; None for an empty text."""
     if not text:
         return None
     try:
@@ -165,7 +172,7 @@ def _seconds(text: str, option: str) -> float | None:
 
 
 def _step_seconds(text: str, workers: int) -> dict[int, float]:
-    """Seconds of a step by number of workers; a single one belongs to the most workers that are asked for."""
+    """Seconds per step by number of workers; a single value is for the largest requested number of workers."""
     found: dict[int, float] = {}
     for part in text.split(",") if text else []:
         count, equals, seconds = part.partition("=")

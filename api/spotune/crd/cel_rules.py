@@ -1,7 +1,8 @@
-"""What spans fields, as CEL rules of the API server: the models' own checks, and what is frozen in a running job.
+"""CEL rules of the API server that span several fields: the models' checks, and which fields are immutable.
 
-Rules of one text (a source, a template, a duration) stand beside that text's check, in ``spotune.job``. A section that
-has a default is always there when a rule runs, and so is each field in it that has one; ``has`` asks for the others.
+Rules for a single string (a source, a template, a duration) are defined beside that string's validator in
+``spotune.job``. Sections and fields with a default are always present when a rule runs. For all others, rules use
+``has``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,13 +30,13 @@ from spotune.job.metric import BUILT_IN
 
 @dataclass(frozen=True)
 class Rule:
-    """One of ``x-kubernetes-validations``.
+    """One entry of ``x-kubernetes-validations``.
 
     Attributes:
-        expression: CEL that is true for what is allowed.
-        message: What is wrong otherwise and what to do, a sentence without the field's name.
-        field: camelCase path of the offending field, relative to the section; empty: the section itself.
-        reason: Kind of the error, which the API server says before the message.
+        expression: CEL expression that is true for allowed values.
+        message: What is wrong and how to fix it, without the field's name.
+        field: camelCase path of the offending field, relative to the section; empty for the section itself.
+        reason: Kind of the error. The API server prints it before the message.
     """
 
     expression: str
@@ -44,7 +45,7 @@ class Rule:
     reason: Literal["FieldValueInvalid", "FieldValueForbidden"] = "FieldValueInvalid"
 
     def as_json(self) -> dict[str, str]:
-        """The rule as the definition holds it."""
+        """The rule as it appears in the CustomResourceDefinition."""
         place = {"fieldPath": f".{self.field}"} if self.field else {}
         reason = {"reason": self.reason} if self.reason != Rule.reason else {}
         return {"rule": self.expression, "message": self.message} | place | reason
@@ -63,7 +64,7 @@ _BACKOFF = (
 _MODEL = (
     Rule(
         "self.task != 'seq2seq' || self.dtype != 'float16'",
-        "float16 overflows in T5 and models like it (its largest number is 65504): use bfloat16 or float32",
+        "float16 overflows in T5-style models (its largest value is 65504): use bfloat16 or float32",
         "dtype",
     ),
 )
@@ -71,76 +72,74 @@ _MODEL = (
 _EVAL = (
     Rule(
         "has(self.source) != has(self.fraction)",
-        "give exactly one of source (shards of their own) and fraction (held out of the training data)",
+        "set exactly one of source (separate evaluation shards) and fraction (held out of the training data)",
     ),
 )
 
 _DATASET = (
     Rule(
         "has(self.train) || has(self.prepare)",
-        "is required: give train.source (a folder of shards) or prepare.source (raw data)",
+        "is required: set train.source (a folder of shards) or prepare.source (raw data)",
         "train",
     ),
     Rule(
         "self.prompt == '' || self.completion != ''",
-        "prompt and completion go together; plain text goes into text",
+        "prompt and completion must be set together; for plain text use text",
         "completion",
     ),
     Rule(
         "self.completion == '' || self.prompt != ''",
-        "prompt and completion go together; plain text goes into text",
+        "prompt and completion must be set together; for plain text use text",
         "prompt",
     ),
     Rule(
         "[self.completion, self.text, self.messages].filter(form, form != '').size() <= 1",
-        "give one of prompt with completion, text, and messages",
+        "set only one of prompt with completion, text, or messages",
     ),
     Rule(
         "!has(self.prepare) || self.completion != '' || self.text != '' || self.messages != ''",
-        "needs to know what to learn: give prompt with completion, text, or messages",
+        "requires a row format: set prompt with completion, text, or messages",
         "prepare",
     ),
 )
 
 
 def _name_in_cel(metric: str) -> str:
-    """CEL for what the figures of a metric go by; `spotune.job.metric.metric_name` in Python."""
+    """CEL equivalent of `spotune.job.metric.metric_name`."""
     return f"{metric}.substring({metric}.indexOf(':') + 1)"
 
 
 _EVALUATION = (
     Rule(
         "self.generate || !self.metrics.exists(metric, metric != 'loss')",
-        "all metrics but loss compare generated answers: set generate: true",
+        "all metrics except loss compare generated answers: set generate: true",
         "metrics",
     ),
     Rule(
         f"self.metrics.all(one, !one.contains(':') || !({_name_in_cel('one')} in {list(BUILT_IN)}))",
-        "has a function with the name of a metric that there is: give the function another one",
+        "contains a function with the name of a built-in metric: rename the function",
         "metrics",
     ),
     Rule(
         f"self.metrics.all(one, self.metrics.exists_one(other, {_name_in_cel('other')} == {_name_in_cel('one')}))",
-        "names a metric twice, or two functions of one name, which their figures go by",
+        "lists a metric twice, or two functions with the same name",
         "metrics",
     ),
     Rule(
         "has(self.sql) || !('executionAccuracy' in self.metrics)",
-        "executionAccuracy runs queries: give sql.databases, a folder of <name>.sqlite files",
+        "is required by executionAccuracy: set sql.databases to a folder of <name>.sqlite files",
         "sql",
     ),
     Rule(
         "!has(self.sql) || 'executionAccuracy' in self.metrics",
-        "is used by the metric executionAccuracy only, which is not in metrics",
+        "is only used by the metric executionAccuracy, which is not in metrics",
         "sql",
     ),
 )
 
 _TRAINING = (
-    Rule("has(self.epochs) || has(self.maxSteps)", "says nothing about how long: give epochs, maxSteps, or both"),
-    Rule(
-        "self.warmupRatio == 0.0 || self.warmupSteps == 0", "give warmupRatio or warmupSteps, not both", "warmupSteps"
-    ),
+    Rule("has(self.epochs) || has(self.maxSteps)", "has no length: set epochs, maxSteps, or both"),
+    Rule("self.warmupRatio == 0.0 || self.warmupSteps == 0", "set warmupRatio or warmupSteps, not both", "warmupSteps"),
     Rule(
         "self.scheduler != 'constant' || (self.warmupRatio == 0.0 && self.warmupSteps == 0)",
         "constant has no warm-up: use constant_with_warmup",
@@ -150,8 +149,8 @@ _TRAINING = (
 )
 
 
-def _nothing_to_evaluate() -> str:
-    """CEL that is true for an evaluation section with nothing but its defaults."""
+def _default_evaluation() -> str:
+    """CEL expression that is true if the evaluation section has only default values."""
     defaults = EvaluationSpec().model_dump(mode="json", exclude_none=True)
     spelled = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
     given = [f"self.training.evaluation.{name} == {value}" for name, value in spelled.items()]
@@ -161,38 +160,38 @@ def _nothing_to_evaluate() -> str:
 _SPEC = (
     Rule(
         "self.model.task != 'seq2seq' || !self.dataset.packing",
-        "packs documents of causal models only; this job's model.task is seq2seq",
+        "is only supported for causal models; model.task is seq2seq",
         "dataset.packing",
     ),
     Rule(
         "self.model.task != 'seq2seq' || self.dataset.text == ''",
-        "a seq2seq model needs prompt and completion",
+        "is not supported for seq2seq models: use prompt and completion",
         "dataset.text",
     ),
     Rule(
         "self.model.task != 'seq2seq' || self.dataset.messages == ''",
-        "a seq2seq model needs prompt and completion",
+        "is not supported for seq2seq models: use prompt and completion",
         "dataset.messages",
     ),
     Rule(
         "self.model.task == 'seq2seq' || self.dataset.maxCompletionLength == 0",
-        "is for seq2seq models; maxLength bounds prompt and completion together",
+        "is only used by seq2seq models; for causal models maxLength limits prompt and completion together",
         "dataset.maxCompletionLength",
     ),
     Rule(
-        f"has(self.dataset.eval) || ({_nothing_to_evaluate()})",
-        "has nothing to evaluate on: give dataset.eval a source or a fraction",
+        f"has(self.dataset.eval) || ({_default_evaluation()})",
+        "has no evaluation data: set dataset.eval.source or dataset.eval.fraction",
         "training.evaluation",
     ),
     Rule(
         "!self.training.evaluation.generate || self.dataset.text == ''",
-        "needs prompts to answer; dataset.text is learned as a whole",
+        "requires prompts, and dataset.text has none: use dataset.prompt and dataset.completion",
         "training.evaluation.generate",
     ),
     Rule(
         "!has(self.training.evaluation.sql) || !has(self.dataset.prepare) || "
         "self.training.evaluation.sql.column in self.dataset.keep",
-        "must carry the column that training.evaluation.sql.column names into the shards",
+        "must contain the column that training.evaluation.sql.column names",
         "dataset.keep",
     ),
     Rule(
@@ -202,22 +201,22 @@ _SPEC = (
     ),
     Rule(
         "self.output.mergeAdapter || has(self.adapter)",
-        "there is no adapter: leave it out",
+        "false requires an adapter: remove this field, or set spec.adapter",
         "output.mergeAdapter",
     ),
     Rule(
         "self.output.mergeAdapter || self.model.initialise == 'pretrained'",
-        "an adapter alone needs the weights it was trained beside, which a model from scratch has nowhere: use true",
+        "must be true for a randomly initialised model, because its base weights are stored nowhere else",
         "output.mergeAdapter",
     ),
     Rule(
         "!has(self.adapter) || self.adapter.quantization == 'none' || self.execution.offload != 'parameters'",
-        "parameters cannot be quantised: use optimizer or none",
+        "parameters cannot be offloaded with quantized weights: use optimizer or none",
         "execution.offload",
     ),
     Rule(
         "!has(self.adapter) || self.adapter.quantization == 'none' || self.execution.zeroStage != 3",
-        "3 cannot shard quantised weights: use auto, or 2 at most",
+        "3 cannot shard quantized weights: use auto or at most 2",
         "execution.zeroStage",
     ),
 )
@@ -226,12 +225,12 @@ _EXECUTION = (
     Rule(
         "self.offload == 'none' || type(self.zeroStage) != int || "
         f"self.zeroStage >= (self.offload == 'optimizer' ? {LOWEST_STAGE['optimizer']} : {LOWEST_STAGE['parameters']})",
-        "cannot offload: use auto, or 1 at least for the optimizer and 3 for the parameters",
+        "does not support this offload: use auto, at least 1 for optimizer, or 3 for parameters",
         "zeroStage",
     ),
     Rule(
         "self.flopsProfile == 0 || self.attention != 'flash_attention_2'",
-        "counts nothing of flash_attention_2: leave it out, or use attention sdpa or eager",
+        "cannot count flash_attention_2: set it to 0, or use attention sdpa or eager",
         "flopsProfile",
     ),
 )
@@ -239,52 +238,53 @@ _EXECUTION = (
 _NAME = (
     Rule(
         f"self.metadata.name.size() <= {MAX_NAME_LENGTH}",
-        f"metadata.name: {MAX_NAME_LENGTH} characters at most leave room for the names of the job's pods",
+        f"metadata.name: {MAX_NAME_LENGTH} characters at most, because pod names are made from it",
     ),
     Rule(
         f"self.metadata.name.matches('^{NAME_PATTERN}$')",
-        "metadata.name: use a-z, 0-9 and - only, no - at either end, so that pods and services can be named after it",
+        "metadata.name: use a-z, 0-9 and -, and start and end with a letter or digit",
     ),
 )
 
-_GROWING: Final = ("epochs", "maxSteps")
-"""How long a job trains may be extended while it does."""
+_EXTENDABLE: Final = ("epochs", "maxSteps")
+"""Fields that may be increased after the first checkpoint, to train longer."""
 _FROZEN_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "model": ModelSpec,
     "dataset": DatasetSpec,
     "training": TrainingSpec,
 }
-"""With the adapter, the sections that say what is trained."""
-_UNTIL_THE_FIRST_CHECKPOINT: Final = "!has(self.status) || !has(self.status.lastCheckpoint)"
+"""Sections that define what is trained, in addition to the adapter."""
+_NO_CHECKPOINT_YET: Final = "!has(self.status) || !has(self.status.lastCheckpoint)"
 
 
-def _frozen() -> Iterator[Rule]:
-    """Once there is a checkpoint it fits no other model, adapter, data or optimization; those may only go on longer.
+def _freeze_rules() -> Iterator[Rule]:
+    """Rules that make model, adapter, dataset and training immutable after the first checkpoint.
 
-    An update of the spec comes with the stored status, so that nobody thaws a job by leaving its status out.
+    A checkpoint fits no other model, adapter, data or hyperparameters. Training may only be extended. The API server
+    validates an update of the spec against the stored status, so omitting the status does not bypass the rules.
     """
-    yield _frozen_field("spec.adapter", optional=True)
+    yield _freeze_rule("spec.adapter", optional=True)
     for section, model in _FROZEN_SECTIONS.items():
         for name, field in model.model_fields.items():
-            if field.alias not in _GROWING:
+            if field.alias not in _EXTENDABLE:
                 optional = not field.is_required() and field.default is None
-                yield _frozen_field(f"spec.{section}.{field.alias or name}", optional=optional)
-    for name in _GROWING:
+                yield _freeze_rule(f"spec.{section}.{field.alias or name}", optional=optional)
+    for name in _EXTENDABLE:
         yield Rule(
-            f"{_UNTIL_THE_FIRST_CHECKPOINT} || !has(self.spec.training.{name}) || "
+            f"{_NO_CHECKPOINT_YET} || !has(self.spec.training.{name}) || "
             f"(has(oldSelf.spec.training.{name}) && self.spec.training.{name} >= oldSelf.spec.training.{name})",
-            "may only grow since the first checkpoint: give a larger number, or leave it out for no limit",
+            "may only grow after the first checkpoint: set a larger number, or remove it for no limit",
             f"spec.training.{name}",
             "FieldValueForbidden",
         )
 
 
-def _frozen_field(path: str, *, optional: bool) -> Rule:
+def _freeze_rule(path: str, *, optional: bool) -> Rule:
     new, old = f"self.{path}", f"oldSelf.{path}"
     same = f"has({new}) == has({old}) && (!has({new}) || {new} == {old})" if optional else f"{new} == {old}"
     return Rule(
-        f"{_UNTIL_THE_FIRST_CHECKPOINT} || ({same})",
-        "what is trained is frozen since the first checkpoint: undo the change, or make a job of another name",
+        f"{_NO_CHECKPOINT_YET} || ({same})",
+        "is immutable after the first checkpoint: undo the change, or create a job with another name",
         path,
         "FieldValueForbidden",
     )
@@ -300,6 +300,6 @@ RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     TrainingSpec: _TRAINING,
     ExecutionSpec: _EXECUTION,
     FinetuneJobSpec: _SPEC,
-    FinetuneJob: (*_NAME, *_frozen()),
+    FinetuneJob: (*_NAME, *_freeze_rules()),
 }
-"""The rules of each section."""
+"""CEL rules by section."""

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition as a whole: names, columns of ``kubectl get``, and the schema."""
+"""The complete CustomResourceDefinition: names, columns of ``kubectl get``, and the schema."""
 
 from typing import Any, Final
 
@@ -22,11 +22,11 @@ _COLUMNS: Final = (
     ("Checkpoint", "integer", ".status.lastCheckpoint.step"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
-"""Name, type and JSON path of what ``kubectl get`` shows."""
+"""Name, type and JSON path of the columns of ``kubectl get``."""
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The definition (apiextensions.k8s.io/v1) of FinetuneJobs."""
+    """The CustomResourceDefinition (apiextensions.k8s.io/v1) of FinetuneJobs."""
     schema = _schema()
     version = {
         "name": VERSION,
@@ -53,19 +53,19 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def _schema() -> Schema:
-    """The schema of a job; its metadata is Kubernetes' own, and its status is written by the operator alone.
+    """The schema of a job. Kubernetes defines its metadata, and only the operator writes its status.
 
-    Until then the status says that it is not about the job as it is: kstatus, which Flux goes by, takes an object
-    without a status for one that is as it should be.
+    The default status has observedGeneration -1, so a new job counts as not yet reconciled. kstatus (used by Flux)
+    takes an object without a status as ready.
     """
     schema = structural_schema(FinetuneJob, RULES)
     fields = schema["properties"]
-    of_any_object = {
+    type_meta = {
         name: {"description": fields[name]["description"], "type": "string"} for name in ("apiVersion", "kind")
     }
     return schema | {
         "required": ["spec"],
-        "properties": of_any_object
+        "properties": type_meta
         | {
             "metadata": {"type": "object"},
             "spec": fields["spec"],

@@ -1,9 +1,9 @@
-"""From the JSON schema that Pydantic makes of the models to the structural schema that Kubernetes asks for.
+"""Converts the JSON schema that Pydantic generates from the models to a structural schema of Kubernetes.
 
-A structural schema has a type everywhere, no ``$ref``, no ``additionalProperties: false`` (unknown fields are refused
-by ``kubectl`` or pruned), and hardly any unions; see
+A structural schema has a type everywhere, no ``$ref``, no ``additionalProperties: false`` (``kubectl`` rejects unknown
+fields, or the API server prunes them), and hardly any unions; see
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema.
-No field is nullable: the API server leaves out what is null, and that is what null means in the models.
+No field is nullable: the API server drops null values, and null means absent in the models too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,32 @@ Schema: TypeAlias = dict[str, Any]
 
 VALIDATIONS = "x-kubernetes-validations"
 INT_OR_STRING = "x-kubernetes-int-or-string"
-OPEN = "x-kubernetes-preserve-unknown-fields"
+PRESERVE_UNKNOWN_FIELDS = "x-kubernetes-preserve-unknown-fields"
 MAX_DURATION_CHARACTERS = 64
-"""What a rule may cost counts with the longest text there can be."""
-_KEPT = ("type", "enum", "format", "minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum", "pattern")
+"""Kubernetes estimates the cost of a CEL rule from the maximum length of the string."""
+_COPIED_KEYWORDS = (
+    "type",
+    "enum",
+    "format",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "pattern",
+)
 
 
 def structural_schema(model: type[BaseModel], rules: Mapping[type[BaseModel], Sequence[Rule]]) -> Schema:
-    """The structural schema of a model, with the rules of each section in it."""
+    """The structural schema of a model, including the CEL rules of its sections."""
     pydantic_schema = model.model_json_schema(mode="validation")
     by_name = {section.__name__: section_rules for section, section_rules in rules.items()}
     return _Conversion(pydantic_schema.get("$defs", {}), by_name).section(pydantic_schema)
 
 
 def without_defaults(schema: Schema) -> Schema:
-    """The schema for an object whose writer says everything, such as a status: nothing is filled in."""
+    """The schema without default values, for an object such as the status whose writer sets every field."""
     kept = {keyword: value for keyword, value in schema.items() if keyword != "default"}
     if "properties" in schema:
         kept["properties"] = {name: without_defaults(value) for name, value in schema["properties"].items()}
@@ -45,11 +56,11 @@ def without_defaults(schema: Schema) -> Schema:
 
 @dataclass(frozen=True)
 class _Conversion:
-    """The conversion of one schema.
+    """Converts one schema.
 
     Attributes:
-        definitions: Sections by name, as Pydantic writes them.
-        rules: Rules by name of the section.
+        definitions: Schemas of the sections by name (``$defs`` of Pydantic's schema).
+        rules: CEL rules by section name.
     """
 
     definitions: Mapping[str, Schema]
@@ -65,10 +76,10 @@ class _Conversion:
         return converted | ({VALIDATIONS: rules} if rules else {})
 
     def field(self, schema: Schema) -> Schema:
-        """A field of a section: its own description and default, and what its type says."""
+        """The schema of a field: its description and default, and the schema of its type."""
         converted = self.value(schema)
-        described = schema if "description" in schema else converted  # Pydantic leaves out what the section says itself
-        converted = {"description": _one_line(described["description"])} | {
+        source = schema if "description" in schema else converted  # else Pydantic left it to the section
+        converted = {"description": _one_line(source["description"])} | {
             keyword: value for keyword, value in converted.items() if keyword != "description"
         }
         if schema.get("default") is not None:
@@ -76,17 +87,17 @@ class _Conversion:
         return converted
 
     def value(self, schema: Schema) -> Schema:
-        """What a type says, without the description and default of the field that has it."""
+        """The schema of a type, without the description and default of the field."""
         if "$ref" in schema:
             return self.section(self.definitions[schema["$ref"].rpartition("/")[2]])
         if "anyOf" in schema and INT_OR_STRING not in schema:
             return self._union(schema)
-        converted = {keyword: schema[keyword] for keyword in _KEPT if keyword in schema}
+        converted = {keyword: schema[keyword] for keyword in _COPIED_KEYWORDS if keyword in schema}
         converted |= {keyword: value for keyword, value in schema.items() if keyword.startswith("x-kubernetes-")}
         if "const" in schema:
             converted["enum"] = [schema["const"]]
         if "type" not in converted and "enum" in converted:
-            return _of_any_type(converted["enum"])
+            return _untyped_enum(converted["enum"])
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if exclusive in schema:
                 converted |= {bound: schema[exclusive], exclusive: True}
@@ -94,10 +105,10 @@ class _Conversion:
             converted["items"] = self.value(schema["items"])
         if isinstance(schema.get("additionalProperties"), dict):
             converted["additionalProperties"] = self.value(schema["additionalProperties"])
-        return _with_a_sentence(converted)
+        return _with_duration_rule(converted)
 
     def _union(self, schema: Schema) -> Schema:
-        """A field that may be absent, or one of the few kinds of unions that Kubernetes can say something about."""
+        """An optional field, or one of the few unions that a structural schema can express."""
         members = [member for member in schema["anyOf"] if member.get("type") != "null"]
         if len(members) == 1:
             return self.value(members[0])
@@ -105,10 +116,14 @@ class _Conversion:
         if kinds == {"string", "integer"}:
             return _int_or_string(members, schema[EXPECTED])
         if kinds == {"string", "boolean"}:
-            return _of_any_type([*_constants(members), True, False])
+            return _untyped_enum([*_constants(members), True, False])
         if kinds == {"string", "array"}:
             items = next(member["items"] for member in members if member["type"] == "array")
-            return {OPEN: True, "items": self.value(items), "pattern": f"^({'|'.join(_constants(members))})$"}
+            return {
+                PRESERVE_UNKNOWN_FIELDS: True,
+                "items": self.value(items),
+                "pattern": f"^({'|'.join(_constants(members))})$",
+            }
         raise NotImplementedError(f"no structural schema for a union of {', '.join(sorted(kinds))}")
 
 
@@ -117,9 +132,9 @@ def _one_line(text: str) -> str:
 
 
 def _default(default: Any, converted: Schema) -> Any:
-    """The default of a field; that of a section is empty, because its fields have the same defaults themselves.
+    """The default of a field. For a section it is empty, because its fields have their own defaults.
 
-    Not so where the section has rules: Kubernetes tries those on the default as it is written, before it fills it in.
+    Sections with CEL rules are the exception: Kubernetes validates their default before it fills in fields.
     """
     if "properties" not in converted:
         return default
@@ -130,10 +145,10 @@ def _constants(members: list[Schema]) -> list[str]:
     return [member["const"] for member in members if "const" in member]
 
 
-def _of_any_type(allowed: list[Any]) -> Schema:
-    """One of a few values of several types; a structural schema says no type then, and the list says it all."""
-    of_kubernetes = INT_OR_STRING if {type(value) for value in allowed} == {str, int} else OPEN
-    return {of_kubernetes: True, "enum": allowed}
+def _untyped_enum(allowed: list[Any]) -> Schema:
+    """An enum whose values have several types; a structural schema has no type then."""
+    keyword = INT_OR_STRING if {type(value) for value in allowed} == {str, int} else PRESERVE_UNKNOWN_FIELDS
+    return {keyword: True, "enum": allowed}
 
 
 def _int_or_string(members: list[Schema], expected: str) -> Schema:
@@ -144,8 +159,8 @@ def _int_or_string(members: list[Schema], expected: str) -> Schema:
     return {INT_OR_STRING: True, VALIDATIONS: [rule.as_json()]}
 
 
-def _with_a_sentence(schema: Schema) -> Schema:
-    """A duration is checked by a rule in place of its pattern, which would be all that the message says."""
+def _with_duration_rule(schema: Schema) -> Schema:
+    """Replace the pattern of a duration by a CEL rule, because the error for a pattern shows only the pattern."""
     if schema.get("pattern") != Duration.PATTERN:
         return schema
     rule = Rule(f"self.matches({_quoted(Duration.PATTERN)})", f"expected {Duration.EXPECTED}")
@@ -155,5 +170,5 @@ def _with_a_sentence(schema: Schema) -> Schema:
 
 
 def _quoted(pattern: str) -> str:
-    """A regular expression as a raw text of CEL."""
+    """A regular expression as a raw string of CEL."""
     return f"r'{pattern}'"

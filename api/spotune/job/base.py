@@ -1,4 +1,4 @@
-"""What all parts of a FinetuneJob share: camelCase names, strict types, and errors that name the field."""
+"""Base classes and field types that all sections of a FinetuneJob share."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
@@ -20,14 +20,14 @@ from pydantic_core import CoreSchema, PydanticCustomError
 SOURCE_SCHEMES = ("hf", "s3", "gs", "az")
 
 EXPECTED = "x-expected"
-"""Keyword of a union's JSON schema: what is allowed, in words."""
+"""Keyword in a union's JSON schema that holds the text of what is allowed."""
 
 
 class Section(BaseModel):
-    """A mapping in a job file.
+    """Base class of every mapping in a job file.
 
-    Attributes are snake_case in Python and camelCase in YAML; unknown names are errors; values are immutable and
-    not converted (``"3"`` is not a number), as the API server would have it.
+    Attributes are snake_case in Python and camelCase in YAML. Unknown names are errors. Values are immutable and are
+    not converted (``"3"`` is not a number), as on the API server.
     """
 
     model_config = ConfigDict(
@@ -44,11 +44,11 @@ class Section(BaseModel):
 
 
 def invalid(field: str, reason: str) -> NoReturn:
-    """Refuses a combination of values, from within a model validator.
+    """Reject a combination of values from within a model validator.
 
     Args:
         field: camelCase path of the offending field, relative to the model that is being validated.
-        reason: What is wrong with it and what to do, a sentence without the field's name.
+        reason: What is wrong and how to fix it, without the field's name.
 
     Raises:
         PydanticCustomError: Always.
@@ -57,8 +57,8 @@ def invalid(field: str, reason: str) -> NoReturn:
 
 
 @dataclass(frozen=True)
-class _Expecting(WrapValidator):
-    """A validator whose words are in the JSON schema, too."""
+class _ExpectedMessage(WrapValidator):
+    """A validator that also puts its error text into the JSON schema."""
 
     expected: str = ""
 
@@ -67,26 +67,26 @@ class _Expecting(WrapValidator):
 
 
 def expecting(expected: str) -> WrapValidator:
-    """One error instead of one per member of a union; ``expected`` says what is allowed."""
+    """Report one error for a union instead of one per member; ``expected`` describes the allowed values."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
             result = handler(value)
         except ValidationError as error:
             raise PydanticCustomError("expected", "expected {expected}", {"expected": expected}) from error
-        if isinstance(value, bool) and not isinstance(result, bool):  # True == 1: a literal 1 would take it
+        if isinstance(value, bool) and not isinstance(result, bool):  # True == 1, so Literal[1] accepts it
             raise PydanticCustomError("expected", "expected {expected}", {"expected": expected})
         return result
 
-    return _Expecting(validate, expected=expected)
+    return _ExpectedMessage(validate, expected=expected)
 
 
-def checked_by_server(*rules: tuple[str, str], max_length: int | None = None) -> WithJsonSchema:
-    """The schema of a text that the API server checks as the validator beside it does.
+def with_cel_rules(*rules: tuple[str, str], max_length: int | None = None) -> WithJsonSchema:
+    """JSON schema of a string with CEL rules, for the API server to repeat the check of the validator beside it.
 
     Args:
-        rules: CEL that is true for what is allowed, and what is said otherwise.
-        max_length: Most characters, where a rule over a list of such texts would be too dear without a bound.
+        rules: Pairs of a CEL expression that is true for allowed values, and the message for all others.
+        max_length: Maximum number of characters. Kubernetes requires a bound for rules over lists.
     """
     validations = [{"rule": rule, "message": message} for rule, message in rules]
     bound = {"maxLength": max_length} if max_length is not None else {}
@@ -98,8 +98,8 @@ _SOURCE_RULE = f"!self.contains('://') || self.matches('^({'|'.join(SOURCE_SCHEM
 
 
 def _check_source(source: str) -> str:
-    scheme, separator, rest = source.partition("://")
-    if not source or (separator and (scheme not in SOURCE_SCHEMES or not rest.strip("/"))):
+    scheme, separator, path = source.partition("://")
+    if not source or (separator and (scheme not in SOURCE_SCHEMES or not path.strip("/"))):
         raise PydanticCustomError("expected", "expected {expected}", {"expected": _SOURCE_EXPECTED})
     return source
 
@@ -107,10 +107,10 @@ def _check_source(source: str) -> str:
 Source = Annotated[
     str,
     AfterValidator(_check_source),
-    checked_by_server((f"self != '' && ({_SOURCE_RULE})", f"expected {_SOURCE_EXPECTED}")),
+    with_cel_rules((f"self != '' && ({_SOURCE_RULE})", f"expected {_SOURCE_EXPECTED}")),
 ]
-"""``hf://``, ``s3://``, ``gs://``, ``az://`` or a path; a relative path is relative to the job file's folder, or to the
-root of the shared volume in a cluster."""
+"""``hf://``, ``s3://``, ``gs://``, ``az://`` or a path. A relative path starts at the job file's folder or, in a
+cluster, at the root of the shared volume."""
 
 
 def _check_optional_source(source: str) -> str:
@@ -118,18 +118,18 @@ def _check_optional_source(source: str) -> str:
 
 
 OptionalSource = Annotated[
-    str, AfterValidator(_check_optional_source), checked_by_server((_SOURCE_RULE, f"expected {_SOURCE_EXPECTED}"))
+    str, AfterValidator(_check_optional_source), with_cel_rules((_SOURCE_RULE, f"expected {_SOURCE_EXPECTED}"))
 ]
-"""A ``Source``, or empty."""
+"""A ``Source`` or an empty string."""
 
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
 class SecretKeyRef(Section):
-    """One key of a Secret in the job's namespace."""
+    """Reference to one key of a Secret in the job's namespace."""
 
     name: str
     """Name of the Secret."""
     key: str
-    """Key within the Secret."""
+    """Key in the Secret."""

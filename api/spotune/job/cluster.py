@@ -1,10 +1,10 @@
-"""Where it runs: pods, storage and the cluster. None of it concerns `spotune run` but workers.count, min and gpus."""
+"""Where a job runs: pods, storage and the Ray cluster. `spotune run` reads workers.count, min and gpus only."""
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotune.job.base import NotNegative, Positive, Section, invalid
+from spotune.job.base import NonNegativeInt, PositiveInt, Section, invalid
 from spotune.units.durations import Duration
 from spotune.units.quantities import Quantity
 
@@ -15,42 +15,42 @@ class ResourcesSpec(Section):
     """Kubernetes resource requirements of a pod's Ray container."""
 
     requests: dict[str, Quantity] = Field(default={})
-    """Amounts that are reserved, by resource name: cpu, memory, ephemeral-storage."""
+    """Requested amounts by resource name: cpu, memory, ephemeral-storage."""
     limits: dict[str, Quantity] = Field(default={})
-    """Amounts that are not exceeded, by resource name."""
+    """Maximum amounts by resource name."""
 
 
 class WorkersSpec(Section):
-    """The workers; one GPU is one worker process."""
+    """The worker pods. Each GPU runs one worker process."""
 
-    count: Positive = 1
-    """Pods wanted (`spotune run`: worker processes per gpus)."""
-    min: Positive = 1
-    """Training goes on with as few pods as this when more cannot be had."""
-    gpus: NotNegative = 1
-    """GPUs per pod; 0: one CPU worker per pod."""
+    count: PositiveInt = 1
+    """Number of worker pods. `spotune run` starts one local process per GPU of these pods."""
+    min: PositiveInt = 1
+    """Minimum number of pods. Training continues with this many while more are not available."""
+    gpus: NonNegativeInt = 1
+    """GPUs per pod. 0: one CPU worker per pod."""
     capacity: Literal["spot", "on-demand", "spot-then-on-demand"] = "spot"
-    """Kind of nodes that the workers run on; spot-then-on-demand: on spot nodes, and while these cannot be had on
-    on-demand ones."""
+    """Kind of nodes for the workers. spot-then-on-demand: spot nodes, and on-demand nodes while no spot nodes are
+    available."""
     on_demand_after: Duration = Duration("10m")
-    """With spot-then-on-demand: how long a worker waits for a spot node before another takes its place on demand."""
+    """With spot-then-on-demand: how long a worker waits for a spot node before an on-demand worker replaces it."""
     resources: ResourcesSpec = ResourcesSpec()
-    """Resources of a worker's Ray container; the GPUs are added."""
+    """Resources of a worker's Ray container. The GPUs are added automatically."""
     service_account_name: str = ""
-    """Service account of the pods, for access to object stores by workload identity."""
+    """Service account of the pods, for access to object stores through workload identity."""
     pod_template: PodTemplate = Field(default={})
-    """Pod template that is merged under what spotune sets: tolerations, node selectors, volumes, environment."""
+    """Pod template for tolerations, node selectors, volumes and environment variables. Fields that spotune sets win."""
     resize_cooldown: Duration = Duration("10m")
-    """Shortest time between two planned growths of the worker group."""
+    """Minimum time between two planned resizes that add workers."""
 
     @property
     def world_size(self) -> int:
-        """Number of worker processes when all pods are there: one per GPU, or one per pod without GPUs."""
+        """Number of worker processes when all pods run: one per GPU, or one per pod without GPUs."""
         return self.count * max(self.gpus, 1)
 
     @property
     def min_world_size(self) -> int:
-        """Number of worker processes that training goes on with at the least."""
+        """Minimum number of worker processes that training continues with."""
         return self.min * max(self.gpus, 1)
 
     @model_validator(mode="after")
@@ -61,37 +61,37 @@ class WorkersSpec(Section):
 
 
 class HeadSpec(Section):
-    """The head pod: driver and supervisor, no training."""
+    """The head pod. It runs the driver and the supervisor, and does no training."""
 
     capacity: Literal["spot", "on-demand"] = "on-demand"
-    """Kind of node that the head runs on."""
+    """Kind of node for the head."""
     resources: ResourcesSpec = ResourcesSpec()
     """Resources of the head's Ray container."""
     pod_template: PodTemplate = Field(default={})
-    """Pod template that is merged under what spotune sets."""
+    """Pod template for the head. Fields that spotune sets win."""
 
 
 class StorageSpec(Section):
-    """The shared volume that holds checkpoints, logs and the trained model."""
+    """The shared volume for checkpoints, logs and the trained model."""
 
     storage_class_name: str = ""
-    """Storage class with ReadWriteMany; empty: the provider's usual one."""
+    """StorageClass that supports ReadWriteMany. Empty: the provider's default class."""
     size: Quantity = Quantity("200Gi")
     """Size of the volume, such as 200Gi."""
     existing_claim: str = ""
-    """Use this PersistentVolumeClaim instead of making one."""
+    """Name of an existing PersistentVolumeClaim to use instead of creating one."""
     retain: bool = True
     """Keep the volume when the job is deleted."""
 
 
 class ClusterSpec(Section):
-    """What the Ray cluster is made from."""
+    """Settings of the Ray cluster."""
 
     provider: Literal["auto", "aks", "gke", "eks", "none"] = "auto"
-    """Cloud whose spot nodes, taints and storage classes are used; auto: from the nodes."""
+    """Cloud provider, which determines spot labels, taints and storage classes. auto: detected from the nodes."""
     image: str = ""
-    """Container image of the trainer; empty: the one that belongs to the operator's version."""
+    """Container image of the trainer. Empty: the image of the operator's version."""
     ray_version: str = ""
-    """Ray version of the image; empty: the one of the operator's own image."""
+    """Ray version of the image. Empty: the version in the operator's default image."""
     queue_name: str = ""
-    """Kueue queue that the job waits in; empty: none."""
+    """Kueue queue to submit the job to. Empty: no queue."""

@@ -1,4 +1,4 @@
-"""The FinetuneJob itself, and what spans its parts."""
+"""The FinetuneJob itself, and the checks that span its sections."""
 
 from typing import Final, Literal, Self
 
@@ -20,50 +20,52 @@ KIND: Final = "FinetuneJob"
 
 
 class FinetuneJobSpec(Section):
-    """What to train (model, adapter, dataset, training) and how (everything else)."""
+    """What to train (model, adapter, dataset, training) and how to run it (all other sections)."""
 
     model: ModelSpec
-    """What model is trained: its source, task and precision. Frozen after the first checkpoint."""
+    """The model to train: its source, task and precision. Frozen after the first checkpoint."""
     adapter: AdapterSpec | None = None
-    """Parameter-efficient finetuning; absent: all parameters are trained. Frozen after the first checkpoint."""
+    """Parameter-efficient finetuning. If absent, all parameters are trained. Frozen after the first checkpoint."""
     dataset: DatasetSpec
     """Training data, how a row becomes text, and what is held out for evaluation. Frozen after the first checkpoint."""
     training: TrainingSpec
-    """The optimization and its evaluation; names follow Hugging Face TrainingArguments. Frozen after the first
-    checkpoint, but epochs and maxSteps may grow."""
+    """Hyperparameters and evaluation. Names follow Hugging Face TrainingArguments. Frozen after the first checkpoint,
+    except that epochs and maxSteps may grow."""
     execution: ExecutionSpec = ExecutionSpec()
-    """How the work is laid out on the devices; it may change at any time and applies at the next worker group."""
+    """How the work is distributed over the devices. It may change at any time and applies to the next worker group."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """How often the training state is committed, and how many commits are kept."""
+    """How often checkpoints are saved, and how many are kept."""
     tracking: TrackingSpec = TrackingSpec()
-    """Where loss, throughput and evaluation are logged."""
+    """Where loss, throughput and evaluation results are logged."""
     output: OutputSpec = OutputSpec()
-    """What happens to the trained model; it is always exported into the job's folder."""
+    """What happens to the trained model. It is always exported into the job's folder."""
     workers: WorkersSpec = WorkersSpec()
-    """The worker pods; one GPU is one worker process. Their number may change while the job runs."""
+    """The worker pods. Each GPU runs one worker process. Their number may change while the job runs."""
     head: HeadSpec = HeadSpec()
-    """The head pod: driver and supervisor, no training."""
+    """The head pod. It runs the driver and the supervisor, and does no training."""
     storage: StorageSpec = StorageSpec()
-    """The shared volume that holds checkpoints, logs and the trained model."""
+    """The shared volume for checkpoints, logs and the trained model."""
     cluster: ClusterSpec = ClusterSpec()
-    """What the Ray cluster is made from."""
+    """Settings of the Ray cluster."""
     retry: RetrySpec = RetrySpec()
-    """What counts as failed for good, and the waits between attempts; losses of workers and hangs are never final."""
+    """When a job has failed for good, and the waits between attempts. Lost workers and hangs are always retried."""
     suspend: bool = False
-    """Commit, stop and give the nodes back; false again: go on."""
+    """true: save a checkpoint, stop and release the nodes. false: resume."""
     cleanup: CleanupSpec = CleanupSpec()
-    """What happens to the Ray cluster of a job that has ended."""
+    """What happens to the Ray cluster after the job has ended."""
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
         dataset = self.dataset
         if self.model.task == "seq2seq":
             if dataset.packing:
-                invalid("dataset.packing", "packs documents of causal models only; this job's model.task is seq2seq")
+                invalid("dataset.packing", "is only supported for causal models; model.task is seq2seq")
             if dataset.row_format in ("text", "messages"):
-                invalid(f"dataset.{dataset.row_format}", "a seq2seq model needs prompt and completion")
+                invalid(
+                    f"dataset.{dataset.row_format}", "is not supported for seq2seq models: use prompt and completion"
+                )
         elif dataset.max_completion_length:
-            reason = "is for seq2seq models; maxLength bounds prompt and completion together"
+            reason = "is only used by seq2seq models; for causal models maxLength limits prompt and completion together"
             invalid("dataset.maxCompletionLength", reason)
         return self
 
@@ -71,12 +73,15 @@ class FinetuneJobSpec(Section):
     def _check_evaluation(self) -> Self:
         evaluation, dataset = self.training.evaluation, self.dataset
         if dataset.eval is None and evaluation != EvaluationSpec():
-            invalid("training.evaluation", "has nothing to evaluate on: give dataset.eval a source or a fraction")
+            invalid("training.evaluation", "has no evaluation data: set dataset.eval.source or dataset.eval.fraction")
         if evaluation.generate and dataset.row_format == "text":
-            invalid("training.evaluation.generate", "needs prompts to answer; dataset.text is learned as a whole")
+            invalid(
+                "training.evaluation.generate",
+                "requires prompts, and dataset.text has none: use dataset.prompt and dataset.completion",
+            )
         sql = evaluation.sql
         if sql is not None and dataset.prepare is not None and sql.column not in dataset.keep:
-            reason = f"must carry the column {sql.column!r} into the shards, for training.evaluation.sql"
+            reason = f"must contain the column {sql.column!r}, which training.evaluation.sql.column names"
             invalid("dataset.keep", reason)
         return self
 
@@ -84,21 +89,26 @@ class FinetuneJobSpec(Section):
     def _check_adapter(self) -> Self:
         if not self.output.merge_adapter:
             if self.adapter is None:
-                invalid("output.mergeAdapter", "there is no adapter: leave it out")
+                invalid("output.mergeAdapter", "false requires an adapter: remove this field, or set spec.adapter")
             if self.model.initialise == "random":
-                reason = "needs the weights it was trained beside, which a model from scratch has nowhere: use true"
-                invalid("output.mergeAdapter", f"an adapter alone {reason}")
+                reason = (
+                    "must be true for a randomly initialised model, because its base weights are stored nowhere else"
+                )
+                invalid("output.mergeAdapter", reason)
         if self.adapter is not None and self.adapter.quantization != "none":
             if self.execution.offload == "parameters":
-                invalid("execution.offload", f"parameters cannot be {self.adapter.quantization}: use optimizer or none")
+                invalid(
+                    "execution.offload",
+                    f"parameters cannot be offloaded with {self.adapter.quantization} weights: use optimizer or none",
+                )
             if self.execution.zero_stage == 3:
                 invalid(
                     "execution.zeroStage",
-                    f"3 cannot shard weights in {self.adapter.quantization}: use auto, or 2 at most",
+                    f"3 cannot shard {self.adapter.quantization} weights: use auto or at most 2",
                 )
         at_stage_3 = self.execution.zero_stage == 3 or self.execution.offload == "parameters"
         if self.adapter is not None and self.execution.compile is True and at_stage_3:
-            reason = "layers with weights that are not trained cannot be compiled at ZeRO stage 3: use auto or false"
+            reason = "layers with frozen weights cannot be compiled at ZeRO stage 3: use auto or false"
             invalid("execution.compile", reason)
         return self
 
@@ -112,15 +122,15 @@ class FinetuneJobSpec(Section):
 
 
 class FinetuneJob(Section):
-    """A language model, finetuned on spot GPUs until it is trained."""
+    """A language model finetuning job that runs on spot GPUs until the model is trained."""
 
     api_version: Literal["spotune.dev/v1alpha1"] = API_VERSION
-    """Version of this language."""
+    """API version."""
     kind: Literal["FinetuneJob"] = KIND
     """Kind of the object."""
     metadata: Metadata
     """Name, namespace and labels."""
     spec: FinetuneJobSpec
-    """What to train (model, adapter, dataset, training) and how (everything else)."""
+    """What to train (model, adapter, dataset, training) and how to run it (all other sections)."""
     status: FinetuneJobStatus | None = None
     """Progress and health, written by the operator."""

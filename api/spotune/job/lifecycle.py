@@ -1,10 +1,10 @@
-"""What happens when things fail, and when they end."""
+"""What happens when attempts fail, and after the job has ended."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from spotune.job.base import Positive, Section, invalid
+from spotune.job.base import PositiveInt, Section, invalid
 from spotune.units.durations import Duration
 
 
@@ -24,12 +24,12 @@ PositiveDuration = Annotated[
 
 
 class BackoffSpec(Section):
-    """Waiting times between attempts that make no new step; the first retry is at once."""
+    """Wait times between attempts that make no new step. The first retry is immediate."""
 
     initial: PositiveDuration = Duration("5s")
-    """Wait before the second retry without a new step; it doubles with each further one."""
+    """Wait before the second retry without a new step. It doubles with each further retry."""
     max: PositiveDuration = Duration("5m")
-    """Longest wait."""
+    """Maximum wait."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -39,22 +39,22 @@ class BackoffSpec(Section):
 
 
 class RetrySpec(Section):
-    """What counts as failed for good; lost workers, preemptions and hangs never do."""
+    """When a job has failed for good. Lost workers, preemptions and hangs are always retried."""
 
-    app_failure_limit: Positive = 3
-    """Failures of the user's model, data or code without one new step after which the job is Failed."""
+    app_failure_limit: PositiveInt = 3
+    """Number of failures of the model, data or code without a new step after which the job is Failed."""
     backoff: BackoffSpec = BackoffSpec()
-    """Waiting times between attempts."""
+    """Wait times between attempts."""
     hang_timeout: PositiveDuration = Duration("30m")
-    """A worker group without a sign of life for so long is ended and started again."""
+    """A worker group that sends no heartbeat for this long is stopped and restarted."""
     max_gpu_hours: Annotated[float, Field(ge=0)] = 0
-    """GPU hours over all attempts after which no new attempt is started; 0: no limit."""
+    """GPU hours over all attempts after which no new attempt starts. 0: no limit."""
 
 
 class CleanupSpec(Section):
-    """What happens to the Ray cluster of a job that has ended."""
+    """What happens to the Ray cluster after the job has ended."""
 
     cluster: Literal["delete", "keep"] = "delete"
-    """delete: give the nodes back; keep: leave the cluster for looking at."""
+    """delete: release the nodes. keep: keep the cluster for inspection."""
     after: Duration = Duration("5m")
-    """Time after the end of the job."""
+    """Delay after the end of the job."""

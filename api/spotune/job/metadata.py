@@ -8,12 +8,12 @@ from pydantic import AfterValidator, Field, model_validator
 from spotune.job.base import Section, invalid
 
 MAX_NAME_LENGTH = 40
-"""Kubernetes allows 63 characters in a label; names of pods and services made from the job's name need the rest."""
+"""Kubernetes allows 63 characters in a label. Names of pods and services add a prefix and suffix to the job's name."""
 
 NAME_PATTERN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-"""A DNS label: what pods and services may be called."""
+"""A DNS label, as Kubernetes requires for names of pods and services."""
 
-_WRITTEN_BY_THE_SERVER = frozenset(
+_SERVER_FIELDS = frozenset(
     {
         "creationTimestamp",
         "finalizers",
@@ -26,19 +26,21 @@ _WRITTEN_BY_THE_SERVER = frozenset(
         "uid",
     }
 )
-"""What the API server adds: passed over, so that the output of kubectl get -o yaml is a job file too."""
+"""Fields that the API server adds. They are ignored, so the output of `kubectl get -o yaml` is a valid job file."""
 
 
 def _check_dns_label(name: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
-        invalid("", f"{name!r} is not a name that Kubernetes takes: a-z, 0-9 and - only, no - at either end")
+        invalid(
+            "", f"{name!r} is not a valid Kubernetes name: use a-z, 0-9 and -, and start and end with a letter or digit"
+        )
     return name
 
 
 def _check_name_length(name: str) -> str:
     if len(name) > MAX_NAME_LENGTH:
-        reason = f"{name!r} has {len(name)} characters; {MAX_NAME_LENGTH} at most leave room for the names of its pods"
-        invalid("", reason)
+        limit = f"at most {MAX_NAME_LENGTH} are allowed, because pod names are made from it"
+        invalid("", f"{name!r} has {len(name)} characters; {limit}")
     return name
 
 
@@ -56,7 +58,7 @@ class Metadata(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _pass_over_server_fields(cls, content: Any) -> Any:
+    def _drop_server_fields(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        return {name: value for name, value in content.items() if name not in _WRITTEN_BY_THE_SERVER}
+        return {name: value for name, value in content.items() if name not in _SERVER_FIELDS}

@@ -1,10 +1,10 @@
-"""What answers are judged by: metrics of our own, and functions of the user's, each named by its entry point."""
+"""Names of evaluation metrics: the built-in ones, and the user's functions as package.module:function."""
 
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import StringConstraints
 
-from spotune.job.base import checked_by_server, expecting
+from spotune.job.base import expecting, with_cel_rules
 
 BuiltIn = Literal["loss", "exactMatch", "executionAccuracy"]
 BUILT_IN: Final[tuple[str, ...]] = get_args(BuiltIn)
@@ -18,7 +18,7 @@ _EXPECTED: Final = f"{', '.join(BUILT_IN)} or a function of your own as package.
 Metric = Annotated[
     BuiltIn | Annotated[str, StringConstraints(pattern=f"^{_ENTRY_POINT}$", max_length=_MAX_CHARACTERS)],
     expecting(_EXPECTED),
-    checked_by_server(
+    with_cel_rules(
         (f"self.matches(r'^({'|'.join(BUILT_IN)}|{_ENTRY_POINT})$')", f"expected {_EXPECTED}"),
         max_length=_MAX_CHARACTERS,
     ),
@@ -26,10 +26,10 @@ Metric = Annotated[
 
 
 def metric_name(metric: str) -> str:
-    """What the figures of a metric go by: its own name, or that of the function."""
+    """The name that a metric's scores are reported under: its own name, or that of the function."""
     return metric.rpartition(":")[2]
 
 
 def is_function(metric: str) -> bool:
-    """Whether a metric is a function of the user's."""
+    """Whether a metric is a function of the user."""
     return metric not in BUILT_IN

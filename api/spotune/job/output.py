@@ -1,15 +1,18 @@
-"""What comes out: metrics while it trains, and the model at the end."""
+"""What a job produces: metrics during training, and the model at the end."""
 
 from typing import Literal
 
 from spotune.job.base import SecretKeyRef, Section
+
+HUB_TOKEN = "SPOTUNE_HUB_TOKEN"
+"""Environment variable with the token that uploads to ``output.hub``. Without it the uploader uses ``HF_TOKEN``."""
 
 
 class WandbSpec(Section):
     """Weights & Biases."""
 
     project: str
-    """Project that the run is logged to."""
+    """Project to log to."""
     key_secret_ref: SecretKeyRef | None = None
     """Secret with the API key."""
 
@@ -20,14 +23,14 @@ class MlflowSpec(Section):
     uri: str
     """URL of the tracking server."""
     experiment: str = ""
-    """Experiment that the run is logged to; empty: the job's name."""
+    """Experiment to log to. Empty: the job's name."""
 
 
 class TrackingSpec(Section):
-    """Where loss, throughput and evaluation are logged."""
+    """Where loss, throughput and evaluation results are logged."""
 
     tensorboard: bool = True
-    """Write TensorBoard event files into logs/tensorboard of the job's folder."""
+    """Write TensorBoard event files to logs/tensorboard in the job's folder."""
     wandb: WandbSpec | None = None
     """Log to Weights & Biases."""
     mlflow: MlflowSpec | None = None
@@ -40,17 +43,17 @@ class HubSpec(Section):
     repo: str
     """Repository, such as me/t5-wikisql."""
     private: bool = True
-    """Whether a repository that does not exist yet is made private."""
+    """Create the repository as private if it does not exist."""
     token_secret_ref: SecretKeyRef | None = None
-    """Secret with a token that may write."""
+    """Secret with a token that has write permission."""
     strategy: Literal["end", "checkpoint"] = "end"
-    """end: the trained model; checkpoint: while it trains the newest checkpoint, too, in last-checkpoint/."""
+    """end: upload the trained model. checkpoint: also upload new checkpoints to last-checkpoint/ during training."""
 
 
 class OutputSpec(Section):
-    """What happens to the trained model; it is always exported into the job's folder."""
+    """What happens to the trained model. It is always exported into the job's folder."""
 
     hub: HubSpec | None = None
-    """Upload it to the Hugging Face Hub."""
+    """Upload to the Hugging Face Hub."""
     merge_adapter: bool = True
-    """Export the base model with the adapter merged into it; false: the adapter alone."""
+    """true: export the base model with the adapter merged into it. false: export the adapter alone."""

@@ -1,4 +1,4 @@
-"""What the operator reports about a job; a user reads it and never writes it."""
+"""The status of a job: written by the operator, only read by users."""
 
 from typing import Annotated, Literal
 
@@ -9,70 +9,70 @@ from spotune.job.base import Section
 Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
-class _Report(Section):
-    """A part of the status; fields of a newer version are passed over."""
+class _StatusSection(Section):
+    """Base class of parts of the status. Unknown fields, as of a newer version, are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class RestartsStatus(_Report):
+class RestartsStatus(_StatusSection):
     """Number of restarts by cause."""
 
     total: int = 0
-    """Restarts by any cause."""
+    """Number of restarts by any cause."""
     worker_lost: int = 0
-    """Worker pods or their nodes that were lost."""
+    """Lost worker pods or nodes."""
     head_lost: int = 0
-    """Heads or drivers that were lost."""
+    """Lost heads or drivers."""
     preempted: int = 0
-    """Spot notices."""
+    """Preemption notices of spot nodes."""
     hang: int = 0
-    """Worker groups that gave no sign of life."""
+    """Worker groups without a heartbeat."""
     app_error: int = 0
     """Errors of the model, the data or the code."""
     out_of_memory: int = 0
     """Worker groups that ran out of GPU memory."""
 
 
-class LastCheckpointStatus(_Report):
+class LastCheckpointStatus(_StatusSection):
     """The newest checkpoint."""
 
     step: int
-    """Step that it holds the state after."""
+    """The step after which the state was saved."""
     time: Timestamp
-    """When it was committed (RFC 3339)."""
+    """Time of the commit (RFC 3339)."""
 
 
-class GpuSecondsStatus(_Report):
-    """GPU seconds of worker pods that ran, whether they trained or not: what a cloud asks money for."""
+class GpuSecondsStatus(_StatusSection):
+    """GPU seconds of running worker pods, whether they trained or not: the time that a cloud bills."""
 
     spot: float = 0
     """On spot nodes."""
     on_demand: float = 0
     """On on-demand nodes."""
     as_of: Timestamp | None = None
-    """Until when they were counted (RFC 3339)."""
+    """Time up to which they are counted (RFC 3339)."""
 
 
-class PinnedStatus(_Report):
-    """What a job is run with until it ends; changed by a change of the spec, not by an operator of another version."""
+class PinnedStatus(_StatusSection):
+    """Settings fixed for the job's lifetime. A change of the spec updates them; an operator upgrade does not."""
 
     image: str
     """Container image of the trainer."""
     default_image: str
-    """The image for a job that names none, as the operator had it at the job's start."""
+    """The operator's default image when the job started."""
     default_ray_version: str
-    """Ray version of that image."""
+    """Ray version of the default image."""
     provider: Literal["aks", "gke", "eks", "none"]
-    """Cloud of the nodes."""
+    """Cloud provider of the nodes."""
     inputs: str
-    """Hash of all in the spec that pods are made from."""
+    """Hash of all spec fields that the pods are built from."""
     ray_cluster: str
-    """The RayCluster's spec as it was rendered, in JSON."""
+    """The rendered spec of the RayCluster, as JSON."""
 
 
-class TrainedStatus(_Report):
-    """How long the finished model was trained; a spec that asks for more lets the job go on."""
+class TrainedStatus(_StatusSection):
+    """How long the finished model was trained. If the spec is changed to ask for more, training resumes."""
 
     epochs: float | None = None
     """training.epochs at the end."""
@@ -80,77 +80,77 @@ class TrainedStatus(_Report):
     """training.maxSteps at the end."""
 
 
-class Condition(_Report):
-    """A metav1.Condition of Kubernetes."""
+class Condition(_StatusSection):
+    """A Kubernetes condition (metav1.Condition)."""
 
     type: str
-    """Name, such as Ready."""
+    """Condition type, such as Ready."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition holds."""
     observed_generation: int = 0
-    """metadata.generation that it was found for."""
+    """metadata.generation that the condition was computed for."""
     last_transition_time: Timestamp
-    """When status changed last (RFC 3339)."""
+    """Time of the last change of status (RFC 3339)."""
     reason: str
-    """One word for programs."""
+    """Machine-readable reason in one CamelCase word."""
     message: str = ""
-    """A sentence for people."""
+    """Human-readable message."""
 
 
-class FinetuneJobStatus(_Report):
+class FinetuneJobStatus(_StatusSection):
     """Progress and health of a job."""
 
     observed_generation: int = 0
-    """metadata.generation that this status belongs to."""
+    """metadata.generation that this status was computed for."""
     phase: str = ""
-    """Where the job is, for people."""
+    """Phase of the job, for display."""
     generation: int = 0
     """Generation of the running worker group."""
     restarts: RestartsStatus = RestartsStatus()
     """Restarts by cause."""
     step: int = 0
-    """Optimizer steps done."""
+    """Completed optimizer steps."""
     highest_step: int = 0
-    """Newest step that was ever done; a restart goes back to a checkpoint, this does not."""
+    """Highest step ever completed. It does not decrease when a restart goes back to a checkpoint."""
     total_steps: int | None = None
-    """Optimizer steps in all."""
+    """Total number of optimizer steps."""
     epoch: float | None = None
-    """Passes over the data done."""
+    """Completed passes over the data."""
     loss: float | None = None
     """Training loss of the last step."""
     eval_loss: float | None = None
     """Loss of the last evaluation."""
     eval_scores: dict[str, float] | None = None
-    """Scores of the last evaluation's answers, by metric."""
+    """Scores of the last evaluation by metric."""
     tokens_per_second: float | None = None
-    """Tokens trained per second over all workers."""
+    """Training throughput over all workers, in tokens per second."""
     mfu: float | None = None
     """Model FLOPs utilization, 0 to 1."""
     eta: str = ""
-    """When training is expected to end (RFC 3339)."""
+    """Expected end of training (RFC 3339)."""
     workers: str = ""
-    """Workers running and wanted, such as 3/4."""
+    """Running and desired workers, such as 3/4."""
     last_checkpoint: LastCheckpointStatus | None = None
     """The newest checkpoint."""
     resumed_from_step: int | None = None
-    """Step that the running worker group started from."""
+    """Step that the current worker group resumed from."""
     steps_lost: int = 0
-    """Steps that were done and had to be done again."""
+    """Number of steps that were completed and had to be repeated."""
     goodput: float | None = None
-    """Part of the time that went into steps that count, 0 to 1."""
+    """Fraction of the time spent on steps that count, 0 to 1."""
     gpu_seconds: GpuSecondsStatus = GpuSecondsStatus()
     """GPU seconds used."""
     last_progress_time: Timestamp | None = None
-    """When the newest step was done, or the job was started or resumed (RFC 3339)."""
+    """Time of the newest step, or of the start or resume of the job (RFC 3339)."""
     pinned: PinnedStatus | None = None
-    """What the job is run with until it ends."""
+    """Settings fixed for the job's lifetime."""
     trained: TrainedStatus | None = None
     """How long the finished model was trained."""
     ray_cluster: str = ""
     """Name of the RayCluster."""
     output: str = ""
-    """Where the trained model is."""
+    """Location of the trained model."""
     conditions: list[Condition] = Field(
         default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
-    """Conditions: Ready, Reconciling, Stalled, Complete, Failed, Suspended and the domain's own."""
+    """Conditions: Ready, Reconciling, Stalled, Complete, Failed, Suspended, and conditions specific to spotune."""

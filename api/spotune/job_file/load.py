@@ -1,4 +1,4 @@
-"""From a YAML file to a FinetuneJob, with errors that name file, line, field, what was given and what is allowed."""
+"""Loads a FinetuneJob from a YAML file. Errors name file, line, field, the given value and the allowed values."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,38 +19,38 @@ SOURCE_FIELDS = (
     "spec.dataset.prepare.source",
     "spec.training.evaluation.sql.databases",
 )
-"""camelCase paths of everything that names a folder or file to read."""
+"""camelCase paths of all fields that contain a folder or file to read."""
 
 
 def load_job(path: str | Path) -> FinetuneJob:
-    """Reads one FinetuneJob from a YAML file; sources stay as they are written (see ``resolve_paths``).
+    """Read one FinetuneJob from a YAML file. Sources stay as written (see ``resolve_paths``).
 
     Raises:
-        UsageError: There is no such file.
-        JobError: It is not YAML, not one FinetuneJob, or something in it is wrong; ``problems`` lists everything.
+        UsageError: The file does not exist.
+        JobError: The file is not YAML, not exactly one FinetuneJob, or invalid; ``problems`` lists all errors.
     """
     return parse_job(read_job_file(path))
 
 
 def read_job_file(path: str | Path) -> Document:
-    """The YAML document of a job file, with the line of every field; its fields are not checked yet.
+    """Read the YAML document of a job file, with the line of every field, without validating the fields.
 
     Raises:
-        UsageError: There is no such file.
-        JobError: It is not YAML, or not one FinetuneJob.
+        UsageError: The file does not exist.
+        JobError: The file is not YAML, or not exactly one FinetuneJob.
     """
     file = Path(path)
     if file.is_dir() or not file.exists():
-        what = "is a directory; give the job file in it" if file.is_dir() else "does not exist"
-        raise UsageError(f"{path}: {what}")
+        message = "is a directory; pass the job file in it" if file.is_dir() else "does not exist"
+        raise UsageError(f"{path}: {message}")
     return _single_job(read_documents(file), str(path))
 
 
 def parse_job(document: Document) -> FinetuneJob:
-    """Checks a document that ``read_job_file`` returned.
+    """Validate a document that ``read_job_file`` returned.
 
     Raises:
-        JobError: Something in it is wrong; ``problems`` lists everything.
+        JobError: The document is invalid; ``problems`` lists all errors.
     """
     try:
         return FinetuneJob.model_validate(document.content, by_alias=True, by_name=False)
@@ -59,34 +59,36 @@ def parse_job(document: Document) -> FinetuneJob:
 
 
 def _single_job(documents: list[Document], file: str) -> Document:
-    """The only document of a file, if it is a FinetuneJob of our version."""
+    """Return the only document of a file; raise JobError unless it is a FinetuneJob with the supported apiVersion."""
     if len(documents) != 1:
         kinds = ", ".join(str(document.kind or "no kind") for document in documents)
-        what = f"holds {len(documents)} YAML documents ({kinds}); give one {KIND} per file" if documents else "is empty"
-        raise JobError(problems=[Problem(what, file=file)])
+        message = (
+            f"holds {len(documents)} YAML documents ({kinds}); give one {KIND} per file" if documents else "is empty"
+        )
+        raise JobError(problems=[Problem(message, file=file)])
     document = documents[0]
     if not isinstance(document.content, dict):
         found = "a list" if isinstance(document.content, list) else "a single value"
-        what = f"is not a {KIND}: it holds {found}, not a mapping with apiVersion, kind, metadata and spec"
-        raise JobError(problems=[Problem(what, file=file)])
+        message = f"is not a {KIND}: it holds {found}, not a mapping with apiVersion, kind, metadata and spec"
+        raise JobError(problems=[Problem(message, file=file)])
     for field, expected in (("kind", KIND), ("apiVersion", API_VERSION)):
         given = document.content.get(field)
         if given != expected:
             found = f"is {given!r}" if field in document.content else "is missing"
-            what = f"{found}; a job file says {field}: {expected}"
-            raise JobError(problems=[Problem(what, field, file, document.line((field,)))])
+            message = f"{found}; expected {field}: {expected}"
+            raise JobError(problems=[Problem(message, field, file, document.line((field,)))])
     return document
 
 
 def replace_fields(job: FinetuneJob, values: Mapping[str, Any]) -> FinetuneJob:
-    """A job with some fields changed and everything checked again, for options such as ``--workers``.
+    """Copy a job with some fields replaced, and validate it again; for options such as ``--workers``.
 
     Args:
-        job: The job; it is left as it is.
+        job: The job; it is not modified.
         values: New values by camelCase path, for example ``{"spec.training.maxSteps": 10}``.
 
     Raises:
-        JobError: The result is not valid; the fields are named.
+        JobError: The result is invalid; ``problems`` lists all errors.
     """
     content = job.model_dump(exclude_unset=True)
     for path, value in values.items():
@@ -102,10 +104,10 @@ def replace_fields(job: FinetuneJob, values: Mapping[str, Any]) -> FinetuneJob:
 
 
 def resolve_paths(job: FinetuneJob, base: Path) -> FinetuneJob:
-    """The job with every relative source made absolute; ``~`` is expanded, ``hf://`` and the like stay.
+    """Copy a job with all relative sources made absolute. ``~`` is expanded; URLs such as ``hf://`` stay.
 
     Args:
-        job: The job; it is left as it is.
+        job: The job; it is not modified.
         base: Folder of the job file, or root of the shared volume.
     """
     sources = {path: _value_at(job, path) for path in SOURCE_FIELDS}
@@ -115,7 +117,7 @@ def resolve_paths(job: FinetuneJob, base: Path) -> FinetuneJob:
 
 
 def _value_at(job: FinetuneJob, path: str) -> Any:
-    """The value of a field by its camelCase path; None if a section on the way is absent."""
+    """The value of a field by its camelCase path; None if one of its sections is absent."""
     value: Any = job
     for alias in path.split("."):
         names = [name for name, field in type(value).model_fields.items() if field.alias == alias] if value else []

@@ -1,4 +1,4 @@
-"""What Pydantic found wrong in a job, as sentences: field path, what was given, what is allowed, nearest valid name."""
+"""Turns Pydantic's validation errors into messages with field path, given and allowed values, and the nearest name."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -32,7 +32,7 @@ _MAX_GIVEN_CHARACTERS = 60
 
 
 def describe_problems(error: ValidationError, document: Document) -> list[Problem]:
-    """Every error of a validation of a FinetuneJob, in the order of the file's lines."""
+    """All errors of a validation of a FinetuneJob, sorted by line."""
     problems = []
     for details in error.errors():
         path = _field_path(details)
@@ -42,13 +42,13 @@ def describe_problems(error: ValidationError, document: Document) -> list[Proble
 
 
 def dotted(path: FieldPath) -> str:
-    """The path as it is written in messages: ``spec.dataset.keep[0]``."""
+    """A path in the format of messages: ``spec.dataset.keep[0]``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
 
 def _field_path(details: ErrorDetails) -> FieldPath:
-    """Where the error is; our own errors name the field relative to the section that was checked."""
+    """The path of an error. Errors of ``spotune.job.base.invalid`` name a field relative to the validated section."""
     field = details.get("ctx", {}).get("field", "")
     return (*details["loc"], *(field.split(".") if field else ()))
 
@@ -66,7 +66,7 @@ def _message(details: ErrorDetails, path: FieldPath) -> str:
     if kind == "literal_error":
         return _not_allowed(given, path)
     names = [str(value) for value in _allowed_at(path)] if kind == "expected" else []
-    return f"expected {_expected(details)}, not {_shown(given)}{_suggestion(str(given), names)}"
+    return f"expected {_expected(details)}, not {_as_yaml(given)}{_suggestion(str(given), names)}"
 
 
 def _expected(details: ErrorDetails) -> str:
@@ -83,8 +83,8 @@ def _expected(details: ErrorDetails) -> str:
     return _TYPE_NAMES.get(kind) or details["msg"]
 
 
-def _shown(given: Any) -> str:
-    """A value as a person would write it in YAML, not too long."""
+def _as_yaml(given: Any) -> str:
+    """A value as written in YAML, truncated if too long."""
     if given is None:
         return "an empty value"
     if isinstance(given, bool):
@@ -96,10 +96,10 @@ def _shown(given: Any) -> str:
 
 
 def _not_allowed(given: Any, path: FieldPath) -> str:
-    """A value that is none of those that are allowed, with the nearest one."""
+    """The message for a value that is not one of the allowed values, with the nearest one."""
     allowed = [str(value) for value in _allowed_at(path)]
     names = allowed[0] if len(allowed) == 1 else f"{', '.join(allowed[:-1])} or {allowed[-1]}"
-    return f"expected {names}, not {_shown(given)}{_suggestion(str(given), allowed)}"
+    return f"expected {names}, not {_as_yaml(given)}{_suggestion(str(given), allowed)}"
 
 
 def _suggestion(given: str, valid: list[str]) -> str:
@@ -121,7 +121,7 @@ def _unknown_field(path: FieldPath) -> str:
 
 
 def _fields_at(path: FieldPath) -> dict[str, Any]:
-    """Name in camelCase -> annotation of the fields of the section at ``path``."""
+    """The fields of the section at ``path``: annotations by camelCase name."""
     section: type[BaseModel] | None = FinetuneJob
     for part in path:
         fields = _fields_of(section) if section else {}
@@ -134,7 +134,7 @@ def _fields_of(section: type[BaseModel]) -> dict[str, Any]:
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section in an annotation such as ``EvalSpec | None``, None if it holds plain values."""
+    """The section in an annotation such as ``EvalSpec | None``; None if it contains plain values only."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -142,7 +142,7 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _allowed_at(path: FieldPath) -> list[Any]:
-    """The values of the ``Literal`` at ``path``; for an item of a list, those of its items."""
+    """The values of the ``Literal`` at ``path``; for a list item, the values that items may have."""
     names = [part for part in path if isinstance(part, str)]
     return list(_literal_values(_fields_at(tuple(names[:-1])).get(names[-1])))
 
@@ -156,7 +156,7 @@ def _literal_values(annotation: Any) -> Iterator[Any]:
 
 
 def _all_fields(section: type[BaseModel], path: FieldPath) -> Iterator[FieldPath]:
-    """Paths of all fields of a section and of the sections in it."""
+    """Paths of all fields of a section and its nested sections."""
     for name, annotation in _fields_of(section).items():
         yield (*path, name)
         inner = _section_in(annotation)

@@ -1,7 +1,7 @@
-"""YAML documents with the line of every field, read the way Kubernetes reads them.
+"""Reads YAML documents as Kubernetes does, and records the line of every field.
 
-Two things differ from PyYAML's own loader: a key that is given twice is an error (PyYAML takes the last), and ``1e-4``
-is a number (YAML 1.2; PyYAML takes it for text).
+There are two differences from PyYAML's own loader: duplicate keys are errors (PyYAML uses the last one), and ``1e-4``
+is a number as in YAML 1.2 (PyYAML reads it as a string).
 """
 
 import re
@@ -14,7 +14,7 @@ import yaml
 from spotune.errors import JobError, Problem
 
 FieldPath = tuple[str | int, ...]
-"""Keys and list indices from the document's root, as they are written in the YAML."""
+"""Keys and list indices from the document's root, as written in the YAML."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Document:
     """One YAML document.
 
     Attributes:
-        content: Its plain Python value.
-        file: The file as the user named it.
-        lines: Line of every key and list item, from 1.
+        content: The document as plain Python values.
+        file: Path as the user gave it.
+        lines: Line number of every key and list item, starting at 1.
     """
 
     content: Any
@@ -33,18 +33,18 @@ class Document:
 
     @property
     def kind(self) -> Any:
-        """The ``kind`` of a Kubernetes object, None for anything else."""
+        """The ``kind`` of a Kubernetes object; None for any other document."""
         return self.content.get("kind") if isinstance(self.content, dict) else None
 
     def line(self, path: FieldPath) -> int:
-        """Line of a field, or of the nearest section around it that is there; 0 if nothing is known."""
+        """Line of a field or, if it is absent, of the nearest enclosing section; 0 if unknown."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 0)
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the floating point numbers of YAML 1.2."""
+    """PyYAML's safe loader with the floating-point numbers of YAML 1.2."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -61,17 +61,17 @@ _Loader.add_implicit_resolver(
 
 
 def read_documents(path: Path) -> list[Document]:
-    """All documents of a YAML file that are not empty.
+    """Read all non-empty documents of a YAML file.
 
     Raises:
-        JobError: The file cannot be read, is not text, or is not YAML; file and line are named.
+        JobError: The file cannot be read, is not text, or is not YAML; the message names file and line.
     """
     file = str(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        what = f"is not a text file in UTF-8 (byte {error.start} cannot be decoded)"
-        raise JobError(problems=[Problem(what, file=file)]) from error
+        message = f"is not a text file in UTF-8 (byte {error.start} cannot be decoded)"
+        raise JobError(problems=[Problem(message, file=file)]) from error
     except OSError as error:
         raise JobError(problems=[Problem(f"cannot be read: {error.strerror}", file=file)]) from error
     try:
@@ -88,11 +88,13 @@ def _compose(text: str, file: str) -> list[Document]:
     try:
         while loader.check_node():
             node = loader.get_node()
-            assert node is not None, "check_node() has seen it"
+            assert node is not None, "check_node() returned True"
             lines: dict[FieldPath, int] = {(): node.start_mark.line + 1}
             problems = _collect_lines(node, (), lines, ())
             if problems:
-                raise JobError(problems=[Problem(what, _dotted(path), file, line) for path, line, what in problems])
+                raise JobError(
+                    problems=[Problem(message, _dotted(path), file, line) for path, line, message in problems]
+                )
             content = loader.construct_document(node)
             if content is not None:
                 documents.append(Document(content, file, lines))
@@ -108,13 +110,16 @@ def _dotted(path: FieldPath) -> str:
 def _collect_lines(
     node: yaml.Node, path: FieldPath, lines: dict[FieldPath, int], around: tuple[yaml.Node, ...]
 ) -> list[tuple[FieldPath, int, str]]:
-    """Fills ``lines`` for everything in ``node``; returns (path, line, problem) of keys given twice and the like.
+    """Record the line of everything in ``node``, and return duplicate keys and recursive aliases.
 
     Args:
         node: The node at ``path``.
-        path: Where the node is.
-        lines: Filled with the line of every key and item.
-        around: The nodes that hold this one, to notice an alias to one of them.
+        path: Path of the node.
+        lines: Receives the line of every key and list item.
+        around: The enclosing nodes, to detect an alias to one of them.
+
+    Returns:
+        A tuple (path, line, message) for each problem.
     """
     if any(node is outer for outer in around):
         return [(path, node.start_mark.line + 1, "is an alias to a section that it is in itself")]
@@ -124,25 +129,25 @@ def _collect_lines(
         children = [((*path, index), item.start_mark.line + 1, item) for index, item in enumerate(node.value)]
     elif isinstance(node, yaml.MappingNode):
         children = [((*path, str(key.value)), key.start_mark.line + 1, value) for key, value in node.value]
-    seen: dict[FieldPath, int] = {}
+    first_lines: dict[FieldPath, int] = {}
     for child_path, line, child in children:
-        if child_path in seen:
-            problems.append((child_path, line, f"is given twice; the first is in line {seen[child_path]}"))
-        seen[child_path] = lines[child_path] = line
+        if child_path in first_lines:
+            problems.append((child_path, line, f"is given twice; the first is in line {first_lines[child_path]}"))
+        first_lines[child_path] = lines[child_path] = line
         problems += _collect_lines(child, child_path, lines, (*around, node))
     return problems
 
 
 def _syntax_problem(error: yaml.YAMLError, file: str) -> Problem:
-    """PyYAML's error in one line, with the hint that helps most often."""
+    """PyYAML's error on one line, with a hint for the most common causes."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return Problem(f"is not YAML: {' '.join(str(error).split())}", file=file)
-    mark = error.problem_mark or error.context_mark
-    what = " ".join(part for part in (error.problem, error.context) if part)
-    if mark and error.context_mark and error.context_mark.line != mark.line:
-        what += f" that starts in line {error.context_mark.line + 1}"
-    if "'\\t'" in what:
-        what = "a tab is used for indentation; use spaces"
-    elif "mapping values are not allowed" in what:
-        what += " (indentation, or text with ': ' in it that needs quotes)"
-    return Problem(f"is not YAML: {what}", file=file, line=mark.line + 1 if mark else 0)
+    position = error.problem_mark or error.context_mark
+    message = " ".join(part for part in (error.problem, error.context) if part)
+    if position and error.context_mark and error.context_mark.line != position.line:
+        message += f" that starts in line {error.context_mark.line + 1}"
+    if "'\\t'" in message:
+        message = "a tab is used for indentation; use spaces"
+    elif "mapping values are not allowed" in message:
+        message += " (indentation, or text with ': ' in it that needs quotes)"
+    return Problem(f"is not YAML: {message}", file=file, line=position.line + 1 if position else 0)

@@ -1,4 +1,4 @@
-"""What a job needs, before it runs: parameters, memory, ZeRO stage, micro-batch, checkpoint interval. Arithmetic."""
+"""Computes what a job needs before it runs: parameters, memory, ZeRO stage, micro-batch size, checkpoint interval."""
 
 from spotune.plan.checkpoint_interval import checkpoint_interval_seconds
 from spotune.plan.devices import machine_memory_bytes

@@ -1,13 +1,14 @@
 """Bytes of activations that the forward pass keeps for the backward pass.
 
-Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4: what
-each operation of a layer saves. It sums to `s b h (34 + 5 a s / h)` for a GPT layer in 16 bit (equation 1), to
-`34 s b h` where the attention scores are not kept (section 5, and every fused attention kernel), and to `2 s b h` with
-full recomputation (s: sequence length, b: micro-batch, h: hidden size, a: heads). The same sum is written here for
-other layers: gated feed-forwards of any width, cross-attention, float32, norms that compute in float32; and for what
-PyTorch and `transformers` save beyond the paper's kernels. A compiled layer keeps what its products of matrices and its
-attention need and computes what lies between them again, and its loss holds one chunk of logits.
-`tests/api/plan/test_measured_activations.py` compares it with the tensors that are really saved,
+Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4, which
+adds up what each operation of a layer saves. The sum is `s b h (34 + 5 a s / h)` for a GPT layer in 16 bit (equation
+1), `34 s b h` if the attention scores are not kept (section 5, and every fused attention kernel), and `2 s b h` with
+full recomputation (s: sequence length, b: micro-batch, h: hidden size, a: heads). This module extends the sum to gated
+feed-forwards of any width, cross-attention, float32, and norms that compute in float32, and to tensors that PyTorch and
+`transformers` save beyond the paper's kernels. A compiled layer saves only the inputs of its matrix products and of its
+attention and recomputes the rest; its loss holds one chunk of logits at a time.
+
+`tests/api/plan/test_measured_activations.py` compares the formulas with the tensors that autograd saves,
 `tests/api/plan/test_measured.py` and `tests/api/plan/test_measured_throughput.py` with peaks measured on GPUs.
 """
 
@@ -21,12 +22,12 @@ from spotune.plan.parameters import layer_matrices
 DROPOUT_MASK_BYTES = 1
 FLOAT32_BYTES = 4
 CHUNK_LOGITS = 1 << 28
-"""Logits that the compiled loss holds at once: 512 MiB in 16 bit, large enough for a GPU to be busy with."""
+"""Number of logits that the compiled loss holds at once: 512 MiB in 16 bit, enough to keep a GPU busy."""
 
 CHUNKED_LOSS_MODELS = frozenset(
     {"bloom", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "mt5", "phi3", "qwen2", "qwen3", "t5"}
 )
-"""Models whose logits are what the output projection gives; others cap or scale them, or add to them."""
+"""Model types whose logits are the plain output of the projection; others cap, scale or bias them."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,15 @@ class Workload:
 
     Attributes:
         micro_batch_size: samples per forward and backward pass.
-        sequence_length: tokens of a sample; for encoder-decoder models those of the encoder.
-        target_length: tokens of the decoder of an encoder-decoder model; ignored otherwise.
+        sequence_length: tokens per sample; for encoder-decoder models, of the encoder.
+        target_length: tokens per sample of the decoder of an encoder-decoder model; ignored otherwise.
         bytes_per_element: 2 for bfloat16 and float16, 4 for float32.
-        gradient_checkpointing: recompute each layer in the backward pass.
-        fused_attention: attention scores are never written to memory (FlashAttention, memory-efficient SDPA).
-        compiled: layers are compiled.
-        chunked_loss: and the loss, which is computed from a chunk of logits at a time.
-        lora_rank: of adapters beside every matrix of the layers.
-        lora_dropout: what they are given passes through dropout.
+        gradient_checkpointing: whether each layer is recomputed in the backward pass.
+        fused_attention: whether kernels never write attention scores to memory (FlashAttention, memory-efficient SDPA).
+        compiled: whether layers are compiled.
+        chunked_loss: whether the loss is computed from one chunk of logits at a time.
+        lora_rank: rank of the adapters on every matrix of the layers; None: no adapters.
+        lora_dropout: whether adapters apply dropout to their input.
     """
 
     micro_batch_size: int
@@ -60,10 +61,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of activations of one micro-batch at the fullest moment, between forward and backward.
+    """Bytes of activations of one micro-batch at the peak between forward and backward.
 
-    `layers_bytes` is what is saved across the whole model. `working_bytes` is the larger of what comes and goes: the
-    logits with their loss, or (with gradient checkpointing) the one layer that is being recomputed.
+    `layers_bytes` is saved across the whole model. `working_bytes` is temporary: the larger of the logits with their
+    loss and, with gradient checkpointing, the layer that is being recomputed.
     """
 
     layers_bytes: int
@@ -71,12 +72,12 @@ class Activations:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Saved and temporary bytes."""
         return self.layers_bytes + self.working_bytes
 
 
 def activation_bytes(architecture: Architecture, workload: Workload) -> Activations:
-    """What one micro-batch keeps, in bytes, by the formulas of the module's docstring."""
+    """Activation bytes of one micro-batch, by the formulas in the module docstring."""
     layer_bytes = [_layer_bytes(architecture, stack, workload) for stack in architecture.stacks]
     outside = _embedding_and_output_bytes(architecture, workload)
     logits = logits_bytes(architecture, workload)
@@ -91,11 +92,12 @@ def activation_bytes(architecture: Architecture, workload: Workload) -> Activati
 
 
 def logits_bytes(architecture: Architecture, workload: Workload) -> int:
-    """Logits and their loss at the start of the backward pass, in bytes.
+    """Bytes of the logits and their loss at the start of the backward pass.
 
-    Korthikanti et al. count 4 bytes per logit (section 4.3). PyTorch's cross-entropy holds more at its peak, all in
-    float32: the log-probabilities, their gradient and the gradient of the logits. A soft cap keeps its output, too.
-    In chunks: a chunk of logits and its gradient, and the gradients of the hidden states and the projection's weights.
+    Korthikanti et al. count 4 bytes per logit (section 4.3). PyTorch's cross-entropy holds three float32 tensors at its
+    peak: the log-probabilities, their gradient and the gradient of the logits. A soft cap also saves its output. The
+    chunked loss holds one chunk of logits and its gradient, and the gradients of the hidden states and of the
+    projection's weights.
     """
     tokens = _tokens(architecture, architecture.decoder, workload)
     if workload.chunked_loss:
@@ -103,7 +105,7 @@ def logits_bytes(architecture: Architecture, workload: Workload) -> int:
         chunk = min(tokens, CHUNK_LOGITS // vocabulary) * vocabulary
         gradients = tokens * hidden * workload.bytes_per_element + vocabulary * hidden * FLOAT32_BYTES
         return 2 * chunk * workload.bytes_per_element + gradients
-    cap_bytes = workload.bytes_per_element if architecture.capped_logits else 0
+    cap_bytes = workload.bytes_per_element if architecture.softcapped_logits else 0
     return tokens * architecture.vocabulary_size * (cap_bytes + 3 * FLOAT32_BYTES)
 
 
@@ -120,7 +122,7 @@ def _layer_bytes(architecture: Architecture, stack: Stack, workload: Workload) -
     total = tokens * (_norm_bytes(stack, workload) + _feed_forward_bytes(architecture, stack, workload))
     total += _attention_bytes(architecture, stack, workload, tokens, tokens, length)
     if architecture.relative_attention:
-        # Every layer keeps its own copy of the learned position bias, [batch, heads, queries, keys].
+        # Every layer saves its own copy of the learned position bias, [batch, heads, queries, keys].
         total += tokens * length * stack.heads * workload.bytes_per_element
     if stack.cross_attention:
         source_tokens = workload.micro_batch_size * workload.sequence_length
@@ -131,10 +133,10 @@ def _layer_bytes(architecture: Architecture, stack: Stack, workload: Workload) -
 
 
 def _adapter_bytes(stack: Stack, workload: Workload, rank: int) -> int:
-    """Per token: between the two matrices of each adapter, and what dropout makes of its input, with the mask.
+    """Additional bytes per token with adapters: the tensor between an adapter's two matrices, dropout output and mask.
 
-    What is beside them is frozen: inputs of its matrices are not kept but as those of adapters, so before dropout not
-    at all, and what RMS norms multiply by their weights is not kept either.
+    The base weights are frozen, so the inputs of their matrices are saved only because the adapters need them. With
+    dropout, adapters save the dropout's output instead. RMS norms do not save the factor of their frozen weights.
     """
     element, matrices = workload.bytes_per_element, layer_matrices(stack)
     total = len(matrices) * rank * element
@@ -147,15 +149,16 @@ def _adapter_bytes(stack: Stack, workload: Workload, rank: int) -> int:
 
 
 def _compiled_elements(stack: Stack) -> int:
-    """Per token: the layer's input, the attention's output and the sum of both; queries, keys and values; feed-forward.
+    """Saved elements per token of a compiled layer.
 
-    Grouped keys and values are saved repeated to the number of query heads, as without a compiler.
+    They are the layer's input, the attention's output and the sum of both; queries, keys and values; and the
+    feed-forward. Grouped keys and values are saved repeated to the number of query heads, as without compilation.
     """
     return 3 * stack.hidden_size + 3 * stack.query_size + (3 if stack.gated else 2) * stack.feed_forward_size
 
 
 def _norm_bytes(stack: Stack, workload: Workload) -> int:
-    """Per token: the input of each norm; RMS norms add the float32 copy and the normalised values."""
+    """Bytes per token: the input of each norm; RMS norms also save a float32 copy and the normalised values."""
     element = workload.bytes_per_element
     kept = {
         "layer": element,
@@ -169,10 +172,10 @@ def _norm_bytes(stack: Stack, workload: Workload) -> int:
 def _attention_bytes(
     architecture: Architecture, stack: Stack, workload: Workload, tokens: int, key_tokens: int, key_length: int
 ) -> int:
-    """Input of the projections, queries, keys, values, output, dropout mask, and scores where they are kept.
+    """Bytes of the projections' input, queries, keys, values, output, dropout mask, and scores if they are kept.
 
-    The output counts twice, as the kernel leaves it and as the next projection reads it; grouped keys and values are
-    saved repeated to the number of query heads.
+    The output counts twice: as returned by the kernel, and as the input of the next projection. Grouped keys and values
+    are saved repeated to the number of query heads.
     """
     element = workload.bytes_per_element
     total = tokens * element * (stack.hidden_size + 3 * stack.query_size)
@@ -180,24 +183,24 @@ def _attention_bytes(
     if stack.rotated_copies:
         total += tokens * element * (stack.query_size + stack.key_value_size)
     total += tokens * stack.hidden_size * (DROPOUT_MASK_BYTES if architecture.dropout else 0)
-    if architecture.eager_attention_only or architecture.capped_scores or not workload.fused_attention:
+    if architecture.eager_attention_only or architecture.softcapped_scores or not workload.fused_attention:
         total += tokens * key_length * stack.heads * _score_bytes(architecture, workload)
     return total
 
 
 def _score_bytes(architecture: Architecture, workload: Workload) -> int:
-    """Per attention score: the softmax, with dropout its mask and its output (section 4.1: `5 a s^2 b`).
+    """Bytes per attention score: the softmax and, with dropout, its mask and output (section 4.1: `5 a s^2 b`).
 
-    `transformers` computes the softmax in float32 and keeps a copy in the model's precision.
+    `transformers` computes the softmax in float32 and saves a copy in the model's precision.
     """
     element = workload.bytes_per_element
     softmax = FLOAT32_BYTES + (element if element != FLOAT32_BYTES else 0)
-    softmax += element if architecture.capped_scores else 0
+    softmax += element if architecture.softcapped_scores else 0
     return softmax + ((DROPOUT_MASK_BYTES + element) if architecture.dropout else 0)
 
 
 def _feed_forward_bytes(architecture: Architecture, stack: Stack, workload: Workload) -> int:
-    """Per token: the input, the tensors around the activation function, the dropout masks."""
+    """Bytes per token: the input, the tensors around the activation function, and the dropout masks."""
     element = workload.bytes_per_element
     total = element * (stack.hidden_size + _inner_tensors(stack) * stack.feed_forward_size)
     if architecture.dropout:
@@ -208,17 +211,18 @@ def _feed_forward_bytes(architecture: Architecture, stack: Stack, workload: Work
 
 
 def _inner_tensors(stack: Stack) -> int:
-    """Saved tensors of the inner width: the activation function's own and the input of the last projection.
+    """Number of saved tensors of the inner width: those of the activation function and the last projection's input.
 
-    ReLU saves only its output, which is that input; fused functions save their input; `gelu_new` is written out in
-    elementary operations by `transformers` and saves four. A gate adds the other factor and the product's input.
+    ReLU saves only its output, which is also the projection's input. Fused functions save their input. `gelu_new` is
+    implemented with elementary operations in `transformers` and saves four tensors. A gate adds both factors of its
+    product.
     """
     own = {"relu": 0, "gelu_new": 4}.get(stack.activation, 1)
     return own + 1 + (2 if stack.gated else 0)
 
 
 def _embedding_and_output_bytes(architecture: Architecture, workload: Workload) -> int:
-    """Dropout of the embeddings, the final norm of each stack and the input of the output projection (section 4.3)."""
+    """Bytes of the embeddings' dropout, each stack's final norm and the output projection's input (section 4.3)."""
     total = 0
     for stack in architecture.stacks:
         kept = workload.bytes_per_element + 2 * FLOAT32_BYTES + (DROPOUT_MASK_BYTES if architecture.dropout else 0)

@@ -1,4 +1,4 @@
-"""What the memory arithmetic needs to know of a model: its one or two stacks of layers and what is around them."""
+"""The architecture of a model, as far as parameter and memory estimates need it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 Norm = Literal["layer", "rms", "rms-float32"]
-"""`layer`: weight and bias, one fused kernel. `rms`: weight only, computed in float32 and cast back. `rms-float32`: the
-same, but the input or the product with the weight is kept too (T5, Gemma)."""
+"""`layer`: weight and bias, one fused kernel. `rms`: weight only, computed in float32 and cast back. `rms-float32`: as
+`rms`, but autograd also saves the float32 input or the product with the weight (T5, Gemma)."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack of equal Transformer layers (an encoder or a decoder). Sizes are in elements.
+    """A stack of equal Transformer layers (an encoder or a decoder). Sizes are numbers of elements.
 
-    `rotated_copies`: one projection makes queries, keys and values together, and the rotated queries and keys are
-    copies beside it. `extra_parameters` are those beside the layers.
+    `rotated_copies`: queries, keys and values come from one projection, so rotary embeddings create copies of queries
+    and keys. `extra_parameters`: parameters of the stack outside its layers.
     """
 
     layers: int
@@ -38,12 +38,12 @@ class Stack:
 
     @property
     def query_size(self) -> int:
-        """Width of all query heads together."""
+        """Total width of all query heads."""
         return self.heads * self.head_size
 
     @property
     def key_value_size(self) -> int:
-        """Width of all key heads together; the values have the same."""
+        """Total width of all key heads; the same for the values."""
         return self.key_value_heads * self.head_size
 
     @property
@@ -54,24 +54,24 @@ class Stack:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a `config.json` says about the size of a model.
+    """The size of a model, as described by its `config.json`.
 
     Attributes:
-        model_type: the family, by its name in `transformers`.
+        model_type: model family, with its name in `transformers`.
         vocabulary_size: rows of the word embedding.
         hidden_size: width of the word embedding.
-        decoder: the stack that predicts.
-        encoder: the stack that reads the source; None for decoder-only models.
-        tied_embeddings: the output projection is the word embedding.
-        untied_when_loaded: T5 v1.1 and mT5, whose output projection `transformers` ties when the model is made from its
-            configuration, and keeps separate when the published weights bring both.
-        extra_parameters: those beside the stacks and the word embedding.
-        dropout: there is dropout after each sublayer.
-        feed_forward_dropout: and within the feed-forward.
-        relative_attention: a learned position bias is added to the attention scores (T5).
-        eager_attention_only: `transformers` has no fused attention for it.
-        capped_logits: the logits go through a soft cap (Gemma 2).
-        capped_scores: the attention scores do, for which there is no fused attention either.
+        decoder: the decoder stack.
+        encoder: the encoder stack; None for decoder-only models.
+        tied_embeddings: whether the output projection is tied to the word embedding.
+        untied_when_loaded: for T5 v1.1 and mT5, `transformers` ties the output projection if the model is created from
+            its configuration, and keeps it separate if the published weights contain both.
+        extra_parameters: parameters outside the stacks and the word embedding.
+        dropout: whether there is dropout after each sublayer.
+        feed_forward_dropout: whether there is dropout inside the feed-forward.
+        relative_attention: whether a learned position bias is added to the attention scores (T5).
+        eager_attention_only: whether `transformers` has no fused attention for the model.
+        softcapped_logits: whether the logits are soft-capped (Gemma 2).
+        softcapped_scores: whether the attention scores are soft-capped, which also rules out fused attention.
     """
 
     model_type: str
@@ -86,10 +86,10 @@ class Architecture:
     feed_forward_dropout: bool = False
     relative_attention: bool = False
     eager_attention_only: bool = False
-    capped_logits: bool = False
-    capped_scores: bool = False
+    softcapped_logits: bool = False
+    softcapped_scores: bool = False
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """The encoder, if there is one, and the decoder."""
+        """The encoder (if any) and the decoder."""
         return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)

@@ -1,7 +1,7 @@
 """Reads a Hugging Face `config.json` into an `Architecture`.
 
-The families below differ in which biases and norms their layers have; the numbers come from the configuration. Defaults
-are those of the `transformers` configuration classes, for the keys that published files often leave out.
+The model families below differ in the biases and norms of their layers; all sizes come from the configuration. Missing
+keys have the defaults of the `transformers` configuration classes, because published files often omit them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spotune.plan.architecture import Architecture, Norm, Stack
 
 
 class _Config:
-    """A `config.json` with lookups that name the key and the model in their errors."""
+    """A `config.json` with typed lookups, whose errors name the key and the model type."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -26,7 +26,7 @@ class _Config:
         """The first of `names` that is set, as a positive integer.
 
         Raises:
-            JobError: none is set and there is no default, or the value is not a positive integer.
+            JobError: none of them is set and there is no default, or the value is not a positive integer.
         """
         for name in names:
             value = self.values.get(name)
@@ -40,7 +40,7 @@ class _Config:
         if default is None:
             raise JobError(
                 f"config.json of this {self.model_type} model has no {' or '.join(names)}, so its size is unknown. "
-                "Use the config.json that belongs to the weights (`--config FILE`)."
+                "Pass the config.json of the weights with `--config FILE`."
             )
         return default
 
@@ -56,16 +56,16 @@ class _Config:
 
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
-    """The architecture that a parsed `config.json` describes.
+    """The architecture described by a parsed `config.json`.
 
     Raises:
-        JobError: `model_type` is missing or is none of `SUPPORTED_MODEL_TYPES`, or a size is missing.
+        JobError: `model_type` is missing or not in `SUPPORTED_MODEL_TYPES`, or a size is missing.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise JobError(
             "This config.json has no model_type, so it is not the configuration of a transformers model. "
-            "Give the one that lies beside the model's weights (`--config FILE`)."
+            "Pass the one in the folder of the model's weights with `--config FILE`."
         )
     reader = _READERS.get(model_type)
     if reader is None:
@@ -73,7 +73,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         raise JobError(
             f"The size of a {model_type!r} model can't be computed from its config.json"
             + (f" (did you mean {close[0]!r}?)" if close else "")
-            + f"; known are {', '.join(SUPPORTED_MODEL_TYPES)}. The model can still be trained: set "
+            + f"; supported types are {', '.join(SUPPORTED_MODEL_TYPES)}. The model can still be trained: set "
             "execution.microBatchSize, execution.zeroStage and execution.gradientCheckpointing instead of auto."
         )
     return reader(_Config(config))
@@ -84,7 +84,7 @@ def _t5(config: _Config) -> Architecture:
     heads = config.integer("num_heads", "num_attention_heads")
     projection = config.text("feed_forward_proj", default="gated-gelu" if config.model_type == "mt5" else "relu")
     layers = config.integer("num_layers", "num_hidden_layers")
-    # transformers reads "gated-gelu" as gelu_new, for the checkpoints' sake.
+    # transformers maps "gated-gelu" to gelu_new, for compatibility with published checkpoints.
     activation = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
 
     def stack(layers: int, cross_attention: bool) -> Stack:
@@ -111,7 +111,7 @@ def _t5(config: _Config) -> Architecture:
         encoder=stack(layers, cross_attention=False),
         decoder=stack(config.integer("num_decoder_layers", default=layers), cross_attention=True),
         untied_when_loaded=not config.flag("tie_word_embeddings", default=True)
-        # What transformers makes of that key, which it overwrites, when it has read the file.
+        # transformers overwrites tie_word_embeddings and derives scale_decoder_outputs from the file's value.
         or not config.flag("scale_decoder_outputs", default=True),
         dropout=dropout,
         feed_forward_dropout=dropout,
@@ -138,7 +138,7 @@ def _bart(config: _Config) -> Architecture:
             query_key_value_bias=True,
             attention_output_bias=True,
             feed_forward_bias=True,
-            # Learned positions start at 2 (padding offset of fairseq), and the embedding has a norm of its own.
+            # Learned positions start at 2 (fairseq's padding offset), and the embedding has its own norm.
             extra_parameters=(config.integer("max_position_embeddings", default=1024) + 2) * hidden + 2 * hidden,
         )
 
@@ -216,7 +216,7 @@ def _biased_decoder(
     rotated_copies: bool = False,
     eager_attention_only: bool = False,
 ) -> Architecture:
-    """The GPT-2 line: layer norms, biases everywhere, as many key as query heads, a final norm."""
+    """GPT-2 and descendants: layer norms, biases in all matrices, no grouped-query attention, a final norm."""
     stack = Stack(
         layers=layers,
         hidden_size=hidden,
@@ -246,7 +246,7 @@ def _biased_decoder(
 
 @dataclass(frozen=True)
 class _LlamaFamily:
-    """What sets a descendant of Llama apart: norms, biases, and its configuration class's defaults."""
+    """How a descendant of Llama differs: norms, biases, and the defaults of its configuration class."""
 
     norm: Norm = "rms"
     norms_per_layer: int = 2
@@ -259,10 +259,10 @@ class _LlamaFamily:
     capped: bool = False
 
     def __call__(self, config: _Config) -> Architecture:
-        """The architecture of this descendant's configuration."""
+        """The architecture for a configuration of this model type."""
         hidden = config.integer("hidden_size")
         heads = config.integer("num_attention_heads")
-        # A key that is left out means the configuration class's default, null as many as there are heads.
+        # A missing key means the class's default; null means as many key-value heads as query heads.
         key_value_heads = heads if "num_key_value_heads" in config.values else self.key_value_heads or heads
         attention_bias = config.flag("attention_bias", default=False)
         stack = Stack(
@@ -290,8 +290,8 @@ class _LlamaFamily:
             decoder=stack,
             tied_embeddings=config.flag("tie_word_embeddings", default=self.tied_by_default),
             dropout=config.any_positive("resid_pdrop"),
-            capped_logits=bool(config.values.get("final_logit_softcapping", self.capped)),
-            capped_scores=bool(config.values.get("attn_logit_softcapping", self.capped)),
+            softcapped_logits=bool(config.values.get("final_logit_softcapping", self.capped)),
+            softcapped_scores=bool(config.values.get("attn_logit_softcapping", self.capped)),
         )
 
 
@@ -322,4 +322,4 @@ _READERS: dict[str, Callable[[_Config], Architecture]] = {
 }
 
 SUPPORTED_MODEL_TYPES = tuple(sorted(_READERS))
-"""The `model_type`s whose size can be computed."""
+"""Model types whose size can be computed."""

@@ -1,4 +1,4 @@
-"""How much memory a device has: by its name, as it was given on the command line, or this machine's own."""
+"""Memory of a device: by the name of a GPU, from a size on the command line, or of this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEVICE_MEMORY_BYTES = {
     "h200": int(139.72 * GIB),
     "b200": int(178.35 * GIB),
 }
-"""Memory in bytes as `torch.cuda.get_device_properties` reports it, which is a little less than the name says."""
+"""Memory in bytes as `torch.cuda.get_device_properties` reports it, slightly less than the nominal size."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
@@ -33,13 +33,13 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def device_memory_bytes(name: str) -> int:
-    """Memory of the device called `name`. Raises UsageError with the known names if it is none of them."""
+    """Memory in bytes of the GPU called `name`. Raises UsageError with the known names if it is unknown."""
     memory = DEVICE_MEMORY_BYTES.get(name.lower())
     if memory is None:
         close = difflib.get_close_matches(name.lower(), DEVICE_MEMORY_BYTES, n=1)
         raise UsageError(
-            f"--device {name}: not known{f', did you mean {close[0]}?' if close else ''}. Known are "
-            f"{', '.join(DEVICE_MEMORY_BYTES)}; for any other give its memory, such as --device-memory 80GB."
+            f"--device {name}: unknown device{f', did you mean {close[0]}?' if close else ''}. Known devices: "
+            f"{', '.join(DEVICE_MEMORY_BYTES)}. For any other, set its memory, such as --device-memory 80GB."
         )
     return memory
 
@@ -48,7 +48,7 @@ def parse_bytes(text: str, option: str) -> int:
     """Bytes of a size such as `80GB`, `79.1GiB`, `16Gi` or a bare number of bytes.
 
     Raises:
-        UsageError: it is none; the message names `option`.
+        UsageError: the text is not a size; the message names `option`.
     """
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0

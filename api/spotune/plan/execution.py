@@ -1,4 +1,4 @@
-"""From a job and its model's `config.json` to the layout that its workers run with: what the trainer asks at start."""
+"""Resolves the `auto` values of a job's `execution` section from the model's `config.json`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from spotune.job import FinetuneJob
 from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
-from spotune.plan.layout import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, Request, Setup, choose_layout
+from spotune.plan.layout import LayoutRequest, choose_layout
 from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, precision_of
+from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, TrainingSetup
 
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """Every `auto` of a job's `execution`, resolved, but for the attention; `reason` is for people.
+    """A job's `execution` section with all `auto` values resolved, except attention; `reason` is for display.
 
-    `memory` is the estimate per worker, `None` where the job sets everything itself and the model is not one whose size
-    can be computed.
+    `memory` is the estimate per worker. It is `None` if the job sets all fields and the model type is not supported by
+    the plan.
     """
 
     zero_stage: int
@@ -35,29 +36,29 @@ class ExecutionPlan:
 def resolve_execution(
     config: Mapping[str, Any], job: FinetuneJob, world_size: int, device_memory_bytes: int
 ) -> ExecutionPlan:
-    """Resolves `execution.zeroStage`, `microBatchSize` and `gradientCheckpointing`; explicit values are respected.
+    """Resolve `execution.zeroStage`, `microBatchSize` and `gradientCheckpointing`; explicit values are kept.
 
     Args:
         config: the model's `config.json`.
         job: the job.
-        world_size: number of workers; choose for the fewest that training goes on with (`workers.min`).
-        device_memory_bytes: memory of one worker's GPU; for CPU workers its share of the machine's memory.
+        world_size: number of workers to plan for: the minimum that training continues with (`workers.min`).
+        device_memory_bytes: memory of one worker's GPU; for CPU workers, its share of the machine's memory.
 
     Raises:
-        JobError: nothing fits, or something is `auto` and the model's size cannot be computed from `config`.
+        JobError: no layout fits, or a value is `auto` and the model type in `config` is not supported.
     """
-    request = request_of(job)
+    request = layout_request(job)
     if request.complete and not _is_known(config):
         return _plan(job, request.layout(), "as set in execution")
-    choice = choose_layout(setup_of(read_architecture(config), job), world_size, device_memory_bytes, request)
+    choice = choose_layout(training_setup(read_architecture(config), job), world_size, device_memory_bytes, request)
     return _plan(job, choice.layout, choice.reason, choice.memory)
 
 
 def resolve_compile(job: FinetuneJob) -> bool:
-    """Whether layers are compiled: as set; where it is `auto`, on GPUs whose rows are packed to one length.
+    """Resolve `execution.compile`. `auto` means: on GPUs, if rows are packed and all parameters are trained.
 
-    Each new shape is compiled for itself, which takes tens of seconds: worth it where there is but one. Beside an
-    adapter it is for those who ask for it, since at ZeRO stage 3 frozen weights cannot be gathered for compiled layers.
+    Each new input shape is compiled separately, which takes tens of seconds, and packed rows have only one shape. With
+    an adapter it has to be requested, because at ZeRO stage 3 frozen weights cannot be gathered for compiled layers.
     """
     spec = job.spec
     if spec.execution.compile != "auto":
@@ -65,22 +66,22 @@ def resolve_compile(job: FinetuneJob) -> bool:
     return spec.workers.gpus > 0 and spec.dataset.packing and spec.adapter is None
 
 
-def request_of(job: FinetuneJob) -> Request:
-    """What the job's `execution` sets, and what it leaves to the plan."""
+def layout_request(job: FinetuneJob) -> LayoutRequest:
+    """The layout fields of the job's `execution` section."""
     execution = job.spec.execution
-    return Request(
+    return LayoutRequest(
         zero_stage=execution.zero_stage,
         micro_batch_size=execution.micro_batch_size,
         gradient_checkpointing=execution.gradient_checkpointing,
     )
 
 
-def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
-    """What the job trains, as far as memory is concerned."""
+def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetup:
+    """The inputs of the memory plan for a job."""
     spec = job.spec
     on_cpu, compiled = spec.workers.gpus == 0, resolve_compile(job)
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
-    return Setup(
+    return TrainingSetup(
         architecture=architecture,
         precision=precision_of(spec.model.dtype, spec.training.optimizer),
         global_batch_size=spec.training.global_batch_size,
@@ -91,10 +92,10 @@ def setup_of(architecture: Architecture, job: FinetuneJob) -> Setup:
         lora_dropout=spec.adapter is not None and spec.adapter.lora.dropout > 0,
         quantised=spec.adapter is not None and spec.adapter.quantization != "none",
         offload=spec.execution.offload,
-        # On the CPU, PyTorch falls back to writing the scores as soon as there is dropout or a learned bias.
+        # On CPUs, PyTorch's attention materialises the scores if there is dropout or a learned bias.
         fused_attention=spec.execution.attention != "eager" and not on_cpu,
         compiled=compiled,
-        # Unscaled gradients in float16 would be too small.
+        # Not for float16: the chunked loss computes gradients without loss scaling, and they would underflow.
         chunked_loss=compiled and spec.model.dtype != "float16" and architecture.model_type in CHUNKED_LOSS_MODELS,
         runtime_bytes=CPU_RUNTIME_BYTES if on_cpu else GPU_RUNTIME_BYTES,
         usable_fraction=CPU_USABLE_FRACTION if on_cpu else GPU_USABLE_FRACTION,

@@ -1,4 +1,4 @@
-"""The whole plan of a job, one entry per number of workers, and its JSON form."""
+"""The plan of a job for several numbers of workers, and its JSON form."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from spotune.plan.checkpoint_interval import (
     lost_fraction,
     mean_seconds_between_failures,
 )
-from spotune.plan.execution import request_of, setup_of
-from spotune.plan.layout import Choice, Setup, choose_layout, passes_per_step
+from spotune.plan.execution import layout_request, training_setup
+from spotune.plan.layout import LayoutChoice, choose_layout, passes_per_step
 from spotune.plan.parameters import ParameterCount, count_parameters
+from spotune.plan.training_setup import TrainingSetup
 from spotune.units.durations import Duration
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker runs on: a description for people and its memory in bytes."""
+    """The device of one worker: a description for display, and its memory in bytes."""
 
     description: str
     memory_bytes: int
@@ -32,12 +33,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What the plan cannot know.
+    """Values that the plan has to assume.
 
     Attributes:
-        mean_seconds_to_preemption: mean time until the node of one worker is taken away.
-        storage_bytes_per_second: writing speed of the shared volume, over all workers.
-        step_seconds: time of an optimizer step, if it was measured.
+        mean_seconds_to_preemption: mean time until one worker is preempted.
+        storage_bytes_per_second: write bandwidth of the shared volume, over all workers.
+        step_seconds: seconds per optimizer step, if measured.
     """
 
     mean_seconds_to_preemption: float
@@ -47,16 +48,16 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """How often checkpoints are written and what failures then cost.
+    """How often checkpoints are written, and the expected cost of a failure.
 
     Attributes:
-        size_bytes: one checkpoint, over all workers.
-        save_seconds: time to write it, if training waits for it.
-        interval_seconds: work between two checkpoints; None where the job counts in steps and no step was timed.
-        interval_steps: the same in steps; None where no step was timed.
-        seconds_lost: work that one failure throws away on average.
+        size_bytes: size of one checkpoint, over all workers.
+        save_seconds: time to write it, as if training waited for it.
+        interval_seconds: training time between two checkpoints; None if the job sets steps and `step_seconds` is None.
+        interval_steps: the same in steps; None if `step_seconds` is None.
+        seconds_lost: training time lost per failure, on average.
         steps_lost: the same in steps.
-        lost_fraction: share of all time that goes into saving and repeating, from 0 to 1.
+        lost_fraction: fraction of all time spent on saving and on repeating lost steps, from 0 to 1.
     """
 
     size_bytes: int
@@ -70,11 +71,11 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class WorkersPlan:
-    """The plan for one number of workers; `choice` is None where nothing fits, `problem` then says why."""
+    """The plan for one number of workers. If no layout fits, `choice` is None and `problem` is the reason."""
 
     world_size: int
     device: Device
-    choice: Choice | None
+    choice: LayoutChoice | None
     accumulation: int
     checkpoint: CheckpointPlan
     problem: str = ""
@@ -82,19 +83,19 @@ class WorkersPlan:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """The plan of a job for every number of workers that was asked for."""
+    """The plan of a job for each requested number of workers."""
 
     name: str
     model: str
     architecture: Architecture
     parameters: ParameterCount
-    setup: Setup
+    setup: TrainingSetup
     assumptions: Assumptions
     workers: tuple[WorkersPlan, ...]
 
     @property
-    def possible(self) -> bool:
-        """Whether the job can run with any of the numbers of workers."""
+    def feasible(self) -> bool:
+        """Whether the job can run with at least one of the numbers of workers."""
         return any(plan.choice is not None for plan in self.workers)
 
     def as_json(self) -> dict[str, Any]:
@@ -127,8 +128,8 @@ class JobPlan:
 def plan_job(
     job: FinetuneJob, architecture: Architecture, devices: Mapping[int, Device], assumptions: Assumptions
 ) -> JobPlan:
-    """Plans `job` for each number of workers in `devices`, on the device given for it."""
-    setup = setup_of(architecture, job)
+    """Plan `job` for each number of workers in `devices`, on the given device."""
+    setup = training_setup(architecture, job)
     parameters = count_parameters(architecture, pretrained=setup.pretrained)
     trained = setup.trained.count
     plans = [_plan_workers(job, setup, trained, count, device, assumptions) for count, device in devices.items()]
@@ -144,11 +145,11 @@ def plan_job(
 
 
 def _plan_workers(
-    job: FinetuneJob, setup: Setup, parameters: int, world_size: int, device: Device, assumptions: Assumptions
+    job: FinetuneJob, setup: TrainingSetup, parameters: int, world_size: int, device: Device, assumptions: Assumptions
 ) -> WorkersPlan:
     checkpoint = _plan_checkpoints(job, parameters, world_size, assumptions)
     try:
-        choice = choose_layout(setup, world_size, device.memory_bytes, request_of(job))
+        choice = choose_layout(setup, world_size, device.memory_bytes, layout_request(job))
     except JobError as error:
         return WorkersPlan(world_size, device, None, 0, checkpoint, str(error))
     accumulation = passes_per_step(setup.global_batch_size, world_size, choice.layout.micro_batch_size)
@@ -206,7 +207,7 @@ def _workers_json(plan: WorkersPlan, *, compiled: bool) -> dict[str, Any]:
     }
 
 
-def _layout_json(choice: Choice, accumulation: int, *, compiled: bool) -> dict[str, Any]:
+def _layout_json(choice: LayoutChoice, accumulation: int, *, compiled: bool) -> dict[str, Any]:
     return {
         "zeroStage": choice.layout.zero_stage,
         "microBatchSize": choice.layout.micro_batch_size,
@@ -218,7 +219,7 @@ def _layout_json(choice: Choice, accumulation: int, *, compiled: bool) -> dict[s
     }
 
 
-def _memory_json(choice: Choice) -> dict[str, int]:
+def _memory_json(choice: LayoutChoice) -> dict[str, int]:
     memory = choice.memory
     return {
         "weightsBytes": memory.states.weights_bytes,

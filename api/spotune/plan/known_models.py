@@ -1,6 +1,7 @@
-"""Configurations of well-known published models, so that a plan can be made without a network.
+"""Configurations of well-known published models, for planning without network access.
 
-Only the keys that decide the size are here. The number of parameters that each one's authors publish is a test.
+They contain only the keys that determine a model's size. Tests compare the resulting parameter counts with the
+published ones.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 _Config = Mapping[str, Any]
 
 
-def published_config(source: str) -> _Config | None:
-    """The `config.json` keys of an `hf://owner/name` source, by its owner and name in any case; `None` if unknown."""
-    return PUBLISHED.get(source.removeprefix("hf://").strip("/").lower())
+def known_config(source: str) -> _Config | None:
+    """The `config.json` keys of an `hf://owner/name` source, case-insensitive; `None` if the model is unknown."""
+    return KNOWN_CONFIGS.get(source.removeprefix("hf://").strip("/").lower())
 
 
 def _t5(model: int, feed_forward: int, layers: int, heads: int, kv: int = 64, vocabulary: int = 32128) -> _Config:
@@ -77,7 +78,7 @@ _MT5: dict[str, Any] = {"model_type": "mt5", "vocab_size": 250112}
 _LLAMA_3_8B = _llama_like("llama", 128256, 4096, 14336, 32, 32, 8)
 _LLAMA_3_70B = _llama_like("llama", 128256, 8192, 28672, 80, 64, 8)
 
-PUBLISHED: dict[str, _Config] = {
+KNOWN_CONFIGS: dict[str, _Config] = {
     "google-t5/t5-small": _t5(512, 2048, 6, 8),
     "google-t5/t5-base": _t5(768, 3072, 12, 12),
     "google-t5/t5-large": _t5(1024, 4096, 24, 16),

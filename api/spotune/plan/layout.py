@@ -1,8 +1,8 @@
 """Chooses ZeRO stage, micro-batch size and gradient checkpointing for a device and a number of workers.
 
-The lowest ZeRO stage that fits wins, because every stage communicates at least as much as the one below it (ZeRO
-paper, section 7). Within a stage, gradient checkpointing is used only where the micro-batch would be too small to keep
-a device busy without it, since it costs another forward pass.
+The lowest ZeRO stage that fits is chosen, because every stage communicates at least as much as the one below it (ZeRO
+paper, section 7). Within a stage, gradient checkpointing is used only if the micro-batch would otherwise be too small
+to keep a device busy, because it costs another forward pass.
 """
 
 from __future__ import annotations
@@ -14,137 +14,29 @@ from typing import Final, Literal
 
 from spotune.errors import JobError
 from spotune.job.execution import LOWEST_STAGE
-from spotune.plan.activations import Workload
-from spotune.plan.architecture import Architecture
-from spotune.plan.memory import (
-    GB,
-    GPU_RUNTIME_BYTES,
-    MemoryEstimate,
-    Offload,
-    Precision,
-    ZeroStage,
-    estimate_memory,
-)
-from spotune.plan.parameters import TrainedParameters, trained_parameters
+from spotune.plan.memory import GB, MemoryEstimate, Offload, ZeroStage
+from spotune.plan.training_setup import Layout, TrainingSetup
 
-GPU_USABLE_FRACTION = 0.92
-"""Part of a GPU's memory that is planned for; the rest is for fragmentation and what no formula knows."""
-CPU_USABLE_FRACTION = 0.7
-"""Part of a machine's memory that CPU workers plan for: Ray's object store, the page cache and people need the rest."""
-BUSY_TOKENS = 2048
-"""Tokens per forward pass from which a device is taken to be busy."""
-PASS_TOKENS: Final[Mapping[ZeroStage, int]] = {0: 256, 1: 256, 2: 256, 3: 1024}
-"""Tokens that a device could train in what a pass takes beside its arithmetic, about: gradients are added up, and at
-stage 3 weights are gathered and gradients reduced (some hundred on two H200s, docs/benchmarks.md; more over a network).
+SATURATING_TOKENS = 2048
+"""Tokens per forward pass above which a device is assumed to be fully utilised."""
+PASS_OVERHEAD_TOKENS: Final[Mapping[ZeroStage, int]] = {0: 256, 1: 256, 2: 256, 3: 1024}
+"""Approximate overhead of a forward and backward pass, in tokens that could be trained in the same time.
+
+The overhead is gradient accumulation and, at stage 3, gathering weights and reducing gradients (a few hundred tokens on
+two H200s, docs/benchmarks.md; more over a network).
 """
-MOST_WORKERS_TRIED = 1024
-_MORE_OFFLOAD: Final[Mapping[Offload, tuple[Offload, ...]]] = {
+MAX_WORKERS_TRIED = 1024
+_FURTHER_OFFLOAD: Final[Mapping[Offload, tuple[Offload, ...]]] = {
     "none": ("optimizer", "parameters"),
     "optimizer": ("parameters",),
     "parameters": (),
 }
-"""What could be kept in host memory besides, least first."""
+"""Offload settings that move more to host memory than the key does, least first."""
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What is trained, as far as memory is concerned.
-
-    Attributes:
-        architecture: the model.
-        precision: bytes per parameter of weights, gradients and optimizer states.
-        global_batch_size: samples per optimizer step over all workers.
-        sequence_length: longest sample in tokens; of the encoder, for encoder-decoder models.
-        target_length: longest decoder sequence of encoder-decoder models in tokens, else 0.
-        pretrained: weights are loaded (see `count_parameters`).
-        lora_rank: of the adapters that are trained beside frozen weights; None: all parameters are trained.
-        lora_dropout: what these are given passes through dropout.
-        quantised: the frozen weights are kept in 4 bits.
-        offload: what is kept in host memory.
-        fused_attention: attention scores are never written to memory.
-        compiled: layers are compiled.
-        chunked_loss: and the loss, which is computed from a chunk of logits at a time.
-        runtime_bytes: what a worker's process holds beside its tensors.
-        usable_fraction: part of the device's memory that is planned for.
-        on_cpu: the workers' device is the host itself.
-    """
-
-    architecture: Architecture
-    precision: Precision
-    global_batch_size: int
-    sequence_length: int
-    target_length: int = 0
-    pretrained: bool = True
-    lora_rank: int | None = None
-    lora_dropout: bool = False
-    quantised: bool = False
-    offload: Offload = "none"
-    fused_attention: bool = True
-    compiled: bool = False
-    chunked_loss: bool = False
-    runtime_bytes: int = GPU_RUNTIME_BYTES
-    usable_fraction: float = GPU_USABLE_FRACTION
-    on_cpu: bool = False
-
-    def budget_bytes(self, device_bytes: int) -> int:
-        """What may be planned for on a device of `device_bytes`."""
-        return int(device_bytes * self.usable_fraction)
-
-    @property
-    def trained(self) -> TrainedParameters:
-        """How many parameters are trained."""
-        return trained_parameters(
-            self.architecture, pretrained=self.pretrained, lora_rank=self.lora_rank, quantised=self.quantised
-        )
-
-    def memory(self, world_size: int, layout: Layout) -> MemoryEstimate:
-        """Memory of one of `world_size` workers under `layout`."""
-        workload = Workload(
-            micro_batch_size=layout.micro_batch_size,
-            sequence_length=self.sequence_length,
-            target_length=self.target_length,
-            bytes_per_element=self.precision.weight_bytes,
-            gradient_checkpointing=layout.gradient_checkpointing,
-            fused_attention=self.fused_attention,
-            compiled=self.compiled,
-            chunked_loss=self.chunked_loss,
-            lora_rank=self.lora_rank,
-            lora_dropout=self.lora_dropout,
-        )
-        return estimate_memory(
-            self.architecture,
-            workload,
-            self.precision,
-            layout.zero_stage,
-            world_size,
-            offload=self.offload,
-            gathered_layers=layout.gathered_layers,
-            whole_gradients=layout.whole_gradients,
-            trained=self.trained,
-            runtime_bytes=self.runtime_bytes,
-            on_cpu=self.on_cpu,
-        )
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the work is laid out on the workers.
-
-    At stage 3, `gathered_layers`: the weights of so many layers are gathered once a step, and stay; those of the others
-    before each use. `whole_gradients`: each worker adds up whole gradients over the passes of a step, and they are
-    reduced once; else after every pass, and a worker keeps its part.
-    """
-
-    zero_stage: ZeroStage
-    micro_batch_size: int
-    gradient_checkpointing: bool
-    gathered_layers: int = 0
-    whole_gradients: bool = False
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for in `execution`; `auto` is left to the plan."""
+class LayoutRequest:
+    """The layout fields of a job's `execution`; the plan resolves `auto`."""
 
     zero_stage: Literal["auto"] | ZeroStage = "auto"
     micro_batch_size: Literal["auto"] | int = "auto"
@@ -152,21 +44,21 @@ class Request:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to choose."""
+        """Whether no field is `auto`."""
         return "auto" not in (self.zero_stage, self.micro_batch_size, self.gradient_checkpointing)
 
     def layout(self) -> Layout:
-        """The layout that a complete request spells out."""
-        assert self.zero_stage != "auto", "asked for completeness first"
-        assert self.micro_batch_size != "auto", "asked for completeness first"
+        """The layout of a complete request."""
+        assert self.zero_stage != "auto", "the request is complete"
+        assert self.micro_batch_size != "auto", "the request is complete"
         return Layout(self.zero_stage, self.micro_batch_size, self.gradient_checkpointing is True)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A layout, the memory it takes on each worker, and the reason for people.
+class LayoutChoice:
+    """A layout, its memory per worker, and the reason for choosing it, for display.
 
-    `fits` can be false only where the user asked for all of it: estimates do not overrule an explicit layout.
+    `fits` is false only for a layout that the user has set completely: an estimate does not overrule it.
     """
 
     layout: Layout
@@ -175,45 +67,48 @@ class Choice:
     fits: bool = True
 
 
-def choose_layout(setup: Setup, world_size: int, device_bytes: int, request: Request = Request()) -> Choice:
-    """The lowest ZeRO stage that fits `device_bytes` on each of `world_size` workers, with a micro-batch for it.
+def choose_layout(
+    setup: TrainingSetup, world_size: int, device_bytes: int, request: LayoutRequest = LayoutRequest()
+) -> LayoutChoice:
+    """Choose the lowest ZeRO stage that fits `device_bytes` on each of `world_size` workers, and a micro-batch size.
 
     Raises:
-        JobError: nothing fits, with what is missing and what would help; or `request` contradicts the offload.
+        JobError: No layout fits (the message says what is missing and what would help), or `request` contradicts the
+            offload.
     """
     budget = setup.budget_bytes(device_bytes)
-    stages = _stages(setup, request)
+    stages = _candidate_stages(setup, request)
     if request.complete:
-        return _as_asked(setup, world_size, device_bytes, request)
+        return _explicit_choice(setup, world_size, device_bytes, request)
     for stage in stages:
         layout = _layout_at(setup, world_size, budget, stage, request)
         if layout is not None:
-            layout = _with_spare_memory(setup, world_size, budget, layout)
+            layout = _use_spare_memory(setup, world_size, budget, layout)
             memory = setup.memory(world_size, layout)
-            return Choice(layout, memory, _reason(layout, memory, device_bytes, request))
-    raise JobError(_refusal(setup, world_size, device_bytes, request))
+            return LayoutChoice(layout, memory, _reason(layout, memory, device_bytes, request))
+    raise JobError(_does_not_fit(setup, world_size, device_bytes, request))
 
 
 def balanced_micro_batch_size(
     global_batch_size: int, world_size: int, largest: int, sample_tokens: int, zero_stage: ZeroStage
 ) -> int:
-    """The micro-batch size up to `largest` at which a step is shortest, and of equal ones the smallest.
+    """The micro-batch size up to `largest` with the shortest step; the smallest of several equal ones.
 
-    Micro-batch g of a step goes to worker g mod `world_size`, and a step takes as long as its busiest worker: for its
-    samples, of `sample_tokens` each, or for its passes where they are too small to keep the device busy; and for what a
-    pass takes besides (`PASS_TOKENS`).
+    Micro-batch g of a step goes to worker g mod `world_size`, and a step takes as long as the busiest worker. Its time
+    in tokens is the maximum of its samples times `sample_tokens` and its passes times `SATURATING_TOKENS`, plus
+    `PASS_OVERHEAD_TOKENS` per pass.
     """
 
     def step_tokens(size: int) -> int:
         passes = passes_per_step(global_batch_size, world_size, size)
         samples = _busiest_worker_samples(global_batch_size, world_size, size)
-        return max(samples * sample_tokens, passes * BUSY_TOKENS) + passes * PASS_TOKENS[zero_stage]
+        return max(samples * sample_tokens, passes * SATURATING_TOKENS) + passes * PASS_OVERHEAD_TOKENS[zero_stage]
 
     return min(range(1, min(largest, math.ceil(global_batch_size / world_size)) + 1), key=step_tokens)
 
 
 def passes_per_step(global_batch_size: int, world_size: int, micro_batch_size: int) -> int:
-    """Micro-batches of a step that the busiest worker runs."""
+    """Number of micro-batches per step on the busiest worker."""
     return math.ceil(math.ceil(global_batch_size / micro_batch_size) / world_size)
 
 
@@ -225,11 +120,11 @@ def _busiest_worker_samples(global_batch_size: int, world_size: int, micro_batch
     return passes * micro_batch_size - (missing if last_is_alone else 0)
 
 
-def _stages(setup: Setup, request: Request) -> tuple[ZeroStage, ...]:
-    """ZeRO stages to try, lowest first.
+def _candidate_stages(setup: TrainingSetup, request: LayoutRequest) -> tuple[ZeroStage, ...]:
+    """The ZeRO stages to try, lowest first.
 
-    Stage 0 is for float32 without offload only: DeepSpeed's mixed precision without ZeRO would not restore exactly, so
-    the trainer runs it as stage 1. Stage 3 cannot shard quantised weights, nor compiled layers with frozen ones.
+    Stage 0 is only used for float32 without offload: DeepSpeed's mixed precision without ZeRO does not restore exactly,
+    so the trainer runs it as stage 1. Stage 3 cannot shard quantized weights, or compiled layers with frozen weights.
     """
     lowest = max(LOWEST_STAGE[setup.offload], 1 if setup.precision.is_mixed else 0)
     every: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -237,20 +132,22 @@ def _stages(setup: Setup, request: Request) -> tuple[ZeroStage, ...]:
         return every[lowest : _highest_stage(setup) + 1]
     if setup.offload != "none" and request.zero_stage < lowest:
         raise JobError(
-            f"execution.zeroStage {request.zero_stage} cannot go with execution.offload {setup.offload}, which needs "
+            f"execution.zeroStage {request.zero_stage} does not support execution.offload {setup.offload}, which needs "
             f"{'stage 3' if lowest == 3 else 'stage 1 or more'}; set zeroStage to auto or {lowest}, or offload to none."
         )
     return (request.zero_stage,)
 
 
-def _highest_stage(setup: Setup) -> int:
+def _highest_stage(setup: TrainingSetup) -> int:
     return 2 if setup.quantised or (setup.compiled and setup.lora_rank is not None) else 3
 
 
-def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, request: Request) -> Layout | None:
-    """The layout of one stage, or None where it does not fit."""
+def _layout_at(
+    setup: TrainingSetup, world_size: int, budget: int, stage: ZeroStage, request: LayoutRequest
+) -> Layout | None:
+    """The layout for one ZeRO stage, or None if none fits."""
     share, tokens = math.ceil(setup.global_batch_size / world_size), setup.sequence_length + setup.target_length
-    enough = min(share, math.ceil(BUSY_TOKENS / tokens))
+    sufficient = min(share, math.ceil(SATURATING_TOKENS / tokens))
     checkpointing = (False, True) if request.gradient_checkpointing == "auto" else (request.gradient_checkpointing,)
     best: Layout | None = None
     for recompute in checkpointing:
@@ -263,7 +160,7 @@ def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, req
             continue
         if best is None or size > best.micro_batch_size:
             best = layout
-        if size >= enough or request.micro_batch_size != "auto":
+        if size >= sufficient or request.micro_batch_size != "auto":
             break
     if best is None or request.micro_batch_size != "auto":
         return best
@@ -271,10 +168,11 @@ def _layout_at(setup: Setup, world_size: int, budget: int, stage: ZeroStage, req
     return Layout(stage, size, best.gradient_checkpointing)
 
 
-def _with_spare_memory(setup: Setup, world_size: int, budget: int, layout: Layout) -> Layout:
-    """At stage 3 the layout with as many layers gathered as fit, and then whole gradients if they spare a reduction.
+def _use_spare_memory(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> Layout:
+    """Spend spare memory at stage 3: keep as many layers gathered as fit, then use whole gradients if they fit.
 
-    A layer would be gathered twice a pass and its gradients reduced once, for as much memory and communication each.
+    Gathered layers come first: a sharded layer is gathered twice per pass and its gradients are reduced once, and both
+    take the same memory and communication. Whole gradients only help if a step has several passes.
     """
     if layout.zero_stage < 3 or world_size == 1 or setup.offload != "none":
         return layout
@@ -291,9 +189,9 @@ def _with_spare_memory(setup: Setup, world_size: int, budget: int, layout: Layou
 
 
 def _largest_micro_batch(
-    setup: Setup, world_size: int, budget: int, stage: ZeroStage, recompute: bool, share: int
+    setup: TrainingSetup, world_size: int, budget: int, stage: ZeroStage, recompute: bool, share: int
 ) -> int:
-    """The largest micro-batch size that fits, by bisection; 0 where not even one sample does."""
+    """The largest micro-batch size that fits, by bisection; 0 if not even one sample fits."""
     fitting, too_large = 0, share + 1
     while too_large - fitting > 1:
         middle = (fitting + too_large) // 2
@@ -304,17 +202,17 @@ def _largest_micro_batch(
     return fitting
 
 
-def _as_asked(setup: Setup, world_size: int, device_bytes: int, request: Request) -> Choice:
-    layout = _with_spare_memory(setup, world_size, setup.budget_bytes(device_bytes), request.layout())
+def _explicit_choice(setup: TrainingSetup, world_size: int, device_bytes: int, request: LayoutRequest) -> LayoutChoice:
+    layout = _use_spare_memory(setup, world_size, setup.budget_bytes(device_bytes), request.layout())
     memory = setup.memory(world_size, layout)
     fits = memory.total_bytes <= device_bytes
     reason = "as set in execution"
     if not fits:
         reason += f"; it may run out of memory: {_gb(memory.total_bytes)} estimated, the device has {_gb(device_bytes)}"
-    return Choice(layout, memory, reason, fits)
+    return LayoutChoice(layout, memory, reason, fits)
 
 
-def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: Request) -> str:
+def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: LayoutRequest) -> str:
     stage = "as set" if request.zero_stage != "auto" else "the lowest that fits"
     checkpointing = "with" if layout.gradient_checkpointing else "without"
     spare = f", {layout.gathered_layers} layers gathered once a step" if layout.gathered_layers else ""
@@ -325,10 +223,10 @@ def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: 
     )
 
 
-def _refusal(setup: Setup, world_size: int, device_bytes: int, request: Request) -> str:
-    """What is missing at the most frugal layout that was allowed, and what would help."""
+def _does_not_fit(setup: TrainingSetup, world_size: int, device_bytes: int, request: LayoutRequest) -> str:
+    """The error message if nothing fits: the memory of the smallest allowed layout, and what would help."""
     size = 1 if request.micro_batch_size == "auto" else request.micro_batch_size
-    layout = Layout(_stages(setup, request)[-1], size, request.gradient_checkpointing is not False)
+    layout = Layout(_candidate_stages(setup, request)[-1], size, request.gradient_checkpointing is not False)
     memory = setup.memory(world_size, layout)
     states, budget = memory.states, setup.budget_bytes(device_bytes)
     return (
@@ -337,16 +235,16 @@ def _refusal(setup: Setup, world_size: int, device_bytes: int, request: Request)
         f"{layout.zero_stage}, micro-batch {size} {'with' if layout.gradient_checkpointing else 'without'} gradient "
         f"checkpointing (weights {_gb(states.weights_bytes)}, gradients {_gb(states.gradients_bytes)}, optimizer "
         f"{_gb(states.optimizer_bytes)}, activations {_gb(memory.activations.total_bytes)}, other "
-        f"{_gb(memory.other_bytes)}), and {_gb(budget)} can be planned for. "
+        f"{_gb(memory.other_bytes)}), and {_gb(budget)} of the device can be used. "
         f"What would help: {', '.join(_remedies(setup, world_size, budget, layout))}."
     )
 
 
-def _remedies(setup: Setup, world_size: int, budget: int, layout: Layout) -> list[str]:
+def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> list[str]:
     remedies = []
-    enough = _fitting_world_size(setup, world_size, budget, layout)
-    if enough is not None:
-        remedies.append(f"{enough} workers of this size")
+    sufficient = _fitting_world_size(setup, world_size, budget, layout)
+    if sufficient is not None:
+        remedies.append(f"{sufficient} workers of this size")
     remedies += _fitting_offload(setup, world_size, budget, layout)
     if layout.zero_stage < _highest_stage(setup):
         remedies.append("execution.zeroStage auto")
@@ -364,19 +262,19 @@ def _remedies(setup: Setup, world_size: int, budget: int, layout: Layout) -> lis
     return [*remedies, "a device with more memory, or a smaller model"]
 
 
-def _fitting_world_size(setup: Setup, world_size: int, budget: int, layout: Layout) -> int | None:
-    """The next number of workers, by doubling, at which `layout` fits."""
+def _fitting_world_size(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> int | None:
+    """The first number of workers, doubling from `world_size`, at which `layout` fits; None if there is none."""
     workers = 2 * world_size
-    while workers <= MOST_WORKERS_TRIED:
+    while workers <= MAX_WORKERS_TRIED:
         if setup.memory(workers, layout).total_bytes <= budget:
             return workers
         workers *= 2
     return None
 
 
-def _fitting_offload(setup: Setup, world_size: int, budget: int, layout: Layout) -> list[str]:
-    """The least offload at which `layout` fits, with the host memory that it takes; nothing for CPU workers."""
-    for offload in () if setup.on_cpu else _MORE_OFFLOAD[setup.offload]:
+def _fitting_offload(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> list[str]:
+    """The smallest offload with which `layout` fits, and its host memory; empty for CPU workers or if none fits."""
+    for offload in () if setup.on_cpu else _FURTHER_OFFLOAD[setup.offload]:
         if layout.zero_stage >= LOWEST_STAGE[offload]:
             memory = replace(setup, offload=offload).memory(world_size, layout)
             if memory.total_bytes <= budget:

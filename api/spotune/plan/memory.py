@@ -1,4 +1,4 @@
-"""Bytes of device and host memory that training takes on each worker.
+"""Estimates the device and host memory that training takes on each worker, in bytes.
 
 Model states: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020),
 section 3.1 (`2 + 2 + K` bytes per parameter, `K = 12` for mixed-precision Adam) and figure 1 (what each stage divides
@@ -26,9 +26,9 @@ REDUCE_BUCKET_ELEMENTS = 500_000_000
 LIVE_PARAMETERS = 1_000_000_000
 PREFETCH_ELEMENTS = 50_000_000
 STEP_ELEMENTS = 1 << 26
-"""Parameters whose gradients are in float32 at once where the step takes them from where they are."""
+"""Number of gradients that the fused optimizer step holds in float32 at once."""
 GPU_RUNTIME_BYTES = int(1.5 * GB)
-"""CUDA context and kernels, NCCL's channels, cuBLAS workspaces: what a process holds beside its tensors."""
+"""Memory of a process apart from its tensors: CUDA context and kernels, NCCL channels, cuBLAS workspaces."""
 CPU_RUNTIME_BYTES = int(1.2 * GB)
 """Resident size of a Python process that has imported torch, deepspeed, transformers and ray."""
 
@@ -37,44 +37,45 @@ CPU_RUNTIME_BYTES = int(1.2 * GB)
 class Precision:
     """Bytes per parameter of each kind of model state.
 
-    `optimizer_bytes` are Adam's two moments and, in mixed precision, the float32 master weights (ZeRO paper: K = 12).
-    In float32 the weights are their own master, until DeepSpeed shards the optimizer: it then works on a copy of the
-    worker's part (`sharded_master_bytes`). `steps_in_place`: at stages 1 to 3 the optimizer takes gradients from where
-    they were reduced to, and at stage 1 a worker that is alone does not reduce them; DeepSpeed makes copies of them.
+    `optimizer_bytes` are Adam's two moments and, in mixed precision, float32 master weights (ZeRO paper, `K` is 12).
+    In float32, the weights are their own master weights, unless DeepSpeed shards the optimizer: it then copies the
+    worker's shard (`sharded_master_bytes`). With `fused_step`, at stages 1 to 3, the optimizer reads gradients directly
+    from the buffers they were reduced to, and a single worker at stage 1 does not reduce them. DeepSpeed's own step
+    copies them.
     """
 
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: float
     sharded_master_bytes: int = 0
-    steps_in_place: bool = False
+    fused_step: bool = False
 
     @property
     def is_mixed(self) -> bool:
-        """Whether there are master weights beside those that the model computes with."""
+        """Whether there are float32 master weights in addition to the model's weights."""
         return self.weight_bytes < 4
 
 
 FLOAT32 = Precision(weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, sharded_master_bytes=4)
 FLOAT16 = Precision(weight_bytes=2, gradient_bytes=2, optimizer_bytes=12)
-BFLOAT16 = replace(FLOAT16, steps_in_place=True)
-BYTES_OF_8BIT_MOMENTS = 2 * (1 + 4 / 256)
-"""Two codes of a byte, and two scales in float32 for every 256 elements (docs/adr/0022)."""
+BFLOAT16 = replace(FLOAT16, fused_step=True)
+MOMENTS_8BIT_BYTES = 2 * (1 + 4 / 256)
+"""Bytes per parameter: two one-byte codes, and two float32 scales per 256 elements (docs/adr/0022)."""
 
 
 NF4_BYTES = 1 / 2 + 4 / 64
-"""Of a weight in 4 bits: half a byte, and a scale in float32 for every 64."""
+"""Bytes per 4-bit weight: half a byte, and one float32 scale per 64 weights."""
 
 
 def precision_of(dtype: str, optimizer: str = "adamw") -> Precision:
-    """The precision of a job's `model.dtype` (float32, or 16 bit with float32 masters) and `training.optimizer`.
+    """The precision for a job's `model.dtype` (float32, or 16 bit with float32 masters) and `training.optimizer`.
 
-    That `adamw8bit` keeps float32 moments of small parameters is left out: they are few.
+    `adamw8bit` keeps float32 moments for small parameters. The estimate ignores this, because they are few.
     """
     precision = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}[dtype]
     if optimizer == "adamw":
         return precision
-    return replace(precision, optimizer_bytes=precision.optimizer_bytes - 8 + BYTES_OF_8BIT_MOMENTS)
+    return replace(precision, optimizer_bytes=precision.optimizer_bytes - 8 + MOMENTS_8BIT_BYTES)
 
 
 @dataclass(frozen=True)
@@ -88,19 +89,23 @@ class ModelStates:
 
     @property
     def device_bytes(self) -> int:
-        """What lies on the device."""
+        """Bytes on the device."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Memory of one worker at its fullest moment, in bytes.
+    """Peak memory of one worker, in bytes.
 
-    `buffers_bytes`: of stage 3, its bucket and gathered weights. `reduction_bytes`: of stages 1 and 2, buckets and
-    reduced gradients, which are there once the backward pass has left the logits behind. `step_bytes`: the float32
-    gradients of the worker's part while the optimizer steps; activations are gone by then. Only the largest counts.
-    `runtime_bytes`: what the process holds beside its tensors. `commit_bytes`: the copy in host memory that a commit is
-    written from (see `commit_bytes`). `on_cpu`: the worker's device is the host itself.
+    Attributes:
+        states: weights, gradients and optimizer states.
+        activations: activations of one micro-batch.
+        buffers_bytes: reduction bucket and gathered weights of stage 3.
+        reduction_bytes: buckets and reduced gradients of stages 1 and 2, which replace the logits in the backward pass.
+        step_bytes: float32 gradients of the worker's shard during the optimizer step, when activations are freed.
+        runtime_bytes: memory of the process apart from its tensors.
+        commit_bytes: host copy that a checkpoint is written from (see `commit_bytes`).
+        on_cpu: whether the worker runs on a CPU, so that device memory is host memory.
     """
 
     states: ModelStates
@@ -114,18 +119,18 @@ class MemoryEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """Device memory that is needed."""
+        """Required device memory: the peak of the backward pass or of the optimizer step, whichever is larger."""
         backward = self.activations.layers_bytes + max(self.activations.working_bytes, self.reduction_bytes)
         return self.states.device_bytes + max(backward, self.step_bytes) + self.other_bytes
 
     @property
     def other_bytes(self) -> int:
-        """Device memory that holds neither states nor activations; on a CPU worker commits are copied within it."""
+        """Device memory for neither states nor activations; on a CPU worker it includes the copy for commits."""
         return self.buffers_bytes + self.runtime_bytes + (self.commit_bytes if self.on_cpu else 0)
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that is needed beside the device's: offloaded states, and the page-locked copy of a commit."""
+        """Required host memory besides the device's: offloaded states, and the page-locked copy of a commit."""
         return self.states.host_bytes + (0 if self.on_cpu else self.commit_bytes)
 
 
@@ -140,21 +145,21 @@ def model_states(
     *,
     whole_gradients: bool = False,
 ) -> ModelStates:
-    """Weights, gradients and optimizer states per worker (ZeRO paper, figure 1; ZeRO-Offload for the host's part).
+    """Weights, gradients and optimizer states per worker (ZeRO paper, figure 1; ZeRO-Offload for host memory).
 
     Args:
-        parameters: trainable parameters of the model.
+        parameters: number of trained parameters.
         precision: bytes per parameter.
-        zero_stage: 0 divides nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights.
+        zero_stage: 0 shards nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights.
         world_size: number of workers.
-        offload: `optimizer` moves the optimizer states, and from stage 2 the reduced gradients in float32, to the host;
-            `parameters` (stage 3) also the weights.
-        frozen: parameters that are not trained, beside an adapter: weights without gradients and optimizer states.
-        quantised: of these in 4 bits, which no stage divides.
-        whole_gradients: stage 3 does not divide the gradients; the reduced ones are beside them for the step.
+        offload: `optimizer` moves the optimizer states, and from stage 2 the reduced float32 gradients, to host memory;
+            `parameters` (stage 3) also moves the weights.
+        frozen: number of frozen parameters, which have no gradients and no optimizer states.
+        quantised: number of frozen parameters in 4 bits, which no stage shards.
+        whole_gradients: at stage 3, keep unsharded gradients, in addition to the reduced ones for the step.
 
     Raises:
-        ValueError: this stage cannot offload that.
+        ValueError: the stage does not support this offload or quantization.
     """
     if offload != "none" and zero_stage == 0:
         raise ValueError("offload needs ZeRO stage 1 or more")
@@ -181,10 +186,10 @@ def model_states(
 
 
 def commit_bytes(parameters: int, world_size: int) -> int:
-    """Host memory of the copy that a worker's commits are written from while training goes on (docs/adr/0016).
+    """Host memory of the copy from which a worker writes checkpoints in the background (docs/adr/0016).
 
-    A commit is float32 master weights and Adam's two moments, 12 bytes per parameter at every precision and ZeRO stage,
-    of which each of `world_size` workers writes its part: `ceil(12 P / W)` bytes, taken once and kept.
+    A checkpoint has float32 master weights and Adam's two moments: 12 bytes per parameter, at every precision and ZeRO
+    stage. Each of `world_size` workers writes its shard, `ceil(12 P / W)` bytes. The copy is allocated once and reused.
     """
     return _share(checkpoint_bytes(parameters), world_size)
 
@@ -203,9 +208,10 @@ def estimate_memory(
     runtime_bytes: int = GPU_RUNTIME_BYTES,
     on_cpu: bool = False,
 ) -> MemoryEstimate:
-    """Memory of one worker that trains a model, or as many parameters as `trained` says, with Adam.
+    """Estimate the memory of one worker that trains a model with Adam.
 
-    At stage 3 so many layers stay gathered. Raises ValueError as `model_states` does.
+    `trained` limits which parameters are trained; None means all. `gathered_layers` and `whole_gradients` are for stage
+    3 only (see `Layout`). Raises ValueError as `model_states` does.
     """
     trained = trained or trained_parameters(architecture)
     count = trained.count
@@ -234,11 +240,11 @@ def estimate_memory(
 
 
 def _step_bytes(parameters: int, precision: Precision, zero_stage: ZeroStage, world_size: int) -> int:
-    """A worker's gradients once more in float32 for the step, of which DeepSpeed first makes one tensor.
+    """The float32 copy of a worker's gradients for the optimizer step.
 
-    At stage 3 it does so with some of them after the others.
+    DeepSpeed first concatenates the gradients into one tensor; at stage 3 it does this group by group.
     """
-    if precision.steps_in_place:
+    if precision.fused_step:
         return 4 * min(_share(parameters, world_size), STEP_ELEMENTS)
     return _share(parameters * (4 + (precision.gradient_bytes if zero_stage < 3 else 0)), world_size)
 
@@ -246,11 +252,11 @@ def _step_bytes(parameters: int, precision: Precision, zero_stage: ZeroStage, wo
 def _reduction_bytes(
     parameters: int, precision: Precision, zero_stage: ZeroStage, world_size: int, offload: Offload
 ) -> int:
-    """DeepSpeed's buckets of stages 1 and 2, of which one fills while the other is on its way.
+    """DeepSpeed's two reduction buckets at stages 1 and 2: one is filled while the other is reduced.
 
-    At stage 1 the worker's part of the reduced gradients comes beside the whole.
+    At stage 1, the worker's shard of the reduced gradients exists in addition to all gradients.
     """
-    if zero_stage in (0, 3) or (zero_stage == 1 and world_size == 1 and precision.steps_in_place and offload == "none"):
+    if zero_stage in (0, 3) or (zero_stage == 1 and world_size == 1 and precision.fused_step and offload == "none"):
         return 0
     buckets = 2 * min(parameters, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes
     reduced = _share(parameters * precision.gradient_bytes, world_size) if zero_stage == 1 and offload == "none" else 0
@@ -260,9 +266,9 @@ def _reduction_bytes(
 def _gathered_bytes(
     trained: TrainedParameters, precision: Precision, offload: Offload, gathered_layers: int, whole_gradients: bool
 ) -> int:
-    """At stage 3 the gradient bucket, and the weights that are gathered and prefetched, or stay gathered.
+    """At stage 3: the gradient bucket, and the weights that are gathered, prefetched or kept gathered.
 
-    Whole gradients are reduced from where they are.
+    Whole gradients need no bucket, because they are reduced in place.
     """
     bucket = 0 if whole_gradients else min(trained.count, REDUCE_BUCKET_ELEMENTS)
     kept = 0 if offload == "parameters" else trained.outside_layers + gathered_layers * trained.largest_layer

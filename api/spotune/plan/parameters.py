@@ -1,4 +1,4 @@
-"""How many parameters a model has, exactly, from its `config.json` alone."""
+"""Computes the exact number of parameters of a model from its `config.json`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spotune.plan.architecture import Architecture, Stack
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Trainable parameters of a model by part; `output` is 0 where the output projection is the word embedding."""
+    """Parameters of a model by part; `output` is 0 if the output projection is tied to the word embedding."""
 
     embedding: int
     encoder: int
@@ -18,16 +18,17 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All parameters; a tied output projection counts once."""
+        """All parameters; a tied output projection is counted once."""
         return self.embedding + self.encoder + self.decoder + self.output
 
 
 @dataclass(frozen=True)
 class TrainedParameters:
-    """How many parameters are trained, how many are frozen beside an adapter, and how many of these have 4 bits.
+    """Number of trained parameters, of frozen ones (with an adapter), and of frozen ones quantized to 4 bits.
 
-    Where there is no adapter, `outside_layers` are those of embedding and output projection, `layers` is how many
-    layers of encoder and decoder there are, and `largest_layer` has the most of them.
+    The other fields are set only without an adapter: `outside_layers` parameters are in the embedding and the output
+    projection, `layers` is the number of encoder and decoder layers, and `largest_layer` is the parameter count of the
+    largest layer.
     """
 
     count: int
@@ -41,9 +42,9 @@ class TrainedParameters:
 def trained_parameters(
     architecture: Architecture, *, pretrained: bool = True, lora_rank: int | None = None, quantised: bool = False
 ) -> TrainedParameters:
-    """All parameters of the model, or those of adapters of a rank beside every matrix of its layers.
+    """The parameters to train: all of the model or, with `lora_rank`, adapters on every matrix of the layers.
 
-    With `quantised` those matrices are kept in 4 bits.
+    With `quantised`, these matrices are stored in 4 bits.
     """
     counts = count_parameters(architecture, pretrained=pretrained)
     total = counts.total
@@ -61,9 +62,9 @@ def trained_parameters(
 
 
 def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> ParameterCount:
-    """The parameters of `architecture`, as `model.num_parameters()` of `transformers` gives them.
+    """Count the parameters of `architecture`; equals `model.num_parameters()` of `transformers`.
 
-    With `pretrained` false the model is made from its configuration, which matters for T5 v1.1 and mT5 only (see
+    With `pretrained` false the model is created from its configuration. This differs for T5 v1.1 and mT5 only (see
     `Architecture.untied_when_loaded`).
     """
     word_embedding = architecture.vocabulary_size * architecture.hidden_size
@@ -78,9 +79,9 @@ def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> 
 
 
 def count_lora_parameters(architecture: Architecture, rank: int) -> int:
-    """Parameters of adapters of a rank beside every matrix of the layers (`targetModules: all-linear`): r (in + out).
+    """Parameters of LoRA adapters on every matrix of the layers (`targetModules: all-linear`): r (in + out) each.
 
-    Fewer target modules have fewer; so do models that make queries, keys and values by one matrix.
+    This is an upper bound for fewer target modules, and for models with one fused query-key-value matrix.
     """
     return sum(
         stack.layers * rank * sum(inputs + outputs for inputs, outputs in layer_matrices(stack))
@@ -97,7 +98,7 @@ def layer_matrices(stack: Stack) -> list[tuple[int, int]]:
 
 
 def _layer_parameters(stack: Stack) -> int:
-    """Attention, cross-attention where there is one, feed-forward, norms."""
+    """Parameters of one layer: attention, optional cross-attention, feed-forward and norms."""
     matrices = sum(inputs * outputs for inputs, outputs in layer_matrices(stack))
     attention_biases = _attention_biases(stack) * (2 if stack.cross_attention else 1)
     norms = stack.norms_per_layer * stack.norm_parameters

@@ -1,6 +1,6 @@
-"""What a job would come to on the spot nodes of a trace: a simulation of how it is run, without running it.
+"""Simulates a job on a trace of spot nodes, to predict goodput, cost and finishing time without running it.
 
-``trace.py`` reads how many nodes there were, ``supply.py`` says which of them the job holds, ``simulation.py`` trains
-on them, in the words of ``terms.py``. ``measured.py`` takes its times from a real run; ``compare.py``, ``table.py`` and
-``command.py`` are `spotune simulate`.
+``trace.py`` reads the number of spot nodes over time. ``supply.py`` computes which nodes the job holds.
+``simulation.py`` runs the job on them. ``terms.py`` defines its inputs and outputs. ``measured.py`` takes timings from
+a real run. ``compare.py`` runs several scenarios.
 """

@@ -1,4 +1,4 @@
-"""Choices compared on one trace, by the mean of several simulations where chance decides which node is lost."""
+"""Compares scenarios on one trace. If it is random which node is lost, results are means of several simulations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from spotune.goodput import Part
 from spotune.simulate.simulation import simulate
-from spotune.simulate.terms import NEVER, Choice, Outcome, Times
+from spotune.simulate.terms import NEVER, Scenario, SimulationResult, Timings
 from spotune.simulate.trace import Trace
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices for an hour of a node, in any currency; None: not known."""
+    """Prices per node and hour, in any currency; None: unknown."""
 
     spot: float | None = None
     on_demand: float | None = None
@@ -25,20 +25,20 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What came of a choice, over simulations that differ in who is lost.
+class ScenarioResult:
+    """The results of one scenario, over simulations with different random seeds.
 
     Attributes:
-        choice: What was chosen.
-        outcomes: One of each simulation.
-        prices: Of nodes.
-        steps_wanted: Steps of the job; None: as many as fit into the trace.
+        scenario: The scenario.
+        outcomes: One result per simulation.
+        prices: Prices of nodes.
+        target_steps: Number of steps of the job; None: as many as fit into the trace.
     """
 
-    choice: Choice
-    outcomes: Sequence[Outcome]
+    scenario: Scenario
+    outcomes: Sequence[SimulationResult]
     prices: Prices
-    steps_wanted: int | None
+    target_steps: int | None
 
     @property
     def goodput(self) -> float:
@@ -47,12 +47,12 @@ class Compared:
 
     @property
     def seconds(self) -> float:
-        """Mean wall clock."""
+        """Mean wall-clock seconds."""
         return fmean(outcome.seconds for outcome in self.outcomes)
 
     @property
     def steps(self) -> float:
-        """Mean number of steps that were not rolled back."""
+        """Mean number of completed steps that were not rolled back."""
         return fmean(outcome.steps for outcome in self.outcomes)
 
     @property
@@ -62,42 +62,42 @@ class Compared:
 
     @property
     def finished(self) -> bool:
-        """Whether every simulation did all steps."""
+        """Whether all simulations completed all steps."""
         return all(outcome.finished for outcome in self.outcomes)
 
     @property
     def cost(self) -> float | None:
-        """Mean cost of all nodes; None where a price that is needed is not known."""
+        """Mean cost of all nodes; None if a required price is unknown."""
         spot = sum(outcome.spot_seconds for outcome in self.outcomes)
         on_demand = sum(outcome.on_demand_seconds for outcome in self.outcomes)
         prices = self.prices
         if (spot and prices.spot is None) or (on_demand and prices.on_demand is None):
             return None
         head = sum(outcome.head_seconds for outcome in self.outcomes)
-        head_price = prices.head_spot if self.choice.head == "spot" else prices.head_on_demand
+        head_price = prices.head_spot if self.scenario.head == "spot" else prices.head_on_demand
         total = spot * (prices.spot or 0.0) + on_demand * (prices.on_demand or 0.0) + head * head_price
         return total / 3600 / len(self.outcomes)
 
     def share(self, part: Part) -> float:
-        """Mean share of the wall clock that a part took."""
+        """Mean fraction of the wall clock spent on a part."""
         return fmean(outcome.spent[part] / outcome.seconds for outcome in self.outcomes)
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--output json``; seconds by part are means."""
-        choice = self.choice
+        """The result for ``--output json``; all numbers are means."""
+        scenario = self.scenario
         return {
-            "workers": choice.workers,
-            "min": choice.fewest,
-            "checkpointEvery": choice.every,
-            "head": choice.head,
-            "capacity": choice.capacity,
-            "onDemandAfterSeconds": choice.on_demand_after,
-            "resizeCooldownSeconds": None if choice.resize_cooldown == NEVER else choice.resize_cooldown,
-            "noticeSeconds": choice.notice,
+            "workers": scenario.workers,
+            "min": scenario.min_workers,
+            "checkpointEvery": scenario.checkpoint_every,
+            "head": scenario.head,
+            "capacity": scenario.capacity,
+            "onDemandAfterSeconds": scenario.on_demand_after,
+            "resizeCooldownSeconds": None if scenario.resize_cooldown == NEVER else scenario.resize_cooldown,
+            "noticeSeconds": scenario.notice,
             "goodput": round(self.goodput, 4),
             "parts": {part: round(fmean(outcome.spent[part] for outcome in self.outcomes), 3) for part in Part},
             "wallSeconds": round(self.seconds, 3),
-            "finished": self.finished if self.steps_wanted is not None else None,
+            "finished": self.finished if self.target_steps is not None else None,
             "steps": round(self.steps, 1),
             "stepsLost": round(fmean(outcome.steps_lost for outcome in self.outcomes), 1),
             "restarts": round(self.restarts, 1),
@@ -108,18 +108,18 @@ class Compared:
 
 
 def compare(
-    trace: Trace, choices: Iterable[Choice], times: Times, prices: Prices, steps: int | None, repeats: int
-) -> list[Compared]:
-    """Simulate every choice on the trace; those in which chance has a say `repeats` times."""
-    compared = []
-    for choice in choices:
-        seeds = range(repeats if choice.head == "spot" else 1)
-        outcomes = [simulate(trace, choice, times, steps, seed) for seed in seeds]
-        compared.append(Compared(choice, outcomes, prices, steps))
-    return compared
+    trace: Trace, scenarios: Iterable[Scenario], times: Timings, prices: Prices, steps: int | None, repeats: int
+) -> list[ScenarioResult]:
+    """Simulate every scenario on the trace; scenarios with randomness (a spot head) `repeats` times."""
+    results = []
+    for scenario in scenarios:
+        seeds = range(repeats if scenario.head == "spot" else 1)
+        outcomes = [simulate(trace, scenario, times, steps, seed) for seed in seeds]
+        results.append(ScenarioResult(scenario, outcomes, prices, steps))
+    return results
 
 
-def combinations(base: Choice, **values: Sequence[Any]) -> list[Choice]:
-    """Every combination of values of some fields of a choice, the last field changing fastest."""
+def all_scenarios(base: Scenario, **values: Sequence[Any]) -> list[Scenario]:
+    """All combinations of the given field values, applied to a base scenario; the last field changes fastest."""
     names = list(values)
     return [replace(base, **dict(zip(names, chosen, strict=True))) for chosen in product(*values.values())]

@@ -1,4 +1,4 @@
-"""The times of a real run, from the ledger in its directory: what the simulation is told instead of guesses."""
+"""Reads the timings of a real run from its ledger, for use in simulations."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any
 
 from spotune.errors import UsageError
 from spotune.goodput import Part
-from spotune.simulate.terms import Times
+from spotune.simulate.terms import Timings
 
 Record = Mapping[str, Any]
 
 
-def read_measured(directory: Path, base: Times) -> Times:
-    """What a run took, as far as it has shown it; the rest is as in ``base``.
+def read_timings(directory: Path, base: Timings) -> Timings:
+    """The timings measured in a run; unmeasured ones are taken from ``base``.
 
     Args:
-        directory: Of the job, as `spotune run --directory` or the volume has it.
-        base: Times for what the run has not shown, such as the loss of a head.
+        directory: The job's directory, from `spotune run --directory` or from the volume.
+        base: Timings for events that did not occur in the run, such as the loss of a head.
 
     Raises:
-        UsageError: There is no ledger, or no worker group in it that has made a step and ended.
+        UsageError: There is no ledger, or it contains no ended worker group with at least one step.
     """
     file = directory / "ledger.jsonl"
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"--measured {directory}: there is no ledger of a run: {error.strerror}.") from error
-    measured = measured_times([record for line in lines if (record := _record(line)) is not None], base)
+        raise UsageError(f"--measured {directory}: cannot read the run's ledger: {error.strerror}.") from error
+    measured = timings_from_ledger([record for line in lines if (record := _record(line)) is not None], base)
     if not measured.step:
         raise UsageError(
-            f"--measured {directory}: no worker group of this run has made a step and ended yet; wait for it, or give "
-            "--step-seconds and the other times instead."
+            f"--measured {directory}: no worker group of this run has completed a step and ended yet. Wait for one, or "
+            "set --step-seconds and the other times instead."
         )
     return measured
 
 
 def _record(line: str) -> Record | None:
-    """A line of the ledger; None for one that was cut off."""
+    """Parse a line of the ledger; None for an incomplete line."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -51,8 +51,8 @@ def _record(line: str) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def measured_times(records: Sequence[Record], base: Times) -> Times:
-    """The times that the events of a ledger tell: means of what happens often, medians of the rest."""
+def timings_from_ledger(records: Sequence[Record], base: Timings) -> Timings:
+    """Timings from a ledger's events: means for frequent events, medians for rare ones."""
     started = {record["generation"]: record for record in records if record["event"] == "generation-started"}
     ended = [record for record in records if record["event"] == "generation-ended" and "parts" in record]
     trained = [record for record in ended if record["steps"]]
@@ -76,7 +76,7 @@ def measured_times(records: Sequence[Record], base: Times) -> Times:
 
 
 def _step_seconds(trained: Iterable[Record]) -> dict[int, float]:
-    """Mean productive seconds of a step by number of workers, before any was rolled back."""
+    """Mean productive seconds per step by number of workers, including steps that were rolled back later."""
     seconds: dict[int, float] = defaultdict(float)
     steps: dict[int, int] = defaultdict(int)
     for record in trained:
@@ -86,13 +86,13 @@ def _step_seconds(trained: Iterable[Record]) -> dict[int, float]:
 
 
 def _detection_seconds(record: Record) -> float:
-    """From a loss to the end of the group: what was lost without a logged step, but for half a step on average."""
+    """Seconds from a loss to the end of the group: the lost time minus half a step, its expected unfinished part."""
     step = _part(record, Part.PRODUCTIVE) / int(record["steps"])
     return max(0.0, _part(record, Part.LOST) - step / 2)
 
 
 def _attempt_seconds(records: Sequence[Record]) -> Iterable[float]:
-    """From the start of drivers to that of their first worker group, where they had not to wait for workers."""
+    """Seconds from a driver's start to its first worker group, for drivers that did not have to wait for workers."""
     events = [record for record in records if record["event"] in ("attempt-started", "waiting", "generation-started")]
     for before, after in pairwise(events):
         if before["event"] == "attempt-started" and after["event"] == "generation-started":
@@ -100,7 +100,7 @@ def _attempt_seconds(records: Sequence[Record]) -> Iterable[float]:
 
 
 def _head_loss_seconds(records: Sequence[Record]) -> Iterable[float]:
-    """From the last sign of life of lost drivers to the start of the next one."""
+    """Seconds from the last heartbeat of a lost driver to the start of the next one."""
     events = [record for record in records if record["event"] in ("attempt-started", "attempt-ended")]
     for before, after in pairwise(events):
         if before["event"] == "attempt-ended" and before["exitCode"] is None and after["event"] == "attempt-started":

@@ -1,7 +1,7 @@
-"""One job over the nodes of a trace: a discrete-event simulation of what driver, workers and commits do.
+"""A discrete-event simulation of one job on a trace: its driver, worker groups and checkpoints.
 
-Between two events nothing but equal steps happens, so steps are not simulated one by one. What a run is told in
-``Times`` it does not find out: how long a step takes at each number of workers, a start, a restore, a commit.
+Between two events there are only equal steps, so steps are not simulated one by one. All durations (of a step, a start,
+a restore, a commit) are inputs, given in ``Timings``.
 """
 
 from __future__ import annotations
@@ -20,111 +20,113 @@ from spotune.plan.checkpoint_interval import (
     seconds_to_preemption,
 )
 from spotune.retry import backoff_seconds
-from spotune.simulate.supply import Moment, supply
-from spotune.simulate.terms import NEVER, Choice, Outcome, Times
+from spotune.simulate.supply import NodeSupply, supply
+from spotune.simulate.terms import NEVER, Scenario, SimulationResult, Timings
 from spotune.simulate.trace import Trace
 
-_MOST_REPEATS = 1000
+_MAX_REPEATS = 1000
 
 
-def simulate(trace: Trace, choice: Choice, times: Times, steps: int | None = None, seed: int = 0) -> Outcome:
-    """Train on the nodes of a trace.
+def simulate(
+    trace: Trace, scenario: Scenario, times: Timings, steps: int | None = None, seed: int = 0
+) -> SimulationResult:
+    """Simulate a job on a trace.
 
     Args:
-        trace: Spot nodes over time; repeated where training takes longer.
-        choice: What the user has chosen.
-        times: What things take.
-        steps: Steps of the job; None: as many as it gets done within the trace.
-        seed: Of the choice which nodes are lost, the head's or workers'.
+        trace: Spot nodes over time; it is repeated if training takes longer.
+        scenario: The user's choices.
+        times: Durations of all activities.
+        steps: Number of steps of the job; None: as many as fit into the trace.
+        seed: Random seed for which nodes are lost: the head's or a worker's.
     """
-    moments = supply(trace, choice.workers, choice.capacity, choice.head, choice.on_demand_after, Random(seed))
-    horizon = trace.seconds if steps is None else trace.seconds * _MOST_REPEATS
-    run = _Run(moments, choice, times, steps, horizon)
+    moments = supply(trace, scenario.workers, scenario.capacity, scenario.head, scenario.on_demand_after, Random(seed))
+    horizon = trace.seconds if steps is None else trace.seconds * _MAX_REPEATS
+    run = _Simulation(moments, scenario, times, steps, horizon)
     run.run()
     return run.outcome
 
 
-class _Over(Exception):  # noqa: N818 - nothing is wrong: time is up, or the work is done
-    """The simulation ends."""
+class _SimulationEnded(Exception):  # noqa: N818 - not an error
+    """The simulation ends, because the trace or the work is finished."""
 
 
 @dataclass(frozen=True)
-class _Saved:
-    """A state that was saved, and how much productive time there was by then."""
+class _SavedState:
+    """A saved training state: its step, and the productive time up to it."""
 
     steps: int = 0
     productive: float = 0.0
 
 
-class _Run:
+class _Simulation:
     """The simulation of one job."""
 
     def __init__(
-        self, moments: Iterator[Moment], choice: Choice, times: Times, steps: int | None, horizon: float
+        self, moments: Iterator[NodeSupply], scenario: Scenario, times: Timings, steps: int | None, horizon: float
     ) -> None:
-        self.outcome = Outcome()
-        self._choice = choice
+        self.outcome = SimulationResult()
+        self._scenario = scenario
         self._times = times
         self._steps = steps
         self._horizon = horizon
         self._now = 0.0
         self._moments = moments
-        self._coming: deque[Moment] = deque()
-        self._held = next(moments)
-        self._committed: _Saved | None = None
+        self._upcoming: deque[NodeSupply] = deque()
+        self._current = next(moments)
+        self._committed: _SavedState | None = None
         self._streak = 0
         self._highest = 0
         self._losses = 0
         self._worker_seconds = 0.0
 
     def run(self) -> None:
-        """Until all steps are done, or the time is over."""
+        """Run until all steps are done or the horizon is reached."""
         try:
             self._spend(Part.STARTUP, self._times.attempt)
             while True:
-                self._generation()
-        except _Over:
+                self._run_worker_group()
+        except _SimulationEnded:
             return
 
     # Time and nodes
 
     def _spend(self, part: Part, seconds: float) -> None:
-        """Let time pass. Raises _Over at the end of time."""
+        """Advance time by so many seconds. Raises _SimulationEnded at the horizon."""
         self._spend_until(part, self._now + seconds)
 
     def _spend_until(self, part: Part, until: float) -> None:
-        """Let time pass, to the very moment: what is added to a time may not change it."""
+        """Advance time to exactly ``until``; adding a duration to a float could miss it."""
         until = max(self._now, min(until, self._horizon))
         self.outcome.spent[part] += until - self._now
-        self._pass(until)
+        self._advance_to(until)
         if until >= self._horizon:
-            raise _Over
+            raise _SimulationEnded
 
-    def _pass(self, until: float) -> None:
-        """Pay for the nodes until a time, and hold those of then."""
+    def _advance_to(self, until: float) -> None:
+        """Move to a time: account for node seconds, and apply all supply changes up to it."""
         while (coming := self._peek(0)) is not None and coming.seconds <= until:
-            self._pay(coming.seconds)
-            self._held = self._coming.popleft()
-        self._pay(until)
+            self._accrue_node_seconds(coming.seconds)
+            self._current = self._upcoming.popleft()
+        self._accrue_node_seconds(until)
 
-    def _pay(self, until: float) -> None:
+    def _accrue_node_seconds(self, until: float) -> None:
         seconds = until - self._now
-        self.outcome.spot_seconds += self._held.spot * seconds
-        self.outcome.on_demand_seconds += self._held.on_demand * seconds
-        self.outcome.head_seconds += self._held.head * seconds
+        self.outcome.spot_seconds += self._current.spot * seconds
+        self.outcome.on_demand_seconds += self._current.on_demand * seconds
+        self.outcome.head_seconds += self._current.head * seconds
         self._now = until
 
-    def _peek(self, index: int) -> Moment | None:
-        """A moment to come."""
-        while len(self._coming) <= index:
+    def _peek(self, index: int) -> NodeSupply | None:
+        """The upcoming supply change with the given index; None if there is none."""
+        while len(self._upcoming) <= index:
             moment = next(self._moments, None)
             if moment is None:
                 return None
-            self._coming.append(moment)
-        return self._coming[index]
+            self._upcoming.append(moment)
+        return self._upcoming[index]
 
-    def _future(self) -> Iterator[Moment]:
-        """The moments until the end of time."""
+    def _future(self) -> Iterator[NodeSupply]:
+        """The upcoming supply changes before the horizon."""
         index = 0
         while (moment := self._peek(index)) is not None and moment.seconds < self._horizon:
             yield moment
@@ -132,39 +134,39 @@ class _Run:
 
     # One worker group
 
-    def _generation(self) -> None:
-        """A worker group, from waiting for its workers to its end."""
+    def _run_worker_group(self) -> None:
+        """Run one worker group, from waiting for workers to its end."""
         workers = self._wait_for_workers()
         self.outcome.restarts += 1
         began = self._now
         loss = self._next_loss(workers)
         until = loss.seconds if loss is not None else NEVER
-        grows_at = self._next_growth(workers, began, until)
-        if self._start(until) and not self._train(workers, until, grows_at):
+        resize_at = self._next_resize(workers, began, until)
+        if self._start(until) and not self._train(workers, until, resize_at):
             self._worker_seconds += workers * (self._now - began)
-            return  # to be more
+            return  # the group was resized
         self._worker_seconds += workers * (self._now - began)
         assert loss is not None, "nothing else ends a worker group"
         self._fail(head_lost=loss.head_lost)
 
     def _wait_for_workers(self) -> int:
-        """Wait for all workers, or for enough of them for as long as the driver has patience; how many there are."""
-        choice, began = self._choice, self._now
+        """Wait for all workers, or after the driver's patience for at least the minimum, and return their number."""
+        scenario, began = self._scenario, self._now
         while True:
-            there = self._held.workers if self._held.head else 0
-            patient_until = began + self._times.patience
-            if there >= choice.workers or (there >= choice.fewest and self._now >= patient_until):
-                return min(there, choice.workers)
+            available = self._current.workers if self._current.head else 0
+            timeout_at = began + self._times.patience
+            if available >= scenario.workers or (available >= scenario.min_workers and self._now >= timeout_at):
+                return min(available, scenario.workers)
             coming = self._peek(0)
             change = coming.seconds if coming is not None else NEVER
-            if there >= choice.fewest:
-                change = min(change, patient_until)
+            if available >= scenario.min_workers:
+                change = min(change, timeout_at)
             self._spend_until(Part.WAITING, change)
 
-    def _next_loss(self, workers: int) -> Moment | None:
-        """When one of a group's workers, or the head, is lost. Workers that are no part of the group are lost first."""
-        idle = self._held.workers - workers
-        before = self._held.workers
+    def _next_loss(self, workers: int) -> NodeSupply | None:
+        """The supply change that loses the head or a worker of the group; idle workers are lost first."""
+        idle = self._current.workers - workers
+        before = self._current.workers
         for moment in self._future():
             idle = max(0, idle)
             if moment.head_lost or moment.lost > idle:
@@ -173,13 +175,13 @@ class _Run:
             before = moment.workers
         return None
 
-    def _next_growth(self, workers: int, began: float, until: float) -> float:
-        """When there are more workers than in a group, if before `until`, and it is not too early to use them."""
-        earliest = began + self._choice.resize_cooldown
-        if workers >= self._choice.workers or earliest == NEVER:
+    def _next_resize(self, workers: int, began: float, until: float) -> float:
+        """The time at which the group stops to use more workers; NEVER if that is not before ``until``."""
+        earliest = began + self._scenario.resize_cooldown
+        if workers >= self._scenario.workers or earliest == NEVER:
             return NEVER
         steady = self._times.steady
-        more_since = self._now if self._held.workers > workers else NEVER
+        more_since = self._now if self._current.workers > workers else NEVER
         for moment in self._future():
             if moment.seconds >= until or moment.seconds >= max(more_since + steady, earliest):
                 break
@@ -188,7 +190,7 @@ class _Run:
         return leaves if leaves < until else NEVER
 
     def _start(self, until: float) -> bool:
-        """Start up and restore; False where a worker is lost meanwhile."""
+        """Start up and restore; False if a worker is lost in the meantime."""
         parts = [(Part.STARTUP, self._times.start_up)]
         if self._committed is not None:
             parts.append((Part.RESTORE, self._times.restore))
@@ -198,30 +200,30 @@ class _Run:
                 return False
         return True
 
-    def _train(self, workers: int, until: float, grows_at: float) -> bool:
-        """Steps and commits until a worker is lost (True) or the group leaves to be more (False)."""
-        commits = _Commits(self._choice, self._times, self._now, workers, self._seconds_to_preemption())
+    def _train(self, workers: int, until: float, resize_at: float) -> bool:
+        """Train and commit until a worker is lost (returns True) or the group is resized (returns False)."""
+        commits = _CommitSchedule(self._scenario, self._times, self._now, workers, self._seconds_to_preemption())
         step_seconds = self._times.step_seconds(workers)
-        notice_at = until - self._choice.notice if self._choice.notice else NEVER
-        leaves_at = grows_at if grows_at < until - self._times.commit else NEVER
+        notice_at = until - self._scenario.notice if self._scenario.notice else NEVER
+        resize_at = resize_at if resize_at < until - self._times.commit else NEVER
         while True:
-            due = max(min(commits.due_at, notice_at, leaves_at), commits.busy_until)
+            due = max(min(commits.due_at, notice_at, resize_at), commits.busy_until)
             if not self._step_until(due, commits.steps_until_due(self.outcome.steps), until, step_seconds):
-                self._take_in(commits.durable(self._now))
+                self._record_commit(commits.durable(self._now))
                 return True
-            self._take_in(commits.durable(self._now))
-            state = _Saved(self.outcome.steps, self.outcome.spent[Part.PRODUCTIVE])
+            self._record_commit(commits.durable(self._now))
+            state = _SavedState(self.outcome.steps, self.outcome.spent[Part.PRODUCTIVE])
             if self.outcome.steps == self._steps:
                 self._wait_for_commit(until)
                 self.outcome.finished = self._now < until
                 if self.outcome.finished:
-                    raise _Over
+                    raise _SimulationEnded
                 return True
             if self._now < commits.busy_until:
-                continue  # one commit at a time: the next one is due after as many steps again
-            if self._now >= leaves_at:
+                continue  # one commit at a time: wait for the next due step
+            if self._now >= resize_at:
                 self._wait_for_commit(until)
-                self._take_in(state if self._now < until else None)
+                self._record_commit(state if self._now < until else None)
                 return self._now >= until
             begun = self._now
             notice_at = notice_at if begun < notice_at else NEVER
@@ -233,36 +235,36 @@ class _Run:
         self._spend_until(Part.CHECKPOINT_STALL, min(durable, until))
 
     def _step_until(self, due: float, steps_due: float, until: float, step_seconds: float) -> bool:
-        """Make steps until a commit is due after one; False where a worker is lost before."""
+        """Train until a commit is due at the end of a step; False if a worker is lost before."""
         whole = step_seconds + self._times.data_wait
         left = NEVER if self._steps is None else self._steps - self.outcome.steps
-        wanted = min(max(1, math.ceil((due - self._now) / whole)) if due < NEVER else NEVER, steps_due, left)
-        end = min(until, self._horizon)
-        made = min(wanted, (end - self._now) // whole)
-        count = int(made)
+        target = min(max(1, math.ceil((due - self._now) / whole)) if due < NEVER else NEVER, steps_due, left)
+        limit = min(until, self._horizon)
+        completed = min(target, (limit - self._now) // whole)
+        count = int(completed)
         self.outcome.steps += count
         self.outcome.spent[Part.PRODUCTIVE] += count * step_seconds
         self.outcome.spent[Part.DATA_WAIT] += count * self._times.data_wait
-        self._pass(self._now + count * whole)
-        if made == wanted and self._now < end:
+        self._advance_to(self._now + count * whole)
+        if completed == target and self._now < limit:
             return True
-        self._spend_until(Part.LOST if until <= self._horizon else Part.PRODUCTIVE, end)
+        self._spend_until(Part.LOST if until <= self._horizon else Part.PRODUCTIVE, limit)
         return False
 
-    def _take_in(self, durable: _Saved | None) -> None:
+    def _record_commit(self, durable: _SavedState | None) -> None:
         self._committed = durable or self._committed
 
     def _seconds_to_preemption(self) -> float:
         return seconds_to_preemption(self._worker_seconds, self._losses)
 
-    # Its end
+    # Failures
 
     def _fail(self, *, head_lost: bool) -> None:
-        """Go back to the last commit, and wait as the retry policy says."""
+        """Roll back to the last commit, and wait for the retry policy's backoff or for a new head."""
         self._losses += 1
         self._streak = 1 if self.outcome.steps > self._highest else self._streak + 1
         self._highest = max(self._highest, self.outcome.steps)
-        kept = self._committed or _Saved()
+        kept = self._committed or _SavedState()
         lost = self.outcome.spent[Part.PRODUCTIVE] - kept.productive
         self.outcome.spent[Part.PRODUCTIVE] -= lost
         self.outcome.spent[Part.LOST] += lost
@@ -270,7 +272,7 @@ class _Run:
         self.outcome.steps = kept.steps
         if head_lost:
             self._spend(Part.WAITING, self._times.head_loss)
-            while not self._held.head:
+            while not self._current.head:
                 coming = self._peek(0)
                 self._spend_until(Part.WAITING, coming.seconds if coming is not None else NEVER)
             self._spend(Part.STARTUP, self._times.attempt)
@@ -280,35 +282,37 @@ class _Run:
         self._spend(Part.WAITING, pause)
 
 
-class _Commits:
-    """When a worker group commits, as the trainer decides it, and what of it is durable."""
+class _CommitSchedule:
+    """When a worker group commits, with the trainer's rules, and which commit is durable."""
 
-    def __init__(self, choice: Choice, times: Times, now: float, workers: int, seconds_to_preemption: float) -> None:
-        self._every = choice.every
+    def __init__(
+        self, scenario: Scenario, times: Timings, now: float, workers: int, seconds_to_preemption: float
+    ) -> None:
+        self._every = scenario.checkpoint_every
         self._times = times
         self._between_failures = mean_seconds_between_failures(seconds_to_preemption, workers)
-        self._interval = MINIMUM_INTERVAL_SECONDS if choice.every == "auto" else NEVER
-        if isinstance(choice.every, float):
-            self._interval = choice.every
-        self._flying: _Saved | None = None
+        self._interval = MINIMUM_INTERVAL_SECONDS if scenario.checkpoint_every == "auto" else NEVER
+        if isinstance(scenario.checkpoint_every, float):
+            self._interval = scenario.checkpoint_every
+        self._pending: _SavedState | None = None
         self.due_at = now + self._interval
         self.busy_until = now
 
     def steps_until_due(self, steps: int) -> float:
-        """Steps until the next commit, where they are counted."""
+        """Steps until the next commit if the interval is in steps; else NEVER."""
         return self._every - steps % self._every if isinstance(self._every, int) else NEVER
 
-    def begin(self, state: _Saved, now: float) -> None:
-        """Begin to commit a state."""
-        self._flying = state
+    def begin(self, state: _SavedState, now: float) -> None:
+        """Start committing a state."""
+        self._pending = state
         self.busy_until = now + max(self._times.stall, self._times.commit)
         if self._every == "auto":
             self._interval = background_interval_seconds(self._times.stall, self._times.commit, self._between_failures)
         self.due_at = now + self._interval
 
-    def durable(self, now: float) -> _Saved | None:
-        """The state whose commit has ended by now, once."""
-        if self._flying is None or now < self.busy_until:
+    def durable(self, now: float) -> _SavedState | None:
+        """Return the state whose commit has become durable by now, once; else None."""
+        if self._pending is None or now < self.busy_until:
             return None
-        durable, self._flying = self._flying, None
+        durable, self._pending = self._pending, None
         return durable

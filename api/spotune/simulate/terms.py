@@ -1,4 +1,4 @@
-"""What goes into a simulation and comes out of it: what things take, what a user chooses, and what came of it."""
+"""Inputs and outputs of a simulation: durations, the user's choices, and the result."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from spotune.goodput import Part, goodput
 from spotune.simulate.supply import Capacity, HeadCapacity
 
 NEVER: Final = math.inf
-"""A time that does not come, and a duration that does not end."""
+"""A point in time that is never reached, or an infinite duration."""
 
 
 @dataclass(frozen=True)
-class Times:
-    """What things take, in seconds.
+class Timings:
+    """Durations of all activities, in seconds.
 
     Attributes:
-        step: A step, by number of workers; at another number in inverse proportion to the nearest one.
-        data_wait: That a step waits for its samples, on top.
+        step: One step, by number of workers. Other numbers scale inversely from the nearest one.
+        data_wait: Additional wait for samples per step.
         start_up: From the start of a worker group to its first step, without restoring.
-        restore: Reading a checkpoint.
-        stall: That training waits for a commit.
-        commit: From the beginning of a commit until it is durable.
+        restore: Loading a checkpoint.
+        stall: Time for which a commit blocks training.
+        commit: From the start of a commit until it is durable.
         detection: From the loss of a worker to the end of its group.
         attempt: From the start of a driver until it can start workers.
-        head_loss: From the loss of a head until its successor starts a driver, given a node for it.
-        patience: That a driver waits for all workers before it starts with fewer.
-        steady: That nodes must be there before a worker group leaves for them.
+        head_loss: From the loss of a head until a new head starts a driver, without the wait for its node.
+        patience: Time that a driver waits for all workers before it starts with fewer.
+        steady: Time that additional nodes must be available before a worker group is resized.
         backoff: First pause of the retry policy.
         longest_backoff: Longest pause of the retry policy.
     """
@@ -49,29 +49,29 @@ class Times:
     longest_backoff: float = 300.0
 
     def step_seconds(self, workers: int) -> float:
-        """Seconds of a step at a number of workers."""
+        """Seconds per step with the given number of workers."""
         nearest = min(self.step, key=lambda count: (abs(math.log(count / workers)), count))
         return self.step[nearest] * nearest / workers
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a user can choose.
+class Scenario:
+    """The user's choices that a simulation compares.
 
     Attributes:
-        workers: Nodes wanted for workers.
-        fewest: Nodes that training goes on with.
-        every: `checkpoint.every`: auto, seconds, or a number of steps.
+        workers: Desired number of worker nodes.
+        min_workers: Minimum number of worker nodes.
+        checkpoint_every: `checkpoint.every`: auto, seconds, or a number of steps.
         head: Capacity of the head.
         capacity: Capacity of the workers.
-        on_demand_after: Seconds that a worker waits for a spot node before it gets one on demand.
-        resize_cooldown: Shortest time between two growths of the worker group, in seconds; infinite: it never grows.
-        notice: Seconds between a spot notice and the loss of the node; 0: there is none.
+        on_demand_after: Seconds that a worker waits for a spot node before it gets an on-demand node.
+        resize_cooldown: Minimum seconds between two resizes that add workers; infinite: no resizes.
+        notice: Seconds between a preemption notice and the loss of the node; 0: no notice.
     """
 
     workers: int
-    fewest: int = 1
-    every: str | float | int = "auto"
+    min_workers: int = 1
+    checkpoint_every: str | float | int = "auto"
     head: HeadCapacity = "on-demand"
     capacity: Capacity = "spot"
     on_demand_after: float = 600.0
@@ -80,18 +80,18 @@ class Choice:
 
 
 @dataclass
-class Outcome:
-    """What came of it.
+class SimulationResult:
+    """The result of one simulation.
 
     Attributes:
         spent: Seconds by part.
-        steps: Steps done that were not rolled back.
+        steps: Completed steps that were not rolled back.
         steps_lost: Steps that were rolled back.
-        restarts: Worker groups that were started after the first.
-        spot_seconds: Seconds of worker nodes, summed, on spot capacity.
-        on_demand_seconds: The same on demand.
+        restarts: Number of worker groups after the first.
+        spot_seconds: Node seconds of workers on spot nodes.
+        on_demand_seconds: Node seconds of workers on on-demand nodes.
         head_seconds: Seconds of the head's node.
-        finished: Whether all steps were done.
+        finished: Whether all steps were completed.
     """
 
     spent: dict[Part, float] = field(default_factory=lambda: dict.fromkeys(Part, 0.0))
@@ -105,7 +105,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Wall clock."""
+        """Wall-clock seconds."""
         return math.fsum(self.spent.values())
 
     @property

@@ -1,4 +1,4 @@
-"""A preemption trace: how many spot nodes there are at which time."""
+"""A preemption trace: the number of available spot nodes over time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ COLUMNS = ("seconds", "nodes")
 
 @dataclass(frozen=True)
 class Trace:
-    """Spot nodes over time.
+    """Available spot nodes over time.
 
     Attributes:
-        changes: (seconds, nodes that there are from then on), the first at 0, rising in time.
-        seconds: Its length.
+        changes: Pairs of (seconds, number of nodes from then on), starting at 0, in increasing order.
+        seconds: Length of the trace.
     """
 
     changes: tuple[tuple[float, int], ...]
     seconds: float
 
     def repeated(self) -> Iterator[tuple[float, int]]:
-        """The changes of the trace, again and again, one after the other."""
+        """Yield the changes of the trace, repeated endlessly."""
         begin = 0.0
         while True:
             yield from ((begin + seconds, nodes) for seconds, nodes in self.changes)
@@ -34,10 +34,10 @@ class Trace:
 
 
 def read_trace(file: Path) -> Trace:
-    """A trace from a CSV file with the columns ``seconds`` and ``nodes``; its last line is its end.
+    """Read a trace from a CSV file with the columns ``seconds`` and ``nodes``; the last line marks the end.
 
     Raises:
-        UsageError: The file cannot be read, or is no trace; says where and what is expected.
+        UsageError: The file cannot be read or is not a trace; the message names the line and what is expected.
     """
     try:
         with file.open(newline="", encoding="utf-8") as stream:
@@ -46,7 +46,7 @@ def read_trace(file: Path) -> Trace:
                 raise UsageError(f"{file}: expected the columns {' and '.join(COLUMNS)} in its first line.")
             points = [_point(file, rows.line_num, row) for row in rows]
     except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}.") from error
+        raise UsageError(f"{file}: cannot read the file: {error.strerror}.") from error
     times = [seconds for seconds, _ in points]
     if len(points) < 2 or times[0] != 0 or any(later <= earlier for earlier, later in pairwise(times)):
         raise UsageError(f"{file}: expected two lines or more, the first at 0 seconds, each later than the one before.")
@@ -59,5 +59,5 @@ def _point(file: Path, line: int, row: dict[str, str]) -> tuple[float, int]:
     except (TypeError, ValueError) as error:
         raise UsageError(f"{file}:{line}: expected a number of seconds and a whole number of nodes.") from error
     if not 0 <= seconds < float("inf") or nodes < 0:
-        raise UsageError(f"{file}:{line}: seconds and nodes cannot be negative, and seconds have an end.")
+        raise UsageError(f"{file}:{line}: seconds must be finite, and neither seconds nor nodes may be negative.")
     return seconds, nodes

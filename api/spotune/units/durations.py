@@ -1,4 +1,4 @@
-"""Durations (``90s``, ``1h30m``) as they are written in job files."""
+"""Durations (``90s``, ``1h30m``) in job files."""
 
 import re
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from .text import CheckedText
 class Duration(CheckedText):
     """A length of time such as ``300s``, ``5m``, ``1h30m`` or ``500ms``; ``seconds`` is its value.
 
-    A bare number is refused because its unit is a guess.
+    A number without a unit is invalid.
 
     Raises:
         ValueError: The text is not a duration.
@@ -26,11 +26,11 @@ class Duration(CheckedText):
 
     @property
     def seconds(self) -> float:
-        """The length in seconds."""
+        """Length in seconds."""
         parts = re.findall(r"([0-9.]+)(ms|d|h|m|s)", self)
         return sum(float(number) * self.UNIT_SECONDS[unit] for number, unit in parts)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema of the custom resource definition: a string with a pattern."""
+        """JSON schema for the CRD: a string with a pattern."""
         return {"type": "string", "pattern": cls.PATTERN}

@@ -1,4 +1,4 @@
-"""Kubernetes quantities (``500m`` CPUs, ``200Gi`` bytes) as they are written in job files."""
+"""Kubernetes quantities (``500m`` CPUs, ``200Gi`` bytes) in job files."""
 
 import re
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from .text import CheckedText
 
 
 class Quantity(CheckedText):
-    """An amount such as ``8``, ``500m`` or ``200Gi``; ``value`` is the number it stands for.
+    """An amount such as ``8``, ``500m`` or ``200Gi``; ``value`` is the number.
 
     See https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/.
 
@@ -37,12 +37,12 @@ class Quantity(CheckedText):
         return float(number) * self.FACTORS[suffix] if suffix in self.FACTORS else float(number + suffix)
 
     @classmethod
-    def _text_of(cls, value: Any) -> Any:
-        """Numbers are quantities too, as Kubernetes reads them."""
+    def _to_text(cls, value: Any) -> Any:
+        """Accept numbers as well, as Kubernetes does."""
         return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema of the custom resource definition, as Kubernetes itself writes it."""
+        """JSON schema for the CRD, in the same form as Kubernetes' own quantities."""
         kinds = [{"type": "integer"}, {"type": "string"}]
         return {"anyOf": kinds, "minimum": 0, "pattern": cls.PATTERN, "x-kubernetes-int-or-string": True}

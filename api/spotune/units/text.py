@@ -1,4 +1,4 @@
-"""Values of a job file that are numbers with units, and stay the text that the user wrote."""
+"""Base class for validated strings in a job file that keep the user's spelling."""
 
 import re
 from typing import Any, ClassVar, Self
@@ -8,10 +8,10 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class CheckedText(str):
-    """A text that matches ``PATTERN``, so that a job file survives a round trip unchanged.
+    """A string that matches ``PATTERN`` and is written back unchanged.
 
     Raises:
-        ValueError: The text is not ``EXPECTED``.
+        ValueError: The string does not match; the message contains ``EXPECTED``.
     """
 
     __slots__ = ()
@@ -20,25 +20,25 @@ class CheckedText(str):
     EXPECTED: ClassVar[str]
 
     def __new__(cls, text: str) -> Self:
-        """Checks the text."""
+        """Validate the text."""
         if not re.fullmatch(cls.PATTERN, text):
             raise ValueError(f"{text!r} is not {cls.EXPECTED}")
         return super().__new__(cls, text)
 
     @classmethod
-    def _text_of(cls, value: Any) -> Any:
-        """The text of a value in a file; only texts count unless a kind of value says otherwise."""
+    def _to_text(cls, value: Any) -> Any:
+        """Convert a value from a file to a string. Subclasses may accept more than strings."""
         return value
 
     @classmethod
     def _validate(cls, value: Any) -> Self:
-        text = cls._text_of(value)
+        text = cls._to_text(value)
         if isinstance(text, str) and re.fullmatch(cls.PATTERN, text):
             return cls(text)
         raise PydanticCustomError("expected", "expected {expected}", {"expected": cls.EXPECTED})
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validates what a file holds, serialises as a string."""
+        """Validate values from a file, and serialise as a string."""
         as_text = core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema())
         return core_schema.no_info_plain_validator_function(cls._validate, serialization=as_text)
