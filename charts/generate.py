@@ -1,9 +1,9 @@
-"""Writes what is made from the chart's values.yaml: its schema, and the table in its README.md.
+"""Generates the chart's values.schema.json, README.md and CRD from values.yaml and manifests/crd.yaml.
 
     python charts/generate.py
 
-A value is documented by the comment above it that begins with `# -- `. What has such a comment and is a mapping is the
-user's to fill; any other mapping is closed, so that a misspelt name is refused by `helm install`.
+Each value is documented by a comment above it that starts with `# -- `. A mapping with such a comment accepts any keys.
+All other mappings are closed, so `helm install` rejects a misspelt name.
 """
 
 from __future__ import annotations
@@ -17,32 +17,37 @@ from typing import Any
 
 import yaml
 
-from spotune_operator.gpu_healing.policy import GpuHealing
-from spotune_operator.settings import Settings
+from spotune_operator.settings import GpuHealing, Settings
 
 CHART = Path(__file__).parent / "spotune"
 DEFINITION = Path(__file__).parent.parent / "manifests/crd.yaml"
 _OF_THE_CHART = {"image", "ray_version", "namespace", "monitoring_namespace", "watch_namespaces", "host", "port"}
-"""Settings that the templates set, or rely on."""
+"""Settings that the templates set or depend on."""
 _NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
 _STEPS = ("cordon", "restart_device_plugin", "drain", "delete_node")
 
-README = """# The chart of the operator
+README = """# Chart values
+
+The Helm chart installs the operator and the definition of FinetuneJobs.
 
 ```console
-$ helm install spotune charts/spotune --namespace spotune-system --create-namespace --wait
+$ helm install spotune charts/spotune --namespace spotune-system \\
+    --create-namespace --wait
 ```
 
-On a cloud with `--values charts/spotune/values-aks.yaml` (`-gke`, `-eks`), which keeps the operator off spot nodes.
+On a cloud add `--values charts/spotune/values-aks.yaml` (`-gke`, `-eks`): it keeps the operator
+off spot nodes.
 
-`helm upgrade` replaces the operator and the definition of FinetuneJobs; jobs that run are not touched. `helm uninstall`
-leaves the definition, the jobs and their volumes; training goes on.
+| command | what it does to running jobs |
+|---|---|
+| `helm upgrade`, `helm rollback` | nothing: they replace the operator and the definition of FinetuneJobs |
+| `helm uninstall` | nothing: definition, jobs and volumes stay, and training continues |
 
-This page is made from `values.yaml` (`make manifests`).
+This page is generated from `values.yaml` (`make manifests`).
 
-| value | default | |
+| value | default | what it means |
 |---|---|---|
 """
 
@@ -52,9 +57,9 @@ class Value:
     """A documented value.
 
     Attributes:
-        path: Its name within the file, with dots.
-        default: What it is unless it is given.
-        text: What it means, in Markdown.
+        path: Dotted path in the file.
+        default: Default value.
+        text: Description in Markdown.
     """
 
     path: str
@@ -63,10 +68,10 @@ class Value:
 
 
 def documented(text: str) -> Iterator[Value]:
-    """The values of a file in their order.
+    """Yield the values of a file in order.
 
     Raises:
-        ValueError: One has no comment.
+        ValueError: A value has no comment.
     """
     lines = text.splitlines()
     root = yaml.compose(text)
@@ -87,9 +92,9 @@ def _below(node: yaml.MappingNode, path: str, lines: list[str]) -> Iterator[Valu
 
 
 def schema(values: list[Value]) -> dict[str, Any]:
-    """The JSON schema of a file of values."""
+    """The JSON schema of a values file."""
     root: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", **_closed()}
-    root["properties"]["global"] = {"type": "object"}  # which Helm gives to every chart
+    root["properties"]["global"] = {"type": "object"}  # Helm passes it to every chart
     for value in values:
         node = root
         *sections, name = value.path.split(".")
@@ -115,7 +120,7 @@ def _shape(default: Any) -> dict[str, Any]:
 
 
 def _settings() -> dict[str, Any]:
-    """The operator's settings that the chart leaves to the user."""
+    """The schema of the operator settings that users may set."""
     found = {item.name: item.default for item in fields(Settings) if item.name not in {*_OF_THE_CHART, "healing"}}
     found |= {f"heal_{item.name}": item.default for item in fields(GpuHealing) if item.name not in _STEPS}
     kinds = {
@@ -146,11 +151,11 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "nodeSelector": _STRINGS,
     "tolerations": _OBJECTS,
 }
-"""Shapes that a default does not show."""
+"""Schemas of values whose default does not determine the type."""
 
 
 def files(chart: Path = CHART) -> dict[Path, str]:
-    """What is made for the chart or a copy of it, by its path."""
+    """The generated files for the chart or a copy of it, by path."""
     values = list(documented((chart / "values.yaml").read_text(encoding="utf-8")))
     rows = (f"| `{each.path}` | `{json.dumps(each.default)}` | {each.text} |\n" for each in values)
     return {

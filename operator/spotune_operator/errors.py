@@ -1,21 +1,21 @@
-"""The operator's errors, grown from the tree of ``spotune.errors``: who has to act decides the branch.
+"""The operator's errors, which extend ``spotune.errors``: each branch is for those who can act on it.
 
 ::
 
     SpotuneError
     ├── JobError                     the user acts
-    │   └── StalledError             a field asks for what cannot be: condition Stalled, with the field's name
+    │   └── StalledError             a field cannot be applied in this cluster: condition Stalled names it
     │       ├── PodTemplateError     a podTemplate that cannot be merged
-    │       ├── ProviderError        nobody can tell whose nodes these are
-    │       ├── ResourcesError       amounts that contradict one another
+    │       ├── ProviderError        the cloud of the nodes is ambiguous
+    │       ├── ResourcesError       inconsistent amounts of resources
     │       ├── SourceError          a source that no pod can read
-    │       └── StorageClassError    a class whose volumes cannot hold checkpoints
-    └── InfrastructureError          time acts: the same pass is run again, with growing pauses
-        └── KubernetesError          the API server does not answer, or not as it should
-            ├── NotFoundError        there is no such object
-            └── RefusedError         it does not take what we ask for, and says why
+    │       └── StorageClassError    a class that is missing, or whose volumes cannot hold checkpoints
+    └── InfrastructureError          no action needed: the reconcile is retried with backoff
+        └── KubernetesError          the API server failed or is unreachable
+            ├── NotFoundError        no such object or kind
+            └── RefusedError         the API server rejected an object
 
-A ``StalledError`` is not tried again until the job, or what the job names, has changed.
+After a ``StalledError`` the job is not reconciled until it, or an object that it names, has changed.
 """
 
 from typing import ClassVar
@@ -24,15 +24,15 @@ from spotune.errors import InfrastructureError, JobError, Problem
 
 
 class StalledError(JobError):
-    """A field of the job asks for what cannot be in this cluster; nothing but a change of it helps.
+    """A field of the job cannot be applied in this cluster; only a change of the field helps.
 
     Args:
         field: camelCase path as written in the YAML, e.g. ``spec.storage.storageClassName``.
-        message: What is wrong with it and what to do, a sentence without the field's name.
+        message: What is wrong and what to do: the rest of a sentence that begins with the field's name.
     """
 
     reason: ClassVar[str] = "InvalidSpec"
-    """Reason of the condition ``Stalled``, in CamelCase as ``metav1.Condition`` has it."""
+    """Reason of the condition ``Stalled``."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(problems=[Problem(message, field)])
@@ -40,19 +40,19 @@ class StalledError(JobError):
 
 
 class PodTemplateError(StalledError):
-    """A pod template that cannot be merged with what spotune sets."""
+    """A pod template that cannot be merged with the fields that spotune sets."""
 
     reason = "InvalidPodTemplate"
 
 
 class ProviderError(StalledError):
-    """The nodes do not say which cloud they are from."""
+    """The cloud of the nodes is ambiguous."""
 
     reason = "UnknownProvider"
 
 
 class ResourcesError(StalledError):
-    """Amounts of resources that contradict one another."""
+    """Inconsistent amounts of resources."""
 
     reason = "InvalidResources"
 
@@ -64,17 +64,17 @@ class SourceError(StalledError):
 
 
 class StorageClassError(StalledError):
-    """A storage class whose volumes cannot hold checkpoints that several pods write."""
+    """A storage class that is missing, or whose volumes several pods cannot write checkpoints to."""
 
     reason = "UnfitStorageClass"
 
 
 class KubernetesError(InfrastructureError):
-    """The API server does not answer, or not as it should; the pass is run again.
+    """The API server failed or is unreachable; the reconcile is retried.
 
     Args:
-        message: In the API server's own words, if it spoke.
-        status: Of HTTP; 0 if there was no answer.
+        message: The API server's message, if it responded.
+        status: HTTP status; 0 without a response.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -83,8 +83,8 @@ class KubernetesError(InfrastructureError):
 
 
 class NotFoundError(KubernetesError):
-    """There is no such object, or no such kind."""
+    """The object or its kind does not exist."""
 
 
 class RefusedError(KubernetesError):
-    """The API server does not take an object, or forbids it; the job's status says so, and it is tried now and then."""
+    """The API server rejected an object; the job's status shows why, and the object is applied again periodically."""

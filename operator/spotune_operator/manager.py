@@ -1,4 +1,4 @@
-"""A running operator: caches, queue, passes, nodes, and the pages that say how it is."""
+"""The manager: starts caches, poller, reconcile workers, GPU healer and health server, and supervises them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from spotune_operator.observe.caches import Caches
 from spotune_operator.observe.state import JobKey
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.reconciler import Reconciler
-from spotune_operator.runtime.health import Pages
-from spotune_operator.runtime.logs import about
+from spotune_operator.runtime.health import HealthServer
+from spotune_operator.runtime.logs import log_context
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.runtime.queue import WorkQueue
 from spotune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_PASS_SECONDS = 180.0
-"""A pass is a few requests of at most half a minute each."""
+_MAX_RECONCILE_SECONDS = 180.0
+"""A reconcile consists of a few requests of at most 30 s each."""
 
 
-class Running:
-    """All tasks of an operator; an asynchronous context manager.
+class Manager:
+    """All components of a running operator; an asynchronous context manager.
 
     Args:
         kube: The API server.
         settings: The operator's.
-        clock: Unix time.
-        longest_pass_seconds: A pass that takes longer hangs.
+        clock: Returns Unix time.
+        max_reconcile_seconds: A reconcile that takes longer counts as hung.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Running:
         kube: Kube,
         settings: Settings,
         clock: Callable[[], float] = time.time,
-        longest_pass_seconds: float = _LONGEST_PASS_SECONDS,
+        max_reconcile_seconds: float = _MAX_RECONCILE_SECONDS,
     ) -> None:
         self.metrics = Metrics()
         self.queue: WorkQueue[JobKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)
@@ -54,22 +54,22 @@ class Running:
         self.reconciler = Reconciler(kube, self.caches, self.poller, settings, self.metrics, clock)
         self._kube = kube
         self._settings = settings
-        self._longest_pass_seconds = longest_pass_seconds
+        self._max_reconcile_seconds = max_reconcile_seconds
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
-        self._passes: dict[JobKey, float] = {}
+        self._reconciling_since: dict[JobKey, float] = {}
         self._synced = False
-        self.pages = Pages(settings, self.sickness, lambda: self._synced, self._metrics_page)
+        self.health_server = HealthServer(settings, self.health_problem, lambda: self._synced, self._exposition)
 
     async def __aenter__(self) -> Self:
         self._kube.count = lambda verb, plural: self.metrics.api_calls.labels(verb, plural).inc()
-        await self._stack.enter_async_context(self.pages)
+        await self._stack.enter_async_context(self.health_server)
         await self._stack.enter_async_context(self.poller)
-        self._stack.push_async_callback(self._end_tasks)
+        self._stack.push_async_callback(self._cancel_tasks)
         for reflector in self.caches.reflectors():
-            self._run(reflector.run(), f"watch of {reflector.resource.plural}")
-        self._run(self._start(), "start")
-        self._run(self.healer.run(), "healing of nodes")
+            self._create_task(reflector.run(), f"watch of {reflector.resource.plural}")
+        self._create_task(self._start_workers(), "start of reconcile workers")
+        self._create_task(self.healer.run(), "GPU healer")
         return self
 
     async def __aexit__(
@@ -77,13 +77,18 @@ class Running:
     ) -> None:
         await self._stack.aclose()
 
-    async def _end_tasks(self) -> None:
+    async def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def on_job(self, event: str | None, body: Manifest) -> None:
-        """Take in what a watch says of a FinetuneJob."""
+        """Handle an event of a FinetuneJob.
+
+        Args:
+            event: ``ADDED``, ``MODIFIED`` or ``DELETED``; None for an item of a list.
+            body: The object.
+        """
         key = body["metadata"]["namespace"], body["metadata"]["name"]
         if event == "DELETED":
             self.caches.forget_job(key)
@@ -91,17 +96,19 @@ class Running:
             self.caches.put_job(body)
         self._changed(key)
 
-    def sickness(self) -> str:
-        """Why the operator should be started anew; empty while it is well."""
-        ended = [task.get_name() for task in self._tasks if task.done() and not _went_well(task)]
-        if ended:
-            return f"{', '.join(ended)} ended"
+    def health_problem(self) -> str:
+        """Why the operator must be restarted; empty while it is healthy."""
+        failed = [task.get_name() for task in self._tasks if task.done() and not _has_succeeded(task)]
+        if failed:
+            return f"{', '.join(failed)} ended"
         now = time.monotonic()
-        hung = ["/".join(key) for key, start in self._passes.items() if now - start > self._longest_pass_seconds]
-        return f"the pass over {', '.join(hung)} hangs" if hung else ""
+        hung = [
+            "/".join(key) for key, start in self._reconciling_since.items() if now - start > self._max_reconcile_seconds
+        ]
+        return f"the reconcile of {', '.join(hung)} hangs" if hung else ""
 
-    async def _start(self) -> None:
-        """Work on jobs once everything about them is known."""
+    async def _start_workers(self) -> None:
+        """Start the reconcile workers once all caches are filled."""
         await self.caches.synced()
         while not self._synced:
             try:
@@ -110,36 +117,36 @@ class Running:
                         for body in jobs:
                             self.on_job(None, body)
             except KubernetesError as error:
-                logger.warning("listing FinetuneJobs: %s", error)
+                logger.warning("listing FinetuneJobs failed: %s", error)
                 await asyncio.sleep(self._settings.retry_seconds)
             else:
                 self._synced = True
         self.metrics.synced.set(1)
         logger.info("all caches are filled; %d jobs", len(self.caches.keys()))
         for number in range(self._settings.passes):
-            self._run(self._work(), f"pass {number}")
+            self._create_task(self._work(), f"reconcile worker {number}")
 
     async def _work(self) -> None:
         while True:
             key = await self.queue.get()
-            self._passes[key] = time.monotonic()
-            with about(key):
-                await self._pass(key)
-            self.metrics.pass_seconds.observe(time.monotonic() - self._passes.pop(key))
+            self._reconciling_since[key] = time.monotonic()
+            with log_context(key):
+                await self._reconcile(key)
+            self.metrics.pass_seconds.observe(time.monotonic() - self._reconciling_since.pop(key))
 
-    async def _pass(self, key: JobKey) -> None:
+    async def _reconcile(self, key: JobKey) -> None:
         try:
-            again = await self.reconciler.reconcile(key)
+            requeue_after = await self.reconciler.reconcile(key)
         except KubernetesError as error:
             self.metrics.passes.labels("error").inc()
-            logger.warning("%s; once more in %.0f s", error, self.queue.failed(key))
-        except Exception:  # a mistake of ours in one job must not end the work on all others
+            logger.warning("reconcile failed: %s; retrying in %.0f s", error, self.queue.failed(key))
+        except Exception:  # a bug that one job triggers must not stop the reconciles of all others
             self.metrics.passes.labels("error").inc()
-            logger.exception("the pass failed; once more in %.0f s", self.queue.failed(key))
+            logger.exception("reconcile failed with a bug of the operator; retrying in %.0f s", self.queue.failed(key))
         else:
             self.queue.done(key)
-            if again is not None:
-                self.queue.add(key, again)
+            if requeue_after is not None:
+                self.queue.add(key, requeue_after)
 
     def _changed(self, key: JobKey) -> None:
         self.queue.add(key, self._settings.settle_seconds)
@@ -147,15 +154,15 @@ class Running:
     def _node_changed(self, _name: str) -> None:
         self.healer.wake()
 
-    def _metrics_page(self) -> bytes:
+    def _exposition(self) -> bytes:
         self.metrics.queue_depth.set(len(self.queue))
         self.metrics.count_phases(self.caches.phases())
-        return self.metrics.page()
+        return self.metrics.exposition()
 
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _create_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
 
 
-def _went_well(task: asyncio.Task[None]) -> bool:
-    """Whether a task that has ended was meant to."""
+def _has_succeeded(task: asyncio.Task[None]) -> bool:
+    """Whether a finished task returned normally."""
     return not task.cancelled() and task.exception() is None

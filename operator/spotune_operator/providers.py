@@ -1,4 +1,4 @@
-"""AKS, GKE, EKS and none: how spot and GPU nodes look, how long a notice is, and which volumes pods can share.
+"""The cloud providers: labels and taints of spot and GPU nodes, notice before reclaim, and shared volumes.
 
 Sources, by the titles of the clouds' own pages:
 
@@ -21,23 +21,23 @@ from typing import Any, Literal
 from spotune_operator.errors import ProviderError, StorageClassError
 
 GPU_RESOURCE = "nvidia.com/gpu"
-"""Name of the resource that NVIDIA's device plugin offers, everywhere."""
+"""Resource name of NVIDIA's device plugin."""
 
 Capacity = Literal["spot", "on-demand"]
-"""Kind of a node."""
+"""Capacity type of a node."""
 
 _SMB = (
-    "Azure Files over SMB: no exclusive mkdir, no rename over an open file and no owners, which checkpoints rely on. "
+    "Azure Files over SMB, which lacks exclusive mkdir, rename over an open file and owners: checkpoints need them. "
     "Use a class with provisioner file.csi.azure.com and parameters.protocol nfs, such as azurefile-csi-nfs"
 )
-_ONE_NODE = "a disk that one node mounts at a time: head and workers need ReadWriteMany"
+_ONE_NODE = "a disk that only one node can mount: head and workers need ReadWriteMany"
 _DISKS = frozenset({"disk.csi.azure.com", "pd.csi.storage.gke.io", "ebs.csi.aws.com", "ebs.csi.eks.amazonaws.com"})
 _AZURE_FILES = "file.csi.azure.com"
 _STORAGE_FIELD = "spec.storage.storageClassName"
 
 
 class ProviderName(StrEnum):
-    """Whose cloud the nodes are from, as ``spec.cluster.provider`` names it."""
+    """The cloud of the nodes, as in ``spec.cluster.provider``."""
 
     AKS = "aks"
     GKE = "gke"
@@ -47,7 +47,7 @@ class ProviderName(StrEnum):
 
 @dataclass(frozen=True)
 class Label:
-    """A label of nodes, with the value that spot nodes have."""
+    """A label with its value."""
 
     key: str
     value: str
@@ -55,14 +55,14 @@ class Label:
 
 @dataclass(frozen=True)
 class Taint:
-    """A taint that a provider, or its documentation, sets on nodes; an empty value stands for any."""
+    """A taint that a provider sets on nodes, or documents; an empty value matches any."""
 
     key: str
     value: str = ""
     effect: str = "NoSchedule"
 
     def toleration(self) -> dict[str, str]:
-        """The ``v1.Toleration`` for it."""
+        """The ``v1.Toleration`` for this taint."""
         if not self.value:
             return {"key": self.key, "operator": "Exists", "effect": self.effect}
         return {"key": self.key, "operator": "Equal", "value": self.value, "effect": self.effect}
@@ -70,20 +70,20 @@ class Taint:
 
 @dataclass(frozen=True)
 class Provider:
-    """One row of the table.
+    """The properties of one provider.
 
     Attributes:
-        name: Of the provider.
-        provider_id_prefix: How ``spec.providerID`` of its nodes begins; empty for none.
-        spot_labels: Any of them makes a node a spot node.
-        spot_taints: What spot nodes are tainted with.
-        gpu_taints: What GPU nodes are tainted with.
-        notice_seconds: From the notice to the end of the machine.
-        grace_seconds: Of these, what the kubelet leaves to pods like ours.
-        storage_class: With ReadWriteMany volumes, taken when a job names none; empty: the cluster's default class.
-        unfit_storage_classes: Classes that every cluster of the provider has, and why they are refused.
-        device_plugin_labels: Labels of the device plugin's pods, any of which marks one, most likely first.
-        workload_identity_labels: Labels of pods that use a service account's cloud identity.
+        name: Name of the provider.
+        provider_id_prefix: Prefix of ``spec.providerID`` of its nodes; empty for none.
+        spot_labels: Labels of spot nodes; one of them is enough.
+        spot_taints: Taints of spot nodes.
+        gpu_taints: Taints of GPU nodes.
+        notice_seconds: Seconds from the notice to the end of the machine.
+        grace_seconds: Seconds of these that the kubelet leaves to pods that are not system pods.
+        storage_class: Default class with ReadWriteMany volumes; empty: the cluster's default class.
+        unfit_storage_classes: Classes that exist in every cluster of the provider, with the reason to refuse them.
+        device_plugin_labels: Labels of the device plugin's pods, most likely first; one of them is enough.
+        workload_identity_labels: Labels of pods that use the cloud identity of a service account.
     """
 
     name: ProviderName
@@ -102,19 +102,19 @@ class Provider:
     )
     workload_identity_labels: Mapping[str, str] = field(default_factory=dict)
 
-    def is_home_of(self, provider_id: str) -> bool:
-        """Whether a node with this ``spec.providerID`` is one of the provider's."""
+    def owns(self, provider_id: str) -> bool:
+        """Whether a node with this ``spec.providerID`` belongs to the provider."""
         return bool(self.provider_id_prefix) and provider_id.startswith(self.provider_id_prefix)
 
     def node_selector_terms(self, capacity: Capacity) -> list[dict[str, Any]]:
-        """``nodeSelectorTerms``, one of which a node has to meet; none where spot and on-demand look the same."""
+        """``nodeSelectorTerms`` for a capacity type; empty if the provider has no labels of spot nodes."""
         if capacity == "spot":
             return [{"matchExpressions": [_expression(label, "In")]} for label in self.spot_labels]
         not_spot = [_expression(label, "NotIn") for label in self.spot_labels]
         return [{"matchExpressions": not_spot}] if not_spot else []
 
     def tolerations(self, capacity: Capacity, *, gpus: bool) -> list[dict[str, str]]:
-        """``v1.Toleration``s for the taints of the nodes that pods shall run on."""
+        """``v1.Toleration``s for the taints of nodes of a capacity type, with or without GPUs."""
         spot = self.spot_taints if capacity == "spot" else ()
         return [taint.toleration() for taint in (*spot, *(self.gpu_taints if gpus else ()))]
 
@@ -161,37 +161,37 @@ PROVIDERS: Mapping[ProviderName, Provider] = {provider.name: provider for provid
 
 
 def detect(provider_ids: Iterable[str]) -> Provider:
-    """The provider of a cluster, from ``spec.providerID`` of its nodes; NONE where no node is from a known cloud.
+    """The provider of a cluster, by ``spec.providerID`` of its nodes; NONE if no node is from a known cloud.
 
     Raises:
         ProviderError: The nodes are from more than one cloud.
     """
     ids = tuple(provider_ids)
-    clouds = [provider for provider in (AKS, GKE, EKS) if any(map(provider.is_home_of, ids))]
+    clouds = [provider for provider in (AKS, GKE, EKS) if any(map(provider.owns, ids))]
     if len(clouds) > 1:
         names = " and ".join(cloud.name for cloud in clouds)
-        raise ProviderError("spec.cluster.provider", f"is auto, and the nodes are from {names}: name one of them")
+        raise ProviderError("spec.cluster.provider", f"is auto, but the nodes are from {names}: name one of them")
     return clouds[0] if clouds else NONE
 
 
 def refuse_unfit_class_name(provider: Provider, name: str) -> None:
-    """Refuse a class by its name alone, before a cluster is asked.
+    """Refuse an unfit storage class by its name alone, without a cluster.
 
     Raises:
-        StorageClassError: Every cluster of the provider has a class of this name, and it does not do.
+        StorageClassError: The provider has a built-in class of this name, and it is unfit.
     """
     if reason := provider.unfit_storage_classes.get(name):
         raise StorageClassError(_STORAGE_FIELD, f"{name} is {reason}")
 
 
 def refuse_unfit_class(storage_class: Mapping[str, Any]) -> None:
-    """Refuse a class that cannot give ReadWriteMany volumes fit for checkpoints.
+    """Refuse a storage class without ReadWriteMany volumes that are fit for checkpoints.
 
     Args:
-        storage_class: A ``storage.k8s.io/v1`` StorageClass as the API server has it.
+        storage_class: A ``storage.k8s.io/v1`` StorageClass of the API server.
 
     Raises:
-        StorageClassError: Its provisioner gives SMB shares, or disks for one node.
+        StorageClassError: Its provisioner creates SMB shares, or disks for one node.
     """
     name, provisioner = storage_class["metadata"]["name"], storage_class["provisioner"]
     protocol = (storage_class.get("parameters") or {}).get("protocol", "smb")

@@ -1,4 +1,4 @@
-"""What an operator is run with: one class, every wait with its name, default and reason; read from the environment."""
+"""The operator's settings, read from the environment: every wait has a name, a default and a reason."""
 
 from __future__ import annotations
 
@@ -6,14 +6,67 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from spotune.errors import UsageError
-from spotune_operator.children.resolved_job import OPERATOR_NAMESPACE
-from spotune_operator.gpu_healing.policy import GpuHealing
+
+OPERATOR_NAMESPACE: Final = "spotune-system"
+"""Default namespace of the chart."""
+
+Step = Literal["cordon", "restart-device-plugin", "drain", "delete-node"]
+
+GPU_HEALING_STEPS: Final[tuple[Step, ...]] = get_args(Step)
+
+
+@dataclass(frozen=True)
+class GpuHealing:
+    """Which steps the operator may take on a node that has lost GPUs, and when.
+
+    Attributes:
+        cordon: Cordon the node, so that it gets no new pods.
+        restart_device_plugin: Delete the device plugin's pod, so that its successor detects the GPUs again.
+        drain: Evict the node's pods, each with its own grace period; workers commit in theirs.
+        delete_node: Delete the Node, so that a cluster autoscaler returns the machine.
+        after_seconds: Seconds from the loss to the first step, because GPUs are missing for a while when the device
+            plugin is updated. A worker's report of missing GPUs stays valid for as long.
+        step_seconds: Seconds that a step has to succeed before the next one is taken.
+        drain_seconds: The same for the drain, which disruption budgets may delay.
+        relapse_seconds: If a node loses GPUs again within this time after it was healed, healing starts with the step
+            after the one that did not last.
+        at_once: If more nodes than this have lost GPUs at the same time, no step is taken: the cause is then a driver
+            or the device plugin, and not the nodes.
+    """
+
+    cordon: bool = False
+    restart_device_plugin: bool = False
+    drain: bool = False
+    delete_node: bool = False
+    after_seconds: float = 120.0
+    step_seconds: float = 120.0
+    drain_seconds: float = 600.0
+    relapse_seconds: float = 3600.0
+    at_once: int = 2
+
+    def __post_init__(self) -> None:
+        """Validate that no step lacks the one that it needs.
+
+        Raises:
+            UsageError: A drain without a cordon, or the deletion of a node without a drain.
+        """
+        if self.drain and not self.cordon:
+            raise UsageError("GPU healing: drain needs cordon, or the pods are scheduled to the same node again")
+        if self.delete_node and not self.drain:
+            raise UsageError("GPU healing: delete_node needs drain, or pods lose their node without notice")
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The allowed steps, in order."""
+        allowed = (self.cordon, self.restart_device_plugin, self.drain, self.delete_node)
+        return tuple(step for step, is_allowed in zip(GPU_HEALING_STEPS, allowed, strict=True) if is_allowed)
+
 
 PREFIX: Final = "SPOTUNE_OPERATOR_"
-_MORE_THAN_ZERO: Final = frozenset(
+_MUST_BE_POSITIVE: Final = frozenset(
     {
         "port",
         "passes",
@@ -26,8 +79,8 @@ _MORE_THAN_ZERO: Final = frozenset(
         "refused_seconds",
     }
 )
-"""With 0 of these nothing would be done, or the same without a pause."""
-_HIGHEST_PORT: Final = 65535
+"""With 0, these would stop all work, or repeat it without a pause."""
+_MAX_PORT: Final = 65535
 
 
 @dataclass(frozen=True)
@@ -36,26 +89,27 @@ class Settings:
 
     Attributes:
         image: Image of the trainer for jobs that name none; empty: the one of this version.
-        ray_version: Ray of that image; empty: the one of this version.
-        namespace: Where the operator itself runs, for the jobs' NetworkPolicy.
-        monitoring_namespace: From where Prometheus reads the jobs' metrics; empty: no PodMonitor is made.
-        watch_namespaces: Jobs of these namespaces only, with commas between them; empty: of all.
-        host: Address that probes and metrics are served at.
-        port: Port of the same.
-        passes: Jobs that are looked at side by side.
-        settle_seconds: From an event to the pass that it causes, so that events in a row cause one.
-        poll_seconds: Between two looks at the progress of a job that trains. Status is at most 30 s old.
-        start_poll_seconds: The same while a job starts, when much happens.
-        polls: Trainers that are asked side by side.
-        answer_seconds: How long a trainer may take to answer.
-        unreachable_seconds: Silence after which a supervisor is not waited for any more before its pods are freed.
-        stop_seconds: What a supervisor gets to commit before its pods are freed.
-        retry_seconds: Wait after a pass that failed; it doubles up to ``retry_max_seconds``.
-        retry_max_seconds: Longest wait.
-        refused_seconds: After this time an object that the API server refused is tried again.
-        heed_preemption: Whether workers are asked to go when the node problem detector of AKS says that their spot node
-            is about to be taken away, for clusters where nobody else drains it in time.
-        healing: Which steps against lost GPUs may be taken.
+        ray_version: Version of Ray in that image; empty: the one of this version.
+        namespace: The operator's own namespace, for the NetworkPolicy of jobs.
+        monitoring_namespace: Namespace of the Prometheus that scrapes jobs; empty: no PodMonitor is created.
+        watch_namespaces: Comma-separated namespaces whose jobs are reconciled; empty: all.
+        host: Address of the probes and metrics.
+        port: Port of the probes and metrics.
+        passes: Number of concurrent reconciles.
+        settle_seconds: Delay from an event to its reconcile, so that a burst of events causes one reconcile.
+        poll_seconds: Interval of polls of a job that trains. The status promises to be at most 30 s old.
+        start_poll_seconds: Interval of polls while a job starts, when its state changes often.
+        polls: Number of concurrent polls.
+        answer_seconds: Timeout of a poll.
+        unreachable_seconds: Duration of failed polls after which the operator stops waiting for a supervisor, for
+            example before it deletes its pods.
+        stop_seconds: Time that a supervisor has to commit before its pods are deleted.
+        retry_seconds: Wait after a failed reconcile; it doubles up to ``retry_max_seconds``.
+        retry_max_seconds: Maximum wait after a failed reconcile.
+        refused_seconds: Wait until an object that the API server rejected is applied again.
+        heed_preemption: Whether running workers are deleted gracefully when the node problem detector of AKS announces
+            that their spot node is reclaimed; for clusters where nothing else drains it in time.
+        healing: The steps that may be taken on nodes that have lost GPUs.
     """
 
     image: str = ""
@@ -63,7 +117,7 @@ class Settings:
     namespace: str = OPERATOR_NAMESPACE
     monitoring_namespace: str = ""
     watch_namespaces: str = ""
-    host: str = "0.0.0.0"  # noqa: S104 - a pod's probes come from its node
+    host: str = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
     port: int = 8080
     passes: int = 8
     settle_seconds: float = 0.1
@@ -81,22 +135,22 @@ class Settings:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """The namespaces whose jobs are looked after; one that is empty stands for all."""
+        """The namespaces whose jobs are reconciled; a single empty name means all."""
         named = (name.strip() for name in self.watch_namespaces.split(","))
         return tuple(dict.fromkeys(name for name in named if name)) or ("",)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """The settings that variables name, and defaults for the rest.
+        """The settings of these variables, and defaults for the others.
 
         Raises:
-            UsageError: A variable with our prefix is unknown, or its value is none that can be worked with.
+            UsageError: A variable with the prefix is unknown, or its value is invalid.
         """
         known = {PREFIX + name.upper(): (name, default) for name, default in _defaults(cls()).items()}
         healing = {f"{PREFIX}HEAL_{name.upper()}": (name, default) for name, default in _defaults(GpuHealing()).items()}
         given = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
         for name in sorted(given.keys() - known.keys() - healing.keys()):
-            raise UsageError(f"{name} is not a setting; there is {', '.join([*known, *healing])}")
+            raise UsageError(f"{name} is not a setting; the settings are {', '.join([*known, *healing])}")
         values = {known[name][0]: _value(name, text, known[name][1]) for name, text in given.items() if name in known}
         steps = {
             healing[name][0]: _value(name, text, healing[name][1]) for name, text in given.items() if name in healing
@@ -105,7 +159,7 @@ class Settings:
 
 
 def _defaults(settings: Any) -> dict[str, Any]:
-    """Name and default of the settings that one variable can say."""
+    """Names and defaults of the settings that one variable can hold."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}
     return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
@@ -123,8 +177,8 @@ def _value(name: str, text: str, default: Any) -> Any:
         kind = "a whole number" if isinstance(default, int) else "a number"
         raise UsageError(f"{name} is {text!r}: give {kind}") from error
     setting = name.removeprefix(PREFIX).lower()
-    if not math.isfinite(value) or value < 0 or (value == 0 and setting in _MORE_THAN_ZERO):
-        raise UsageError(f"{name} is {text!r}: give a number {'above' if setting in _MORE_THAN_ZERO else 'from'} 0")
-    if setting == "port" and value > _HIGHEST_PORT:
-        raise UsageError(f"{name} is {text!r}: ports end at {_HIGHEST_PORT}")
+    if not math.isfinite(value) or value < 0 or (value == 0 and setting in _MUST_BE_POSITIVE):
+        raise UsageError(f"{name} is {text!r}: give a number {'above' if setting in _MUST_BE_POSITIVE else 'from'} 0")
+    if setting == "port" and value > _MAX_PORT:
+        raise UsageError(f"{name} is {text!r}: the highest port is {_MAX_PORT}")
     return value

@@ -1,4 +1,4 @@
-"""The Kubernetes objects that a job is made of, each by a pure function from the placed job to a manifest."""
+"""The children of a job: one pure function for each, from the resolved job to a manifest."""
 
 from typing import Any
 
@@ -6,25 +6,25 @@ from spotune_operator.children.config import config_map
 from spotune_operator.children.monitoring import pod_monitor
 from spotune_operator.children.network import network_policy
 from spotune_operator.children.raycluster import Replicas, ray_cluster
-from spotune_operator.children.resolved_job import PlacedJob
+from spotune_operator.children.resolved_job import ResolvedJob
 from spotune_operator.children.storage import volume_claim
 
 
-def build_children(placed: PlacedJob, replicas: Replicas) -> list[dict[str, Any]]:
-    """Everything that a job consists of, in the order in which it is applied.
+def build_children(resolved: ResolvedJob, replicas: Replicas) -> list[dict[str, Any]]:
+    """The manifests of all children, in the order in which they are applied.
 
     Args:
-        placed: The job.
-        replicas: Worker pods wanted now.
+        resolved: The job.
+        replicas: The desired number of worker pods.
 
     Raises:
-        StalledError: A field of the job asks for what cannot be.
+        StalledError: A field of the spec cannot be applied.
     """
     children = [
-        volume_claim(placed),
-        config_map(placed),
-        network_policy(placed),
-        ray_cluster(placed, replicas),
-        pod_monitor(placed),
+        volume_claim(resolved),
+        config_map(resolved),
+        network_policy(resolved),
+        ray_cluster(resolved, replicas),
+        pod_monitor(resolved),
     ]
     return [child for child in children if child is not None]

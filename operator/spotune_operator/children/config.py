@@ -1,28 +1,28 @@
-"""The job as the trainer in the pods reads it."""
+"""The ConfigMap with the job file for the trainer."""
 
 from typing import Any, Final
 
 import yaml
 
 from spotune.job import API_VERSION, KIND, FinetuneJob
-from spotune_operator.children.resolved_job import PlacedJob
+from spotune_operator.children.resolved_job import ResolvedJob
 
 _Dumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml writes the same several times as fast; not every build of PyYAML has it."""
+"""libyaml is several times as fast, with the same output; not every build of PyYAML has it."""
 JOB_FILE: Final = "job.yaml"
 _FOR_PODS_ONLY = ("head", "storage", "cluster", "cleanup", "suspend")
-"""Sections that are pods by the time that the trainer runs: it must not restart, nor refuse, for a change of them."""
+"""Sections that the operator alone acts on: a change of them must not make the trainer restart, or refuse the job."""
 
 
-def config_map(placed: PlacedJob) -> dict[str, Any]:
-    """A ConfigMap with the job file that the supervisor is started with."""
-    job = trainer_job(placed.job).model_dump(mode="json", exclude_unset=True)
+def config_map(resolved: ResolvedJob) -> dict[str, Any]:
+    """The ConfigMap with the job file of the supervisor."""
+    job = trainer_job(resolved.job).model_dump(mode="json", exclude_unset=True)
     content = yaml.dump(job, Dumper=_Dumper, sort_keys=False)
-    return placed.child("v1", "ConfigMap", "config") | {"data": {JOB_FILE: content}}
+    return resolved.child("v1", "ConfigMap", "config") | {"data": {JOB_FILE: content}}
 
 
 def trainer_job(job: FinetuneJob) -> FinetuneJob:
-    """The job without what the operator has already acted on: pods, storage, and Secrets, which are variables there."""
+    """The job without what the operator acts on: pods, storage, and Secrets, which pods get as variables."""
     content = job.model_dump(exclude_unset=True)
     metadata, spec = content["metadata"], content["spec"]
     for section in _FOR_PODS_ONLY:

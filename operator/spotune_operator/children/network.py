@@ -1,26 +1,26 @@
-"""Who may speak to the pods of a job: Ray runs whatever it is sent, so its ports are open to the job alone."""
+"""The NetworkPolicy of a job's pods: Ray executes any code that it is sent, so only the job itself may reach it."""
 
 from typing import Any
 
 from spotune_operator.children.ports import DASHBOARD, METRICS, PROGRESS, Port
-from spotune_operator.children.resolved_job import PlacedJob
+from spotune_operator.children.resolved_job import ResolvedJob
 
 
-def network_policy(placed: PlacedJob) -> dict[str, Any]:
-    """A NetworkPolicy: the job's pods among themselves, the operator and Prometheus to what they read, nobody else.
+def network_policy(resolved: ResolvedJob) -> dict[str, Any]:
+    """The NetworkPolicy: it admits the job's own pods, and the operator and Prometheus to the ports that they read.
 
-    The kubelet's probes and ``kubectl port-forward`` come from the pod's own node, which policies let pass. Where pods
-    connect to is left open: model hubs, object stores and trackers are anywhere.
+    Probes of the kubelet and ``kubectl port-forward`` come from the pod's own node, which policies always admit. Egress
+    is open, because model hubs, object stores and trackers can be anywhere.
     """
     rules = [
-        {"from": [{"podSelector": {"matchLabels": placed.selector}}]},
-        {"from": [_operator(placed.operator_namespace)], "ports": [_allowed(PROGRESS), _allowed(DASHBOARD)]},
+        {"from": [{"podSelector": {"matchLabels": resolved.selector}}]},
+        {"from": [_operator(resolved.operator_namespace)], "ports": [_allowed(PROGRESS), _allowed(DASHBOARD)]},
     ]
-    if placed.monitoring_namespace:
-        readers = [{"namespaceSelector": _named(placed.monitoring_namespace)}]
+    if resolved.monitoring_namespace:
+        readers = [{"namespaceSelector": _named(resolved.monitoring_namespace)}]
         rules.append({"from": readers, "ports": [_allowed(PROGRESS), _allowed(METRICS)]})
-    spec = {"podSelector": {"matchLabels": placed.selector}, "policyTypes": ["Ingress"], "ingress": rules}
-    return placed.child("networking.k8s.io/v1", "NetworkPolicy", "network") | {"spec": spec}
+    spec = {"podSelector": {"matchLabels": resolved.selector}, "policyTypes": ["Ingress"], "ingress": rules}
+    return resolved.child("networking.k8s.io/v1", "NetworkPolicy", "network") | {"spec": spec}
 
 
 def _operator(namespace: str) -> dict[str, Any]:

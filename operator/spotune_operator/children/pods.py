@@ -1,7 +1,7 @@
-"""Pod templates of head and workers, in three layers: defaults, the user's template over them, and what we own on top.
+"""The pod templates of head and workers, in three layers: defaults, the user's template, enforced fields.
 
-What we own is what the promises rest on: where pods run, how long they have to leave, the volume, the supervisor, and
-the settings by which Ray finds a lost head or worker quickly. Everything else is a default that a template changes.
+The product's promises depend on the enforced fields: placement, grace period, volume, supervisor, and the settings with
+which Ray detects a lost head or worker quickly. All other fields are defaults that the user's template overrides.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from spotune_operator.children.environment import (
     variable,
 )
 from spotune_operator.children.ports import DASHBOARD, GCS, METRICS, PROGRESS, Port
-from spotune_operator.children.resolved_job import DATA, PlacedJob
+from spotune_operator.children.resolved_job import DATA, ResolvedJob
 from spotune_operator.children.resources import (
     HEAD,
     SUPERVISOR,
@@ -38,26 +38,26 @@ WORKER_CONTAINER: Final = "ray-worker"
 SUPERVISOR_CONTAINER: Final = "supervisor"
 
 HEAD_GRACE_SECONDS = 5
-"""Nothing on the head is worth waiting for: a lost head heals the sooner the sooner it is gone."""
+"""Nothing on the head needs a long grace period, and a lost head is replaced only once it is gone."""
 ON_DEMAND_GRACE_SECONDS = 120
-"""Time for a last commit where no machine is about to go."""
+"""Time for a last commit on an on-demand node."""
 DRAIN_MARGIN_SECONDS = 5
-"""From the end of Ray's draining to SIGKILL: for Ray to say goodbye."""
+"""Seconds from the end of Ray's draining to SIGKILL, for Ray's own shutdown."""
 LOST_NODE_SECONDS = 20
-"""A pod on a node that is lost is given up after this time, in place of 300 s."""
+"""Seconds after which a pod on a lost node is deleted; Kubernetes' default is 300."""
 _CONFIG = "/etc/spotune"
 _USER = 1000
 _HEAD_LOSS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_raylet_liveness_self_check_interval_ms": "1000",
 }
-"""With these a worker notices a lost head in seconds (by default up to a minute) and joins the new one."""
+"""With these, a worker detects a lost head within seconds (default: up to a minute) and joins the new one."""
 _WORKER_LOSS = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "3000",
     "RAY_health_check_failure_threshold": "4",
 }
-"""With these the head gives up a worker whose machine is gone after a quarter of a minute (by default half of one)."""
+"""With these, the head gives up a worker on a lost machine after 15 s (default: 30 s)."""
 _CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
@@ -66,96 +66,99 @@ HeadOrWorkers = Literal["head", "workers"]
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod template with the resources of its Ray container."""
+    """A pod template, and the resources of its Ray container."""
 
     template: dict[str, Any]
     resources: Amounts
 
 
-def head_pod(placed: PlacedJob) -> Pod:
-    """The head: Ray's control plane and driver, and the supervisor beside it.
+def head_pod(resolved: ResolvedJob) -> Pod:
+    """The pod template of the head: Ray's control plane and the driver, with the supervisor beside them.
 
     Raises:
-        StalledError: The pod template or the resources cannot be.
+        StalledError: The pod template or the resources are invalid.
     """
-    amounts = _resources(placed, "head", HEAD_CONTAINER, HEAD)
-    # KubeRay's head Service has the ports of the first container only, so the supervisor's is named here.
-    ray = _ray_container(placed, HEAD_CONTAINER, (GCS, DASHBOARD, METRICS, PROGRESS), _WORKER_LOSS)
-    owned = _owned(placed, placed.job.spec.head.capacity, gpus=False, grace_seconds=HEAD_GRACE_SECONDS)
-    owned["containers"] = [ray | {"resources": amounts}, _supervisor(placed)]
-    owned["volumes"].append({"name": "job", "configMap": {"name": placed.name}})
-    return Pod(_template(placed, "head", (HEAD_CONTAINER, SUPERVISOR_CONTAINER), owned, amounts), amounts)
+    amounts = _resources(resolved, "head", HEAD_CONTAINER, HEAD)
+    # KubeRay's head Service has only the ports of the first container, so this one names the supervisor's port.
+    ray = _ray_container(resolved, HEAD_CONTAINER, (GCS, DASHBOARD, METRICS, PROGRESS), _WORKER_LOSS)
+    enforced = _enforced_spec(resolved, resolved.job.spec.head.capacity, gpus=False, grace_seconds=HEAD_GRACE_SECONDS)
+    enforced["containers"] = [ray | {"resources": amounts}, _supervisor(resolved)]
+    enforced["volumes"].append({"name": "job", "configMap": {"name": resolved.name}})
+    return Pod(_template(resolved, "head", (HEAD_CONTAINER, SUPERVISOR_CONTAINER), enforced, amounts), amounts)
 
 
-def worker_capacities(placed: PlacedJob) -> tuple[Capacity, ...]:
-    """The kinds of nodes that workers run on; on the second, if there is one, while the first cannot be had."""
-    wanted = placed.job.spec.workers.capacity
-    return ("spot", "on-demand") if wanted == "spot-then-on-demand" else (wanted,)
+def worker_capacities(resolved: ResolvedJob) -> tuple[Capacity, ...]:
+    """The capacity type of each worker group; a second group is used while the first type is not available."""
+    capacity = resolved.job.spec.workers.capacity
+    return ("spot", "on-demand") if capacity == "spot-then-on-demand" else (capacity,)
 
 
-def worker_pod(placed: PlacedJob, capacity: Capacity) -> Pod:
-    """A worker on nodes of one kind: Ray, and the training processes of its GPUs.
+def worker_pod(resolved: ResolvedJob, capacity: Capacity) -> Pod:
+    """The pod template of a worker on nodes of one capacity type: Ray, and one training process a GPU.
 
     Raises:
-        StalledError: The pod template or the resources cannot be.
+        StalledError: The pod template or the resources are invalid.
     """
-    workers = placed.job.spec.workers
-    amounts = _resources(placed, "workers", WORKER_CONTAINER, worker_defaults(workers.gpus))
-    grace = _grace_seconds(placed, capacity)
+    workers = resolved.job.spec.workers
+    amounts = _resources(resolved, "workers", WORKER_CONTAINER, worker_defaults(workers.gpus))
+    grace = _grace_seconds(resolved, capacity)
     settings = {
         "SPOTUNE_CAPACITY": capacity,
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(grace - DRAIN_MARGIN_SECONDS),
         **_HEAD_LOSS,
     }
-    ray = _ray_container(placed, WORKER_CONTAINER, (METRICS,), settings)
-    owned = _owned(placed, capacity, gpus=workers.gpus > 0, grace_seconds=grace)
-    owned["containers"] = [ray | {"resources": amounts}]
-    return Pod(_template(placed, "workers", (WORKER_CONTAINER,), owned, amounts), amounts)
+    ray = _ray_container(resolved, WORKER_CONTAINER, (METRICS,), settings)
+    enforced = _enforced_spec(resolved, capacity, gpus=workers.gpus > 0, grace_seconds=grace)
+    enforced["containers"] = [ray | {"resources": amounts}]
+    return Pod(_template(resolved, "workers", (WORKER_CONTAINER,), enforced, amounts), amounts)
 
 
-def _grace_seconds(placed: PlacedJob, capacity: Capacity) -> int:
-    """From the notice to SIGKILL, for a worker."""
-    return placed.provider.grace_seconds if capacity == "spot" else ON_DEMAND_GRACE_SECONDS
+def _grace_seconds(resolved: ResolvedJob, capacity: Capacity) -> int:
+    """Seconds from the notice to SIGKILL, for a worker."""
+    return resolved.provider.grace_seconds if capacity == "spot" else ON_DEMAND_GRACE_SECONDS
 
 
 def _template(
-    placed: PlacedJob, group: HeadOrWorkers, containers: tuple[str, ...], owned: dict[str, Any], amounts: Amounts
+    resolved: ResolvedJob, group: HeadOrWorkers, containers: tuple[str, ...], enforced: dict[str, Any], amounts: Amounts
 ) -> dict[str, Any]:
-    """The three layers, merged."""
-    place = f"spec.{group}.podTemplate"
-    # An empty `spec:` says nothing, it does not take our defaults away.
-    given = {name: part for name, part in _section(placed.job.spec, group).pod_template.items() if part is not None}
+    """The pod template, merged of the three layers."""
+    path = f"spec.{group}.podTemplate"
+    # An empty `spec:` is null in YAML. It must not remove the defaults.
+    given = {name: part for name, part in _section(resolved.job.spec, group).pod_template.items() if part is not None}
     for name in sorted(given.keys() - {"metadata", "spec"}):
-        raise PodTemplateError(f"{place}.{name}", "is not a field of a pod template, which has metadata and spec")
-    defaults = {"metadata": {}, "spec": _defaults(placed, group, containers, shared_memory(amounts))}
-    template = merge(defaults, given, place)
-    _refuse_nameless_images(template, place)
-    labels = placed.labels(group)
-    if placed.job.spec.workers.service_account_name:
-        labels = labels | dict(placed.provider.workload_identity_labels)
-    return merge(template, {"metadata": {"labels": labels}, "spec": owned}, place)
+        raise PodTemplateError(f"{path}.{name}", "is not a field of a pod template: use metadata and spec")
+    defaults = {"metadata": {}, "spec": _defaults(resolved, group, containers, shared_memory(amounts))}
+    template = merge(defaults, given, path)
+    _refuse_missing_images(template, path)
+    labels = resolved.labels(group)
+    if resolved.job.spec.workers.service_account_name:
+        labels = labels | dict(resolved.provider.workload_identity_labels)
+    return merge(template, {"metadata": {"labels": labels}, "spec": enforced}, path)
 
 
-def _refuse_nameless_images(template: Mapping[str, Any], place: str) -> None:
-    """Refuse a container without an image: it was meant to be one of ours, under a name that is not ours."""
-    ours = {HEAD_CONTAINER, WORKER_CONTAINER, SUPERVISOR_CONTAINER}
+def _refuse_missing_images(template: Mapping[str, Any], path: str) -> None:
+    """Refuse a container without an image: its name is probably a misspelt name of one of spotune's containers."""
+    own_names = {HEAD_CONTAINER, WORKER_CONTAINER, SUPERVISOR_CONTAINER}
     containers = template["spec"].get("containers", [])
-    known = [container["name"] for container in containers if container["name"] in ours]
+    known = [container["name"] for container in containers if container["name"] in own_names]
     for container in containers:
         if container["name"] not in known and not container.get("image"):
-            reason = f"has no image and is none of spotune's own containers, {' and '.join(known)}"
-            raise PodTemplateError(f"{place}.spec.containers[{container['name']}]", reason)
+            names = " and ".join(known)
+            reason = (
+                f"has no image, and is not one of spotune's containers ({names}): give an image or correct the name"
+            )
+            raise PodTemplateError(f"{path}.spec.containers[{container['name']}]", reason)
 
 
-def _defaults(placed: PlacedJob, group: HeadOrWorkers, containers: tuple[str, ...], shm: str) -> dict[str, Any]:
-    """The ``v1.PodSpec`` under the user's."""
+def _defaults(resolved: ResolvedJob, group: HeadOrWorkers, containers: tuple[str, ...], shm: str) -> dict[str, Any]:
+    """The default ``v1.PodSpec``, below the user's."""
     lost = [
         {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
         | {"tolerationSeconds": LOST_NODE_SECONDS}
         for state in ("not-ready", "unreachable")
     ]
     spec: dict[str, Any] = {
-        "enableServiceLinks": False,  # a namespace with many Services would fill the environment
+        "enableServiceLinks": False,  # or every Service of the namespace adds variables
         "securityContext": {
             "runAsUser": _USER,
             "runAsGroup": _USER,
@@ -170,7 +173,7 @@ def _defaults(placed: PlacedJob, group: HeadOrWorkers, containers: tuple[str, ..
         ],
     }
     if group == "workers":
-        spec["affinity"] = _apart(placed)
+        spec["affinity"] = _anti_affinity(resolved)
     return spec
 
 
@@ -180,74 +183,74 @@ def _container_defaults(name: str) -> dict[str, Any]:
         more: dict[str, Any] = {"resources": SUPERVISOR}
     else:
         more = {}
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a mount of the pod's own
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a mount of this pod only
     environment = default_environment()
     return {"name": name, "imagePullPolicy": "IfNotPresent", "env": environment, "volumeMounts": mounts, **more}
 
 
-def _apart(placed: PlacedJob) -> dict[str, Any]:
-    """Workers on different nodes where there are enough: one reclaimed node then takes one of them."""
+def _anti_affinity(resolved: ResolvedJob) -> dict[str, Any]:
+    """A preference for workers on different nodes, so that a reclaimed node takes only one of them."""
     term = {
-        "labelSelector": {"matchLabels": placed.selector | {"app.kubernetes.io/component": "workers"}},
+        "labelSelector": {"matchLabels": resolved.selector | {"app.kubernetes.io/component": "workers"}},
         "topologyKey": "kubernetes.io/hostname",
     }
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def _owned(placed: PlacedJob, capacity: Capacity, *, gpus: bool, grace_seconds: int) -> dict[str, Any]:
-    """The ``v1.PodSpec`` over the user's, without containers."""
-    account = placed.job.spec.workers.service_account_name
+def _enforced_spec(resolved: ResolvedJob, capacity: Capacity, *, gpus: bool, grace_seconds: int) -> dict[str, Any]:
+    """The enforced ``v1.PodSpec``, above the user's, without containers."""
+    account = resolved.job.spec.workers.service_account_name
     spec: dict[str, Any] = {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": grace_seconds,
         "automountServiceAccountToken": bool(account),
         "securityContext": _POD_SECURITY,
-        "tolerations": placed.provider.tolerations(capacity, gpus=gpus),
-        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": placed.claim}}],
+        "tolerations": resolved.provider.tolerations(capacity, gpus=gpus),
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": resolved.claim}}],
     }
     if account:
         spec["serviceAccountName"] = account
-    terms = placed.provider.node_selector_terms(capacity)
+    terms = resolved.provider.node_selector_terms(capacity)
     if terms:
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         spec["affinity"] = {"nodeAffinity": required}
     return spec
 
 
-def _owned_container(placed: PlacedJob, name: str, environment: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is ours in every container; ``envFrom`` is there only if the job names credentials."""
+def _enforced_container(resolved: ResolvedJob, name: str, environment: list[dict[str, Any]]) -> dict[str, Any]:
+    """The enforced fields of every container; ``envFrom`` only if the job names credentials."""
     container: dict[str, Any] = {
         "name": name,
-        "image": placed.image,
-        "env": [*environment, *job_environment(placed)],
+        "image": resolved.image,
+        "env": [*environment, *job_environment(resolved)],
         "volumeMounts": [{"name": "data", "mountPath": str(DATA)}],
         "securityContext": _CONTAINER_SECURITY,
     }
-    secrets = credentials(placed)
+    secrets = credentials(resolved)
     return container | ({"envFrom": secrets} if secrets else {})
 
 
 def _ray_container(
-    placed: PlacedJob, name: str, ports: tuple[Port, ...], settings: Mapping[str, str]
+    resolved: ResolvedJob, name: str, ports: tuple[Port, ...], settings: Mapping[str, str]
 ) -> dict[str, Any]:
     environment = [variable(key, value) for key, value in settings.items()]
-    return _owned_container(placed, name, environment) | {"ports": [port.of_container() for port in ports]}
+    return _enforced_container(resolved, name, environment) | {"ports": [port.of_container() for port in ports]}
 
 
-def _supervisor(placed: PlacedJob) -> dict[str, Any]:
-    """Submits the driver to the Ray beside it, for ever, and says how training goes.
+def _supervisor(resolved: ResolvedJob) -> dict[str, Any]:
+    """The supervisor container: it submits drivers to the Ray beside it until the model is trained.
 
-    Its liveness probe is generous: a new one goes on where the old one was, but seldom mends what was slow. It has no
-    readiness probe: the head is ready when Ray is, whatever becomes of the training.
+    Its liveness probe is generous: a restart loses no state, but rarely cures slowness. It has no readiness probe: the
+    head is ready when Ray is ready, independently of the training.
     """
-    notice = _grace_seconds(placed, worker_capacities(placed)[0])  # what a commit has to fit in, on most nodes
-    environment = [variable("SPOTUNE_NOTICE_SECONDS", str(notice)), *ray_token(placed)]
-    container = _owned_container(placed, SUPERVISOR_CONTAINER, environment)
+    notice = _grace_seconds(resolved, worker_capacities(resolved)[0])  # the time for a commit on most nodes
+    environment = [variable("SPOTUNE_NOTICE_SECONDS", str(notice)), *ray_token(resolved)]
+    container = _enforced_container(resolved, SUPERVISOR_CONTAINER, environment)
     container["volumeMounts"].append({"name": "job", "mountPath": _CONFIG, "readOnly": True})
     return container | {
         "command": [
-            *("spotune", "supervise", f"{_CONFIG}/{JOB_FILE}", "--directory", str(placed.directory)),
+            *("spotune", "supervise", f"{_CONFIG}/{JOB_FILE}", "--directory", str(resolved.directory)),
             *("--ray", f"http://127.0.0.1:{DASHBOARD.number}", "--serve", f"0.0.0.0:{PROGRESS.number}"),
         ],
         "args": [],
@@ -261,16 +264,16 @@ def _supervisor(placed: PlacedJob) -> dict[str, Any]:
     }
 
 
-def _resources(placed: PlacedJob, group: HeadOrWorkers, container: str, defaults: Mapping[str, str]) -> Amounts:
-    section = _section(placed.job.spec, group)
-    gpus = placed.job.spec.workers.gpus if group == "workers" else 0
+def _resources(resolved: ResolvedJob, group: HeadOrWorkers, container: str, defaults: Mapping[str, str]) -> Amounts:
+    section = _section(resolved.job.spec, group)
+    gpus = resolved.job.spec.workers.gpus if group == "workers" else 0
     return ray_resources(
         section.resources, _resources_of(section.pod_template, container), defaults, gpus, f"spec.{group}"
     )
 
 
 def _resources_of(template: Mapping[str, Any], container: str) -> dict[str, Any]:
-    """``resources`` of a container of the user's template; empty where the merge is going to refuse them."""
+    """``resources`` of a container in the user's template; empty if they are malformed, which the merge refuses."""
     spec = template.get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
     for item in containers if isinstance(containers, list) else []:

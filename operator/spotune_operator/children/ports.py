@@ -1,4 +1,4 @@
-"""The ports of a job's pods that have a name."""
+"""The named ports of a job's pods."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Port:
-    """A TCP port with a name."""
+    """A named TCP port."""
 
     name: str
     number: int
 
     def of_container(self) -> dict[str, Any]:
-        """The ``v1.ContainerPort``."""
+        """The ``v1.ContainerPort`` for it."""
         return {"name": self.name, "containerPort": self.number, "protocol": "TCP"}
 
 

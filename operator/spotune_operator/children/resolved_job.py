@@ -1,4 +1,4 @@
-"""A job with all that is decided about where it runs: what every builder of children takes, and what it names them."""
+"""The resolved job: the spec with all defaults resolved, and the names and labels of its children."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,36 +12,35 @@ from spotune.job import API_VERSION, KIND, FinetuneJob
 from spotune.job_file.load import SOURCE_FIELDS, resolve_paths
 from spotune_operator.errors import SourceError
 from spotune_operator.providers import Provider, refuse_unfit_class_name
+from spotune_operator.settings import OPERATOR_NAMESPACE
 
 JOB_LABEL: Final = "spotune.dev/job"
-"""Label of everything that belongs to a job; its value is the job's name."""
+"""Label of all objects of a job; its value is the name of the job."""
 DATA: Final = Path("/data")
-"""Where the shared volume is mounted in all pods; relative sources of a job start here."""
+"""Mount path of the shared volume in all pods; relative sources of a job are relative to it."""
 RAY_VERSION: Final = "2.60.0"
-"""Ray of the trainer's image that belongs to this version, as constraints/trainer.txt pins it."""
-OPERATOR_NAMESPACE: Final = "spotune-system"
-"""Where the chart installs the operator unless told otherwise."""
+"""Version of Ray in this version's image of the trainer, as pinned in constraints/trainer.txt."""
 _FINGERPRINT_DIGITS = 8
 
 
 @cache
 def default_image() -> str:
-    """The trainer's image that belongs to this version."""
+    """This version's image of the trainer."""
     return f"spotune/trainer:{version('spotune')}"
 
 
 @dataclass(frozen=True)
-class PlacedJob:
-    """A job, and where it runs. Made by ``place``.
+class ResolvedJob:
+    """A job with all defaults resolved. Made by ``resolve``.
 
     Attributes:
-        job: With every path absolute, as the pods see them.
-        provider: Whose nodes they run on.
-        image: Of all containers.
-        ray_version: Of that image.
-        uid: Of the FinetuneJob in the cluster; empty for one that is in none, whose children then have no owner.
-        operator_namespace: From where the operator asks for progress.
-        monitoring_namespace: From where Prometheus reads metrics; empty: nowhere.
+        job: The job with absolute paths, as in the pods.
+        provider: Provider of the nodes.
+        image: Image of all containers.
+        ray_version: Version of Ray in that image.
+        uid: ``metadata.uid`` of the FinetuneJob; empty outside a cluster: the children then have no owner.
+        operator_namespace: Namespace of the operator, which polls the progress.
+        monitoring_namespace: Namespace of the Prometheus that scrapes the pods; empty: none.
     """
 
     job: FinetuneJob
@@ -56,8 +55,8 @@ class PlacedJob:
     def name(self) -> str:
         """Name of every child.
 
-        The prefix makes it a name for Services, which KubeRay asks of clusters (a job may begin with a digit), and
-        keeps KubeRay's Secret of the same name apart from one that the job itself names, such as ``hf``.
+        The prefix makes it a valid name of a Service, as KubeRay requires (the name of a job may begin with a digit),
+        and avoids a collision of KubeRay's Secret of that name with one that the job names, such as ``hf``.
         """
         return f"spotune-{self.job.metadata.name}"
 
@@ -68,7 +67,7 @@ class PlacedJob:
 
     @property
     def directory(self) -> Path:
-        """The job's folder on the shared volume: another one for every meaning."""
+        """The job's directory on the shared volume; its name contains the fingerprint of the spec."""
         metadata = self.job.metadata
         return DATA / metadata.namespace / f"{metadata.name}-{fingerprint(self.job)[:_FINGERPRINT_DIGITS]}"
 
@@ -79,11 +78,11 @@ class PlacedJob:
 
     @property
     def selector(self) -> dict[str, str]:
-        """Labels by which the job's pods are found."""
+        """Label selector of the job's pods."""
         return {JOB_LABEL: self.job.metadata.name}
 
     def labels(self, component: str) -> dict[str, str]:
-        """Labels of a child or a pod; ``component`` is the part that it plays."""
+        """Labels of a child or a pod; ``component`` is its role in the job."""
         return {
             "app.kubernetes.io/name": "spotune",
             "app.kubernetes.io/instance": self.job.metadata.name,
@@ -93,10 +92,10 @@ class PlacedJob:
         }
 
     def child(self, api_version: str, kind: str, component: str, *, owned: bool = True) -> dict[str, Any]:
-        """Version, kind and metadata of a child.
+        """API version, kind and metadata of a child.
 
-        The owner reference lets the garbage collector take the child with the job. It does not block the job's
-        deletion: nothing is to wait for us, and blocking needs a right to finalizers that the operator does without.
+        The owner reference lets the garbage collector delete the child with the job. It does not block the deletion of
+        the job, because blocking needs a permission for finalizers that the operator does not have.
         """
         metadata: dict[str, Any] = {
             "name": self.name,
@@ -109,7 +108,7 @@ class PlacedJob:
         return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
 
 
-def place(
+def resolve(
     job: FinetuneJob,
     provider: Provider,
     *,
@@ -118,29 +117,29 @@ def place(
     uid: str = "",
     operator_namespace: str = OPERATOR_NAMESPACE,
     monitoring_namespace: str = "",
-) -> PlacedJob:
-    """Decides where a job runs, and refuses what cannot be there; the attributes of ``PlacedJob`` say what is what.
+) -> ResolvedJob:
+    """Resolve the defaults of a job, and refuse fields that cannot work in a cluster.
 
     Args:
-        job: As it is in the cluster.
-        provider: Whose nodes it runs on.
-        image: For a job that names none; empty: the one that belongs to this version.
-        ray_version: Of that image; empty: of the one that belongs to this version.
-        uid: Of the FinetuneJob.
-        operator_namespace: From where the operator asks for progress.
-        monitoring_namespace: From where Prometheus reads metrics; empty: nowhere.
+        job: The job.
+        provider: Provider of the nodes.
+        image: Default image; empty: this version's.
+        ray_version: Version of Ray in that image; empty: this version's.
+        uid: ``metadata.uid`` of the FinetuneJob.
+        operator_namespace: Namespace of the operator.
+        monitoring_namespace: Namespace of the Prometheus that scrapes the pods; empty: none.
 
     Raises:
-        SourceError: A source is in somebody's home folder.
-        StorageClassError: The storage class is known not to do.
+        SourceError: A source is in a home folder.
+        StorageClassError: The storage class is known to be unfit.
     """
     for path, source in _sources(job):
         if source.startswith("~"):
-            reason = f"{source} is in a home folder, which pods have not: put it on the shared volume or in a bucket"
+            reason = f"{source} is in a home folder, which pods do not have: put it on the shared volume or in a bucket"
             raise SourceError(path, reason)
     refuse_unfit_class_name(provider, job.spec.storage.storage_class_name)
     cluster = job.spec.cluster
-    return PlacedJob(
+    return ResolvedJob(
         job=resolve_paths(job, DATA),
         provider=provider,
         image=cluster.image or image or default_image(),
@@ -152,7 +151,7 @@ def place(
 
 
 def _sources(job: FinetuneJob) -> Iterator[tuple[str, str]]:
-    """Path in camelCase and value of every source that the job names."""
+    """Path in camelCase and value of every source in the spec."""
     content = job.model_dump(mode="json")
     for path in SOURCE_FIELDS:
         value: Any = content

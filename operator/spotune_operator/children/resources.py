@@ -1,4 +1,4 @@
-"""CPUs, memory and GPUs of the containers, with amounts for jobs that say nothing."""
+"""CPUs, memory and GPUs of the containers, with defaults."""
 
 import math
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ Amounts = dict[str, dict[str, str]]
 """``requests`` and ``limits`` by resource name."""
 
 HEAD: Final[Mapping[str, str]] = {"cpu": "1", "memory": "4Gi"}
-"""Ray's control plane and the driver; the data is prepared here too."""
+"""Requests of the head container: Ray's control plane, the driver, and the preparation of data."""
 SUPERVISOR: Final[Amounts] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
 CPU_WORKER: Final[Mapping[str, str]] = {"cpu": "2", "memory": "4Gi"}
 _CPUS_PER_GPU = 2
 _GIB_PER_GPU = 8
-"""What is left on the smallest GPU nodes of the clouds (4 CPUs, 16 GiB) after the system's own pods."""
+"""Fits on the smallest GPU nodes of the clouds (4 CPUs, 16 GiB) beside the system pods."""
 _MEBIBYTE = 2**20
 
 
 def worker_defaults(gpus: int) -> dict[str, str]:
-    """Requests of a worker pod with so many GPUs; without limits, for a GPU node is seldom shared."""
+    """Default requests of a worker pod by its number of GPUs; no limits, because GPU nodes are rarely shared."""
     return {"cpu": str(_CPUS_PER_GPU * gpus), "memory": f"{_GIB_PER_GPU * gpus}Gi"} if gpus else dict(CPU_WORKER)
 
 
@@ -34,14 +34,14 @@ def ray_resources(
     """``v1.ResourceRequirements`` of a Ray container.
 
     Args:
-        given: The job's own field.
-        template: ``resources`` of the same container in the pod template, which the field overrides.
-        defaults: Requests for what neither of them names.
-        gpus: GPUs of the container.
-        group: camelCase path of the section that both belong to, for messages.
+        given: The field ``resources`` of the job.
+        template: ``resources`` of the container in the job's pod template; ``given`` overrides them.
+        defaults: Requests for resources that neither of them names.
+        gpus: Number of GPUs of the container.
+        group: camelCase path of their section, for messages.
 
     Raises:
-        ResourcesError: More is requested than the limit allows, or GPUs are asked for elsewhere than in ``gpus``.
+        ResourcesError: A request exceeds its limit, or GPUs are not given by ``workers.gpus``.
     """
     own = {"requests": _texts(given.requests), "limits": _texts(given.limits)}
     asked = merge(template, own, f"{group}.podTemplate")
@@ -49,13 +49,13 @@ def ray_resources(
     for kind, amounts in (("requests", requests), ("limits", limits)):
         for name, amount in amounts.items():
             if math.isinf(_amount(amount, group)):
-                raise ResourcesError(f"{group}.resources.{kind}.{name}", "is more than any node has")
+                raise ResourcesError(f"{group}.resources.{kind}.{name}", "is larger than any node: lower it")
     if GPU_RESOURCE in requests or GPU_RESOURCE in limits:
-        reason = f"names {GPU_RESOURCE}: give GPUs per pod as workers.gpus; the head has none"
+        reason = f"must not contain {GPU_RESOURCE}: give GPUs per pod as workers.gpus; the head has none"
         raise ResourcesError(f"{group}.resources", reason)
     for name in requests.keys() & limits.keys():
         if _amount(requests[name], group) > _amount(limits[name], group):
-            reason = f"{requests[name]} is more than limits.{name}, {limits[name]}"
+            reason = f"{requests[name]} is larger than limits.{name}, {limits[name]}"
             raise ResourcesError(f"{group}.resources.requests.{name}", reason)
     left = {name: amount for name, amount in defaults.items() if name not in requests and name not in limits}
     if gpus:
@@ -64,13 +64,13 @@ def ray_resources(
 
 
 def shared_memory(amounts: Amounts) -> str:
-    """Size of /dev/shm: half of the container's memory, which it counts against."""
+    """Size of /dev/shm: half of the container's memory, of which it is a part."""
     memory = amounts.get("limits", {}).get("memory") or amounts["requests"]["memory"]
     return f"{max(1, int(Quantity(memory).value / 2 / _MEBIBYTE))}Mi"
 
 
 def whole_cpus(amounts: Amounts) -> int:
-    """CPUs of a container as Ray counts them, at least one."""
+    """Number of CPUs of a container for Ray: whole CPUs, at least one."""
     cpus = amounts.get("limits", {}).get("cpu") or amounts["requests"]["cpu"]
     return max(1, int(Quantity(cpus).value))
 

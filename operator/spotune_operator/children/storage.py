@@ -1,20 +1,20 @@
-"""The claim for the shared volume: checkpoints, logs, prepared data and the trained model."""
+"""The claim of the shared volume, which holds checkpoints, logs, prepared data and the trained model."""
 
 from typing import Any
 
-from spotune_operator.children.resolved_job import PlacedJob
+from spotune_operator.children.resolved_job import ResolvedJob
 
 
-def volume_claim(placed: PlacedJob) -> dict[str, Any] | None:
-    """A PersistentVolumeClaim with ReadWriteMany; None where the job brings its own.
+def volume_claim(resolved: ResolvedJob) -> dict[str, Any] | None:
+    """The PersistentVolumeClaim with ReadWriteMany; None if the job names an existing claim.
 
-    A volume that is to be retained has no owner, so that it stays when the job goes.
+    With ``storage.retain`` it has no owner, so that it stays when the job is deleted.
     """
-    storage = placed.job.spec.storage
+    storage = resolved.job.spec.storage
     if storage.existing_claim:
         return None
-    claim = placed.child("v1", "PersistentVolumeClaim", "storage", owned=not storage.retain)
+    claim = resolved.child("v1", "PersistentVolumeClaim", "storage", owned=not storage.retain)
     claim["spec"] = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": str(storage.size)}}}
-    if placed.storage_class:
-        claim["spec"]["storageClassName"] = placed.storage_class
+    if resolved.storage_class:
+        claim["spec"]["storageClassName"] = resolved.storage_class
     return claim

@@ -1,4 +1,4 @@
-"""What Kubernetes said of a job and of all that belongs to it, in the order of time, each thing once."""
+"""`spotune events`: the Kubernetes events of a job, its children and their pods, with repeated ones merged."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from spotune_operator.cli.cluster.jobs import Job
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 
 _LONGEST_PREFIX = 50
-"""Characters that KubeRay leaves of cluster and group in the name of a worker (``PodName`` of its controller)."""
+"""KubeRay truncates cluster and group name to this many characters in a pod name (``PodName`` in its controller)."""
 
 
 @dataclass(frozen=True)
-class Happening:
-    """One thing that was said of an object, however often.
+class EventSummary:
+    """All events with the same object, reason and message.
 
     Attributes:
-        first: Unix time at which it was said first.
-        last: Unix time at which it was said last.
-        count: How often.
+        first: Unix time of the first occurrence.
+        last: Unix time of the last occurrence.
+        count: Number of occurrences.
         type: Normal or Warning.
-        object: Kind and name of what it was said of.
-        reason: One word for programs.
-        message: A sentence for people.
+        object: Kind and name of the object.
+        reason: Machine-readable reason.
+        message: Human-readable message.
     """
 
     first: float
@@ -45,57 +45,57 @@ class Happening:
     message: str
 
     def as_json(self) -> dict[str, Any]:
-        """The happening with camelCase keys for ``--output json``; times are RFC 3339."""
+        """The events with camelCase keys for ``--output json``; times are RFC 3339."""
         times = {"firstTime": rfc3339(self.first), "lastTime": rfc3339(self.last)}
-        words = {"type": self.type, "object": self.object, "reason": self.reason, "message": self.message}
-        return {**times, "count": self.count, **words}
+        text_fields = {"type": self.type, "object": self.object, "reason": self.reason, "message": self.message}
+        return {**times, "count": self.count, **text_fields}
 
 
-def happenings(events: Iterable[Mapping[str, Any]], job: Job, pods: Iterable[str]) -> list[Happening]:
-    """The events of a job, of its children and of their pods, the latest last.
+def summarize_events(events: Iterable[Mapping[str, Any]], job: Job, pods: Iterable[str]) -> list[EventSummary]:
+    """The events of a job, its children and their pods, sorted by time of the last occurrence.
 
     Args:
         events: All ``v1.Event``s of the namespace.
-        job: As the API server has it.
-        pods: Names of its pods; those that are gone are known by how KubeRay names them.
+        job: The job as the API server returns it.
+        pods: Names of its existing pods. Deleted pods are recognised by KubeRay's naming scheme.
     """
     created = unix_time(job["metadata"].get("creationTimestamp")) or 0.0
     belongs = _membership(job, frozenset(pods))
-    found: dict[tuple[str, str, str], Happening] = {}
+    summaries: dict[tuple[str, str, str], EventSummary] = {}
     for event in events:
-        happening = _read(event)
-        # What was said of an earlier job of the same name is not about this one.
-        if happening.last >= created and belongs(event["involvedObject"]):
-            key = (happening.object, happening.reason, happening.message)
-            found[key] = _together(found[key], happening) if key in found else happening
-    return sorted(found.values(), key=lambda happening: (happening.last, happening.first))
+        summary = _from_event(event)
+        # Skip events of an earlier job with the same name.
+        if summary.last >= created and belongs(event["involvedObject"]):
+            key = (summary.object, summary.reason, summary.message)
+            summaries[key] = _merge(summaries[key], summary) if key in summaries else summary
+    return sorted(summaries.values(), key=lambda summary: (summary.last, summary.first))
 
 
-def table(found: Iterable[Happening]) -> RenderableType:
-    """A line for each happening, with the day where it is another one than before."""
+def table(summaries: Iterable[EventSummary]) -> RenderableType:
+    """A table with one row per summary, and a row with the date whenever the day changes."""
     grid = Table.grid(padding=(0, 2))
     for name in ("time", "type", "object", "what"):
         grid.add_column(name, no_wrap=name != "what", overflow="fold")
     day = ""
-    for happening in found:
-        moment = datetime.fromtimestamp(happening.last).astimezone()
+    for summary in summaries:
+        moment = datetime.fromtimestamp(summary.last).astimezone()
         if day != (day := moment.strftime("%A, %-d %B %Y")):
             grid.add_row(Text(day, "bold"))
-        style = "yellow" if happening.type == "Warning" else ""
-        what = Text(f"{happening.reason}: {_message(happening)}", style)
-        grid.add_row(moment.strftime("%H:%M:%S"), Text(happening.type, style), happening.object, what)
+        style = "yellow" if summary.type == "Warning" else ""
+        what = Text(f"{summary.reason}: {_message(summary)}", style)
+        grid.add_row(moment.strftime("%H:%M:%S"), Text(summary.type, style), summary.object, what)
     return grid
 
 
-def _message(happening: Happening) -> str:
-    text = " ".join(happening.message.split())
-    if happening.count == 1:
+def _message(summary: EventSummary) -> str:
+    text = " ".join(summary.message.split())
+    if summary.count == 1:
         return text
-    return f"{text} ({happening.count} times in {duration(happening.last - happening.first)})"
+    return f"{text} ({summary.count} times in {duration(summary.last - summary.first)})"
 
 
 def _membership(job: Job, pods: frozenset[str]) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether an ``involvedObject`` is the job, one of its children, or a pod of theirs."""
+    """Return a predicate: whether an ``involvedObject`` is the job, one of its children or one of their pods."""
     name, uid = job["metadata"]["name"], job["metadata"]["uid"]
     child = f"spotune-{name}"
     groups = [f"{child}-{group}"[:_LONGEST_PREFIX] for group in (WORKER_GROUP, ON_DEMAND_GROUP)]
@@ -105,22 +105,24 @@ def _membership(job: Job, pods: frozenset[str]) -> Callable[[Mapping[str, Any]],
     def belongs(involved: Mapping[str, Any]) -> bool:
         if involved.get("kind") == KIND:
             return bool(involved.get("uid") == uid)
-        its_name = involved.get("name") or ""
+        object_name = involved.get("name") or ""
         return (
-            its_name == child or its_name in pods or (involved.get("kind") == "Pod" and bool(pod.fullmatch(its_name)))
+            object_name == child
+            or object_name in pods
+            or (involved.get("kind") == "Pod" and bool(pod.fullmatch(object_name)))
         )
 
     return belongs
 
 
-def _read(event: Mapping[str, Any]) -> Happening:
-    """A ``v1.Event`` of either generation of reporters: those with first, last and count, and those with a series."""
+def _from_event(event: Mapping[str, Any]) -> EventSummary:
+    """Summarize one ``v1.Event``: of older reporters (first, last, count) or of newer ones (series)."""
     series = event.get("series") or {}
     times = [event.get("firstTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp")]
     first = next((time for text in times if (time := unix_time(text)) is not None), 0.0)
     last = unix_time(series.get("lastObservedTime")) or unix_time(event.get("lastTimestamp")) or first
     involved = event["involvedObject"]
-    return Happening(
+    return EventSummary(
         first=first,
         last=last,
         count=series.get("count") or event.get("count") or 1,
@@ -131,13 +133,13 @@ def _read(event: Mapping[str, Any]) -> Happening:
     )
 
 
-def _together(one: Happening, other: Happening) -> Happening:
-    first, last = min(one.first, other.first), max(one.last, other.last)
-    return replace(one, first=first, last=last, count=one.count + other.count)
+def _merge(earlier: EventSummary, later: EventSummary) -> EventSummary:
+    first, last = min(earlier.first, later.first), max(earlier.last, later.last)
+    return replace(earlier, first=first, last=last, count=earlier.count + later.count)
 
 
-def lines(found: Iterable[Happening]) -> Iterator[str]:
-    """One line of plain text for each happening."""
-    for happening in found:
-        moment = datetime.fromtimestamp(happening.last).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        yield f"{moment}  {happening.type}  {happening.object}  {happening.reason}: {_message(happening)}"
+def plain_lines(summaries: Iterable[EventSummary]) -> Iterator[str]:
+    """One line of plain text per summary."""
+    for summary in summaries:
+        moment = datetime.fromtimestamp(summary.last).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        yield f"{moment}  {summary.type}  {summary.object}  {summary.reason}: {_message(summary)}"

@@ -1,8 +1,7 @@
-"""The lines of a job's logs: from the supervisor while there is one, else from the volume; each of them once.
+"""`spotune logs`: a job's log lines, each exactly once, from the supervisor or, without one, from the volume.
 
-The logs lie on the volume. A supervisor that is asked anew, or another one after the loss of the head, tells them from
-the beginning. Every line begins with the name of whose it is, and each such log only grows: so the number of lines read
-of each tells what is new.
+The logs are files on the volume. Each new request to a supervisor returns them from the beginning. Every line starts
+with the name of its log, and each log only grows. So counting the lines read per log is enough to find the new ones.
 """
 
 from __future__ import annotations
@@ -18,9 +17,15 @@ from urllib.parse import urlencode
 from spotune_operator.children.pods import SUPERVISOR_CONTAINER
 from spotune_operator.children.ports import PROGRESS
 from spotune_operator.cli.cluster.client import Cluster, Manifest
-from spotune_operator.cli.cluster.jobs import Job, get_job, holds, outcome, pods_of
-from spotune_operator.cli.cluster.pod_stream import HttpOverPod
-from spotune_operator.cli.cluster.volume_pod import Say, job_directory, reader_pod, refuse_failure, started
+from spotune_operator.cli.cluster.jobs import Job, get_job, is_true, outcome, pods_of
+from spotune_operator.cli.cluster.pod_stream import PodHttpConnection
+from spotune_operator.cli.cluster.volume_pod import (
+    Notify,
+    job_directory,
+    raise_if_failed,
+    running_pod,
+    volume_pod_manifest,
+)
 from spotune_operator.errors import KubernetesError, RefusedError
 
 _READER_SECONDS: Final = 3600
@@ -28,103 +33,103 @@ _POLL_SECONDS: Final = 2.0
 _CHUNK_BYTES: Final = 2**16
 
 
-class Unread:
-    """Knows which lines are new when all are told again from the beginning."""
+class NewLines:
+    """Filters out lines that were already read, when all lines are returned again from the beginning."""
 
     def __init__(self) -> None:
         self._read: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
+        self._position: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
-        """How many lines were read."""
+        """Number of lines read so far."""
         return self._read.total()
 
-    def of(self, lines: Iterable[str]) -> Iterator[str]:
-        """Of all lines from the beginning, those that were not read before."""
-        self._told.clear()
+    def filter(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the lines not read before, given all lines from the beginning."""
+        self._position.clear()
         for line in lines:
             source = line.partition(": ")[0]
-            self._told[source] += 1
-            if self._told[source] > self._read[source]:
+            self._position[source] += 1
+            if self._position[source] > self._read[source]:
                 self._read[source] += 1
                 yield line
 
 
-def log_lines(cluster: Cluster, name: str, count: int | None, say: Say) -> Iterator[str]:
-    """The lines that there are, oldest first.
+def log_lines(cluster: Cluster, name: str, count: int | None, notify: Notify) -> Iterator[str]:
+    """The existing log lines, oldest first.
 
     Args:
-        cluster: Where the job is.
-        name: Of the job.
-        count: Only so many of the last ones; None: all.
-        say: Tells a person what is waited for.
+        cluster: The cluster with the job.
+        name: Name of the job.
+        count: Number of last lines to return; None: all.
+        notify: Prints a progress message.
 
     Raises:
-        UsageError: There is no such job.
-        KubernetesError: They cannot be had.
+        UsageError: The job does not exist.
+        KubernetesError: The logs cannot be read.
     """
-    job, unread = get_job(cluster, name), Unread()
+    job, new_lines = get_job(cluster, name), NewLines()
     head = serving_head(pods_of(cluster, name, "head"))
     while head is not None:
-        before = unread.count
+        before = new_lines.count
         try:
-            yield from unread.of(_of_supervisor(cluster, head, {"lines": count} if count is not None else {}))
+            yield from new_lines.filter(_supervisor_lines(cluster, head, {"lines": count} if count is not None else {}))
             return
         except RefusedError:
             raise
         except KubernetesError as error:
-            if count is not None and unread.count:  # the last lines may be others by now
+            if count is not None and new_lines.count:  # the last lines may have changed, so continuing is not possible
                 raise
-            if unread.count == before:
-                say(f"{error}; a pod of its own reads the volume")
+            if new_lines.count == before:
+                notify(f"{error}; reading the volume with a temporary pod instead")
                 break
-    yield from unread.of(_of_volume(cluster, job, count, say))
+    yield from new_lines.filter(_volume_lines(cluster, job, count, notify))
 
 
 def followed_lines(
-    cluster: Cluster, name: str, count: int | None, say: Say, pause: Callable[[float], None] = time.sleep
+    cluster: Cluster, name: str, count: int | None, notify: Notify, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[str]:
-    """The lines that there are, and those that come, until the job has ended; arguments as for ``log_lines``.
+    """The existing and all new log lines, until the job has ended; arguments as for ``log_lines``.
 
-    No line comes twice. None is left out, whatever becomes of connections, supervisors and heads meanwhile, as long as
-    the volume is there. Lines of one driver or worker come in their order; of several, in the order of their arrival.
+    Every line is returned exactly once, even if connections break or heads are replaced, as long as the volume exists.
+    Lines of one log keep their order; lines of several logs come in order of arrival.
 
     Raises:
-        UsageError: There is no such job, or it is deleted meanwhile.
-        KubernetesError: The user may not see the logs.
+        UsageError: The job does not exist, or was deleted in the meantime.
+        KubernetesError: The user may not read the logs.
     """
-    unread = Unread()
+    new_lines = NewLines()
     if count is not None:
-        yield from deque(unread.of(log_lines(cluster, name, None, say)), maxlen=count)
-    said, at_rest = "", False
+        yield from deque(new_lines.filter(log_lines(cluster, name, None, notify)), maxlen=count)
+    last_problem, volume_read = "", False
     while True:
-        trouble = ""
+        problem = ""
         try:
             job = get_job(cluster, name)
             ended = outcome(job) is not None
             head = serving_head(pods_of(cluster, name, "head"))
             if head is not None:
-                at_rest = False
-                yield from unread.of(_growing(cluster, name, head))
-            elif (ended or holds(job, "Suspended")) and not at_rest:
-                at_rest = True
-                yield from unread.of(_of_volume(cluster, job, None, say))
+                volume_read = False
+                yield from new_lines.filter(_follow_supervisor(cluster, name, head))
+            elif (ended or is_true(job, "Suspended")) and not volume_read:
+                volume_read = True
+                yield from new_lines.filter(_volume_lines(cluster, job, None, notify))
             if ended:
                 return
-            trouble = "" if head is not None else "there is no head pod now; waiting for the next one"
+            problem = "" if head is not None else "there is no head pod at the moment; waiting for the next one"
         except RefusedError:
             raise
         except KubernetesError as error:
-            trouble = f"{error}; trying again"
-        if trouble and trouble != said:
-            say(trouble)
-        said = trouble
+            problem = f"{error}; retrying"
+        if problem and problem != last_problem:
+            notify(problem)
+        last_problem = problem
         pause(_POLL_SECONDS)
 
 
 def serving_head(pods: Iterable[Manifest]) -> Manifest | None:
-    """The head pod that is to stay, if its supervisor runs."""
+    """The head pod that is not being deleted and whose supervisor runs; None if there is none."""
     for pod in pods:
         if not pod["metadata"].get("deletionTimestamp") and _supervisor_runs(pod):
             return pod
@@ -139,68 +144,68 @@ def _supervisor_runs(pod: Manifest) -> bool:
     )
 
 
-class _Over(Exception):  # noqa: N818 - nothing is wrong
-    """There is nothing more to wait for on this connection."""
+class _StreamEnded(Exception):  # noqa: N818 - not an error
+    """Nothing more will arrive on this connection."""
 
 
-def _growing(cluster: Cluster, name: str, head: Manifest) -> Iterator[str]:
-    """The lines that a head tells for as long as it is there and the job has not ended.
+def _follow_supervisor(cluster: Cluster, name: str, head: Manifest) -> Iterator[str]:
+    """Lines from the supervisor of a head pod, until the pod is gone or the job has ended.
 
     Raises:
-        KubernetesError: The supervisor does not answer, or the API server does not.
+        KubernetesError: The supervisor or the API server does not answer.
     """
 
-    def look() -> None:
-        """A silent connection may be that of a node that has crashed, or of a job that has nothing more to say."""
+    def check_head() -> None:
+        """Stop if the head's node has crashed or the job has ended; the connection is silent in both cases."""
         now = serving_head(pods_of(cluster, name, "head"))
         if now is None or now["metadata"]["uid"] != head["metadata"]["uid"] or outcome(get_job(cluster, name)):
-            raise _Over
+            raise _StreamEnded
 
     try:
-        yield from _of_supervisor(cluster, head, {"follow": 1}, look)
-    except _Over:
+        yield from _supervisor_lines(cluster, head, {"follow": 1}, check_head)
+    except _StreamEnded:
         return
 
 
-def _of_supervisor(
+def _supervisor_lines(
     cluster: Cluster, head: Manifest, parameters: dict[str, int], idle: Callable[[], None] | None = None
 ) -> Iterator[str]:
-    """The lines that the supervisor of a head pod tells; with ``idle``, a connection that breaks is an end like any.
+    """Lines from the supervisor of a head pod. With ``idle``, a broken connection just ends the iteration.
 
     Raises:
-        KubernetesError: It does not answer, or not to the end.
+        KubernetesError: The supervisor does not answer, or the response is incomplete.
     """
     pod = head["metadata"]["name"]
     connection = cluster.connect(pod, PROGRESS.number)
     if idle is not None:
-        connection.when_idle(idle)
+        connection.call_when_idle(idle)
     try:
-        with HttpOverPod(connection) as server:
+        with PodHttpConnection(connection) as server:
             server.request("GET", f"/logs?{urlencode(parameters)}")
-            answer = server.getresponse()
-            if answer.status != HTTPStatus.OK:
-                said = " ".join(answer.read().decode(errors="replace").split())
-                raise KubernetesError(f"the supervisor of {pod} has no logs to tell ({answer.status}: {said})")
-            rest = b""
-            while chunk := answer.read1(_CHUNK_BYTES):
-                *whole, rest = (rest + chunk).split(b"\n")
+            response = server.getresponse()
+            if response.status != HTTPStatus.OK:
+                reason = " ".join(response.read().decode(errors="replace").split())
+                raise KubernetesError(f"the supervisor in pod {pod} returned no logs ({response.status}: {reason})")
+            remainder = b""
+            while chunk := response.read1(_CHUNK_BYTES):
+                *whole, remainder = (remainder + chunk).split(b"\n")
                 yield from (line.decode(errors="replace") for line in whole)
     except (http.client.HTTPException, OSError) as error:
         if idle is None:
             raise KubernetesError(f"the connection to {pod} broke ({str(error) or type(error).__name__})") from error
 
 
-def _of_volume(cluster: Cluster, job: Job, count: int | None, say: Say) -> Iterator[str]:
-    """The lines that a pod of our own reads from the volume.
+def _volume_lines(cluster: Cluster, job: Job, count: int | None, notify: Notify) -> Iterator[str]:
+    """Lines that a temporary pod reads from the volume.
 
     Raises:
-        KubernetesError: The pod may not be made, does not start, or finds nothing.
+        KubernetesError: The pod cannot be created, does not start, or fails.
     """
     command = ["python", "-m", "spotune_trainer.observability.logs.run_logs", job_directory(job)]
     if count is not None:
         command += ["--lines", str(count)]
     last = ""
-    with started(cluster, reader_pod(job, "logs", command, _READER_SECONDS), say) as pod:
+    with running_pod(cluster, volume_pod_manifest(job, "logs", command, _READER_SECONDS), notify) as pod:
         for last in cluster.lines(f"{cluster.path('pods', pod)}/log", follow="true"):
             yield last
-        refuse_failure(cluster, pod, last)
+        raise_if_failed(cluster, pod, last)

@@ -1,4 +1,4 @@
-"""The operator's commands of `spotune`, named by the entry points in pyproject.toml. Light at import."""
+"""`spotune render` and `spotune operator`. Imports of the operator happen when they run."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 
 def render(
-    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job.")],
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Job file.")],
     provider: Annotated[
         Literal["aks", "gke", "eks", "none"] | None,
-        typer.Option(help="Cloud of the nodes, in place of cluster.provider; auto is none where no cluster is asked."),
+        typer.Option(help="Overrides cluster.provider. auto means none here, because no cluster is queried."),
     ] = None,
-    image: Annotated[str | None, typer.Option(help="Image of the trainer, in place of cluster.image.")] = None,
+    image: Annotated[str | None, typer.Option(help="Trainer image. Overrides cluster.image.")] = None,
     storage_class: Annotated[
-        str | None, typer.Option(help="Class of the shared volume, in place of storage.storageClassName.")
+        str | None, typer.Option(help="StorageClass of the shared volume. Overrides storage.storageClassName.")
     ] = None,
-    output: Annotated[Literal["yaml", "json"], typer.Option(help="yaml documents, or one List in json.")] = "yaml",
+    output: Annotated[Literal["yaml", "json"], typer.Option(help="YAML documents, or one List as JSON.")] = "yaml",
 ) -> None:
-    """Print the Kubernetes objects that the operator would apply for a job; needs no cluster.
+    """Print the Kubernetes objects that the operator would apply for a job. It needs no cluster.
 
-    They are those of a job whose preflight has passed, without the owner reference by which they go with the job:
-    with no workers while its data is being prepared (dataset.prepare), and none on demand while none waits for spot.
+    The output is for a job that has passed preflight, without owner references. It has no workers if the data still has
+    to be prepared (dataset.prepare), and no on-demand workers.
 
     Example: spotune render job.yaml --provider aks | kubectl apply --dry-run=server --filename -
     """
     from spotune_operator.children import build_children
     from spotune_operator.children.raycluster import Replicas
-    from spotune_operator.children.resolved_job import place
+    from spotune_operator.children.resolved_job import resolve
     from spotune_operator.providers import PROVIDERS, ProviderName
 
     changes = {
@@ -43,27 +43,27 @@ def render(
         "spec.cluster.image": image,
         "spec.storage.storageClassName": storage_class,
     }
-    wanted = _read(job, {path: value for path, value in changes.items() if value is not None})
-    named = wanted.spec.cluster.provider
-    placed = place(wanted, PROVIDERS[ProviderName.NONE if named == "auto" else ProviderName(named)])
-    workers = 0 if wanted.spec.dataset.prepare is not None else wanted.spec.workers.count
-    children = build_children(placed, Replicas(workers))
+    parsed = _read(job, {path: value for path, value in changes.items() if value is not None})
+    provider_name = parsed.spec.cluster.provider
+    resolved = resolve(parsed, PROVIDERS[ProviderName.NONE if provider_name == "auto" else ProviderName(provider_name)])
+    workers = 0 if parsed.spec.dataset.prepare is not None else parsed.spec.workers.count
+    children = build_children(resolved, Replicas(workers))
     typer.echo(as_yaml(children) if output == "yaml" else _as_json(children), nl=False)
 
 
 def _read(file: Path, changes: dict[str, Any]) -> FinetuneJob:
-    """The job of a file with the command line's options in it."""
+    """Load a job file and apply the command line's options."""
     from spotune.job_file.load import load_job, replace_fields
 
     return replace_fields(load_job(file), changes)
 
 
 def operator() -> None:
-    """Run the operator: watch FinetuneJobs, and bring up what they need, until told to go.
+    """Run the operator: watch FinetuneJobs and manage their Ray clusters, until SIGTERM.
 
-    Runs in a pod with its service account, or elsewhere with KUBECONFIG. Every setting is a variable of the
-    environment, such as SPOTUNE_OPERATOR_IMAGE; a wrong name is refused with the list of all. Probes and metrics are
-    at :8080 (/livez, /readyz, /metrics).
+    In a pod it uses the pod's service account, elsewhere KUBECONFIG. Settings are environment variables such as
+    SPOTUNE_OPERATOR_IMAGE; an unknown name is an error that lists all of them. Probes and metrics are served on :8080
+    (/livez, /readyz, /metrics).
 
     Example: SPOTUNE_OPERATOR_WATCH_NAMESPACES=team spotune operator
     """
@@ -74,10 +74,10 @@ def operator() -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, and no aliases."""
+    """Writes multi-line strings as blocks, and never uses aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """True: the same part twice is written twice."""
+        """Return True, so that repeated parts are written out."""
         return True
 
 
@@ -89,7 +89,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def as_yaml(objects: Iterable[dict[str, Any]]) -> str:
-    """Manifests as YAML documents, the fields in the order in which they were built, and the innermost on one line."""
+    """Manifests as YAML documents, with fields in insertion order and the innermost collections on one line."""
     return yaml.dump_all(
         objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, default_flow_style=None, width=120
     )

@@ -1,4 +1,4 @@
-"""The report of a job in a cluster: written by a pod of our own on the job's volume, whether there is a head or not."""
+"""`spotune report` for a job in a cluster: a temporary pod on the job's volume renders the HTML page."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from pathlib import Path
 import typer
 
 from spotune_operator.cli.cluster.jobs import get_job
-from spotune_operator.cli.cluster.kubeconfig import Target, open_cluster
-from spotune_operator.cli.cluster.volume_pod import job_directory, reader_pod, refuse_failure, started
+from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
+from spotune_operator.cli.cluster.volume_pod import job_directory, raise_if_failed, running_pod, volume_pod_manifest
 
 _SECONDS = 300
 
 
 def report_of_job(name: str, namespace: str, kubeconfig: Path | None, context: str) -> str:
-    """The page about a job.
+    """The HTML report of a job.
 
     Raises:
-        UsageError: There is no such job.
-        KubernetesError: The pod may not be made, does not start, or finds nothing.
+        UsageError: The job does not exist.
+        KubernetesError: The pod cannot be created, does not start, or fails.
     """
-    cluster = open_cluster(Target(namespace, kubeconfig, context))
+    cluster = open_cluster(ClusterOptions(namespace, kubeconfig, context))
     job = get_job(cluster, name)
-    command = ["python", "-m", "spotune_trainer.report", job_directory(job)]
-    with started(cluster, reader_pod(job, "report", command, _SECONDS), partial(typer.echo, err=True)) as pod:
+    command = ["python", "-m", "spotune_trainer.observability.report", job_directory(job)]
+    with running_pod(
+        cluster, volume_pod_manifest(job, "report", command, _SECONDS), partial(typer.echo, err=True)
+    ) as pod:
         lines = list(cluster.lines(f"{cluster.path('pods', pod)}/log", follow="true"))
-        refuse_failure(cluster, pod, lines[-1] if lines else "")
+        raise_if_failed(cluster, pod, lines[-1] if lines else "")
     return "".join(f"{line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""How jobs look: a table of all, and one in full."""
+"""`spotune status`: a table of all jobs, or one job in detail."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from rich.table import Table
 from rich.text import Text
 
 from spotune.formatting import duration, evaluation, restarts
-from spotune_operator.cli.cluster.jobs import Job, conditions_of, holds, sentence, status_of
+from spotune_operator.cli.cluster.jobs import Job, conditions_of, is_true, reason_and_message, status_of, with_cause
+from spotune_operator.kube.conditions import referenced
 from spotune_operator.kube.timestamps import unix_time
 
 _BAR_WIDTH: Final = 16
 _WIDE_BAR_WIDTH: Final = 40
-_BAD: Final = frozenset({"Stalled", "Failed", "NotProgressing"})
-_NEWS: Final = frozenset({"Complete", "Suspended"})
+_PROBLEMS: Final = frozenset({"Stalled", "Failed", "NotProgressing"})
+_OUTCOMES: Final = frozenset({"Complete", "Suspended"})
 _SUMMARIES: Final = frozenset({"Ready", "Reconciling"})
-"""Conditions that only repeat what another one says."""
+"""Conditions that only summarize others."""
 _STYLES: Final = {"Complete": "green", "Failed": "red", "Stalled": "red", "Suspended": "dim", "Training": "cyan"}
 
 
 def table(jobs: Sequence[Job], now: float, *, with_namespace: bool, with_bar: bool) -> RenderableType:
-    """A line for each job, and below it a sentence for each that somebody has to look after.
+    """A table with one row per job, followed by one line per problem that needs attention.
 
     Args:
-        jobs: As the API server has them.
-        now: Unix time.
-        with_namespace: Whether they are from several namespaces.
-        with_bar: Whether there is a terminal to draw a bar in.
+        jobs: The jobs as the API server returns them.
+        now: Unix time in seconds.
+        with_namespace: Whether to show a namespace column.
+        with_bar: Whether to draw progress bars.
     """
     columns = ["name", "phase", "progress", "loss", "ETA", "workers", "restarts", "checkpoint", "age"]
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -39,7 +40,7 @@ def table(jobs: Sequence[Job], now: float, *, with_namespace: bool, with_bar: bo
     for job in jobs:
         namespace = [job["metadata"]["namespace"]] if with_namespace else []
         grid.add_row(*namespace, *_cells(job, now, with_bar=with_bar))
-    return Group(grid, *_complaints(jobs))
+    return Group(grid, *_problem_lines(jobs))
 
 
 def _cells(job: Job, now: float, *, with_bar: bool) -> list[RenderableType]:
@@ -63,28 +64,31 @@ def _progress_cell(status: Mapping[str, Any], *, with_bar: bool) -> RenderableTy
     step, total = status.get("step") or 0, status.get("totalSteps")
     if not total:
         return f"step {step}" if step else "-"
-    words = f"{step}/{total} ({step / total:.0%})"
+    text = f"{step}/{total} ({step / total:.0%})"
     if not with_bar:
-        return words
+        return text
     cell = Table.grid(padding=(0, 1))
-    cell.add_row(ProgressBar(total=total, completed=step, width=_BAR_WIDTH), words)
+    cell.add_row(ProgressBar(total=total, completed=step, width=_BAR_WIDTH), text)
     return cell
 
 
-def _complaints(jobs: Sequence[Job]) -> Iterator[Text]:
+def _problem_lines(jobs: Sequence[Job]) -> Iterator[Text]:
     for job in jobs:
-        for found in noteworthy(job):
-            if found["type"] in _BAD:
-                yield Text(f"{job['metadata']['name']}: {found['type']}: {sentence(found)}", "yellow")
+        explained: set[str] = set()
+        for found in (each for each in notable_conditions(job) if each["type"] in _PROBLEMS):
+            about = referenced(found.get("message") or "")
+            shown = found if about in explained else with_cause(job, found)
+            explained.add(about)
+            yield Text(f"{job['metadata']['name']}: {found['type']}: {reason_and_message(shown)}", "yellow")
 
 
 def panel(job: Job, now: float, bar_width: int = _WIDE_BAR_WIDTH) -> RenderableType:
-    """All that is known of one job.
+    """All details of one job.
 
     Args:
-        job: As the API server has it.
-        now: Unix time.
-        bar_width: Of the progress bar, in characters.
+        job: The job as the API server returns it.
+        now: Unix time in seconds.
+        bar_width: Width of the progress bar in characters.
     """
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -94,20 +98,22 @@ def panel(job: Job, now: float, bar_width: int = _WIDE_BAR_WIDTH) -> RenderableT
     for label, content in _rows(job, now, bar_width):
         if content:
             grid.add_row(label, content)
-    for found in noteworthy(job):
+    for found in notable_conditions(job):
         since = unix_time(found.get("lastTransitionTime"))
         age = f" ({duration(max(0.0, now - since))})" if since is not None else ""
-        grid.add_row(heading(found), Text(f"{sentence(found)}{age}", "yellow" if is_bad(found) else ""))
+        grid.add_row(
+            condition_heading(found), Text(f"{reason_and_message(found)}{age}", "yellow" if is_problem(found) else "")
+        )
     return grid
 
 
 def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, RenderableType]]:
-    """Label and content; those without content are not known."""
+    """Label and content of each row; content is empty if unknown."""
     status = status_of(job)
     checkpoint = status.get("lastCheckpoint")
     counts = {cause: count for cause, count in (status.get("restarts") or {}).items() if cause != "total"}
     yield "progress", _bar(status, bar_width)
-    yield "", figures(status, now)
+    yield "", metrics_line(status, now)
     yield "evaluation", evaluation(status.get("evalLoss"), status.get("evalScores") or {})
     yield "workers", status.get("workers") or ""
     yield "checkpoint", _checkpoint(checkpoint, now) if checkpoint else "none yet"
@@ -121,14 +127,14 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
 
 
 def phase(job: Job) -> str:
-    """Where the job is, in a word."""
+    """The job's phase, for display."""
     if job["metadata"].get("deletionTimestamp"):
         return "Deleting"
     return status_of(job).get("phase") or "New"
 
 
-def figures(status: Mapping[str, Any], now: float) -> str:
-    """Loss, speed and time left on one line; what is not known is left out."""
+def metrics_line(status: Mapping[str, Any], now: float) -> str:
+    """Loss, throughput and remaining time on one line, without unknown values."""
     rate, mfu = status.get("tokensPerSecond"), status.get("mfu")
     left = time_left(status, now)
     parts = [
@@ -142,47 +148,47 @@ def figures(status: Mapping[str, Any], now: float) -> str:
 
 
 def time_left(status: Mapping[str, Any], now: float) -> str:
-    """Time until the expected end of training, in words; empty if nobody knows."""
-    end = unix_time(status.get("eta"))
-    return duration(max(0.0, end - now)) if end is not None else ""
+    """Time until the expected end of training, for display; empty if unknown."""
+    eta = unix_time(status.get("eta"))
+    return duration(max(0.0, eta - now)) if eta is not None else ""
 
 
-def noteworthy(job: Job) -> list[Mapping[str, Any]]:
-    """The conditions that say something: what is wrong, what is going on, and how it ended.
+def notable_conditions(job: Job) -> list[Mapping[str, Any]]:
+    """The conditions worth showing: problems, unfinished work and outcomes.
 
-    What is no longer true of a job that has ended or stands still is left out; a cluster that is ready with fewer
-    workers than are wanted says why. No sentence is shown twice.
+    For an ended or suspended job, false conditions such as "not Training" are omitted. ClusterReady is shown while
+    fewer workers run than desired, because its message gives the reason. Equal messages are shown once.
     """
-    rests = any(holds(job, name) for name in ("Complete", "Failed", "Suspended"))
-    running, _, wanted = (status_of(job).get("workers") or "").partition("/")
+    is_idle = any(is_true(job, name) for name in ("Complete", "Failed", "Suspended"))
+    running, _, desired = (status_of(job).get("workers") or "").partition("/")
     shown: dict[str, Mapping[str, Any]] = {}
     for found in sorted(conditions_of(job), key=lambda found: found["type"] == "Stalled"):
-        is_short = found["type"] == "ClusterReady" and running != wanted and not rests
-        if is_short or _says_something(found, rests=rests):
+        is_short = found["type"] == "ClusterReady" and running != desired and not is_idle
+        if is_short or _is_notable(found, is_idle=is_idle):
             shown.setdefault(found.get("message") or found["type"], found)
     return list(shown.values())
 
 
-def _says_something(found: Mapping[str, Any], *, rests: bool) -> bool:
+def _is_notable(found: Mapping[str, Any], *, is_idle: bool) -> bool:
     name, status = found["type"], found["status"]
     if name in _SUMMARIES or (name == "CheckpointHealthy" and status == "Unknown"):
         return False
-    if name in _BAD:
+    if name in _PROBLEMS:
         return bool(status == "True")
-    if name in _NEWS:
+    if name in _OUTCOMES:
         return bool(status != "False")
-    return bool(status != "True") and not rests
+    return bool(status != "True") and not is_idle
 
 
-def heading(found: Mapping[str, Any]) -> str:
-    """A condition's name as it stands: ``Stalled``, ``not ClusterReady``."""
+def condition_heading(found: Mapping[str, Any]) -> str:
+    """A condition's type with its status: ``Stalled``, ``not ClusterReady``."""
     prefix = {"True": "", "False": "not ", "Unknown": "not yet "}[found["status"]]
     return f"{prefix}{found['type']}"
 
 
-def is_bad(found: Mapping[str, Any]) -> bool:
-    """Whether a condition is one that somebody may have to act on."""
-    return found["type"] in _BAD or (found["type"] not in _NEWS and found["status"] == "False")
+def is_problem(found: Mapping[str, Any]) -> bool:
+    """Whether a condition may need the user's attention."""
+    return found["type"] in _PROBLEMS or (found["type"] not in _OUTCOMES and found["status"] == "False")
 
 
 def _bar(status: Mapping[str, Any], width: int) -> RenderableType:
@@ -208,7 +214,7 @@ def _checkpoint(checkpoint: Mapping[str, Any], now: float) -> str:
 
 
 def gpu_time(status: Mapping[str, Any]) -> str:
-    """GPU time by kind of node, in words; empty if there was none."""
+    """GPU time by kind of node, for display; empty if there was none."""
     seconds = status.get("gpuSeconds") or {}
     kinds = {"on spot": seconds.get("spot") or 0, "on demand": seconds.get("onDemand") or 0}
     return ", ".join(f"{duration(value)} {kind}" for kind, value in kinds.items() if value)

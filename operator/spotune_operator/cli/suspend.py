@@ -1,4 +1,4 @@
-"""`spotune suspend` and `spotune resume`: free the pods of a job after a last commit, and let it go on."""
+"""`spotune suspend` and `spotune resume`: save a checkpoint and release the pods, and continue later."""
 
 from __future__ import annotations
 
@@ -13,98 +13,105 @@ from spotune_operator.cli.cluster.jobs import (
     Job,
     condition,
     get_job,
-    holds,
     is_current,
+    is_true,
     job_path,
     outcome,
     pods_of,
-    sentence,
+    reason_and_message,
+    with_cause,
 )
-from spotune_operator.cli.status import heading, noteworthy
+from spotune_operator.cli.cluster.volume_pod import Notify
+from spotune_operator.cli.status import condition_heading, notable_conditions
 from spotune_operator.errors import KubernetesError
 
 POLL_SECONDS: Final = 2.0
 
-Say = Callable[[str], None]
-
 
 def set_suspended(cluster: Cluster, name: str, *, suspend: bool) -> bool:
-    """Ask for a job's pods to go, or to come back; whether anything had to be changed.
+    """Set ``spec.suspend`` of a job and return whether it changed.
 
     Raises:
-        UsageError: There is no such job, or it has ended and has no pods to free.
-        KubernetesError: The user may not change it, or the API server does not answer.
+        UsageError: The job does not exist, or it has ended.
+        KubernetesError: The user may not patch the job, or the API server does not answer.
     """
     job = get_job(cluster, name)
     if suspend and (ended := outcome(job)):
-        raise UsageError(f"{name} has ended ({ended}): there is nothing left to suspend")
+        raise UsageError(f"{name} has already ended ({ended}), so it cannot be suspended")
     if bool(job["spec"].get("suspend")) == suspend:
         return False
     cluster.patch(job_path(cluster, name), {"spec": {"suspend": suspend}})
     return True
 
 
-def wait_until_suspended(cluster: Cluster, name: str, say: Say, patience: Patience) -> None:
-    """Wait until the last pod of a suspended job is gone.
+def wait_until_suspended(cluster: Cluster, name: str, notify: Notify, poller: Poller) -> None:
+    """Wait until all pods of a suspended job are gone.
 
     Args:
-        cluster: Where it is.
-        name: Of the job.
-        say: Tells a person what is waited for, whenever that is something else.
-        patience: How long.
+        cluster: The cluster with the job.
+        name: Name of the job.
+        notify: Prints what is still pending, whenever it changes.
+        poller: Polls until done or timed out.
 
     Raises:
-        UsageError: The job is resumed or deleted meanwhile.
-        KubernetesError: It takes too long.
+        UsageError: The job was resumed or deleted in the meantime.
+        KubernetesError: The wait timed out.
     """
 
-    def missing() -> str:
+    def pending() -> str:
         job = get_job(cluster, name)
         if not job["spec"].get("suspend"):
-            raise UsageError(f"{name} was resumed meanwhile")
+            raise UsageError(f"{name} was resumed in the meantime")
         pods = sorted(pod["metadata"]["name"] for pod in pods_of(cluster, name))
         if outcome(job) or (not pods and is_current(job)):
             return ""
-        return f"{len(pods)} pod(s) left: {', '.join(pods)}" if pods else "the operator has not seen the change yet"
+        return (
+            f"{len(pods)} pod(s) left: {', '.join(pods)}" if pods else "the operator has not processed the change yet"
+        )
 
-    patience.wait(missing, say)
+    poller.wait(pending, notify)
 
 
-def wait_until_training(cluster: Cluster, name: str, say: Say, patience: Patience) -> None:
-    """Wait until a resumed job makes steps, or has ended; arguments as for ``wait_until_suspended``.
+def wait_until_training(cluster: Cluster, name: str, notify: Notify, poller: Poller) -> None:
+    """Wait until a resumed job trains or has completed; arguments as for ``wait_until_suspended``.
 
     Raises:
-        JobError: It failed, or something in it has to be mended first.
-        UsageError: The job is suspended or deleted meanwhile.
-        KubernetesError: It takes too long.
+        JobError: The job failed or is stalled.
+        UsageError: The job was suspended or deleted in the meantime.
+        KubernetesError: The wait timed out.
     """
 
-    def missing() -> str:
+    def pending() -> str:
         job = get_job(cluster, name)
         if job["spec"].get("suspend"):
-            raise UsageError(f"{name} was suspended again meanwhile")
+            raise UsageError(f"{name} was suspended again in the meantime")
         if not is_current(job):
-            return "the operator has not seen the change yet"
+            return "the operator has not processed the change yet"
         for bad in ("Failed", "Stalled"):
-            if holds(job, bad):
-                raise JobError(f"{name}: {bad}: {sentence(condition(job, bad) or {})}")
-        return "" if holds(job, "Training") or outcome(job) else _what_it_does(job)
+            found = condition(job, bad)
+            if found is not None and found["status"] == "True":
+                raise JobError(f"{name}: {bad}: {reason_and_message(with_cause(job, found))}")
+        return "" if is_true(job, "Training") or outcome(job) else _current_activity(job)
 
-    patience.wait(missing, say)
-
-
-def _what_it_does(job: Job) -> str:
-    found = [f"{heading(item)}: {sentence(item)}" for item in noteworthy(job) if item["type"] != "Suspended"]
-    return "; ".join(found) or "it starts"
+    poller.wait(pending, notify)
 
 
-class Patience:
-    """How long somebody waits.
+def _current_activity(job: Job) -> str:
+    found = [
+        f"{condition_heading(item)}: {reason_and_message(item)}"
+        for item in notable_conditions(job)
+        if item["type"] != "Suspended"
+    ]
+    return "; ".join(found) or "the job is starting"
+
+
+class Poller:
+    """Polls a condition until it holds or a timeout expires.
 
     Args:
-        seconds: At most; None for ever.
-        clock: Monotonic seconds.
-        pause: Waits for so many seconds.
+        seconds: Timeout in seconds; None: no timeout.
+        clock: Returns monotonic seconds.
+        pause: Sleeps for the given seconds.
     """
 
     def __init__(
@@ -117,17 +124,17 @@ class Patience:
         self._clock = clock
         self._pause = pause
 
-    def wait(self, missing: Callable[[], str], say: Say) -> None:
-        """Ask again and again what is missing, until nothing is.
+    def wait(self, pending: Callable[[], str], notify: Notify) -> None:
+        """Call ``pending`` until it returns an empty string; it describes what is still pending.
 
         Raises:
-            KubernetesError: Something was missing for too long.
+            KubernetesError: The timeout expired.
         """
-        start, said = self._clock(), ""
-        while what := missing():
-            if what != said:
-                say(f"waiting: {what}")
-                said = what
+        start, notified = self._clock(), ""
+        while state := pending():
+            if state != notified:
+                notify(f"waiting: {state}")
+                notified = state
             if self._seconds is not None and self._clock() - start >= self._seconds:
-                raise KubernetesError(f"waited for {duration(self._seconds)}, and still: {what}")
+                raise KubernetesError(f"timed out after {duration(self._seconds)}; still waiting: {state}")
             self._pause(POLL_SECONDS)

@@ -1,7 +1,7 @@
-"""`spotune tensorboard`: TensorBoard in a pod on the job's volume, shown in the browser of this machine.
+"""`spotune tensorboard`: runs TensorBoard in a temporary pod on the job's volume and forwards its port.
 
-A pod of its own, and not the head: curves are looked at after the end, too, and a look at them takes memory that the
-supervisor needs.
+It does not run in the head pod, because curves are also needed after the job has ended, and because TensorBoard would
+use memory that the supervisor needs.
 """
 
 from __future__ import annotations
@@ -15,92 +15,98 @@ from typing import Any, Final
 from spotune.errors import UsageError
 from spotune_operator.cli.cluster.client import Cluster
 from spotune_operator.cli.cluster.jobs import get_job
-from spotune_operator.cli.cluster.pod_stream import HttpOverPod
-from spotune_operator.cli.cluster.port_forward import forwarded
-from spotune_operator.cli.cluster.volume_pod import Say, container_state, job_directory, reader_pod, started
+from spotune_operator.cli.cluster.pod_stream import PodHttpConnection
+from spotune_operator.cli.cluster.port_forward import port_forward
+from spotune_operator.cli.cluster.volume_pod import (
+    Notify,
+    container_state,
+    job_directory,
+    running_pod,
+    volume_pod_manifest,
+)
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 
 PORT: Final = 6006
 HOURS: Final = 12
 _SECONDS_TO_ANSWER: Final = 120.0
 _POLL_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 5.0
+_LIVENESS_SECONDS: Final = 5.0
 
 
 @contextmanager
-def tensorboard(cluster: Cluster, name: str, port: int, say: Say) -> Iterator[tuple[str, Callable[[], None]]]:
-    """TensorBoard for as long as the block lasts.
+def tensorboard(cluster: Cluster, name: str, port: int, notify: Notify) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Run TensorBoard for the duration of the block.
 
     Args:
-        cluster: Where the job is.
-        name: Of the job.
-        port: Of this machine; 0 for any free one.
-        say: Tells a person what is waited for.
+        cluster: The cluster with the job.
+        name: Name of the job.
+        port: Local port; 0: any free port.
+        notify: Prints a progress message.
 
     Returns:
-        Its URL, and a function that waits until TensorBoard has ended.
+        Its local URL, and a function that blocks until TensorBoard has ended.
 
     Raises:
-        UsageError: There is no such job, it writes no such files, or the port is taken.
-        KubernetesError: The pod may not be made, or does not start.
+        UsageError: The job does not exist, does not write TensorBoard files, or the port is in use.
+        KubernetesError: The pod cannot be created or does not start.
     """
     job = get_job(cluster, name)
     if not (job["spec"].get("tracking") or {}).get("tensorboard", True):
-        raise UsageError(f"{name} writes nothing for TensorBoard: spec.tracking.tensorboard is false")
-    # On the loopback interface of the pod: who may not forward ports to it does not see it.
+        raise UsageError(f"{name} does not write TensorBoard files: spec.tracking.tensorboard is false")
+    # Listen on the pod's loopback interface only, so access requires permission to forward ports.
     options = ["--logdir", f"{job_directory(job)}/logs/tensorboard", "--host", "127.0.0.1", "--port", str(PORT)]
-    manifest = reader_pod(job, "tensorboard", ["python", "-m", "tensorboard.main", *options], HOURS * 3600)
-    with started(cluster, manifest, say) as pod:
-        say(f"waiting for TensorBoard in pod {pod}")
-        _wait_until_it_answers(cluster, pod)
-        with forwarded(cluster, pod, PORT, port, say) as local_port:
-            yield f"http://127.0.0.1:{local_port}/", lambda: _wait_until_it_ends(cluster, pod)
+    manifest = volume_pod_manifest(job, "tensorboard", ["python", "-m", "tensorboard.main", *options], HOURS * 3600)
+    with running_pod(cluster, manifest, notify) as pod:
+        notify(f"waiting for TensorBoard in pod {pod}")
+        _wait_until_ready(cluster, pod)
+        with port_forward(cluster, pod, PORT, port, notify) as local_port:
+            yield f"http://127.0.0.1:{local_port}/", lambda: _wait_until_terminated(cluster, pod)
 
 
-def _wait_until_it_answers(cluster: Cluster, pod: str) -> None:
-    end = time.monotonic() + _SECONDS_TO_ANSWER
+def _wait_until_ready(cluster: Cluster, pod: str) -> None:
+    deadline = time.monotonic() + _SECONDS_TO_ANSWER
     while True:
         try:
-            with HttpOverPod(cluster.connect(pod, PORT)) as server:
+            with PodHttpConnection(cluster.connect(pod, PORT)) as server:
                 server.request("GET", "/")
                 server.getresponse()
                 return
         except RefusedError:
             raise
         except (KubernetesError, http.client.HTTPException, OSError) as error:
-            _refuse_ended(cluster, pod)
-            if time.monotonic() > end:
-                raise KubernetesError(f"TensorBoard in pod {pod} does not answer: {error}") from error
+            _raise_if_terminated(cluster, pod)
+            if time.monotonic() > deadline:
+                raise KubernetesError(f"TensorBoard in pod {pod} does not respond: {error}") from error
         time.sleep(_POLL_SECONDS)
 
 
-def _wait_until_it_ends(cluster: Cluster, pod: str) -> None:
+def _wait_until_terminated(cluster: Cluster, pod: str) -> None:
     while True:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_LIVENESS_SECONDS)
         try:
-            ended = _has_ended(cluster, pod)
+            ended = _termination(cluster, pod)
         except (NotFoundError, RefusedError):
             raise
-        except KubernetesError:  # the API server will answer again
+        except KubernetesError:  # temporary: poll again
             continue
         if ended:
-            _refuse_ended(cluster, pod)
+            _raise_if_terminated(cluster, pod)
 
 
-def _has_ended(cluster: Cluster, pod: str) -> Mapping[str, Any]:
-    """How the pod's container ended; empty while it has not."""
+def _termination(cluster: Cluster, pod: str) -> Mapping[str, Any]:
+    """The ``terminated`` state of the pod's container; empty while it runs."""
     found: Mapping[str, Any] = container_state(cluster.get(cluster.path("pods", pod))).get("terminated") or {}
     return found
 
 
-def _refuse_ended(cluster: Cluster, pod: str) -> None:
-    """Raise if the pod's container has ended, with its last words.
+def _raise_if_terminated(cluster: Cluster, pod: str) -> None:
+    """Raise if the pod's container has terminated.
 
     Raises:
-        KubernetesError: It has.
+        KubernetesError: It has; the message contains its last log lines.
     """
-    ended = _has_ended(cluster, pod)
+    ended = _termination(cluster, pod)
     if ended:
-        words = list(cluster.lines(f"{cluster.path('pods', pod)}/log", tailLines="3"))
-        why = f"{ended.get('reason') or 'Ended'}: {' '.join(words)}".rstrip(": ")
-        raise KubernetesError(f"TensorBoard in pod {pod} has ended ({why})")
+        last_lines = list(cluster.lines(f"{cluster.path('pods', pod)}/log", tailLines="3"))
+        cause = f"{ended.get('reason') or 'Ended'}: {' '.join(last_lines)}".rstrip(": ")
+        raise KubernetesError(f"TensorBoard in pod {pod} has ended ({cause})")

@@ -1,4 +1,4 @@
-"""`spotune watch`: how a job goes, until it has ended."""
+"""`spotune watch`: shows a job's progress until it ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,22 @@ from rich.text import Text
 
 from spotune.errors import JobError, UsageError
 from spotune_operator.cli.cluster.client import Cluster
-from spotune_operator.cli.cluster.jobs import Job, condition, get_job, outcome, sentence, status_of
-from spotune_operator.cli.status import figures, gpu_time, heading, noteworthy, panel, phase
+from spotune_operator.cli.cluster.jobs import (
+    Job,
+    condition,
+    get_job,
+    outcome,
+    reason_and_message,
+    status_of,
+)
+from spotune_operator.cli.status import (
+    condition_heading,
+    gpu_time,
+    metrics_line,
+    notable_conditions,
+    panel,
+    phase,
+)
 from spotune_operator.errors import KubernetesError, RefusedError
 
 POLL_SECONDS: Final = 2.0
@@ -23,7 +37,7 @@ _LINE_EVERY_SECONDS: Final = 5.0
 
 
 class View(Protocol):
-    """What a job is shown on."""
+    """An output for a job's status; a context manager."""
 
     def __enter__(self) -> Self: ...
 
@@ -32,24 +46,24 @@ class View(Protocol):
     ) -> None: ...
 
     def show(self, job: Job) -> None:
-        """The job as it is now."""
+        """Show the current state of the job."""
 
-    def say(self, text: str) -> None:
-        """Something else that has to be known."""
+    def notify(self, text: str) -> None:
+        """Show a message that is not part of the job's status."""
 
 
 def watch_job(cluster: Cluster, name: str, view: View, wait: Callable[[float], None] = time.sleep) -> Job:
-    """Show a job until it has ended; the job as it was then.
+    """Show a job until it has ended, and return its final state.
 
-    An API server that does not answer is asked again for as long as it takes: the job goes on meanwhile.
+    If the API server stops answering, polling continues: the job is not affected.
 
     Raises:
-        UsageError: There is no such job, or it was deleted meanwhile.
-        JobError: It failed.
-        KubernetesError: The API server does not answer the first time, or forbids to look.
+        UsageError: The job does not exist, or was deleted in the meantime.
+        JobError: The job failed.
+        KubernetesError: The API server does not answer the first request, or denies access.
     """
     job = get_job(cluster, name)
-    silent = False
+    api_is_down = False
     with view:
         while True:
             view.show(job)
@@ -58,34 +72,34 @@ def watch_job(cluster: Cluster, name: str, view: View, wait: Callable[[float], N
             wait(POLL_SECONDS)
             try:
                 job = get_job(cluster, name)
-                silent = False
+                api_is_down = False
             except RefusedError:
                 raise
             except UsageError as error:
-                raise UsageError(f"{name} was deleted before it had ended") from error
+                raise UsageError(f"{name} was deleted before it ended") from error
             except KubernetesError as error:
-                if not silent:
-                    view.say(f"{error}; trying again")
-                silent = True
+                if not api_is_down:
+                    view.notify(f"{error}; retrying")
+                api_is_down = True
     if ended == "Failed":
         found = condition(job, "Failed") or {}
-        raise JobError(f"{name} failed: {found.get('message') or 'nobody says why'}")
+        raise JobError(f"{name} failed: {found.get('message') or 'no reason is given'}")
     return job
 
 
 class PlainView:
-    """A line for each change of phase and of what is noteworthy, and now and then one about the steps.
+    """Writes a line for each new phase, each new notable condition, and every few seconds for the steps.
 
     Args:
-        write: Takes a line without its end.
-        clock: Unix time in seconds.
+        write: Prints one line, given without its line break.
+        clock: Returns Unix time in seconds.
     """
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.time) -> None:
         self._write = write
         self._clock = clock
         self._phase = ""
-        self._said: set[str] = set()
+        self._shown: set[str] = set()
         self._step: int | None = None
         self._written = float("-inf")
 
@@ -98,7 +112,7 @@ class PlainView:
         return None
 
     def show(self, job: Job) -> None:
-        """Write a line where there is something new."""
+        """Write lines for what has changed."""
         now = self._clock()
         status = status_of(job)
         step = status.get("step")
@@ -107,39 +121,39 @@ class PlainView:
             self._phase, self._step, self._written = phase(job), step, now
             total = status.get("totalSteps")
             steps = f"step {step or 0}/{total}" if total else ""
-            known = ", ".join(part for part in (steps, figures(status, now)) if part)
+            known = ", ".join(part for part in (steps, metrics_line(status, now)) if part)
             self._write(f"{self._phase}: {known}" if known else self._phase)
-        said = {f"{heading(found)}: {sentence(found)}": None for found in noteworthy(job)}
-        for text in said:
-            if text not in self._said:
+        shown = {f"{condition_heading(found)}: {reason_and_message(found)}": None for found in notable_conditions(job)}
+        for text in shown:
+            if text not in self._shown:
                 self._write(text)
-        self._said = set(said)
+        self._shown = set(shown)
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Write a line."""
         self._write(text)
 
 
 class JsonView(PlainView):
-    """The status as a line of JSON, whenever it is another one."""
+    """Writes the status as one line of JSON whenever it changes."""
 
     def show(self, job: Job) -> None:
         """Write the status if it has changed."""
         text = json.dumps(status_of(job), sort_keys=True)
-        if text not in self._said:
+        if text not in self._shown:
             self._write(text)
-        self._said = {text}
+        self._shown = {text}
 
-    def say(self, text: str) -> None:
-        """Nothing: programs read the statuses."""
+    def notify(self, text: str) -> None:
+        """Ignore messages; the output is for programs."""
 
 
 class LiveView:
-    """A panel that is redrawn in place; times go on between two looks at the job.
+    """A panel that is redrawn in place. Durations keep counting between two polls.
 
     Args:
         console: A terminal.
-        clock: Unix time in seconds.
+        clock: Returns Unix time in seconds.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.time) -> None:
@@ -162,7 +176,7 @@ class LiveView:
         self._job = job
         self._live.refresh()
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Print a line above the panel."""
         self._console.print(Text(text, "yellow"), highlight=False)
 
@@ -170,9 +184,9 @@ class LiveView:
         return panel(self._job, self._clock()) if self._job is not None else Text("")
 
 
-def ending(job: Job) -> str:
-    """What is said of a job that is complete."""
+def completion_message(job: Job) -> str:
+    """The last line for a job that has completed."""
     status = status_of(job)
     spent = f", GPU time {gpu_time(status)}" if gpu_time(status) else ""
     where = f"; the model is at {status['output']}" if status.get("output") else ""
-    return f"{job['metadata']['name']} is trained ({status.get('step') or 0} steps{spent}){where}"
+    return f"{job['metadata']['name']} has completed ({status.get('step') or 0} steps{spent}){where}"

@@ -1,4 +1,4 @@
-"""Carries out what is decided about nodes that have lost GPUs; does nothing unless a step is allowed."""
+"""Executes the actions of ``policy.py`` on nodes that have lost GPUs; idle unless a step is allowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spotune_operator.gpu_healing.policy import (
     RestartDevicePlugin,
     Uncordon,
     heal_gpus,
-    leaves_on_drain,
+    is_evicted_by_drain,
 )
 from spotune_operator.kube.client import NODES, PODS, Kube
 from spotune_operator.observe.caches import Caches
@@ -27,17 +27,17 @@ from spotune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_SECONDS: Final = 15.0
+_RESYNC_SECONDS: Final = 15.0
 
 
 class Healer:
-    """Looks at all nodes now and then, and when one has changed.
+    """Checks all nodes when one changes, and at regular intervals.
 
     Args:
         kube: The API server.
-        caches: Where the nodes are known from.
-        settings: Which steps may be taken.
-        clock: Unix time.
+        caches: The observed nodes.
+        settings: The allowed steps.
+        clock: Returns Unix time.
     """
 
     def __init__(self, kube: Kube, caches: Caches, settings: Settings, clock: Callable[[], float] = time.time) -> None:
@@ -48,21 +48,21 @@ class Healer:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """A node has changed."""
+        """Check all nodes soon: one has changed."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Heal until cancelled; at once idle where no step is allowed."""
+        """Heal nodes until cancelled; returns at once if no step is allowed."""
         await self._caches.synced()
         while self._settings.healing.steps:
             for action in self._actions():
                 try:
                     await self._act(action)
                 except KubernetesError as error:
-                    logger.warning("node %s: %s; once more in a while", action.node, error)
+                    logger.warning("healing node %s failed: %s; retrying", action.node, error)
             self._woken.clear()
             try:
-                await asyncio.wait_for(self._woken.wait(), _LOOK_EVERY_SECONDS)
+                await asyncio.wait_for(self._woken.wait(), _RESYNC_SECONDS)
             except TimeoutError:
                 continue
 
@@ -93,7 +93,7 @@ class Healer:
             await self._kube.patch(NODES, "", node.name, changes)
 
     async def _restart_device_plugin(self, node: NodeView) -> None:
-        """Delete the plugin's pod on the node; its DaemonSet makes another, which looks for the GPUs again."""
+        """Delete the device plugin's pod on the node; its DaemonSet creates another, which detects the GPUs again."""
         labels = detect([node.provider_id]).device_plugin_labels
         for label in labels:
             found = await self._kube.pods_of(labels=f"{label.key}={label.value}", fields=f"spec.nodeName={node.name}")
@@ -102,10 +102,12 @@ class Healer:
                 await self._kube.delete(PODS, metadata["namespace"], metadata["name"], metadata["uid"])
             if found:
                 return
-        logger.warning("node %s: no pod of a device plugin has any of the labels %s", node.name, labels)
+        logger.warning("node %s has no device plugin pod with any of the labels %s", node.name, labels)
 
     async def _drain(self, node: NodeView) -> None:
         for pod in await self._kube.pods_of(fields=f"spec.nodeName={node.name}"):
             metadata = pod["metadata"]
-            if leaves_on_drain(pod) and not await self._kube.evict(metadata["namespace"], metadata["name"]):
-                logger.info("pod %s/%s may not be disrupted yet", metadata["namespace"], metadata["name"])
+            if is_evicted_by_drain(pod) and not await self._kube.evict(metadata["namespace"], metadata["name"]):
+                logger.info(
+                    "evicting pod %s/%s is postponed by its disruption budget", metadata["namespace"], metadata["name"]
+                )

@@ -1,7 +1,7 @@
-"""The API server: server-side apply with our field manager, deletion, lists and watches of plain JSON objects.
+"""The client of the API server: server-side apply, patch, delete, evict, list and watch of plain JSON objects.
 
-kopf watches FinetuneJobs; everything else goes through here, over the credentials that kopf finds. The field manager
-is the same at all times, so that what we no longer want is taken away by the next apply, and what others own stays.
+kopf watches FinetuneJobs; all other requests use this client, with the credentials that kopf finds. The field manager
+never changes: an apply removes fields that the operator no longer sets, and keeps those of other managers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MERGE: Final = "application/merge-patch+json"
 _PAGE: Final = 500
 _REQUEST_SECONDS: Final = 30.0
 _SILENCE_SECONDS: Final = 150.0
-"""Bookmarks come about every minute: a watch that is silent for longer is dead."""
+"""The API server sends a bookmark about every minute, so a watch without any event for longer is dead."""
 
-_TWO_HALVES: Final = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
+_SURROGATE_PAIR: Final = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
 
 Manifest = dict[str, Any]
 Login = Callable[[], kopf.ConnectionInfo]
@@ -36,13 +36,13 @@ Login = Callable[[], kopf.ConnectionInfo]
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind as the API server's paths name it.
+    """A kind of objects, with its paths in the API.
 
     Attributes:
-        group_version: ``v1``, or group and version.
-        kind: In CamelCase.
-        plural: As in paths.
-        namespaced: Whether its objects live in namespaces.
+        group_version: ``v1``, or ``group/version``.
+        kind: Name in CamelCase.
+        plural: Name in paths.
+        namespaced: Whether its objects are in namespaces.
     """
 
     group_version: str
@@ -53,8 +53,8 @@ class Resource:
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """Path of the collection, or of one object."""
         root = "/api" if "/" not in self.group_version else "/apis"
-        place = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
-        return "/".join(filter(None, (f"{root}/{self.group_version}{place}/{self.plural}", name, subresource)))
+        scope = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return "/".join(filter(None, (f"{root}/{self.group_version}{scope}/{self.plural}", name, subresource)))
 
 
 JOBS = Resource("spotune.dev/v1alpha1", "FinetuneJob", "finetunejobs")
@@ -73,27 +73,27 @@ CHILDREN: Final = {
 
 
 class GoneError(KubernetesError):
-    """The version that a watch was to go on from is forgotten: list again."""
+    """The API server no longer has the version from which a watch should continue: list again."""
 
 
 class ConflictError(KubernetesError):
-    """Somebody else was there first: there is one of this name, it is another one, or it has just been changed."""
+    """The object exists already, is another one of the same name, or has changed in the meantime."""
 
 
 class Kube:
-    """A client; an asynchronous context manager.
+    """A client of the API server; an asynchronous context manager.
 
     Args:
-        login: Finds credentials; asked again when the API server refuses them, for tokens of pods expire.
-        request_seconds: Patience with one request.
-        silence_seconds: Patience with a watch on which nothing comes.
+        login: Finds credentials; called again when the API server rejects them, because tokens of pods expire.
+        request_seconds: Timeout of a request.
+        silence_seconds: Timeout of a watch that gets no event.
     """
 
     def __init__(
         self, login: Login, request_seconds: float = _REQUEST_SECONDS, silence_seconds: float = _SILENCE_SECONDS
     ) -> None:
         self.count: Callable[[str, str], None] = lambda _verb, _plural: None
-        """Called with verb and plural of every request."""
+        """Called with the verb and the plural of every request."""
         self._login = login
         self._request_seconds = request_seconds
         self._silence_seconds = silence_seconds
@@ -113,11 +113,14 @@ class Kube:
                 await session.close()
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        """Apply a child, taking over fields of ours that others have changed; the object as it is then.
+        """Apply a child with force, which takes over fields that other managers have changed.
+
+        Returns:
+            The object after the apply.
 
         Raises:
-            RefusedError: The API server does not take it.
-            KubernetesError: It does not answer.
+            RefusedError: The API server rejected it.
+            KubernetesError: The API server failed.
         """
         metadata = manifest["metadata"]
         path = CHILDREN[manifest["kind"]].path(metadata["namespace"], metadata["name"])
@@ -127,12 +130,12 @@ class Kube:
     async def patch(
         self, resource: Resource, namespace: str, name: str, changes: Manifest, subresource: str = ""
     ) -> Manifest:
-        """Merge changes into an object; the object as it is then."""
+        """Merge changes into an object; returns the object afterwards."""
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", path, {"fieldManager": FIELD_MANAGER}, changes, _MERGE)
 
     async def create(self, resource: Resource, manifest: Manifest) -> bool:
-        """Create an object; False if there is one of its name."""
+        """Create an object; returns False if one of this name exists."""
         try:
             await self._json("POST", resource.path(manifest["metadata"]["namespace"]), {}, manifest)
         except ConflictError:
@@ -142,14 +145,14 @@ class Kube:
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> None:
-        """Delete this very object, and what it owns in the background; nothing if it is gone.
+        """Delete this object, and in the background what it owns; does nothing if it no longer exists.
 
         Args:
             resource: Its kind.
-            namespace: Of the object; empty for objects of the cluster.
-            name: Of the object.
-            uid: Another object of the same name is left alone.
-            grace_seconds: 0 also takes away a pod of whose node nobody hears; None: its own.
+            namespace: Its namespace; empty for objects without one.
+            name: Its name.
+            uid: Its uid: another object of the same name is left alone.
+            grace_seconds: Grace period; 0 also removes a pod on a dead node. None: the pod's own.
         """
         options: Manifest = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -160,7 +163,7 @@ class Kube:
             return
 
     async def evict(self, namespace: str, name: str) -> bool:
-        """Ask for a pod to go, by the rules of its PodDisruptionBudget; False while these forbid it."""
+        """Evict a pod; returns False while its PodDisruptionBudget forbids it."""
         metadata = {"name": name, "namespace": namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         try:
@@ -174,14 +177,14 @@ class Kube:
         return True
 
     async def pods_of(self, *, namespace: str = "", labels: str = "", fields: str = "") -> list[Manifest]:
-        """Pods by selectors, asked now; for what happens so seldom that no cache is kept of it."""
+        """List pods by selectors, without a cache; for rare requests."""
         parameters = {"labelSelector": labels, "fieldSelector": fields}
         found = await self._json("GET", PODS.path(namespace), {n: v for n, v in parameters.items() if v})
         items: list[Manifest] = found["items"]
         return items
 
     async def serves(self, resource: Resource) -> bool:
-        """Whether the API server says that it has a kind of a group; it does so a moment after it has learned of it."""
+        """Whether the API server serves a kind; a new CRD is served after a moment."""
         group, _, version = resource.group_version.partition("/")
         groups = {found["name"] for found in (await self._json("GET", "/apis", {}))["groups"]}
         if group not in groups:
@@ -193,7 +196,7 @@ class Kube:
         return resource.plural in {found["name"] for found in known["resources"]}
 
     async def pages(self, resource: Resource, namespace: str, labels: str) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """All objects, in pages with the version of the list."""
+        """List all objects, as pages with the version of the list."""
         parameters = {"limit": str(_PAGE)} | ({"labelSelector": labels} if labels else {})
         while True:
             page = await self._json("GET", resource.path(namespace), parameters)
@@ -205,73 +208,80 @@ class Kube:
     async def watch(
         self, resource: Resource, namespace: str, labels: str, version: str, seconds: int
     ) -> AsyncIterator[tuple[str, Manifest]]:
-        """Changes since a version, as (ADDED, MODIFIED, DELETED or BOOKMARK, object), for so many seconds.
+        """Watch changes since a version for a number of seconds, as pairs of event type and object.
+
+        The event type is ``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``.
 
         Raises:
             GoneError: The version is too old.
-            KubernetesError: It broke off.
+            KubernetesError: The watch failed.
         """
         parameters = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         parameters |= {"timeoutSeconds": str(seconds)} | ({"labelSelector": labels} if labels else {})
-        patience = aiohttp.ClientTimeout(total=seconds + self._request_seconds, sock_read=self._silence_seconds)
-        async with self._answer("GET", resource.path(namespace), parameters, patience=patience) as answer:
-            async for line in _lines(answer):
+        timeout = aiohttp.ClientTimeout(total=seconds + self._request_seconds, sock_read=self._silence_seconds)
+        async with self._request("GET", resource.path(namespace), parameters, client_timeout=timeout) as response:
+            async for line in _lines(response):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     raise _error_of(int(event["object"].get("code", 0)), str(event["object"].get("message")))
                 yield event["type"], event["object"]
 
     async def _json(
-        self, method: str, path: str, parameters: Mapping[str, str], body: Manifest | None = None, kind: str = ""
-    ) -> Manifest:
-        patience = aiohttp.ClientTimeout(total=self._request_seconds)
-        async with self._answer(method, path, parameters, body, kind, patience=patience) as answer:
-            found: Manifest = json.loads(await answer.read())
-            return found
-
-    @asynccontextmanager
-    async def _answer(
         self,
         method: str,
         path: str,
         parameters: Mapping[str, str],
         body: Manifest | None = None,
-        kind: str = "",
+        content_type: str = "",
+    ) -> Manifest:
+        timeout = aiohttp.ClientTimeout(total=self._request_seconds)
+        async with self._request(method, path, parameters, body, content_type, client_timeout=timeout) as response:
+            found: Manifest = json.loads(await response.read())
+            return found
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        body: Manifest | None = None,
+        content_type: str = "",
         *,
-        patience: aiohttp.ClientTimeout,
+        client_timeout: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A good answer; credentials that are refused are looked for again, once.
+        """The response of a successful request; retried once with new credentials if these are rejected.
 
         Raises:
-            KubernetesError: There is no good one, or it breaks off, or it is not JSON (a proxy's own page).
+            KubernetesError: The request failed, or the response is not JSON (such as the page of a proxy).
         """
         assert self._session is not None, "the client is used within its context"
         text = json.dumps(body) if body is not None else None
-        if text is not None and kind == _APPLY:
+        if text is not None and content_type == _APPLY:
             text = _as_yaml(text)
-        headers = {"Content-Type": kind or "application/json"}
+        headers = {"Content-Type": content_type or "application/json"}
         try:
-            for is_last in (False, True):
+            for is_retry in (False, True):
                 self.count("WATCH" if "watch" in parameters else method, _plural(path))
                 session = self._session
                 async with session.request(
-                    method, self._server + path, params=parameters, data=text, headers=headers, timeout=patience
-                ) as answer:
-                    if answer.status < HTTPStatus.BAD_REQUEST:
-                        yield answer
+                    method, self._server + path, params=parameters, data=text, headers=headers, timeout=client_timeout
+                ) as response:
+                    if response.status < HTTPStatus.BAD_REQUEST:
+                        yield response
                         return
-                    if answer.status != HTTPStatus.UNAUTHORIZED or is_last:
-                        raise _error_of(answer.status, _message(await answer.text(errors="replace")))
-                await self._log_in_again(session)
+                    if response.status != HTTPStatus.UNAUTHORIZED or is_retry:
+                        raise _error_of(response.status, _message(await response.text(errors="replace")))
+                await self._renew_login(session)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise KubernetesError(_unreachable(error)) from error
         except (ValueError, TypeError, KeyError) as error:
-            raise KubernetesError(f"the API server does not answer in JSON as it should ({error})") from error
+            raise KubernetesError(f"the API server did not respond with valid JSON ({error})") from error
 
-    async def _log_in_again(self, refused: aiohttp.ClientSession) -> None:
-        """Find credentials anew, unless somebody else has since those of a session were refused.
+    async def _renew_login(self, refused: aiohttp.ClientSession) -> None:
+        """Log in again, unless another request has done so since this session's credentials were rejected.
 
-        The session stays open for others who wait for an answer on it, until the next one is refused.
+        The old session stays open for requests that still wait on it, until the next session is rejected.
         """
         if self._session is refused:
             former, self._refused = self._refused, refused
@@ -280,38 +290,38 @@ class Kube:
                 await former.close()
 
     def _open(self) -> None:
-        """Log in, and open connections with what was found."""
-        access = self._login()
-        self._server = access.server.rstrip("/")
-        headers = {"Accept": "application/json", "User-Agent": "spotune-operator", **access.as_http_headers()}
-        connector = aiohttp.TCPConnector(ssl=access.as_ssl_context(), limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=access.trust_env)
+        """Log in and open a session with the credentials."""
+        connection = self._login()
+        self._server = connection.server.rstrip("/")
+        headers = {"Accept": "application/json", "User-Agent": "spotune-operator", **connection.as_http_headers()}
+        connector = aiohttp.TCPConnector(ssl=connection.as_ssl_context(), limit=0)
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=connection.trust_env)
 
 
 def _plural(path: str) -> str:
-    """The kind in a path, as the path names it; of a path without one, its beginning."""
+    """The plural in a path; of a path without one, its first part."""
     _, root, *parts = path.split("/")
-    rest = parts[1:] if root == "api" else parts[2:]
-    if not rest:
+    parts = parts[1:] if root == "api" else parts[2:]
+    if not parts:
         return root
-    return rest[2] if rest[0] == "namespaces" and len(rest) > 2 else rest[0]
+    return parts[2] if parts[0] == "namespaces" and len(parts) > 2 else parts[0]
 
 
 def _as_yaml(text: str) -> str:
-    """JSON that is YAML, too: JSON escapes a character beyond 16 bits as two halves, which YAML does not take."""
+    """JSON that is valid YAML, too: YAML does not accept the surrogate pairs in which JSON escapes some characters."""
 
-    def in_one(halves: re.Match[str]) -> str:
-        high, low = int(halves[1], 16) - 0xD800, int(halves[2], 16) - 0xDC00
+    def as_one_escape(pair: re.Match[str]) -> str:
+        high, low = int(pair[1], 16) - 0xD800, int(pair[2], 16) - 0xDC00
         return f"\\U{0x10000 + (high << 10) + low:08x}"
 
-    return _TWO_HALVES.sub(in_one, text)
+    return _SURROGATE_PAIR.sub(as_one_escape, text)
 
 
 def _error_of(status: int, message: str) -> KubernetesError:
-    """The error of an answer.
+    """The error for an HTTP status.
 
-    Only what the API server will say again to the same request is a refusal. That it has too much to do (429; also of
-    a quota that many want at once) or that a webhook does not answer (500) passes.
+    A status is a ``RefusedError`` only if the same request would be rejected again. An overloaded API server (429, also
+    for a contended quota) and a webhook that does not respond (500) are temporary.
     """
     match status:
         case 404:
@@ -322,25 +332,25 @@ def _error_of(status: int, message: str) -> KubernetesError:
             return GoneError(message, status)
         case 400 | 403 | 413 | 415 | 422:
             return RefusedError(message, status)
-    return KubernetesError(f"the API server says {status}: {message}", status)
+    return KubernetesError(f"the API server responded with HTTP {status}: {message}", status)
 
 
 def _message(text: str) -> str:
-    """What an answer says in words: the message of a ``v1.Status``, or a proxy's text."""
+    """The message of an error response: that of a ``v1.Status``, or the text of a proxy."""
     try:
         return str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
         return text.strip() or "no reason given"
 
 
-async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length, which aiohttp's own reader does not give."""
-    rest = b""
-    async for chunk in answer.content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Lines of any length; aiohttp's own reader limits it."""
+    remainder = b""
+    async for chunk in response.content.iter_any():
+        *lines, remainder = (remainder + chunk).split(b"\n")
+        for line in lines:
             yield line
 
 
 def _unreachable(error: BaseException) -> str:
-    return f"the API server cannot be reached ({str(error) or type(error).__name__}); trying again"
+    return f"the API server cannot be reached ({str(error) or type(error).__name__})"

@@ -1,4 +1,4 @@
-"""Conditions of a job by the rules of ``metav1.Condition``: the time changes with the status alone, the order never."""
+"""Conditions by the rules of ``metav1.Condition``: the transition time changes with the status alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Literal
 from spotune.job import Condition
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 
-Truth = Literal["True", "False", "Unknown"]
+ConditionStatus = Literal["True", "False", "Unknown"]
 
 ORDER: Final = (
     "Ready",
@@ -27,7 +27,7 @@ ORDER: Final = (
     "NotProgressing",
     "CheckpointHealthy",
 )
-"""All conditions: first kstatus' own and the ends, then the parts of a job in the order in which they come about."""
+"""The order of conditions in the status: those of kstatus, the outcome, then the parts of a job as they come about."""
 _WARNINGS: Final = {
     ("Stalled", "True"),
     ("Failed", "True"),
@@ -37,23 +37,24 @@ _WARNINGS: Final = {
     ("CheckpointHealthy", "False"),
 }
 
-_LONGEST_REASON: Final = 1024
-_LONGEST_MESSAGE: Final = 32768
+_MAX_REASON_LENGTH: Final = 1024
+_MAX_MESSAGE_LENGTH: Final = 32768
+_REFERENCE: Final = re.compile(r"see condition (\w+)\Z")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a pass found about one condition.
+    """The content of one condition, without its times.
 
     Attributes:
-        type: Name of the condition.
-        status: Whether it holds.
-        reason: One word for programs.
-        message: A sentence for people.
+        type: Type of the condition.
+        status: Whether it is true.
+        reason: One word in CamelCase, for programs.
+        message: A sentence for people: what happened, to what, and what to do.
     """
 
     type: str
-    status: Truth
+    status: ConditionStatus
     reason: str
     message: str = ""
 
@@ -64,7 +65,7 @@ class Finding:
 
 
 def updated(previous: Sequence[Condition], findings: Iterable[Finding], generation: int, now: float) -> list[Condition]:
-    """The conditions with new findings; those that nothing was found about stay."""
+    """The conditions with new findings, in order; a condition without a finding stays unchanged."""
     before = {condition.type: condition for condition in previous}
     after = dict(before)
     for finding in findings:
@@ -76,30 +77,46 @@ def updated(previous: Sequence[Condition], findings: Iterable[Finding], generati
             observed_generation=generation,
             last_transition_time=rfc3339(now) if earlier is None or changed else earlier.last_transition_time,
             reason=_one_word(finding.reason),
-            message=finding.message[:_LONGEST_MESSAGE],
+            message=finding.message[:_MAX_MESSAGE_LENGTH],
         )
     return sorted(after.values(), key=lambda condition: _rank(condition.type))
 
 
 def _one_word(reason: str) -> str:
-    """A reason as ``metav1.Condition`` wants it; some come from the kubelet, KubeRay and others."""
-    word = re.sub(r"[^A-Za-z0-9_]", "", reason)[:_LONGEST_REASON]
+    """A valid reason of a ``metav1.Condition``; some reasons come from the kubelet, KubeRay and others."""
+    word = re.sub(r"[^A-Za-z0-9_]", "", reason)[:_MAX_REASON_LENGTH]
     return word if word[:1].isalpha() else f"Reason{word}"
 
 
+def reference(name: str) -> str:
+    """The end of a message whose cause another condition holds."""
+    return f"see condition {name}"
+
+
+def referenced(message: str) -> str:
+    """The type of the condition that a message refers to; empty if it refers to none."""
+    found = _REFERENCE.search(message)
+    return found[1] if found else ""
+
+
+def with_cause(message: str, cause: str | None) -> str:
+    """A message with its reference replaced by the message of the condition it refers to; unchanged without one."""
+    return _REFERENCE.sub(lambda _: cause, message) if cause else message
+
+
 def find(conditions: Iterable[Condition], name: str) -> Condition | None:
-    """The condition of a name."""
+    """The condition of this type; None if there is none."""
     return next((condition for condition in conditions if condition.type == name), None)
 
 
 def is_true(conditions: Iterable[Condition], name: str) -> bool:
-    """Whether a condition is there and holds."""
+    """Whether a condition exists and is true."""
     condition = find(conditions, name)
     return condition is not None and condition.status == "True"
 
 
 def since(conditions: Iterable[Condition], name: str) -> float | None:
-    """Unix time since which a condition has the status that it has."""
+    """Unix time of the last transition of a condition; None without the condition."""
     condition = find(conditions, name)
     return unix_time(condition.last_transition_time) if condition is not None else None
 

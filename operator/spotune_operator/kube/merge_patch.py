@@ -5,7 +5,7 @@ from typing import Any
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What turns ``before`` into ``after``: changed fields, and null for those that go; empty if they are the same."""
+    """The merge patch from ``before`` to ``after``: changed fields, and null for removed ones; empty if equal."""
     changes: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
     for name, value in after.items():
         earlier = before.get(name)

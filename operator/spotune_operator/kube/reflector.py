@@ -1,7 +1,7 @@
-"""Caches of what the cluster holds, kept by one list and a watch each; with a label selector on the server's side.
+"""A reflector: a cache of the objects of one kind, filled by a list and kept current by a watch.
 
-kopf's own watches do not tell what was deleted while they had to list again (after a long break of the connection), so
-a lost RayCluster could seem to be there for ever. Here a new list replaces what was known, and says what went.
+kopf's own watches do not report objects that were deleted before they listed again, after a long loss of the
+connection, so a lost RayCluster could stay in a cache forever. Here a new list replaces the cache and reports removals.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from spotune_operator.kube.client import GoneError, Resource
 logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS = (240, 360)
-"""A watch is renewed after a time in between, so that not all are renewed at once."""
+"""Range of a watch's duration; random, so that not all watches are renewed at once."""
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 _NOT_INSTALLED_SECONDS = 60.0
-"""From one look for a kind that the API server does not know to the next."""
+"""Interval of attempts to list a kind that is not installed."""
 _HEALTHY_SECONDS = 5.0
-"""A watch that ends before this time without a word is not renewed at once."""
+"""A watch that ends sooner without any event is renewed only after a wait."""
 _NO_OBJECTS: Mapping[str, Any] = {}
 
 View = TypeVar("View")
 
 
 class Source(Protocol):
-    """Where objects are listed and watched: ``Kube``."""
+    """Lists and watches objects; implemented by ``Kube``."""
 
     def pages(
         self, resource: Resource, namespace: str, labels: str
     ) -> AsyncIterator[tuple[Sequence[Mapping[str, Any]], str]]:
-        """All objects, in pages with the version of the list."""
+        """List all objects, as pages with the version of the list."""
 
     def watch(
         self, resource: Resource, namespace: str, labels: str, version: str, seconds: int
     ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
-        """Changes since a version, for so many seconds."""
+        """Watch changes since a version for a number of seconds, as pairs of event type and object."""
 
 
 class Reflector(Generic[View]):
-    """All objects of a kind, each as what is needed of it, in groups.
+    """The objects of one kind, as views in groups.
 
     Args:
         kube: The API server.
-        resource: The kind. One that is not installed has no objects until it is.
-        view: What is kept of an object.
-        group: Which group a view belongs to; None: it is not kept.
-        changed: Called with the group of whatever came, changed or went.
+        resource: The kind. While it is not installed, there are no objects.
+        view: Makes the view of an object: the fields to keep.
+        group: The group of a view; None: the object is ignored.
+        changed: Called with the group of every object that is added, changed or removed.
         labels: Label selector.
-        namespace: Of this namespace only; empty: of all.
-        sleep: Waits for so many seconds.
+        namespace: Namespace; empty: all.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class Reflector(Generic[View]):
         self._groups: dict[Hashable, dict[str, View]] = {}
         self._group_of: dict[str, Hashable] = {}
         self._version = ""
-        self._heard = False
+        self._has_events = False
 
     @property
     def version(self) -> int:
-        """Up to which version everything is known; they grow. 0 while a list is waited for."""
+        """The ``resourceVersion`` that the cache has reached; 0 before the first list."""
         return int(self._version or 0)
 
     def of(self, group: Hashable) -> Mapping[str, View]:
-        """The views of a group, by uid."""
+        """The views of one group, by uid."""
         return self._groups.get(group, _NO_OBJECTS)
 
     def all(self) -> Iterable[View]:
@@ -98,21 +98,21 @@ class Reflector(Generic[View]):
         return (view for members in self._groups.values() for view in members.values())
 
     async def run(self) -> None:
-        """Follow the cluster until cancelled, through every trouble of the API server."""
+        """Keep the cache current until cancelled; errors of the API server are retried."""
         now = asyncio.get_running_loop().time
         wait = _FIRST_WAIT_SECONDS
         while True:
-            self._heard, start = False, now()
-            ended_well = await self._follow()
-            if self._heard or now() - start >= _HEALTHY_SECONDS:
+            self._has_events, start = False, now()
+            has_ended_normally = await self._list_and_watch()
+            if self._has_events or now() - start >= _HEALTHY_SECONDS:
                 wait = _FIRST_WAIT_SECONDS
-                if ended_well:
+                if has_ended_normally:
                     continue
             await self._sleep(wait * random.uniform(0.5, 1.5))
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
-    async def _follow(self) -> bool:
-        """List, unless a version is known, and watch; whether the watch came to its end."""
+    async def _list_and_watch(self) -> bool:
+        """List, unless the cache has a version, and watch; returns whether the watch ended normally."""
         try:
             if not self._version:
                 await self._list()
@@ -121,19 +121,19 @@ class Reflector(Generic[View]):
         except GoneError:
             self._version = ""
         except NotFoundError:
-            self._is_not_installed()
+            self._clear_uninstalled()
             await self._sleep(_NOT_INSTALLED_SECONDS * random.uniform(0.5, 1.5))
             return True
         except KubernetesError as error:
-            logger.warning("watching %s: %s", self.resource.plural, error)
-            if error.status:  # it was there and said no: what it remembers may be another past than ours
+            logger.warning("watching %s failed: %s", self.resource.plural, error)
+            if error.status:  # an error response: its history may differ from the cache, as after a restore of etcd
                 self._version = ""
         else:
             return True
         return False
 
-    def _is_not_installed(self) -> None:
-        """There is nothing of a kind that is not there (any more), and nothing to wait for."""
+    def _clear_uninstalled(self) -> None:
+        """Empty the cache of a kind that is not installed; it counts as synced."""
         if not self.synced.is_set() or self._group_of:
             logger.warning("%s of %s are not installed", self.resource.plural, self.resource.group_version)
         for uid in list(self._group_of):
@@ -142,21 +142,21 @@ class Reflector(Generic[View]):
         self.synced.set()
 
     async def _list(self) -> None:
-        there: set[str] = set()
+        listed: set[str] = set()
         version = ""
         async for items, version_of_list in self._kube.pages(self.resource, self._namespace, self._labels):
             version = version_of_list
             for item in items:
-                there.add(item["metadata"]["uid"])
+                listed.add(item["metadata"]["uid"])
                 self._put(item)
-        for uid in self._group_of.keys() - there:
+        for uid in self._group_of.keys() - listed:
             self._drop(uid)
         self._version = version
 
     async def _watch(self) -> None:
         seconds = random.randint(*_WATCH_SECONDS)
         async for kind, item in self._kube.watch(self.resource, self._namespace, self._labels, self._version, seconds):
-            self._heard = True
+            self._has_events = True
             self._version = item["metadata"]["resourceVersion"]
             if kind == "DELETED":
                 self._drop(item["metadata"]["uid"])
@@ -169,9 +169,9 @@ class Reflector(Generic[View]):
         try:
             view = self._view(item)
             group = self._group(view)
-        except Exception:  # one odd object, such as any user can make, must not end the watch of all others
-            place = f"{metadata.get('namespace', '')}/{metadata.get('name')}"
-            logger.exception("%s %s is passed over: it is not as it should be", self.resource.kind, place)
+        except Exception:  # one malformed object, which any user can create, must not end the watch
+            name = f"{metadata.get('namespace', '')}/{metadata.get('name')}"
+            logger.exception("ignoring the malformed %s %s", self.resource.kind, name)
             return
         if uid in self._group_of and self._group_of[uid] != group:
             self._drop(uid)

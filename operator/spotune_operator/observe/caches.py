@@ -1,4 +1,4 @@
-"""What the operator knows of the cluster: FinetuneJobs from kopf's watch, everything else from reflectors."""
+"""Caches of the observed objects: FinetuneJobs from kopf's watch, all others from reflectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from typing import Any, Self
 
 from spotune.job import API_VERSION, KIND
 from spotune_operator.children.resolved_job import JOB_LABEL
-from spotune_operator.kube.client import CHILDREN, NODES, POD_MONITORS, PODS, STORAGE_CLASSES, Kube
+from spotune_operator.kube.client import (
+    CHILDREN,
+    NODES,
+    POD_MONITORS,
+    PODS,
+    STORAGE_CLASSES,
+    Kube,
+)
 from spotune_operator.kube.reflector import Reflector
 from spotune_operator.observe.nodes import NodeView, node_view
 from spotune_operator.observe.state import Child, JobKey, Pod, child_view, pod_view
@@ -20,18 +27,18 @@ from spotune_operator.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class KnownJob:
-    """A FinetuneJob as it is kept: a thousand of them are to fit into little memory.
+class CachedJob:
+    """A FinetuneJob in the cache, compact enough for a thousand of them.
 
     Attributes:
-        namespace: Of the job.
-        name: Of the job.
-        uid: Of the object.
-        version: Of the object; they grow (KEP-5504).
-        generation: Of the spec.
-        deleting: Whether it is on its way out.
-        phase: Of its status.
-        content: Spec and status, as compressed JSON: a tenth of what they take as objects.
+        namespace: Its namespace.
+        name: Its name.
+        uid: Its uid.
+        version: Its ``resourceVersion``; versions increase (KEP-5504).
+        generation: Its ``metadata.generation``.
+        deleting: Whether it is being deleted.
+        phase: ``status.phase``.
+        content: Spec and status as compressed JSON, which takes a tenth of the memory of Python objects.
     """
 
     namespace: str
@@ -45,7 +52,7 @@ class KnownJob:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """What is kept of an object as the API server has it."""
+        """The cached form of an object of the API server."""
         metadata, status = body["metadata"], body.get("status") or {}
         content = json.dumps({"spec": body.get("spec"), "status": status}, separators=(",", ":"))
         return cls(
@@ -72,7 +79,7 @@ class KnownJob:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The status as the API server has it; empty before there is one."""
+        """The status of the API server; empty before the first reconcile."""
         status: dict[str, Any] = self._part("status")
         return status
 
@@ -82,20 +89,20 @@ class KnownJob:
 
 @dataclass(frozen=True)
 class _Namespace:
-    """What is followed in one namespace, or in all of them."""
+    """The reflectors of one namespace, or of all namespaces."""
 
     children: Sequence[Reflector[Child]]
     pods: Reflector[Pod]
 
 
 class Caches:
-    """All caches. They are filled once ``synced`` returns.
+    """All caches. They are complete once ``synced`` returns.
 
     Args:
         kube: The API server.
         settings: The operator's.
-        changed: Called with a job of which something has changed.
-        node_changed: Called with the name of a node that has.
+        changed: Called with the key of a job when one of its objects changes.
+        node_changed: Called with the name of a node when it changes.
     """
 
     def __init__(
@@ -105,17 +112,17 @@ class Caches:
         changed: Callable[[JobKey], None],
         node_changed: Callable[[str], None],
     ) -> None:
-        self._jobs: dict[JobKey, KnownJob] = {}
+        self._jobs: dict[JobKey, CachedJob] = {}
         self._changed = changed
         self._node_changed = node_changed
-        wanted = [each for each in CHILDREN.values() if each is not POD_MONITORS or settings.monitoring_namespace]
+        resources = [each for each in CHILDREN.values() if each is not POD_MONITORS or settings.monitoring_namespace]
         self._namespaces = {
             name: _Namespace(
                 [
                     Reflector(
                         kube, each, partial(child_view, kind=each.kind), _key, changed, labels=JOB_LABEL, namespace=name
                     )
-                    for each in wanted
+                    for each in resources
                 ],
                 Reflector(kube, PODS, pod_view, _key_of_ray_pod, changed, labels=JOB_LABEL, namespace=name),
             )
@@ -125,62 +132,62 @@ class Caches:
         self._classes = Reflector(kube, STORAGE_CLASSES, _storage_class, lambda _: "all", self._on_classes)
 
     def reflectors(self) -> Sequence[Reflector[Any]]:
-        """Everything that has to be run."""
+        """All reflectors; the caller runs them."""
         found: list[Reflector[Any]] = [self._nodes, self._classes]
         for each in self._namespaces.values():
             found += [*each.children, each.pods]
         return found
 
     async def synced(self) -> None:
-        """Wait until all caches but that of FinetuneJobs have been filled once."""
+        """Wait until all caches but that of FinetuneJobs are filled."""
         await asyncio.gather(*(reflector.synced.wait() for reflector in self.reflectors()))
 
     # FinetuneJobs
 
     def put_job(self, body: Mapping[str, Any]) -> None:
-        """Take in a FinetuneJob, unless a newer version of it is known already."""
-        job = KnownJob.of(body)
+        """Store a FinetuneJob, unless the cache has a newer version."""
+        job = CachedJob.of(body)
         known = self._jobs.get(job.key)
         if known is None or known.uid != job.uid or known.version <= job.version:
             self._jobs[job.key] = job
 
     def forget_job(self, key: JobKey) -> None:
-        """A FinetuneJob is gone."""
+        """Remove a deleted FinetuneJob."""
         self._jobs.pop(key, None)
 
-    def job(self, key: JobKey) -> KnownJob | None:
-        """The newest version of a FinetuneJob."""
+    def job(self, key: JobKey) -> CachedJob | None:
+        """A FinetuneJob; None if the cache has none of this key."""
         return self._jobs.get(key)
 
     def phases(self) -> list[str]:
-        """Phase of every FinetuneJob."""
+        """The phases of all FinetuneJobs."""
         return [job.phase for job in self._jobs.values()]
 
     def keys(self) -> list[JobKey]:
-        """Every FinetuneJob."""
+        """The keys of all FinetuneJobs."""
         return list(self._jobs)
 
     # Everything else
 
     def children(self, key: JobKey) -> dict[str, Child]:
-        """A job's children by kind; those of its name, where somebody has labelled others."""
-        found = [child for reflector in self._around(key).children for child in reflector.of(key).values()]
+        """A job's children by kind; an object with its label but another name is none of them."""
+        found = [child for reflector in self._namespace_of(key).children for child in reflector.of(key).values()]
         return {child.kind: child for child in found if child.name == f"spotune-{key[1]}"}
 
     def version_of(self, key: JobKey, kind: str) -> int:
-        """How far the cache with a job's children of a kind has got; 0 before it has been filled."""
-        return max((each.version for each in self._around(key).children if each.resource.kind == kind), default=0)
+        """The ``resourceVersion`` that the cache of a kind has reached; 0 before it is filled."""
+        return max((each.version for each in self._namespace_of(key).children if each.resource.kind == kind), default=0)
 
     def pods(self, key: JobKey) -> list[Pod]:
-        """A job's pods by name."""
-        return sorted(self._around(key).pods.of(key).values(), key=lambda pod: pod.name)
+        """A job's pods, sorted by name."""
+        return sorted(self._namespace_of(key).pods.of(key).values(), key=lambda pod: pod.name)
 
     def all_pods(self) -> list[Pod]:
         """The pods of all jobs."""
         return [pod for found in self._namespaces.values() for pod in found.pods.all()]
 
     def node(self, name: str) -> NodeView | None:
-        """A node."""
+        """A node; None if there is none of this name."""
         return next(iter(self._nodes.of(name).values()), None)
 
     def nodes(self) -> dict[str, NodeView]:
@@ -188,15 +195,15 @@ class Caches:
         return {node.name: node for node in self._nodes.all()}
 
     def provider_ids(self) -> list[str]:
-        """Of all nodes."""
+        """``spec.providerID`` of all nodes."""
         return [node.provider_id for node in self._nodes.all()]
 
     def storage_classes(self) -> Mapping[str, Mapping[str, Any]]:
         """StorageClasses by name."""
         return {found["metadata"]["name"]: found for found in self._classes.all()}
 
-    def _around(self, key: JobKey) -> _Namespace:
-        """What is followed in the namespace of a job."""
+    def _namespace_of(self, key: JobKey) -> _Namespace:
+        """The reflectors of the namespace of a job."""
         return self._namespaces.get("") or self._namespaces[key[0]]
 
     def _on_node(self, name: str) -> None:
@@ -205,7 +212,7 @@ class Caches:
             self._changed(key)
 
     def _on_classes(self, _: str) -> None:
-        """A class that was missing may be there now."""
+        """Reconcile stalled jobs: the storage class that they lack may exist now."""
         for key, job in self._jobs.items():
             if job.phase == "Stalled":
                 self._changed(key)
@@ -216,7 +223,7 @@ def _key(view: Pod | Child) -> JobKey:
 
 
 def _key_of_ray_pod(pod: Pod) -> JobKey | None:
-    """The job of a head or a worker; other pods with its label are not the operator's."""
+    """The job of a head or worker pod; None for other pods with the job's label."""
     return _key(pod) if pod.component in ("head", "workers") else None
 
 

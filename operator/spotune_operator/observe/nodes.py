@@ -1,8 +1,8 @@
-"""Nodes as decisions look at them, what is stuck on those that are gone, and what is to leave those that will be.
+"""The observed nodes, and two rules for pods: which are stuck on a dead node, and which must leave a reclaimed one.
 
-A pod that is Terminating on a dead node stays so for ever, and KubeRay makes no other in its place: it is deleted by
-force (Kubernetes, "Force Delete StatefulSet Pods", has why that is a person's decision elsewhere; here a worker that
-should still run can change nothing, for its generation is fenced).
+A pod that is Terminating on a dead node stays so forever, and KubeRay does not replace it, so it is deleted by force.
+Kubernetes ("Force Delete StatefulSet Pods") leaves that decision to people, because the pod may still run. Here a
+worker that still runs does no harm: its writes are fenced off by its generation.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.providers import GPU_RESOURCE
 
 PREFIX: Final = "spotune.dev/"
-"""Of the annotations that are ours."""
+"""Prefix of the operator's annotations."""
 _VM_EVENTS: Final = frozenset({"VMEventScheduled", "PreemptionScheduled"})
-"""Conditions in which the node problem detector of AKS passes Azure's Scheduled Events on; the message says which."""
-_RECLAIM: Final = ("Preempt Scheduled", "Preempt Started")
-"""How such a message begins when a spot machine is taken away. Others tell of a freeze, a reboot or mere advice."""
+"""Conditions that the node problem detector of AKS sets for Azure's Scheduled Events; the message has the event."""
+_RECLAIM_MESSAGES: Final = ("Preempt Scheduled", "Preempt Started")
+"""Beginnings of that message when a spot machine is reclaimed; other events are a freeze, a reboot or advice."""
 _MARGIN_SECONDS: Final = 5.0
-"""After a pod's grace, for a kubelet that is slow but alive to say that the pod is gone."""
+"""Added to a pod's grace period, so that a slow kubelet can confirm the end of the pod."""
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node, as far as decisions look at it.
+    """The fields of a node that decisions need.
 
     Attributes:
-        name: Of the node.
+        name: Its name.
         provider_id: ``spec.providerID``; empty if it has none.
-        ready: Whether its condition ``Ready`` holds.
-        not_ready_since: Unix time since which it does not; None while it does.
-        reclaimed: Whether its cloud has announced to take the machine away.
+        ready: Whether its condition ``Ready`` is true.
+        not_ready_since: Unix time since which it is not ready; None while it is.
+        reclaimed: Whether the cloud has announced that it reclaims the machine.
         unschedulable: Whether it is cordoned.
-        gpu_capacity: GPUs that its device plugin has found.
-        gpu_allocatable: Those of them that are healthy.
-        labels: Of the node.
+        gpu_capacity: Number of GPUs that its device plugin found.
+        gpu_allocatable: Number of healthy GPUs among them.
+        labels: Its labels.
         created: Unix time.
-        annotations: Those of ours.
-        uid: Of the node.
+        annotations: The operator's annotations on it.
+        uid: Its uid.
     """
 
     name: str
@@ -58,7 +58,7 @@ class NodeView:
 
 
 def node_view(raw: Mapping[str, Any]) -> NodeView:
-    """A ``v1.Node``. One whose kubelet has never said anything is not ready since it was made."""
+    """The view of a ``v1.Node``. Without a report of its kubelet it is not ready since its creation."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     created = unix_time(metadata["creationTimestamp"]) or 0.0
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
@@ -70,7 +70,7 @@ def node_view(raw: Mapping[str, Any]) -> NodeView:
         provider_id=spec.get("providerID", ""),
         ready=ready,
         not_ready_since=None if ready else unix_time(condition.get("lastTransitionTime")) or created,
-        reclaimed=any(_announces_the_end(conditions.get(name)) for name in _VM_EVENTS),
+        reclaimed=any(_announces_reclaim(conditions.get(name)) for name in _VM_EVENTS),
         unschedulable=bool(spec.get("unschedulable")),
         gpu_capacity=int((status.get("capacity") or {}).get(GPU_RESOURCE, 0)),
         gpu_allocatable=int((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),
@@ -81,51 +81,51 @@ def node_view(raw: Mapping[str, Any]) -> NodeView:
     )
 
 
-def _announces_the_end(condition: Mapping[str, Any] | None) -> bool:
+def _announces_reclaim(condition: Mapping[str, Any] | None) -> bool:
     if condition is None or condition.get("status") != "True":
         return False
-    return str(condition.get("message", "")).startswith(_RECLAIM)
+    return str(condition.get("message", "")).startswith(_RECLAIM_MESSAGES)
 
 
 class PodOnNode(Protocol):
-    """What has to be known of a pod to tell whether it is stuck, or should leave."""
+    """The fields of a pod that the two rules need."""
 
     @property
     def node(self) -> str:
-        """Where it runs; empty before it is scheduled."""
+        """Its node; empty before it is scheduled."""
 
     @property
     def deleting_since(self) -> float | None:
-        """Unix time at which it was asked to go; None if it was not."""
+        """Unix time of its deletion request; None without one."""
 
     @property
     def grace_seconds(self) -> float:
-        """What it then has."""
+        """Its grace period after that request."""
 
 
 P = TypeVar("P", bound=PodOnNode)
 
 
 def stuck_pods(pods: Iterable[P], nodes: Mapping[str, NodeView], now: float) -> list[P]:
-    """Pods that should be gone, on nodes where nobody ends them: to be deleted with a grace of 0.
+    """Terminating pods past their grace period on nodes that are gone or not ready; to be deleted by force.
 
     Args:
-        pods: Of a job.
-        nodes: All nodes by name; a node that is not among them counts as gone, so they must be known already.
+        pods: The pods of a job.
+        nodes: All nodes by name. A missing one counts as gone, so the cache of nodes must be filled.
         now: Unix time.
     """
     return [pod for pod in pods if _is_overdue(pod, now) and not (pod.node in nodes and nodes[pod.node].ready)]
 
 
-def leaving_pods(pods: Iterable[P], nodes: Mapping[str, NodeView]) -> list[P]:
-    """Pods to be asked to go, with their own grace, because the machine that they run on is about to.
+def pods_on_reclaimed_nodes(pods: Iterable[P], nodes: Mapping[str, NodeView]) -> list[P]:
+    """Pods on nodes that the cloud reclaims; to be deleted with their own grace period.
 
     Args:
-        pods: Of a job.
-        nodes: By name.
+        pods: The pods of a job.
+        nodes: Their nodes, by name.
     """
-    doomed = {name for name, node in nodes.items() if node.reclaimed}
-    return [pod for pod in pods if pod.node in doomed and pod.deleting_since is None]
+    reclaimed = {name for name, node in nodes.items() if node.reclaimed}
+    return [pod for pod in pods if pod.node in reclaimed and pod.deleting_since is None]
 
 
 def _is_overdue(pod: PodOnNode, now: float) -> bool:

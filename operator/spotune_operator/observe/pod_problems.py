@@ -1,7 +1,7 @@
-"""Why a pod does not start, or cannot even be made: one reason and one sentence, out of all that Kubernetes says.
+"""Why a pod does not start, or cannot be created: one reason and one sentence out of all that Kubernetes reports.
 
-The words are those of the scheduler, the kubelet and the API server, without what differs from one look to the next
-(names of pods that were never made, lengths of pauses): while the trouble is the same, so is what is said about it.
+The texts are those of the scheduler, the kubelet and the API server. What differs between two reports of the same
+problem is removed (names of pods that were never created, lengths of pauses), so that the message stays the same.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _BACK_OFF: Final = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
-"""What the kubelet puts before its last error while it pauses between two tries."""
-_REFUSED: Final = re.compile(r'^(?:pods|Pod) "[^"]*" is (?:forbidden|invalid): ')
-"""How the API server begins, with the name that a pod would have had: another one at each try."""
-_AT_WORK: Final = frozenset({"ContainerCreating", "PodInitializing"})
-"""Reasons of containers that wait for nothing but their turn."""
+"""What the kubelet puts before its last error while it waits for the next attempt."""
+_REJECTED: Final = re.compile(r'^(?:pods|Pod) "[^"]*" is (?:forbidden|invalid): ')
+"""The beginning of a rejection by the API server, with the name of the pod: another one at each attempt."""
+_NORMAL_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
+"""Reasons of containers that are starting normally."""
 _PULLING: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _NEVER_STARTED: Final = "StartError"
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What keeps a pod from starting.
+class PodProblem:
+    """Why a pod does not start.
 
     Attributes:
-        reason: One word, as the kubelet, the scheduler or KubeRay has it; for ``reason`` of a ``metav1.Condition``.
+        reason: The reason of the kubelet, the scheduler or KubeRay; becomes the ``reason`` of a condition.
         message: A sentence for people.
     """
 
@@ -35,98 +35,99 @@ class Trouble:
     message: str
 
 
-def explain_pending(raw: Mapping[str, Any]) -> Trouble | None:
-    """Why a pod does not start, or why KubeRay cannot make the pods of a cluster.
+def pod_problem(raw: Mapping[str, Any]) -> PodProblem | None:
+    """Why a pod does not start, or why KubeRay cannot create the pods of a RayCluster.
 
     Args:
-        raw: A ``v1.Pod`` or a ``RayCluster``, as the API server has it.
+        raw: A ``v1.Pod`` or a ``RayCluster`` of the API server.
 
     Returns:
-        None if nothing is known to be wrong: it runs, or it only has not had the time yet. Of several troubles the
-        one that says most about what to do: images, then Secrets and ConfigMaps, then containers that end or cannot be
-        started, then the pod as a whole.
+        None if no problem is known: the pod runs, or is starting. Of several problems the most actionable one: images,
+        then Secrets and ConfigMaps, then containers that fail, then the pod as a whole.
     """
     status = raw.get("status") or {}
     found = [*_containers(raw, status), *_pod(raw, status), *_cluster(status)]
     return min(found, key=_rank, default=None)
 
 
-def _rank(trouble: Trouble) -> int:
-    """How little a trouble says: 0 for those whose message names what to change."""
-    if trouble.reason in _PULLING or "Image" in trouble.reason:
+def _rank(problem: PodProblem) -> int:
+    """Rank of a problem; 0 is the most actionable: its message names what to change."""
+    if problem.reason in _PULLING or "Image" in problem.reason:
         return 0
-    if trouble.reason == "CreateContainerConfigError":
+    if problem.reason == "CreateContainerConfigError":
         return 1
-    return 3 if trouble.reason in ("CrashLoopBackOff", "Unschedulable", "SchedulingGated") else 2
+    return 3 if problem.reason in ("CrashLoopBackOff", "Unschedulable", "SchedulingGated") else 2
 
 
-def _containers(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Trouble]:
+def _containers(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[PodProblem]:
     namespace = raw["metadata"].get("namespace", "default")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason", "")
-        if not reason or reason in _AT_WORK:
+        if not reason or reason in _NORMAL_REASONS:
             continue
         before = (container.get("lastState") or {}).get("terminated") or {}
         if reason == "CrashLoopBackOff" and before.get("reason") == _NEVER_STARTED:
-            reason, waiting = "RunContainerError", before  # the same trouble, seen in the pause between two tries
-        why = _why(reason, waiting.get("message", ""), before, container.get("image", ""), namespace)
-        yield Trouble("ErrImagePull" if reason in _PULLING else reason, f"container {container['name']}: {why}")
+            reason, waiting = "RunContainerError", before  # the same problem, reported between two attempts
+        message = _container_message(reason, waiting.get("message", ""), before, container.get("image", ""), namespace)
+        yield PodProblem("ErrImagePull" if reason in _PULLING else reason, f"container {container['name']}: {message}")
 
 
-def _why(reason: str, message: str, before: Mapping[str, Any], image: str, namespace: str) -> str:
-    """A clause about one container.
+def _container_message(reason: str, message: str, before: Mapping[str, Any], image: str, namespace: str) -> str:
+    """The problem of one container, without its name.
 
     Args:
-        reason: Of the container's waiting.
-        message: Of the same.
+        reason: ``waiting.reason`` of its state.
+        message: ``waiting.message`` of its state.
         before: ``terminated`` of its last state.
-        image: Of the container.
-        namespace: Of the pod.
+        image: Its image.
+        namespace: The pod's namespace.
     """
     if reason in _PULLING:
         return f"image {image} cannot be pulled: {_BACK_OFF.sub('', message)}"
     if reason == "CreateContainerConfigError" and message.endswith("not found"):
-        return f"{message} in namespace {namespace}: create it, or name another one in the job"
+        return f"{message} in namespace {namespace}: create it, or change its name in the job"
     if reason == "RunContainerError":
-        return f"cannot be started: {message}"
+        return f"cannot start: {message}"
     if reason != "CrashLoopBackOff":
         return message or reason
     if before.get("reason") == _OUT_OF_MEMORY:
-        return "was killed for using more memory than its limit: raise resources.limits.memory"
-    said = f": {before['message'].strip()}" if before.get("message") else ", see its logs"
-    return f"ends again and again, last with exit code {before.get('exitCode', 'unknown')}{said}"
+        return "exceeded its memory limit and was killed: raise resources.limits.memory"
+    details = f": {before['message'].strip()}" if before.get("message") else ", see its logs"
+    return f"crashes repeatedly, last with exit code {before.get('exitCode', 'unknown')}{details}"
 
 
-def _pod(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Trouble]:
+def _pod(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[PodProblem]:
     if status.get("phase") == "Failed" and status.get("reason"):
-        # UnexpectedAdmissionError, OutOfnvidia.com/gpu, Evicted: the kubelet would not have it, or not any more.
+        # UnexpectedAdmissionError, OutOfnvidia.com/gpu, Evicted: the kubelet rejected or evicted it.
         reason = re.sub(r"[^A-Za-z0-9]", "", status["reason"])
-        yield Trouble(reason, f"the node refused or ended it: {status.get('message') or status['reason']}")
+        yield PodProblem(reason, f"the node rejected or evicted the pod: {status.get('message') or status['reason']}")
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             reason = condition.get("reason") or "Unschedulable"
             gates = [gate["name"] for gate in (raw.get("spec") or {}).get("schedulingGates") or ()]
             waits_for = f": {', '.join(gates)}" if gates else ""
-            yield Trouble(reason, f"{condition.get('message') or 'has no node yet'}{waits_for}")
+            yield PodProblem(reason, f"{condition.get('message') or 'the pod has no node yet'}{waits_for}")
 
 
-def _cluster(status: Mapping[str, Any]) -> Iterator[Trouble]:
-    """KubeRay's ``ReplicaFailure``: its message is its reason, a line break, and the words of the API server."""
+def _cluster(status: Mapping[str, Any]) -> Iterator[PodProblem]:
+    """KubeRay's condition ``ReplicaFailure``: its message is the reason, a line break, and the API server's message."""
     for condition in status.get("conditions") or ():
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             reason = condition["reason"]
-            words = condition.get("message", "").removeprefix(reason).strip()
-            kept = _REFUSED.sub("", words)
+            text = condition.get("message", "").removeprefix(reason).strip()
+            kept = _REJECTED.sub("", text)
             reason = "QuotaExceeded" if kept.startswith("exceeded quota") else reason
-            yield Trouble(reason, f"{_ATTEMPTS.get(condition['reason'], 'KubeRay failed')}: {kept or words or reason}")
+            yield PodProblem(
+                reason, f"{_ATTEMPTS.get(condition['reason'], 'KubeRay failed')}: {kept or text or reason}"
+            )
 
 
 _ATTEMPTS: Final = {
-    "FailedCreateHeadPod": "the head pod cannot be made",
-    "FailedCreateWorkerPod": "worker pods cannot be made",
+    "FailedCreateHeadPod": "the head pod cannot be created",
+    "FailedCreateWorkerPod": "worker pods cannot be created",
     "FailedDeleteHeadPod": "the head pod cannot be deleted",
     "FailedDeleteWorkerPod": "worker pods cannot be deleted",
     "FailedDeleteAllPods": "the cluster's pods cannot be deleted",
 }
-"""What KubeRay was doing, by its reason (``errRayClusterReplicaFailure`` in KubeRay's constant.go)."""
+"""What failed, by KubeRay's reason (``errRayClusterReplicaFailure`` in its constant.go)."""

@@ -1,6 +1,6 @@
-"""What is known of a job's surroundings at the moment of a decision: plain values, made from the API server's objects.
+"""The observed state of a job: plain values, parsed from the API server's objects.
 
-Only what decisions need is kept of an object, so that a thousand jobs fit into little memory.
+Of each object only the fields that decisions need are kept, so that a thousand jobs fit into little memory.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, Final
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.observe.nodes import NodeView
-from spotune_operator.observe.pod_problems import Trouble, explain_pending
-from spotune_operator.observe.supervisor_status import Reading
+from spotune_operator.observe.pod_problems import PodProblem, pod_problem
+from spotune_operator.observe.supervisor_status import PollResult
 from spotune_operator.providers import GPU_RESOURCE
 
 PREFIX: Final = "spotune.dev/"
-"""Of the annotations that are ours."""
+"""Prefix of the operator's annotations."""
 TEMPLATE_ANNOTATION: Final = f"{PREFIX}template"
-"""Of pods: a hash of the template that they were made from."""
+"""Annotation of pods: a hash of the template that they were created from."""
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 GROUP_LABEL: Final = "ray.io/group"
 
 JobKey = tuple[str, str]
 """Namespace and name of a job."""
 
-_OF_THE_SERVER: Final = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
+_SERVER_FIELDS: Final = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class Pod:
     """A pod of a job.
 
     Attributes:
-        name: Of the pod.
-        namespace: Of the pod.
-        uid: Of the pod.
+        name: Its name.
+        namespace: Its namespace.
+        uid: Its uid.
         job: Name of the job.
         component: ``head`` or ``workers``.
         group: KubeRay's worker group.
-        template: Hash of the template that it was made from; empty if it does not say.
-        node: Where it runs; empty before it is scheduled.
+        template: Hash of the template that it was created from; empty without the annotation.
+        node: Its node; empty before it is scheduled.
         ip: Its address; empty before it has one.
-        phase: Of Kubernetes: Pending, Running, Succeeded, Failed.
-        ready: Whether its condition ``Ready`` holds.
+        phase: ``Pending``, ``Running``, ``Succeeded`` or ``Failed``.
+        ready: Whether its condition ``Ready`` is true.
         created: Unix time.
-        started: Unix time of its first container's start, None before.
-        deleting_since: Unix time at which it was asked to go, None if it was not.
-        grace_seconds: What it then has.
-        gpus: GPUs that it holds.
-        trouble: Why it does not start, None if nothing is known to be wrong.
+        started: Unix time at which its first container started; None before.
+        deleting_since: Unix time of its deletion request; None without one.
+        grace_seconds: Its grace period after that request.
+        gpus: Number of GPUs of its containers.
+        problem: Why it does not start; None if no problem is known.
     """
 
     name: str
@@ -71,31 +71,31 @@ class Pod:
     deleting_since: float | None = None
     grace_seconds: float = 30.0
     gpus: int = 0
-    trouble: Trouble | None = None
+    problem: PodProblem | None = None
 
     @property
     def runs(self) -> bool:
-        """Whether its containers have been started and it is to stay."""
+        """Whether it runs and is not terminating."""
         return self.phase == "Running" and self.deleting_since is None
 
 
 @dataclass(frozen=True)
 class Child:
-    """An object that the operator made, as far as decisions look at it.
+    """An object that the operator created for a job.
 
     Attributes:
-        kind: Of the object.
-        namespace: Of the object.
-        name: Of the object.
-        uid: Of the object.
-        job: Name of the job it belongs to.
-        digest: Of all that a user or we may write: it changes when somebody does.
-        deleting: Whether it is on its way out.
-        phase: Of a claim: Pending, Bound, Lost.
+        kind: Its kind.
+        namespace: Its namespace.
+        name: Its name.
+        uid: Its uid.
+        job: Name of the job.
+        digest: Hash of everything that a user or the operator may write.
+        deleting: Whether it is being deleted.
+        phase: Of a claim: ``Pending``, ``Bound`` or ``Lost``.
         storage_class: Of a claim.
-        capacity: Of a claim: what its volume has, as a quantity.
-        suspended: Of a RayCluster: whether its pods are to go.
-        trouble: Of a RayCluster: why its pods cannot be made.
+        capacity: Of a claim: the size of its volume, as a quantity.
+        suspended: Of a RayCluster: ``spec.suspend``.
+        problem: Of a RayCluster: why KubeRay cannot create its pods.
     """
 
     kind: str
@@ -109,21 +109,21 @@ class Child:
     storage_class: str = ""
     capacity: str = ""
     suspended: bool = False
-    trouble: Trouble | None = None
+    problem: PodProblem | None = None
 
 
 @dataclass(frozen=True)
 class Observed:
-    """All that a decision is made from, besides the job itself.
+    """The observed state of a job: all input of a decision but the job itself.
 
     Attributes:
         provider_ids: ``spec.providerID`` of the cluster's nodes.
         storage_classes: StorageClasses by name, as the API server has them; None: not known yet.
-        children: By kind.
-        pods: Of the job.
-        nodes: By name.
-        reading: Of the supervisor; None while there is no head to ask.
-        refused: By kind: what the API server said to the last try to apply it.
+        children: The job's children, by kind.
+        pods: The job's pods.
+        nodes: The nodes of these pods, by name.
+        poll: The last poll of the supervisor; None without a head pod.
+        refused: The API server's message for each kind of child that it rejected at the last apply.
     """
 
     provider_ids: Sequence[str] = ()
@@ -131,22 +131,32 @@ class Observed:
     children: Mapping[str, Child] = field(default_factory=dict)
     pods: Sequence[Pod] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    reading: Reading | None = None
+    poll: PollResult | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def head(self) -> Pod | None:
-        """The head pod that is to stay, if there is one."""
+        """The head pod that is not terminating; None if there is none."""
         return next((pod for pod in self.pods if pod.component == "head" and pod.deleting_since is None), None)
 
     @property
+    def pod_problem(self) -> PodProblem | None:
+        """Why pods do not start: the head's problem, else a worker's, else why KubeRay cannot create them."""
+        staying = (pod for pod in self.pods if pod.deleting_since is None)
+        for pod in sorted(staying, key=lambda pod: (pod.component != "head", pod.name)):
+            if pod.problem is not None:
+                return pod.problem
+        cluster = self.children.get("RayCluster")
+        return cluster.problem if cluster is not None else None
+
+    @property
     def workers(self) -> list[Pod]:
-        """The worker pods that are to stay."""
+        """The worker pods that are not terminating."""
         return [pod for pod in self.pods if pod.component == "workers" and pod.deleting_since is None]
 
 
 def pod_view(raw: Mapping[str, Any]) -> Pod:
-    """A ``v1.Pod``."""
+    """The view of a ``v1.Pod``."""
     metadata, spec, status = raw["metadata"], raw["spec"], raw.get("status") or {}
     labels = metadata.get("labels") or {}
     deadline = unix_time(metadata.get("deletionTimestamp"))
@@ -169,12 +179,12 @@ def pod_view(raw: Mapping[str, Any]) -> Pod:
         deleting_since=deadline - grace if deadline is not None else None,
         grace_seconds=grace,
         gpus=sum(int(_limits(container).get(GPU_RESOURCE, 0)) for container in spec.get("containers") or ()),
-        trouble=explain_pending(raw),
+        problem=pod_problem(raw),
     )
 
 
 def child_view(raw: Mapping[str, Any], kind: str) -> Child:
-    """A child of any kind."""
+    """The view of a child of any kind."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     return Child(
         kind=kind,
@@ -188,22 +198,22 @@ def child_view(raw: Mapping[str, Any], kind: str) -> Child:
         storage_class=spec.get("storageClassName") or "" if kind == "PersistentVolumeClaim" else "",
         capacity=(status.get("capacity") or {}).get("storage", ""),
         suspended=bool(spec.get("suspend")),
-        trouble=explain_pending(raw) if kind == "RayCluster" else None,
+        problem=pod_problem(raw) if kind == "RayCluster" else None,
     )
 
 
 def content_digest(raw: Mapping[str, Any]) -> str:
-    """A hash of an object without its status and what the API server counts.
+    """A hash of an object without its status and the fields that the API server sets.
 
-    Nor has it the kind: items of a list of Kubernetes' own kinds do not say it, the same objects in a watch do.
+    The kind is left out, too: the API server omits it from the items of a list, and adds it to the events of a watch.
     """
     content = {name: value for name, value in raw.items() if name not in ("apiVersion", "kind", "status", "metadata")}
-    metadata = {name: value for name, value in raw["metadata"].items() if name not in _OF_THE_SERVER}
+    metadata = {name: value for name, value in raw["metadata"].items() if name not in _SERVER_FIELDS}
     return digest({**content, "metadata": metadata})
 
 
 def digest(content: Any) -> str:
-    """A short hash of JSON, whatever the order of its fields."""
+    """A short hash of a JSON value; the order of fields does not matter."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

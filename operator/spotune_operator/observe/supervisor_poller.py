@@ -1,6 +1,6 @@
-"""Asks the supervisors in the head pods how training goes: side by side, at uneven times, and never more than it helps.
+"""Polls ``/progress`` of the supervisor in each head pod: concurrently, with jitter, and no faster than settings allow.
 
-What a supervisor says is shown and acted on; that it does not answer proves nothing and ends nothing.
+A failed poll is recorded as such. It never counts as evidence that training has stopped.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import aiohttp
 
 from spotune_operator.children.ports import PROGRESS
 from spotune_operator.observe.state import JobKey
-from spotune_operator.observe.supervisor_status import Reading, Said, SaidSupervisor, understood
+from spotune_operator.observe.supervisor_status import PollResult, ProgressResponse, SupervisorResponse, parse_progress
 from spotune_operator.settings import Settings
 
-_LARGEST_BYTES: Final = 1 << 20
-_STEADY: Final = frozenset({"Training", "Evaluating", "Exporting", "Done", "Failed"})
+_MAX_RESPONSE_BYTES: Final = 1 << 20
+_STEADY_PHASES: Final = frozenset({"Training", "Evaluating", "Exporting", "Done", "Failed"})
 
 
 @dataclass
 class _Target:
-    """A supervisor that is asked again and again."""
+    """A supervisor that is polled."""
 
     address: str
     task: asyncio.Task[None]
-    reading: Reading = field(default_factory=Reading)
+    poll: PollResult = field(default_factory=PollResult)
 
 
 class Poller:
-    """Keeps the newest reading of each job that has a head pod; an asynchronous context manager.
+    """Keeps the newest poll result of each job that has a head pod; an asynchronous context manager.
 
     Args:
-        settings: How often, how many at a time, how patiently.
-        changed: Called with the job whose reading says something new.
-        clock: Unix time.
-        port: At which supervisors answer.
+        settings: Poll intervals, concurrency and timeout.
+        changed: Called with the key of a job whose progress has changed.
+        clock: Returns Unix time.
+        port: Port of the supervisors.
     """
 
     def __init__(
@@ -70,16 +70,19 @@ class Poller:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for key in list(self._targets):
-            self.watch(key, "")
+            self.set_target(key, "")
         if self._session is not None:
             await self._session.close()
 
-    def watch(self, key: JobKey, ip: str) -> Reading | None:
-        """Have a job's supervisor asked at an address from now on; the newest reading.
+    def set_target(self, key: JobKey, ip: str) -> PollResult | None:
+        """Poll a job's supervisor at this address from now on.
 
         Args:
             key: The job.
-            ip: Of its head pod; empty: there is none, and nobody is asked any more.
+            ip: Address of its head pod; empty: there is none, so polling stops.
+
+        Returns:
+            The newest poll result of this address; None without a head pod.
         """
         address = f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port}" if ip else ""
         target = self._targets.get(key)
@@ -88,80 +91,80 @@ class Poller:
             del self._targets[key]
             target = None
         if target is None and address:
-            task = asyncio.get_running_loop().create_task(self._follow(key), name=f"progress of {'/'.join(key)}")
+            task = asyncio.get_running_loop().create_task(self._poll_forever(key), name=f"progress of {'/'.join(key)}")
             target = self._targets[key] = _Target(address, task)
-        return target.reading if target is not None else None
+        return target.poll if target is not None else None
 
-    def asks(self, key: JobKey) -> bool:
-        """Whether a job has a supervisor that is asked."""
+    def is_polling(self, key: JobKey) -> bool:
+        """Whether the supervisor of a job is polled."""
         return key in self._targets
 
-    async def ask(self, key: JobKey, what: str) -> None:
-        """Tell a job's supervisor to ``stop`` or to ``start``; once, without minding whether it heard.
+    async def send_command(self, key: JobKey, command: str) -> None:
+        """Send ``stop`` or ``start`` to a job's supervisor, once.
 
-        It is told again with the next pass if it did not.
+        A failure is ignored: the next reconcile sends the command again if it is still needed.
         """
         target = self._targets.get(key)
         if target is None or self._session is None:
             return
         try:
             body = {"seconds": self._settings.stop_seconds}
-            async with self._session.post(f"{target.address}/{what}", json=body, allow_redirects=False) as answer:
-                content = await _content(answer)
+            async with self._session.post(f"{target.address}/{command}", json=body, allow_redirects=False) as response:
+                content = await _content(response)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return
-        if target.reading.answer is not None:  # or else the rest is soon known, too
-            supervisor = SaidSupervisor.model_validate(content)
-            self._take_in(key, target, target.reading.answer.model_copy(update={"supervisor": supervisor}))
+        if target.poll.response is not None:  # otherwise the first poll follows soon
+            supervisor = SupervisorResponse.model_validate(content)
+            self._store(key, target, target.poll.response.model_copy(update={"supervisor": supervisor}))
 
-    async def _follow(self, key: JobKey) -> None:
+    async def _poll_forever(self, key: JobKey) -> None:
         while True:
             target = self._targets[key]
             async with self._limit:
-                await self._look(key, target)
-            phase = target.reading.said.phase
-            every = self._settings.poll_seconds if phase in _STEADY else self._settings.start_poll_seconds
+                await self._poll(key, target)
+            phase = target.poll.progress.phase
+            every = self._settings.poll_seconds if phase in _STEADY_PHASES else self._settings.start_poll_seconds
             await asyncio.sleep(every * random.uniform(0.8, 1.2))
 
-    async def _look(self, key: JobKey, target: _Target) -> None:
-        assert self._session is not None, "supervisors are asked within the context"
+    async def _poll(self, key: JobKey, target: _Target) -> None:
+        assert self._session is not None, "the poller is used within its context"
         try:
-            async with self._session.get(f"{target.address}/progress", allow_redirects=False) as answer:
-                content = await _content(answer)
+            async with self._session.get(f"{target.address}/progress", allow_redirects=False) as response:
+                content = await _content(response)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            failed = target.reading.failing_since is not None
-            words = f"the supervisor at {target.address} does not answer ({str(error) or type(error).__name__})"
-            since = target.reading.failing_since if failed else self._clock()
-            target.reading = replace(target.reading, failing_since=since, error=words)
-            if not failed:
+            text = f"the supervisor at {target.address} does not answer ({str(error) or type(error).__name__})"
+            is_first_failure = target.poll.failing_since is None
+            since = self._clock() if is_first_failure else target.poll.failing_since
+            target.poll = replace(target.poll, failing_since=since, error=text)
+            if is_first_failure:
                 self._changed(key)
             return
-        self._take_in(key, target, understood(content))
+        self._store(key, target, parse_progress(content))
 
-    def _take_in(self, key: JobKey, target: _Target, answer: Said) -> None:
-        before = target.reading
-        target.reading = Reading(answer, self._clock())
-        if before.failing_since is not None or before.answer is None or not before.answer.says_the_same(answer):
+    def _store(self, key: JobKey, target: _Target, response: ProgressResponse) -> None:
+        before = target.poll
+        target.poll = PollResult(response, self._clock())
+        if before.failing_since is not None or before.response is None or not before.response.same_progress(response):
             self._changed(key)
 
 
-async def _content(answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The JSON object of an answer.
+async def _content(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The JSON object of a response.
 
     Raises:
-        ValueError: It is none, or larger than any supervisor's.
+        ValueError: The status is not 2xx, or the body is not a JSON object or is larger than 1 MiB.
     """
-    if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
-        raise ValueError(f"it says {answer.status} {answer.reason}")
+    if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
+        raise ValueError(f"HTTP {response.status} {response.reason}")
     text = bytearray()
-    async for part in answer.content.iter_any():
+    async for part in response.content.iter_any():
         text += part
-        if len(text) > _LARGEST_BYTES:
-            raise ValueError("its answer does not end")
+        if len(text) > _MAX_RESPONSE_BYTES:
+            raise ValueError("its response is larger than 1 MiB")
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise ValueError("its answer is nested too deeply") from error
+        raise ValueError("its response is nested too deeply") from error
     if not isinstance(found, dict):
-        raise ValueError("its answer is not a JSON object")
+        raise ValueError("its response is not a JSON object")
     return found

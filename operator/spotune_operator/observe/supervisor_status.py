@@ -1,8 +1,26 @@
-"""What a supervisor says at ``/progress``, read once: what is not as it should be counts as not said.
+"""The response of a supervisor's ``/progress``, parsed leniently, and how fresh it is.
 
-A supervisor may be older or newer than the operator, broken, or somebody else's program at the same address. Nothing
-that it says may end a pass, or come into a status in a form that the API server refuses or gives back as another one
-(which would be written again and again).
+A supervisor may be older or newer than the operator, broken, or another program at the same address. So a missing or
+invalid field gets its default, and every value is limited to what a status can store: a response must never fail a
+reconcile, and the API server must return each value exactly as it was written (or the operator would write it again
+and again).
+
+``PollResult.freshness`` classifies a poll. The first row that applies decides:
+
+=================  =====================================================================  ==========================
+freshness          when                                                                   what can be concluded
+=================  =====================================================================  ==========================
+``UNREACHABLE``    polls have failed for ``unreachable_seconds``                          nothing: training continues
+``NO_RESPONSE``    no poll has succeeded yet                                              nothing yet
+``DRIVER_SILENT``  an active phase, and the driver wrote its status over 20 s ago         the driver is probably gone
+``RANKS_SILENT``   Training or Evaluating, and the last heartbeat of the ranks is over    a rank may be gone
+                   15 s old
+``REPEATED``       an active phase, but the supervisor is still in ``preflight`` or       nothing yet: the phase is a
+                   ``waiting``                                                            previous supervisor's
+``FRESH``          otherwise                                                              the phase is current
+=================  =====================================================================  ==========================
+
+The active phases are ``Training``, ``Evaluating`` and ``Exporting``.
 """
 
 from __future__ import annotations
@@ -10,6 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -25,53 +44,55 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-_LONGEST_TEXT: Final = 2000
-"""Characters of a text that are kept: it is for people, in a condition."""
-_MOST_CHECKS: Final = 50
-_MOST_SCORES: Final = 50
+_MAX_TEXT_LENGTH: Final = 2000
+"""Maximum number of characters of a text: people read it in a condition."""
+_MAX_CHECKS: Final = 50
+_MAX_SCORES: Final = 50
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
-_LARGEST_COUNT: Final = 2**53 - 1
-"""JSON's numbers are exact up to here, whoever reads them."""
-_END_OF_TIME: Final = 253402300799.0
-"""The last second of the year 9999, after which RFC 3339 has no words."""
-_LONGEST_WAIT_SECONDS: Final = 1e9
-_OLD_SECONDS: Final = 20.0
-"""A driver that lives writes twice a second, if the volume lets it."""
+_MAX_COUNT: Final = 2**53 - 1
+"""Largest integer that every JSON parser reads exactly."""
+_MAX_UNIX_TIME: Final = 253402300799.0
+"""The last second of the year 9999, the latest time of RFC 3339."""
+_MAX_ETA_SECONDS: Final = 1e9
+_STALE_SECONDS: Final = 20.0
+"""A running driver writes its status twice a second, unless the volume is slow."""
 _SILENT_SECONDS: Final = 15.0
-"""Workers that train give a sign of life with every micro-batch. A status is to be true within half a minute, and
-supervisors are asked every 12 s at least."""
-_WITH_SIGNS: Final = frozenset({"Training", "Evaluating"})
+"""Training ranks send a heartbeat with every micro-batch. The status promises to be true within 30 s, and a poll takes
+place at least every 12 s."""
+_PHASES_WITH_HEARTBEAT: Final = frozenset({"Training", "Evaluating"})
+ACTIVE_PHASES: Final = frozenset({"Training", "Evaluating", "Exporting"})
+"""Phases of the trainer in which the workers are at work."""
 
 
 def _storable(text: str) -> str:
-    """A text of limited length that UTF-8 can hold: half a surrogate pair would come back as another character."""
-    return text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
+    """The text, limited in length and valid UTF-8: the API server would change a lone surrogate."""
+    return text[:_MAX_TEXT_LENGTH].encode("utf-8", "replace").decode()
 
 
 def _mappings(items: Any) -> Any:
-    """The items of a list that are mappings."""
-    return [item for item in items if isinstance(item, dict)][:_MOST_CHECKS] if isinstance(items, list) else items
+    """The mappings in a list, limited in number; anything else unchanged."""
+    return [item for item in items if isinstance(item, dict)][:_MAX_CHECKS] if isinstance(items, list) else items
 
 
 def _scores(items: Any) -> Any:
-    """The numbers of a mapping whose keys are names."""
+    """The numbers in a mapping whose keys are metric names, limited in number; anything else unchanged."""
     if not isinstance(items, dict):
         return items
     numbers = {name: value for name, value in items.items() if isinstance(value, int | float) and _NAME.match(name)}
-    return dict(list(numbers.items())[:_MOST_SCORES])
+    return dict(list(numbers.items())[:_MAX_SCORES])
 
 
 Text = Annotated[str, AfterValidator(_storable)]
 Word = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]{0,63}$")]
-"""A name in CamelCase, which may become the reason of a condition."""
-Count = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
+"""A name in CamelCase that is valid as the reason of a condition."""
+Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 Amount = Annotated[float, Field(ge=0)]
-Time = Annotated[float, Field(ge=0, le=_END_OF_TIME)]
+Time = Annotated[float, Field(ge=0, le=_MAX_UNIX_TIME)]
 """Unix time."""
 
 
-class _Said(BaseModel):
-    """A part of the answer. A field that is missing or wrong is as its default, and one that is not known no matter."""
+class _LenientModel(BaseModel):
+    """A part of the response. A missing or invalid field gets its default; an unknown one is ignored."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, extra="ignore", frozen=True, strict=True, allow_inf_nan=False, validate_by_name=True
@@ -79,26 +100,26 @@ class _Said(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _forgive(cls, value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    def _default_if_invalid(cls, value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         assert info.field_name is not None, "this validates fields"
         field = cls.model_fields[info.field_name]
         try:
             return validate(value)
         except ValidationError:
             if field.is_required():
-                raise  # the part is worth nothing without it
+                raise  # the part is useless without this field
             return field.get_default(call_default_factory=True)
 
 
-class SaidCheckpoint(_Said):
-    """The newest checkpoint: the step that it holds the state after, and when it was committed."""
+class CheckpointResponse(_LenientModel):
+    """The newest checkpoint: the step after which it was taken, and the Unix time of its commit."""
 
     step: Count
     time: Time
 
 
-class SaidRestarts(_Said):
-    """Restarts of worker groups by cause; None: not said."""
+class RestartsResponse(_LenientModel):
+    """Restarts of worker groups by cause; None: not in the response."""
 
     worker_lost: Count | None = None
     head_lost: Count | None = None
@@ -108,35 +129,35 @@ class SaidRestarts(_Said):
     out_of_memory: Count | None = None
 
 
-class SaidCheck(_Said):
-    """One check of the preflight."""
+class CheckResponse(_LenientModel):
+    """One check of the preflight; ``skipped`` if it could only repeat the failure of an earlier check."""
 
     name: Text = ""
-    status: Literal["passed", "failed", "running", ""] = ""
+    status: Literal["passed", "failed", "running", "skipped", ""] = ""
     message: Text = ""
 
 
-class SaidPreflight(_Said):
+class PreflightResponse(_LenientModel):
     """The preflight: whether all checks have passed."""
 
     passed: bool = False
-    checks: Annotated[list[SaidCheck], BeforeValidator(_mappings)] = []
+    checks: Annotated[list[CheckResponse], BeforeValidator(_mappings)] = []
 
 
-class SaidSupervisor(_Said):
-    """What the supervisor says of itself.
+class SupervisorResponse(_LenientModel):
+    """The state of the supervisor itself.
 
-    ``job`` is the SHA-256 of the job file that it works by; empty before it has read one.
+    ``job`` is the SHA-256 of the job file in use; empty until the supervisor has read one.
     """
 
     job: Text = ""
     state: Literal["preflight", "running", "waiting", "stopping", "stopped", "failed", "trained", ""] = ""
     message: Text = ""
-    preflight: SaidPreflight = SaidPreflight()
+    preflight: PreflightResponse = PreflightResponse()
 
 
-class Said(_Said):
-    """An answer of ``/progress``, as far as the operator understands it; empty, zero or None: not said."""
+class ProgressResponse(_LenientModel):
+    """The fields of a ``/progress`` response that the operator uses; empty or None: not in the response."""
 
     phase: Word | Literal[""] = ""
     message: Text = ""
@@ -151,55 +172,86 @@ class Said(_Said):
     mfu: Amount | None = None
     age_seconds: Amount | None = None
     silent_seconds: Amount | None = None
-    eta_seconds: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_SECONDS)] | None = None
+    eta_seconds: Annotated[float, Field(ge=0, le=_MAX_ETA_SECONDS)] | None = None
     resumed_from_step: Count | None = None
     steps_lost: Count | None = None
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
-    last_checkpoint: SaidCheckpoint | None = None
+    last_checkpoint: CheckpointResponse | None = None
     checkpoint_problem: Text = ""
-    restarts: SaidRestarts = SaidRestarts()
-    supervisor: SaidSupervisor = SaidSupervisor()
+    restarts: RestartsResponse = RestartsResponse()
+    supervisor: SupervisorResponse = SupervisorResponse()
 
     @property
-    def is_old(self) -> bool:
-        """Whether the driver has written nothing for so long that it is likely to be gone: its last words stay."""
-        return self.age_seconds is not None and self.age_seconds > _OLD_SECONDS
+    def is_stale(self) -> bool:
+        """Whether the driver's status is so old that the driver is probably gone."""
+        return self.age_seconds is not None and self.age_seconds > _STALE_SECONDS
 
     @property
     def is_silent(self) -> bool:
-        """Whether workers that train have given no sign of life for so long that one of them may be gone."""
-        return self.phase in _WITH_SIGNS and (self.silent_seconds or 0.0) > _SILENT_SECONDS
+        """Whether the last heartbeat of training ranks is so old that one of them may be gone."""
+        return self.phase in _PHASES_WITH_HEARTBEAT and (self.silent_seconds or 0.0) > _SILENT_SECONDS
 
-    def says_the_same(self, other: Said) -> bool:
-        """Whether nothing has happened between the two; the time left, their age and goodput change without that."""
+    def same_progress(self, other: ProgressResponse) -> bool:
+        """Whether two responses differ in nothing but values that change all the time: ETA, ages and goodput."""
         times = {"eta_seconds": None, "age_seconds": None, "silent_seconds": None, "goodput": None}
-        if (self.is_old, self.is_silent) != (other.is_old, other.is_silent):
+        if (self.is_stale, self.is_silent) != (other.is_stale, other.is_silent):
             return False
         return self.model_copy(update=times) == other.model_copy(update=times)
 
 
-def understood(content: Mapping[str, Any]) -> Said:
-    """What a JSON object says, whatever is in it."""
-    return Said.model_validate(dict(content))
+def parse_progress(content: Mapping[str, Any]) -> ProgressResponse:
+    """The response in a JSON object; never fails."""
+    return ProgressResponse.model_validate(dict(content))
+
+
+class Freshness(StrEnum):
+    """How far a poll can be trusted; the module docstring has the rule."""
+
+    UNREACHABLE = "unreachable"
+    NO_RESPONSE = "no-response"
+    DRIVER_SILENT = "driver-silent"
+    RANKS_SILENT = "ranks-silent"
+    REPEATED = "repeated"
+    FRESH = "fresh"
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What is known from asking a supervisor.
+class PollResult:
+    """The last ``/progress`` response of a supervisor, or the reason why polling fails.
 
     Attributes:
-        answer: The last one; None before the first.
-        at: Unix time of it.
-        failing_since: Unix time of the first of the failed tries since; None after a good one.
-        error: Why the last try failed.
+        response: The last successful response; None before the first.
+        received_at: Unix time of it.
+        failing_since: Unix time of the first failed poll since that response; None if the last poll succeeded.
+        error: Why the last poll failed.
     """
 
-    answer: Said | None = None
-    at: float = 0.0
+    response: ProgressResponse | None = None
+    received_at: float = 0.0
     failing_since: float | None = None
     error: str = ""
 
     @property
-    def said(self) -> Said:
-        """The last answer; one that says nothing before the first."""
-        return self.answer or Said()
+    def progress(self) -> ProgressResponse:
+        """The last response; an empty one before the first."""
+        return self.response or ProgressResponse()
+
+    def freshness(self, now: float, unreachable_seconds: float) -> Freshness:
+        """How far the poll can be trusted; the module docstring has the rule.
+
+        Args:
+            now: Unix time.
+            unreachable_seconds: Duration of failing polls after which a supervisor counts as unreachable.
+        """
+        is_active = self.progress.phase in ACTIVE_PHASES
+        if self.failing_since is not None and now - self.failing_since >= unreachable_seconds:
+            return Freshness.UNREACHABLE
+        if self.response is None:
+            return Freshness.NO_RESPONSE
+        if is_active and self.response.is_stale:
+            return Freshness.DRIVER_SILENT
+        if self.response.is_silent:
+            return Freshness.RANKS_SILENT
+        if is_active and self.response.supervisor.state in ("preflight", "waiting"):
+            return Freshness.REPEATED
+        return Freshness.FRESH

@@ -1,4 +1,25 @@
-"""Where a job is to be brought: to run, to stand still, or to be cleared away; and with how many workers."""
+"""The desired state of a job's RayCluster: its target, and its number of workers.
+
+The target follows from this table. The first row whose condition holds decides:
+
+===  ===================================================================  =============  ==============================
+row  condition                                                            target         what happens to the pods
+===  ===================================================================  =============  ==============================
+1    the job has ended, and ``cleanup.cluster`` is ``keep``               ``KEEP``       nothing
+2    the job has ended, and ``cleanup.after`` has passed since            ``DELETE``     deleted with the RayCluster
+3    the job has ended                                                    ``HEAD_ONLY``  workers are deleted
+4    the pods need not stop                                               ``RUN``        created as the spec asks
+5    the supervisor can still commit                                      ``COMMIT``     kept until it has committed
+6    the RayCluster is in a queue, so that only Kueue may suspend it      ``DELETE``     deleted with the RayCluster
+7    otherwise                                                            ``SUSPEND``    deleted; the RayCluster stays
+===  ===================================================================  =============  ==============================
+
+- *The job has ended*: ``outcome`` is ``trained`` or ``failed``. A change of the spec can reopen it (see ``outcome``).
+- *The pods must stop* if the spec has ``suspend: true``, if a pod has an outdated template, or if a suspension by the
+  operator is under way: it is completed before the pods are created again.
+- *The supervisor can commit* if the head runs, the supervisor has not stopped and is reachable, and no suspension by
+  the operator is under way.
+"""
 
 from __future__ import annotations
 
@@ -12,41 +33,50 @@ from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas
 from spotune_operator.kube.conditions import find, is_true, since
 from spotune_operator.observe.state import Observed, Pod
-from spotune_operator.observe.supervisor_status import Reading
+from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, Freshness, PollResult, ProgressResponse
 from spotune_operator.settings import Settings
 
 Outcome = Literal["trained", "failed"]
 
+_PHASES_AFTER_PREPARATION: Final = ACTIVE_PHASES | {"WaitingForWorkers", "Loading", "Done"}
+"""Phases that the trainer reaches only with prepared data."""
 
-class Aim(StrEnum):
-    """What is wanted of the RayCluster."""
+
+class ClusterTarget(StrEnum):
+    """The desired state of the RayCluster."""
 
     RUN = "run"
-    """Pods as the job asks for them."""
+    """Head and workers as the spec asks for them."""
     COMMIT = "commit"
-    """As they are, while the supervisor commits and stops, because they are to go next."""
-    FREE = "free"
-    """No pods; the RayCluster stays, unless it is in a queue, where only Kueue may suspend it."""
-    RELEASE = "release"
-    """The head alone, which can still be asked: the job has ended."""
-    LEAVE = "leave"
-    """As it is: the job has ended and its user wants to look at it."""
+    """Unchanged while the supervisor commits and stops; the pods are deleted next."""
+    SUSPEND = "suspend"
+    """No pods, but the RayCluster stays."""
+    HEAD_ONLY = "head-only"
+    """The head alone: the job has ended, and its supervisor still serves the result."""
+    KEEP = "keep"
+    """Unchanged: the job has ended, and the spec asks to keep the cluster."""
     DELETE = "delete"
     """No RayCluster."""
 
 
+_PAUSED: Final = (ClusterTarget.COMMIT, ClusterTarget.SUSPEND, ClusterTarget.DELETE)
+
+
 @dataclass(frozen=True)
-class Situation:
-    """A job at one moment, with what every part of a decision needs to know of it.
+class ReconcileContext:
+    """The input of a reconcile, and what follows from it.
+
+    The properties build on one another in this order: freshness of the progress, outcome, target, prerequisites,
+    replicas.
 
     Attributes:
         job: The job.
-        generation: ``metadata.generation`` of it.
-        job_file: SHA-256 of the job file that its supervisor is to work by.
+        generation: Its ``metadata.generation``.
+        job_file: SHA-256 of the job file for its supervisor.
         templates: Hash of the pod template, by ``head`` or worker group.
-        renewed: Whether the templates are others than at the last pass.
-        previous: The status so far.
-        seen: What is known of its surroundings.
+        templates_changed: Whether a template differs from the last reconcile.
+        previous: The status of the last reconcile.
+        observed: The state of the cluster.
         now: Unix time.
         settings: The operator's.
     """
@@ -55,140 +85,160 @@ class Situation:
     generation: int
     job_file: str
     templates: dict[str, str]
-    renewed: bool
+    templates_changed: bool
     previous: FinetuneJobStatus
-    seen: Observed
+    observed: Observed
     now: float
     settings: Settings
 
-    @property
-    def reading(self) -> Reading:
-        """What the supervisor last said; an empty one while there is nobody to ask."""
-        return self.seen.reading or Reading()
+    # Progress and its freshness
 
     @property
-    def unreachable(self) -> bool:
-        """Whether the supervisor has been silent for so long that nobody waits for it."""
-        failing = self.reading.failing_since
-        return failing is not None and self.now - failing >= self.settings.unreachable_seconds
+    def poll(self) -> PollResult:
+        """The last poll of the supervisor; an empty one without a head pod."""
+        return self.observed.poll or PollResult()
 
     @property
-    def is_told(self) -> bool:
-        """Whether the supervisor knows how training goes: a new one repeats at first what was said before it."""
-        supervisor = self.reading.said.supervisor
-        repeats = supervisor.state in ("preflight", "waiting") and self.is_training
-        return self.reading.answer is not None and not repeats
+    def progress(self) -> ProgressResponse:
+        """The last response of the supervisor; an empty one before the first."""
+        return self.poll.progress
 
     @property
-    def is_training(self) -> bool:
-        """Whether steps are made, as far as anybody can tell."""
-        said = self.reading.said
-        return said.phase in STEPPING and not (said.is_old or said.is_silent or self.unreachable)
+    def freshness(self) -> Freshness:
+        """How far ``progress`` can be trusted."""
+        return self.poll.freshness(self.now, self.settings.unreachable_seconds)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether polls have failed for so long that the operator no longer waits for the supervisor."""
+        return self.freshness is Freshness.UNREACHABLE
+
+    @property
+    def has_own_progress(self) -> bool:
+        """Whether ``progress`` is the supervisor's own; a new one first repeats the progress of its predecessor."""
+        return self.poll.response is not None and self.freshness is not Freshness.REPEATED
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the workers train, evaluate or export, as far as the operator can tell."""
+        return self.progress.phase in ACTIVE_PHASES and self.freshness in (Freshness.FRESH, Freshness.REPEATED)
+
+    # Outcome
 
     @cached_property
-    def outdated(self) -> list[Pod]:
-        """Pods of earlier templates."""
-        pods = [pod for pod in self.seen.pods if pod.deleting_since is None]
+    def outdated_pods(self) -> list[Pod]:
+        """Pods of an earlier template that are not terminating yet."""
+        pods = [pod for pod in self.observed.pods if pod.deleting_since is None]
         return [pod for pod in pods if pod.template != self.templates.get(_template_of(pod))]
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """How the job ended, if it has."""
-        supervisor = self.reading.said.supervisor
-        if supervisor.job == self.job_file and not self.outdated:
+        """How the job has ended; None while it has not.
+
+        The supervisor decides, if it works on the current job file in current pods. Otherwise the status does: a
+        trained job stays trained unless the spec asks for longer training, a failed job stays failed until the spec
+        changes.
+        """
+        supervisor = self.progress.supervisor
+        if supervisor.job == self.job_file and not self.outdated_pods:
             if supervisor.state == "trained":
                 return "trained"
             if supervisor.state == "failed":
                 return "failed"
-        return self._earlier_outcome(is_current=supervisor.job in ("", self.job_file))
+        return self._recorded_outcome(has_current_job=supervisor.job in ("", self.job_file))
 
-    def _earlier_outcome(self, *, is_current: bool) -> Outcome | None:
-        """What the status says of the end, unless the job has been changed since."""
+    def _recorded_outcome(self, *, has_current_job: bool) -> Outcome | None:
+        """The outcome that the status records, unless the job has been changed since."""
         conditions = self.previous.conditions
-        if is_true(conditions, "Complete") and not self._is_to_train_longer():
+        if is_true(conditions, "Complete") and not self._asks_for_longer_training():
             return "trained"
         failed = find(conditions, "Failed")
         if failed is None or failed.status != "True" or failed.observed_generation != self.generation:
             return None
-        return "failed" if is_current else None
+        return "failed" if has_current_job else None
 
-    def _is_to_train_longer(self) -> bool:
+    def _asks_for_longer_training(self) -> bool:
         trained, training = self.previous.trained, self.job.spec.training
         return trained is not None and (trained.epochs, trained.max_steps) != (training.epochs, training.max_steps)
 
-    @cached_property
-    def aim(self) -> Aim:
-        """What is wanted of the RayCluster now."""
-        if self.outcome is not None:
-            if self.job.spec.cleanup.cluster == "keep":
-                return Aim.LEAVE
-            return Aim.DELETE if self.now >= self.cleanup_at else Aim.RELEASE
-        if not (self.job.spec.suspend or self.outdated or self._is_being_freed()):
-            return Aim.RUN
-        if not self._is_being_freed() and self._is_worth_waiting_for():
-            return Aim.COMMIT
-        return Aim.DELETE if self.job.spec.cluster.queue_name else Aim.FREE
+    # Target
 
-    def _is_being_freed(self) -> bool:
-        """Whether pods are on their way out because the operator wanted it; in a queue it is Kueue that suspends."""
-        cluster = self.seen.children.get("RayCluster")
-        is_ours = cluster is not None and cluster.suspended and not self.job.spec.cluster.queue_name
-        return is_ours and bool(self.seen.pods)
+    @cached_property
+    def target(self) -> ClusterTarget:
+        """The desired state of the RayCluster; the comments name the rows of the module's table."""
+        if self.outcome is not None:
+            return self._target_of_ended_job()
+        is_suspending = self._is_suspending()
+        if not (self.job.spec.suspend or self.outdated_pods or is_suspending):
+            return ClusterTarget.RUN  # row 4
+        if not is_suspending and self._can_commit():
+            return ClusterTarget.COMMIT  # row 5
+        return ClusterTarget.DELETE if self.job.spec.cluster.queue_name else ClusterTarget.SUSPEND  # rows 6 and 7
+
+    def _target_of_ended_job(self) -> ClusterTarget:
+        """Rows 1 to 3."""
+        if self.job.spec.cleanup.cluster == "keep":
+            return ClusterTarget.KEEP
+        return ClusterTarget.DELETE if self.now >= self.cleanup_at else ClusterTarget.HEAD_ONLY
+
+    def _is_suspending(self) -> bool:
+        """Whether the operator has suspended the RayCluster and pods are left; in a queue, Kueue suspends."""
+        cluster = self.observed.children.get("RayCluster")
+        is_by_operator = cluster is not None and cluster.suspended and not self.job.spec.cluster.queue_name
+        return is_by_operator and bool(self.observed.pods)
+
+    def _can_commit(self) -> bool:
+        """Whether a reachable supervisor runs that has not stopped yet."""
+        head = self.observed.head
+        has_stopped = self.progress.supervisor.state in ("stopped", "failed", "trained")
+        return head is not None and head.runs and not has_stopped and not self.is_unreachable
 
     @property
-    def stands_still(self) -> bool:
-        """Whether the job goes on later, and its pods are not wanted until then."""
-        return self.outcome is None and self.aim in (Aim.COMMIT, Aim.FREE, Aim.DELETE)
+    def is_paused(self) -> bool:
+        """Whether the pods stop although the job has not ended: it continues later."""
+        return self.outcome is None and self.target in _PAUSED
 
     @property
     def cleanup_at(self) -> float:
-        """Unix time at which the cluster of a job that has ended goes."""
+        """Unix time at which the cluster of a job that has ended is deleted."""
         name = "Complete" if self.outcome == "trained" else "Failed"
         ended = since(self.previous.conditions, name) if is_true(self.previous.conditions, name) else None
         return (self.now if ended is None else ended) + self.job.spec.cleanup.after.seconds
 
-    def _is_worth_waiting_for(self) -> bool:
-        """Whether there is a supervisor that has something to commit, and may be able to."""
-        head = self.seen.head
-        stopped = self.reading.said.supervisor.state in ("stopped", "failed", "trained")
-        return head is not None and head.runs and not stopped and not self.unreachable
+    # Prerequisites of workers, and their number
 
     @property
     def preflight_passed(self) -> bool:
-        """Whether the pods have shown that the job can be run; true from then on, until the pods are others."""
-        earlier = is_true(self.previous.conditions, "PreflightPassed") and not self.renewed
-        return earlier or self.reading.said.supervisor.preflight.passed
+        """Whether the preflight has passed; this stays true until the pod templates change."""
+        earlier = is_true(self.previous.conditions, "PreflightPassed") and not self.templates_changed
+        return earlier or self.progress.supervisor.preflight.passed
 
     @property
     def prepares_data(self) -> bool:
-        """Whether the data has to be made before there is anything to train on."""
+        """Whether the job has raw data to prepare before training."""
         dataset = self.job.spec.dataset
         return dataset.prepare is not None and dataset.train is None
 
     @property
     def data_prepared(self) -> bool:
-        """Whether there is data to train on; true from then on, like ``preflight_passed``."""
-        earlier = is_true(self.previous.conditions, "DataPrepared") and not self.renewed
-        return not self.prepares_data or earlier or self.reading.said.phase in _AFTER_PREPARING
+        """Whether prepared data exists; this stays true until the pod templates change."""
+        earlier = is_true(self.previous.conditions, "DataPrepared") and not self.templates_changed
+        return not self.prepares_data or earlier or self.progress.phase in _PHASES_AFTER_PREPARATION
 
     @cached_property
     def replicas(self) -> Replicas:
-        """Worker pods wanted: none before there is something that they can do."""
-        if self.aim in (Aim.RELEASE, Aim.DELETE) or not (self.preflight_passed and self.data_prepared):
+        """The desired number of worker pods: 0 until the preflight has passed and the data is prepared."""
+        has_work = self.preflight_passed and self.data_prepared
+        if self.target in (ClusterTarget.HEAD_ONLY, ClusterTarget.DELETE) or not has_work:
             return Replicas(0)
         count = self.job.spec.workers.count
-        return Replicas(count, min(count, len(overdue(self.job, self.seen.workers, self.now))))
-
-
-STEPPING: Final = frozenset({"Training", "Evaluating", "Exporting"})
-"""Phases of the trainer in which it does what it is there for."""
-_AFTER_PREPARING = frozenset({"WaitingForWorkers", "Loading", "Training", "Evaluating", "Exporting", "Done"})
+        return Replicas(count, min(count, len(overdue(self.job, self.observed.workers, self.now))))
 
 
 def overdue(job: FinetuneJob, workers: Sequence[Pod], now: float) -> list[Pod]:
-    """Workers that have waited for a spot node for so long that others take their place on demand.
+    """Workers that have waited for a spot node for ``onDemandAfter``: each gets an on-demand worker in its place.
 
-    They go on waiting: when one of them runs, the one in its place goes.
+    The spot worker stays pending. When it runs, its on-demand replacement is removed.
     """
     if job.spec.workers.capacity != "spot-then-on-demand":
         return []
@@ -197,7 +247,7 @@ def overdue(job: FinetuneJob, workers: Sequence[Pod], now: float) -> list[Pod]:
 
 
 def next_overdue(job: FinetuneJob, workers: Sequence[Pod], now: float) -> float | None:
-    """Seconds until the next worker has waited for too long."""
+    """Seconds until the next worker becomes overdue; None if none will."""
     if job.spec.workers.capacity != "spot-then-on-demand":
         return None
     left = [pod.created + job.spec.workers.on_demand_after.seconds - now for pod in _waiting_for_spot(workers)]

@@ -1,6 +1,7 @@
-"""Events about a job: one for each condition that turned, and for each restart. Each is named by what it tells of.
+"""Kubernetes Events of a job: one for each notable transition of a condition, and one for each restart.
 
-The name makes an Event that is written again, after a crash between it and the status, the same Event.
+The name of an Event is a hash of what it reports. If the operator crashes after it has written an Event and before it
+has written the status, it writes the same Event again, and not a second one.
 """
 
 from __future__ import annotations
@@ -9,28 +10,31 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from spotune.job import API_VERSION, KIND, Condition, FinetuneJobStatus
-from spotune_operator.kube.conditions import Finding, find
+from spotune_operator.kube.conditions import Finding, find, referenced, with_cause
 from spotune_operator.kube.timestamps import rfc3339
-from spotune_operator.observe.caches import KnownJob
+from spotune_operator.observe.caches import CachedJob
 from spotune_operator.observe.state import digest
 
 _CAUSES: Final = {
     "worker_lost": "a worker was lost",
     "head_lost": "the head was lost",
     "preempted": "a node was reclaimed",
-    "hang": "the workers gave no sign of life",
+    "hang": "the workers sent no heartbeat",
     "app_error": "the model, the data or the code failed",
     "out_of_memory": "a worker ran out of memory",
 }
-_QUIET: Final = frozenset({"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy"})
-"""Conditions that turn as a matter of course, or whose turns ``Ready`` tells."""
-_LONGEST: Final = 1000
+_ROUTINE: Final = frozenset({"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy"})
+"""Conditions whose transitions are routine, or are reported for ``Ready``."""
+_MAX_MESSAGE_LENGTH: Final = 1000
 
 
 def job_events(
-    job: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus, now: float
+    job: CachedJob, previous: FinetuneJobStatus, status: FinetuneJobStatus, now: float
 ) -> Iterator[dict[str, Any]]:
-    """``v1.Event``s about what is new in a status.
+    """The ``v1.Event``s for the difference of two statuses.
+
+    A warning that refers to another condition gets the message of that one in place of the reference. Of two
+    conditions with the same message, the first gets an Event.
 
     Args:
         job: The FinetuneJob.
@@ -38,36 +42,34 @@ def job_events(
         status: The status now.
         now: Unix time.
     """
-    told: set[str] = set()
+    messages: set[str] = set()
     for condition in status.conditions:
         before = find(previous.conditions, condition.type)
-        text = condition.message or _spelled(condition)
-        if _is_news(before, condition) and text not in told:  # of two conditions that say the same, one
-            told.add(text)
+        warning = Finding(condition.type, condition.status, condition.reason).is_warning
+        message = condition.message or f"{condition.type} is {condition.status}"
+        source = find(status.conditions, referenced(message)) if warning else None
+        message = with_cause(message, source.message if source is not None else None)
+        if _is_notable(before, condition) and message not in messages:
+            messages.add(message)
             since = before.last_transition_time if before is not None else ""
-            warning = Finding(condition.type, condition.status, condition.reason).is_warning
-            yield _event(job, condition.reason, text, now, (condition.type, since), warning=warning)
-    for cause, words in _CAUSES.items():
+            yield _event(job, condition.reason, message, now, (condition.type, since), warning=warning)
+    for cause, description in _CAUSES.items():
         count = getattr(status.restarts, cause)
         if count > getattr(previous.restarts, cause):
-            step = f"; training goes on from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
-            yield _event(job, "Restarted", f"{words}{step}", now, (cause, str(count)), warning=True)
+            step = f"; training continues from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
+            yield _event(job, "Restarted", f"{description}{step}", now, (cause, str(count)), warning=True)
 
 
-def _is_news(before: Condition | None, now: Condition) -> bool:
-    """Whether a condition has come true, or is true no longer; a suspension is news already when it begins."""
-    if now.type in _QUIET or (before is not None and before.status == now.status):
+def _is_notable(before: Condition | None, now: Condition) -> bool:
+    """Whether a condition became true, or is no longer true; a suspension is notable as soon as it begins."""
+    if now.type in _ROUTINE or (before is not None and before.status == now.status):
         return False
     was = before is not None and before.status == "True"
     return was or now.status == "True" or (now.type == "Suspended" and now.status == "Unknown")
 
 
-def _spelled(condition: Condition) -> str:
-    return f"{condition.type} is {condition.status}"
-
-
 def _event(
-    job: KnownJob, reason: str, message: str, now: float, about: tuple[str, ...], *, warning: bool
+    job: CachedJob, reason: str, message: str, now: float, about: tuple[str, ...], *, warning: bool
 ) -> dict[str, Any]:
     time = rfc3339(now)
     return {
@@ -86,7 +88,7 @@ def _event(
         },
         "type": "Warning" if warning else "Normal",
         "reason": reason,
-        "message": message[:_LONGEST],
+        "message": message[:_MAX_MESSAGE_LENGTH],
         "source": {"component": "spotune"},
         "reportingComponent": "spotune",
         "firstTimestamp": time,

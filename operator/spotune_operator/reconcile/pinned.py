@@ -1,7 +1,7 @@
-"""What a job is run with until it ends: the image and the RayCluster as they were rendered at its start.
+"""The pin of a job: the image and the RayCluster that were rendered at its start, kept in its status.
 
-An operator of another version has other defaults and other templates. A running job keeps its own: they are in its
-status, and are rendered anew only when the part of the spec that pods are made from has changed.
+Another version of the operator has other defaults and other pod templates. A running job keeps its own: they are
+rendered again only when a field of the spec changes that the pods depend on.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from typing import Any, Final, Self
 
 from spotune.job import FinetuneJob, PinnedStatus
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas, ray_cluster, ray_cluster_without_spec
-from spotune_operator.children.resolved_job import RAY_VERSION, PlacedJob, default_image, place
+from spotune_operator.children.resolved_job import RAY_VERSION, ResolvedJob, default_image, resolve
 from spotune_operator.observe.state import TEMPLATE_ANNOTATION, digest
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
 from spotune_operator.settings import Settings
 
-_HOW: Final[Mapping[str, frozenset[str]]] = {
+_FIELDS_WITHOUT_PODS: Final[Mapping[str, frozenset[str]]] = {
     "training": frozenset({"epochs", "maxSteps", "maxBadSteps", "evaluation"}),
     "workers": frozenset({"count", "min", "resizeCooldown", "onDemandAfter"}),
     "storage": frozenset({"size", "retain"}),
 }
-"""Fields that no pod is made from: the trainer reads them from its file, or the operator acts on them itself."""
-_HOW_SECTIONS: Final = frozenset({"execution", "checkpoint", "retry", "cleanup", "suspend", "output"})
-"""Whole sections of that kind."""
+"""Fields that no pod template depends on: the trainer reads them from the job file, or the operator acts on them."""
+_SECTIONS_WITHOUT_PODS: Final = frozenset({"execution", "checkpoint", "retry", "cleanup", "suspend", "output"})
+"""Sections that no pod template depends on."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The image of a job that names none, and its Ray."""
+    """Default image of the trainer, and the version of Ray in it."""
 
     image: str
     ray_version: str
 
     @classmethod
     def of(cls, pinned: PinnedStatus | None, settings: Settings) -> Self:
-        """As they are pinned, or as the operator has them now."""
+        """The pinned defaults; before the first pin, those of the operator."""
         if pinned is not None:
             return cls(pinned.default_image, pinned.default_ray_version)
         return cls(settings.image or default_image(), settings.ray_version or RAY_VERSION)
 
 
-def place_as_pinned(
+def resolve_as_pinned(
     job: FinetuneJob, pinned: PinnedStatus | None, provider_ids: Sequence[str], settings: Settings, uid: str
-) -> PlacedJob:
-    """The job with everything decided about where it runs; what is pinned stays as it was decided.
+) -> ResolvedJob:
+    """The resolved job, with the pinned provider and defaults if there is a pin.
 
     Raises:
-        StalledError: The job asks for what cannot be in this cluster.
+        StalledError: The spec cannot be applied in this cluster.
     """
     defaults = Defaults.of(pinned, settings)
-    return place(
+    return resolve(
         job,
         _provider(job, pinned, provider_ids),
         uid=uid,
@@ -64,46 +64,46 @@ def place_as_pinned(
     )
 
 
-def pin(placed: PlacedJob, pinned: PinnedStatus | None, settings: Settings) -> PinnedStatus:
-    """The pin as it was, or a new one if the spec's part that pods are made from has changed.
+def pin(resolved: ResolvedJob, pinned: PinnedStatus | None, settings: Settings) -> PinnedStatus:
+    """The pin unchanged, or a new one if a field has changed that the pods depend on.
 
     Raises:
-        StalledError: The job's pods cannot be made.
+        StalledError: The pod templates are invalid.
     """
-    inputs = digest(_inputs(placed))
+    inputs = digest(_inputs(resolved))
     if pinned is not None and pinned.inputs == inputs:
         return pinned
-    spec = ray_cluster(placed, Replicas(0))["spec"]
+    spec = ray_cluster(resolved, Replicas(0))["spec"]
     for template in _templates(spec).values():
         template["metadata"].setdefault("annotations", {})[TEMPLATE_ANNOTATION] = digest(template)
     defaults = Defaults.of(pinned, settings)
     return PinnedStatus(
-        image=placed.image,
+        image=resolved.image,
         default_image=defaults.image,
         default_ray_version=defaults.ray_version,
-        provider=placed.provider.name.value,
+        provider=resolved.provider.name.value,
         inputs=inputs,
         ray_cluster=json.dumps(spec, separators=(",", ":")),
     )
 
 
-def pinned_cluster(placed: PlacedJob, pinned: PinnedStatus, replicas: Replicas, *, suspend: bool) -> dict[str, Any]:
-    """The RayCluster to apply: as pinned, with so many workers, or with its pods on their way out.
+def pinned_cluster(resolved: ResolvedJob, pinned: PinnedStatus, replicas: Replicas, *, suspend: bool) -> dict[str, Any]:
+    """The manifest of the RayCluster: as pinned, with this number of workers, or suspended.
 
-    ``spec.suspend`` is always said: KubeRay ends a suspension only when it is told false. But in a queue it is never,
-    for there it belongs to Kueue (``ray_cluster_without_spec`` has why).
+    ``spec.suspend`` is always written: KubeRay ends a suspension only when the field is false. In a queue it is never
+    written, because there it belongs to Kueue (``ray_cluster_without_spec`` has why).
     """
     spec = json.loads(pinned.ray_cluster)
     for group in spec["workerGroupSpecs"]:
         group["replicas"] = replicas.on_demand if group["groupName"] == ON_DEMAND_GROUP else replicas.workers
-        group["maxReplicas"] = max(placed.job.spec.workers.count, group["replicas"])
-    if not placed.job.spec.cluster.queue_name:
+        group["maxReplicas"] = max(resolved.job.spec.workers.count, group["replicas"])
+    if not resolved.job.spec.cluster.queue_name:
         spec["suspend"] = suspend
-    return ray_cluster_without_spec(placed) | {"spec": spec}
+    return ray_cluster_without_spec(resolved) | {"spec": spec}
 
 
 def template_hashes(pinned: PinnedStatus) -> dict[str, str]:
-    """Hash of the pod template by ``head`` or name of the worker group; pods of another one are outdated."""
+    """Hash of the pod template by ``head`` or name of the worker group; pods of another one are outdated_pods."""
     templates = _templates(json.loads(pinned.ray_cluster))
     return {name: template["metadata"]["annotations"][TEMPLATE_ANNOTATION] for name, template in templates.items()}
 
@@ -115,16 +115,16 @@ def _templates(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _inputs(placed: PlacedJob) -> dict[str, Any]:
-    """What the RayCluster is made from, of the spec and of what was decided about it."""
-    spec = deepcopy(placed.job.model_dump(mode="json", exclude_defaults=True)["spec"])
-    for section in _HOW_SECTIONS:
+def _inputs(resolved: ResolvedJob) -> dict[str, Any]:
+    """All that the RayCluster depends on: fields of the spec, the provider and the image."""
+    spec = deepcopy(resolved.job.model_dump(mode="json", exclude_defaults=True)["spec"])
+    for section in _SECTIONS_WITHOUT_PODS:
         spec.pop(section, None)
-    for section, names in _HOW.items():
+    for section, names in _FIELDS_WITHOUT_PODS.items():
         if section in spec:
             spec[section] = {name: value for name, value in spec[section].items() if name not in names}
     spec = {name: part for name, part in spec.items() if part != {}}
-    return {"spec": spec, "provider": placed.provider.name.value, "image": placed.image}
+    return {"spec": spec, "provider": resolved.provider.name.value, "image": resolved.image}
 
 
 def _provider(job: FinetuneJob, pinned: PinnedStatus | None, provider_ids: Sequence[str]) -> Provider:

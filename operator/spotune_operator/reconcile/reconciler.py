@@ -1,7 +1,7 @@
-"""One level-triggered pass over one job: observe, decide, say, act. Safe at any time, twice, and cut off anywhere.
+"""One level-triggered reconcile of one job: observe, decide, write the status, execute the decision.
 
-Nothing that matters is kept here: what was applied is remembered only so as not to apply it again while neither the
-wish nor the object has changed.
+A reconcile may run at any time, run twice, and stop at any point. The reconciler keeps no state that matters: it
+remembers what it applied only to avoid applying it again while neither the manifest nor the object has changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -20,43 +19,44 @@ from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.errors import NotFoundError, RefusedError
-from spotune_operator.kube.client import CHILDREN, EVENTS, JOBS, PODS, Kube, Manifest
-from spotune_operator.kube.conditions import is_true
-from spotune_operator.kube.merge_patch import merge_patch
-from spotune_operator.observe.caches import Caches, KnownJob
+from spotune_operator.kube.client import CHILDREN, PODS, Kube, Manifest
+from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.state import Child, JobKey, Observed, child_view, digest
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.decide import Decision, decide, stalled
-from spotune_operator.reconcile.desired_children import Rendered, render
-from spotune_operator.reconcile.events import job_events
+from spotune_operator.reconcile.desired_children import DesiredChildren, DesiredChildrenCache, render
+from spotune_operator.reconcile.status_writer import StatusWriter
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_RENDERED_AT_MOST: Final = 200
-"""So many jobs without a head are kept as worked out; those with one always are."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """What was applied last of a child: the wish, and digest and version of the object that came of it."""
+    """The last apply of a child.
 
-    wish: str
-    digest: str
+    Attributes:
+        manifest_digest: Hash of the manifest.
+        object_digest: Hash of the object that the API server returned.
+        version: ``resourceVersion`` of that object.
+    """
+
+    manifest_digest: str
+    object_digest: str
     version: int
 
 
 class Reconciler:
-    """Brings jobs to what their specs say.
+    """Reconciles jobs.
 
     Args:
         kube: The API server.
-        caches: What the cluster holds.
-        poller: What the supervisors say.
+        caches: The observed objects.
+        poller: The progress of the supervisors.
         settings: The operator's.
-        metrics: Where passes are counted.
-        clock: Unix time.
+        metrics: Counts reconciles by result.
+        clock: Returns Unix time.
     """
 
     def __init__(
@@ -74,67 +74,48 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self._status = StatusWriter(kube, caches, metrics, clock)
+        self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
         self._applied: dict[JobKey, dict[str, _Applied]] = {}
         self._refused: dict[JobKey, dict[str, str]] = {}
-        self._rendered: dict[JobKey, tuple[str, int, Rendered]] = {}
-        self._interrupted: dict[JobKey, float] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """One pass.
+        """Reconcile a job.
 
         Returns:
-            Seconds after which the job wants another look even if nothing happens; None: not before.
+            Seconds until the next reconcile without an event; None: none is needed.
 
         Raises:
-            KubernetesError: The API server does not answer, or not as it should: the pass is to be made again.
+            KubernetesError: The API server failed: reconcile again.
         """
-        known = self._caches.job(key)
-        if known is None or known.deleting:
+        job = self._caches.job(key)
+        if job is None or job.deleting:
             self._forget(key)
             return None
-        previous = _status_of(known)
+        previous = _status_of(job)
         try:
-            seen = self._observe(key)
+            observed = self._observe(key)
             decision = decide(
-                self._render(known, previous, seen),
-                generation=known.generation,
+                self._desired_children(job, previous, observed),
+                generation=job.generation,
                 previous=previous,
-                seen=seen,
+                observed=observed,
                 now=self._clock(),
                 settings=self._settings,
             )
         except JobError as error:
             self._metrics.passes.labels("stalled").inc()
-            await self._say(known, previous, stalled(previous, error, known.generation, self._clock()))
+            await self._status.write(job, previous, stalled(previous, error, job.generation, self._clock()))
             return None
-        # First the word, then the deed: what the status remembers (that the preflight has passed, that the model is
-        # trained, the pin) is what a pass goes by that knows no more, because the operator has just been started.
-        if not await self._say(known, previous, decision.status):
+        # The status first: it records what later reconciles rely on (the preflight passed, the model is trained, the
+        # pinned templates), also after a restart of the operator in the middle of this one.
+        if not await self._status.write(job, previous, decision.status):
             return None
-        await self._act(key, decision, seen)
-        if self._refused.get(key, {}) != seen.refused:
-            return 0.0  # say so at once
+        await self._execute(key, decision, observed)
+        if self._refused.get(key, {}) != observed.refused:
+            return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         self._metrics.passes.labels("ok").inc()
-        return decision.again_after
-
-    def _render(self, known: KnownJob, previous: FinetuneJobStatus, seen: Observed) -> Rendered:
-        """What the job is made into; the same as at the last pass while nothing that it is made from has changed."""
-        key = known.key
-        before = self._rendered.get(key)
-        if before is not None and before[:2] == (known.uid, known.generation) and before[2].pinned == previous.pinned:
-            return before[2]
-        rendered = render(_job_of(known), known.uid, previous.pinned, seen.provider_ids, self._settings)
-        self._rendered.pop(key, None)
-        self._rendered[key] = known.uid, known.generation, rendered
-        if len(self._rendered) > _RENDERED_AT_MOST:
-            self._drop_a_rendered_one()
-        return rendered
-
-    def _drop_a_rendered_one(self) -> None:
-        """Forget the oldest of a job without a head: it is seldom looked at, and can be worked out again."""
-        idle = next((key for key in self._rendered if not self._poller.asks(key)), None)
-        if idle is not None:
-            del self._rendered[idle]
+        return decision.requeue_after
 
     def _observe(self, key: JobKey) -> Observed:
         pods = self._caches.pods(key)
@@ -145,115 +126,91 @@ class Reconciler:
             children=self._caches.children(key),
             pods=pods,
             nodes={pod.node: node for pod in pods if (node := self._caches.node(pod.node)) is not None},
-            reading=self._poller.watch(key, head.ip if head is not None else ""),
+            poll=self._poller.set_target(key, head.ip if head is not None else ""),
             refused=dict(self._refused.get(key, {})),
         )
 
-    async def _act(self, key: JobKey, decision: Decision, seen: Observed) -> None:
-        for pod in decision.give_notice:  # first, for it has seconds
-            logger.warning("pod %s has to leave: the cloud takes its node %s away", pod.name, pod.node)
+    def _desired_children(self, job: CachedJob, previous: FinetuneJobStatus, observed: Observed) -> DesiredChildren:
+        """The desired children, from the cache while neither the spec nor the pin has changed."""
+        desired = self._desired.get(job, previous.pinned)
+        if desired is None:
+            desired = render(_parse(job), job.uid, previous.pinned, observed.provider_ids, self._settings)
+            self._desired.put(job, desired)
+        return desired
+
+    async def _execute(self, key: JobKey, decision: Decision, observed: Observed) -> None:
+        for pod in decision.give_notice:  # first, because the node has only seconds left
+            logger.warning("deleting pod %s: the cloud reclaims its node %s", pod.name, pod.node)
             await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid)
-        answers = await asyncio.gather(*(self._apply(key, manifest, seen) for manifest in decision.apply))
-        refused = {manifest["kind"]: words for manifest, words in zip(decision.apply, answers, strict=True) if words}
+        errors = await asyncio.gather(*(self._apply(key, manifest, observed) for manifest in decision.apply))
         for child in decision.delete:
             await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
         for pod in decision.force_delete:
-            logger.warning("pod %s is taken away: its node %s will not say that it is gone", pod.name, pod.node)
+            logger.warning("force-deleting pod %s: its node %s is gone or not ready", pod.name, pod.node)
             await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
-        if decision.ask:
-            await self._poller.ask(key, decision.ask)
+        if decision.command:
+            await self._poller.send_command(key, decision.command)
+        refused = {manifest["kind"]: error for manifest, error in zip(decision.apply, errors, strict=True) if error}
         if refused:
             self._refused[key] = refused
         else:
             self._refused.pop(key, None)
 
-    async def _apply(self, key: JobKey, manifest: Manifest, seen: Observed) -> str:
-        """Apply a child, unless it is as it was when it was last applied, and is wished no other way.
+    async def _apply(self, key: JobKey, manifest: Manifest, observed: Observed) -> str:
+        """Apply a child, unless both its manifest and the object are unchanged since the last apply.
 
         Returns:
-            Why the API server does not take it; empty if it does.
+            Why the API server rejected it; empty if it did not.
         """
-        kind, wish = manifest["kind"], digest(manifest)
-        if kind not in seen.refused and self._is_as_wished(key, kind, wish, seen.children.get(kind)):
+        kind, manifest_digest = manifest["kind"], digest(manifest)
+        child = observed.children.get(kind)
+        if kind not in observed.refused and self._is_up_to_date(key, kind, manifest_digest, child):
             return ""
         try:
-            found = await self._kube.apply(manifest)
-        except (RefusedError, NotFoundError) as error:  # a kind that is not installed is not found
-            words = str(error).partition("\n")[0]  # what follows is a Go programmer's view of the difference
-            logger.warning("%s: %s", kind, words)
-            return words
-        version = int(found["metadata"]["resourceVersion"])
-        self._applied.setdefault(key, {})[kind] = _Applied(wish, child_view(found, kind).digest, version)
+            applied = await self._kube.apply(manifest)
+        except (RefusedError, NotFoundError) as error:  # NotFoundError: the kind is not installed
+            message = str(error).partition("\n")[0]  # the lines below are a dump of Go structs
+            logger.warning("applying %s failed: %s", kind, message)
+            return message
+        version = int(applied["metadata"]["resourceVersion"])
+        object_digest = child_view(applied, kind).digest
+        self._applied.setdefault(key, {})[kind] = _Applied(manifest_digest, object_digest, version)
         return ""
 
-    def _is_as_wished(self, key: JobKey, kind: str, wish: str, live: Child | None) -> bool:
-        """Whether a child is still what came of the last apply, as far as the cache can tell.
+    def _is_up_to_date(self, key: JobKey, kind: str, manifest_digest: str, live: Child | None) -> bool:
+        """Whether a child still equals the result of the last apply, as far as the cache can tell.
 
-        A cache that has not got as far as that apply knows nothing about it yet: neither a missing child nor
-        another content means that somebody has taken it away or changed it.
+        A cache that has not reached the version of that apply proves nothing yet: a child that is missing or different
+        there is only old.
         """
         applied = self._applied.get(key, {}).get(kind)
-        if applied is None or applied.wish != wish:
+        if applied is None or applied.manifest_digest != manifest_digest:
             return False
-        is_old = self._caches.version_of(key, kind) < applied.version
-        return is_old or (live is not None and live.digest == applied.digest)
-
-    async def _say(self, known: KnownJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:
-        """Write the status if it is another one, after the Events about what is new in it; whether the job is there."""
-        after = _content(status)
-        missing = {name: after[name] for name in after.keys() - known.status.keys()}
-        changes = merge_patch(_content(previous), after) | missing
-        if not changes:
-            return True
-        for event in job_events(known, previous, status, self._clock()):
-            await self._kube.create(EVENTS, event)
-        self._measure(known.key, previous, status)
-        try:
-            patch = {"metadata": {"uid": known.uid}, "status": changes}
-            written = await self._kube.patch(JOBS, *known.key, patch, "status")
-        except NotFoundError:
-            self._caches.forget_job(known.key)
-            return False
-        self._caches.put_job(written)
-        return True
-
-    def _measure(self, key: JobKey, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> None:
-        """Count restarts, and how long it takes from the first sign of one to the next new step."""
-        before = previous.restarts.model_dump(mode="json")
-        for cause, count in status.restarts.model_dump(mode="json").items():
-            if cause != "total" and count > before[cause]:
-                self._metrics.restarts.labels(cause).inc(count - before[cause])
-        if is_true(previous.conditions, "Training") and not is_true(status.conditions, "Training"):
-            self._interrupted.setdefault(key, self._clock())
-        elif status.highest_step > previous.highest_step and key in self._interrupted:
-            self._metrics.recovery_seconds.observe(self._clock() - self._interrupted.pop(key))
+        is_cache_behind = self._caches.version_of(key, kind) < applied.version
+        return is_cache_behind or (live is not None and live.digest == applied.object_digest)
 
     def _forget(self, key: JobKey) -> None:
-        self._poller.watch(key, "")
+        """Forget a deleted job."""
+        self._poller.set_target(key, "")
+        self._status.forget(key)
+        self._desired.forget(key)
         self._refused.pop(key, None)
-        self._interrupted.pop(key, None)
-        self._rendered.pop(key, None)
         self._applied.pop(key, None)
 
 
-def _job_of(known: KnownJob) -> FinetuneJob:
-    """The job of an object, if it can be run.
+def _parse(job: CachedJob) -> FinetuneJob:
+    """The job of a cached object.
 
     Raises:
-        JobError: It is not valid; says what.
+        JobError: The spec is invalid.
     """
-    return parse_job(Document(content=known.body))
+    return parse_job(Document(content=job.body))
 
 
-def _status_of(known: KnownJob) -> FinetuneJobStatus:
-    """The status so far; an empty one where there is none that this version can read."""
+def _status_of(job: CachedJob) -> FinetuneJobStatus:
+    """The status of a cached object; an empty one if this version cannot parse it."""
     try:
-        return FinetuneJobStatus.model_validate(known.status)
+        return FinetuneJobStatus.model_validate(job.status)
     except ValidationError as error:
-        logger.warning("the status is written anew, for it cannot be read: %s", error)
+        logger.warning("replacing a status that cannot be parsed: %s", error)
         return FinetuneJobStatus()
-
-
-def _content(status: FinetuneJobStatus) -> dict[str, Any]:
-    content: dict[str, Any] = status.model_dump(mode="json", exclude_none=True)
-    return content

@@ -1,4 +1,4 @@
-"""The figures of a status: what the supervisor says of the training, and what the pods cost."""
+"""The fields of a status that come from the supervisor's progress and from the pods."""
 
 from __future__ import annotations
 
@@ -9,96 +9,100 @@ from spotune_operator.children.raycluster import ON_DEMAND_GROUP
 from spotune_operator.kube.conditions import find, is_true
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.observe.state import Pod
-from spotune_operator.observe.supervisor_status import Said
-from spotune_operator.reconcile.desired_state import Situation
+from spotune_operator.observe.supervisor_status import ProgressResponse
+from spotune_operator.reconcile.desired_state import ReconcileContext
 
-_AS_SAID: Final = (
+_LAST_KNOWN: Final = (
     *("generation", "step", "total_steps", "epoch", "loss", "eval_loss", "eval_scores", "steps_lost", "goodput"),
 )
-"""Fields whose last value stays while none is said."""
+"""Fields that keep their last value while the response has none."""
 _WHILE_TRAINING: Final = ("tokens_per_second", "mfu")
-"""Fields that mean something only while steps are made."""
+"""Fields that are set only during training."""
 
 
-def training_figures(situation: Situation) -> dict[str, Any]:
-    """Fields of the status, by their name in Python, that come from the supervisor; those that it did not say stay."""
-    said = situation.reading.said
-    is_training = situation.is_training and said.phase == "Training"
-    left = said.eta_seconds if is_training else None
+def training_fields(context: ReconcileContext) -> dict[str, Any]:
+    """The fields that come from the supervisor, by their name in Python; without a value, the previous one stays."""
+    progress = context.progress
+    is_training = context.is_active and progress.phase == "Training"
+    left = progress.eta_seconds if is_training else None
     return {
-        **{name: _rounded(value) for name in _AS_SAID if (value := getattr(said, name)) is not None},
-        **{name: _rounded(getattr(said, name)) if is_training else None for name in _WHILE_TRAINING},
-        "eta": rfc3339(situation.reading.at + left) if left is not None else "",
-        "resumed_from_step": said.resumed_from_step or situation.previous.resumed_from_step,
-        "last_checkpoint": _last_checkpoint(said, situation.previous),
-        "restarts": _restarts(said, situation.previous.restarts),
-        **_progress(situation),
+        **{name: _rounded(value) for name in _LAST_KNOWN if (value := getattr(progress, name)) is not None},
+        **{name: _rounded(getattr(progress, name)) if is_training else None for name in _WHILE_TRAINING},
+        "eta": rfc3339(context.poll.received_at + left) if left is not None else "",
+        "resumed_from_step": progress.resumed_from_step or context.previous.resumed_from_step,
+        "last_checkpoint": _last_checkpoint(progress, context.previous),
+        "restarts": _restarts(progress, context.previous.restarts),
+        **_progress(context),
     }
 
 
 def _rounded(value: Any) -> Any:
-    """Five digits of what is not a whole number: a column of ``kubectl get`` shows them all."""
+    """A float with five significant digits, because ``kubectl get`` shows all digits; others unchanged."""
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def _last_checkpoint(said: Said, previous: FinetuneJobStatus) -> LastCheckpointStatus | None:
-    newest = said.last_checkpoint
+def _last_checkpoint(progress: ProgressResponse, previous: FinetuneJobStatus) -> LastCheckpointStatus | None:
+    newest = progress.last_checkpoint
     if newest is None:
         return previous.last_checkpoint
     return LastCheckpointStatus(step=newest.step, time=rfc3339(newest.time))
 
 
-def _restarts(said: Said, previous: RestartsStatus) -> RestartsStatus:
+def _restarts(progress: ProgressResponse, previous: RestartsStatus) -> RestartsStatus:
     before = previous.model_dump(by_alias=False, exclude={"total"})
-    counts: dict[str, int] = before | said.restarts.model_dump(by_alias=False, exclude_none=True)
+    counts: dict[str, int] = before | progress.restarts.model_dump(by_alias=False, exclude_none=True)
     return RestartsStatus(total=sum(counts.values()), **counts)
 
 
-def _progress(situation: Situation) -> dict[str, Any]:
-    """The highest step, and since when nothing new was done; prepared data counts, and standing still does not."""
-    previous, now = situation.previous, rfc3339(situation.now)
-    step = situation.reading.said.step or 0
+def _progress(context: ReconcileContext) -> dict[str, Any]:
+    """The highest step, and the time of the last progress: a new step, more prepared data, or a resumed job."""
+    previous, now = context.previous, rfc3339(context.now)
+    step = context.progress.step or 0
     if step > previous.highest_step:
         return {"highest_step": step, "last_progress_time": now}
-    starts = previous.last_progress_time is None or _goes_on(situation) or _prepares(situation)
-    return {"last_progress_time": now if starts else previous.last_progress_time}
+    has_progressed = previous.last_progress_time is None or _is_resumed(context) or _prepares_more_data(context)
+    return {"last_progress_time": now if has_progressed else previous.last_progress_time}
 
 
-def _goes_on(situation: Situation) -> bool:
-    """Whether a job that stood still does so no longer."""
-    if situation.job.spec.suspend or situation.outcome is not None:
+def _is_resumed(context: ReconcileContext) -> bool:
+    """Whether a suspended or ended job runs again."""
+    if context.job.spec.suspend or context.outcome is not None:
         return False
-    conditions = situation.previous.conditions
+    conditions = context.previous.conditions
     suspended = find(conditions, "Suspended")
-    stood = suspended is not None and suspended.status != "False"
-    return stood or is_true(conditions, "Complete") or is_true(conditions, "Failed")
+    was_suspended = suspended is not None and suspended.status != "False"
+    return was_suspended or is_true(conditions, "Complete") or is_true(conditions, "Failed")
 
 
-def _prepares(situation: Situation) -> bool:
-    """Whether more data is prepared than at the last pass."""
-    said, before = situation.reading.said, find(situation.previous.conditions, "DataPrepared")
-    return said.phase == "Preparing" and bool(said.message) and before is not None and before.message != said.message
+def _prepares_more_data(context: ReconcileContext) -> bool:
+    """Whether the message about the preparation of data has changed since the last reconcile."""
+    progress, before = context.progress, find(context.previous.conditions, "DataPrepared")
+    return (
+        progress.phase == "Preparing"
+        and bool(progress.message)
+        and before is not None
+        and before.message != progress.message
+    )
 
 
-def gpu_seconds(situation: Situation) -> GpuSecondsStatus:
-    """What was used so far: GPUs of running pods times the time since the last count.
+def gpu_seconds(context: ReconcileContext) -> GpuSecondsStatus:
+    """The GPU seconds used so far: those of the status, and GPUs of running pods times seconds since then.
 
-    A pod counts from its containers' start to its end, as far as it was seen: one that came and went between two
-    passes is missed.
+    A pod counts from the start of its containers. One that starts and ends between two reconciles is missed.
     """
-    previous = situation.previous.gpu_seconds
+    previous = context.previous.gpu_seconds
     counted = unix_time(previous.as_of)
-    pods = [pod for pod in situation.seen.pods if pod.component == "workers" and pod.gpus and pod.started is not None]
-    if not pods or (counted is not None and situation.now - counted < situation.settings.poll_seconds):
+    pods = [pod for pod in context.observed.pods if pod.component == "workers" and pod.gpus and pod.started is not None]
+    if not pods or (counted is not None and context.now - counted < context.settings.poll_seconds):
         return previous
     used = {True: previous.on_demand, False: previous.spot}
     for pod in pods:
         start = max(pod.started or 0.0, counted or 0.0)
-        used[_is_on_demand(situation, pod)] += pod.gpus * max(0.0, situation.now - start)
-    return GpuSecondsStatus(spot=round(used[False], 1), on_demand=round(used[True], 1), as_of=rfc3339(situation.now))
+        used[_is_on_demand(context, pod)] += pod.gpus * max(0.0, context.now - start)
+    return GpuSecondsStatus(spot=round(used[False], 1), on_demand=round(used[True], 1), as_of=rfc3339(context.now))
 
 
-def _is_on_demand(situation: Situation, pod: Pod) -> bool:
-    return pod.group == ON_DEMAND_GROUP or situation.job.spec.workers.capacity == "on-demand"
+def _is_on_demand(context: ReconcileContext, pod: Pod) -> bool:
+    return pod.group == ON_DEMAND_GROUP or context.job.spec.workers.capacity == "on-demand"

@@ -1,4 +1,4 @@
-"""``/livez``, ``/readyz`` and ``/metrics`` of the operator."""
+"""The operator's HTTP server for ``/livez``, ``/readyz`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from aiohttp import web
 from spotune_operator.settings import Settings
 
 
-class Pages:
-    """Serves from the loop that does the work: a loop that stands still answers no probe.
+class HealthServer:
+    """Serves probes and metrics from the event loop of the reconciles, so that a blocked loop fails its probes.
 
     Args:
-        settings: Where to listen.
-        sickness: Why the operator should be started anew; empty while it is well.
-        ready: Whether everything is known that decisions need.
-        metrics: The text of ``/metrics``.
+        settings: Host and port.
+        health_problem: Returns why the operator must be restarted; empty while it is healthy.
+        ready: Returns whether all caches are filled.
+        metrics: Returns the body of ``/metrics``.
     """
 
     def __init__(
-        self, settings: Settings, sickness: Callable[[], str], ready: Callable[[], bool], metrics: Callable[[], bytes]
+        self,
+        settings: Settings,
+        health_problem: Callable[[], str],
+        ready: Callable[[], bool],
+        metrics: Callable[[], bytes],
     ) -> None:
         self._settings = settings
-        self._sickness = sickness
+        self._health_problem = health_problem
         self._ready = ready
         self._metrics = metrics
         self._runner: web.AppRunner | None = None
@@ -52,18 +56,18 @@ class Pages:
 
     @property
     def port(self) -> int:
-        """Where it listens; another port than the settings' where these leave the choice (0)."""
-        assert self._runner is not None, "pages are served within the context"
+        """The port in use; it differs from the settings if these have 0."""
+        assert self._runner is not None, "the server is used within its context"
         port: int = self._runner.addresses[0][1]
         return port
 
     async def _livez(self, _: web.Request) -> web.Response:
-        sickness = self._sickness()
-        return web.Response(text=f"{sickness or 'ok'}\n", status=503 if sickness else 200)
+        health_problem = self._health_problem()
+        return web.Response(text=f"{health_problem or 'ok'}\n", status=503 if health_problem else 200)
 
     async def _readyz(self, _: web.Request) -> web.Response:
         ready = self._ready()
-        return web.Response(text="ok\n" if ready else "the caches are being filled\n", status=200 if ready else 503)
+        return web.Response(text="ok\n" if ready else "the caches are not filled yet\n", status=200 if ready else 503)
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

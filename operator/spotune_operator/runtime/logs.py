@@ -1,4 +1,4 @@
-"""The operator's log: a JSON object a line, with the job that it is about."""
+"""The operator's log: one JSON object a line, with the job in whose reconcile it was written."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _job: ContextVar[JobKey | None] = ContextVar("job", default=None)
 
 
 @contextmanager
-def about(key: JobKey) -> Iterator[None]:
-    """What is logged within is about this job."""
+def log_context(key: JobKey) -> Iterator[None]:
+    """Add namespace and name of this job to everything logged within the block."""
     token = _job.set(key)
     try:
         yield
@@ -26,10 +26,10 @@ def about(key: JobKey) -> Iterator[None]:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, logger, message; the job and the traceback where there is one."""
+        """The record as JSON: time, level, logger, message, and, if there are any, the job and the traceback."""
         content = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_as_json(level: int = logging.INFO) -> None:
-    """Have everything logged to standard error in this form; kopf's own remarks on each event are left out."""
+    """Log to standard error in this format, without kopf's own records about each event."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

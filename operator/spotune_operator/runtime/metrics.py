@@ -1,4 +1,4 @@
-"""What Prometheus reads of the operator itself."""
+"""The operator's own Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ _MINUTES: Final = (5, 10, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800, 3600)
 
 
 class Metrics:
-    """The operator's metrics, in a registry of their own."""
+    """The operator's metrics, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.pass_seconds = Histogram(
             "spotune_operator_reconcile_seconds",
-            "Duration of a pass over one job.",
+            "Duration of one reconcile.",
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.passes = Counter(
-            "spotune_operator_reconciles", "Passes by result: ok, stalled or error.", ["result"], registry=self.registry
+            "spotune_operator_reconciles",
+            "Reconciles by result: ok, stalled or error.",
+            ["result"],
+            registry=self.registry,
         )
-        self.queue_depth = Gauge("spotune_operator_queue_depth", "Jobs that wait for a pass.", registry=self.registry)
+        self.queue_depth = Gauge(
+            "spotune_operator_queue_depth", "Jobs that wait for a reconcile.", registry=self.registry
+        )
         self.api_calls = Counter(
             "spotune_operator_api_calls", "Requests to the API server by verb and kind.", ["verb", "kind"],
             registry=self.registry,
@@ -36,7 +41,7 @@ class Metrics:
         )
         self.recovery_seconds = Histogram(
             "spotune_operator_recovery_seconds",
-            "From a job's last step before a restart to its next new one, as far as the operator saw both.",
+            "Time from the end of training before a restart to the next new step, where the operator observed both.",
             buckets=_MINUTES,
             registry=self.registry,
         )
@@ -51,6 +56,6 @@ class Metrics:
         for phase, count in counted.items():
             self.jobs.labels(phase or "New").set(count)
 
-    def page(self) -> bytes:
-        """All of them in Prometheus' text format."""
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,7 @@
-"""The queue of jobs that want a look: each at most once, never by two at a time, later again where something failed."""
+"""A work queue: each key is queued once, is worked on by one task at a time, and is retried with backoff.
+
+The same guarantees as client-go's rate-limiting work queue.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,26 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Timer(Protocol):
-    """What ``loop.call_later`` returns."""
+    """The handle that ``loop.call_later`` returns."""
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the call."""
 
     def when(self) -> float:
-        """When it is called, on the loop's clock."""
+        """Time of the call, on the clock of the event loop."""
 
 
-_MOST_DOUBLINGS = 32
+_MAX_DOUBLINGS = 32
 CallLater = Callable[[float, Callable[[], None]], Timer]
 
 
 class WorkQueue(Generic[Key]):
-    """Keys to work on. A key that is added while somebody works on it comes again afterwards.
+    """Keys to work on. A key that is added while it is worked on is queued again afterwards.
 
     Args:
-        first_wait: Seconds after a first failure; each further one doubles them.
-        longest_wait: Seconds at most.
-        call_later: Of the event loop, unless a test brings its own.
+        first_wait: Seconds before the first retry; each further failure doubles them.
+        longest_wait: Maximum seconds before a retry.
+        call_later: The event loop's, unless a test injects its own.
     """
 
     def __init__(self, first_wait: float, longest_wait: float, call_later: CallLater | None = None) -> None:
@@ -49,7 +52,7 @@ class WorkQueue(Generic[Key]):
         return len(self._ready)
 
     def add(self, key: Key, after_seconds: float = 0.0) -> None:
-        """Have a key worked on after so many seconds, or earlier if that was asked for before."""
+        """Queue a key after a delay; an earlier time that is already scheduled stays."""
         timer = self._call_later(after_seconds, lambda: self._is_due(key))
         earlier = self._waiting.get(key)
         if earlier is not None and earlier.when() <= timer.when():
@@ -60,7 +63,7 @@ class WorkQueue(Generic[Key]):
         self._waiting[key] = timer
 
     async def get(self) -> Key:
-        """The next key; ``done`` or ``failed`` must follow."""
+        """Wait for the next key. The caller must call ``done`` or ``failed`` afterwards."""
         while not self._ready:
             self._filled.clear()
             await self._filled.wait()
@@ -70,15 +73,19 @@ class WorkQueue(Generic[Key]):
         return key
 
     def done(self, key: Key) -> None:
-        """The work on a key went well."""
+        """The work on a key succeeded: reset its backoff."""
         self._failures.pop(key, None)
         self._finish(key)
 
     def failed(self, key: Key) -> float:
-        """It did not: the key comes again, after the seconds that are returned."""
+        """The work on a key failed: retry it.
+
+        Returns:
+            Seconds until the retry.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        wait = min(self._first_wait * 2.0 ** min(failures, _MOST_DOUBLINGS), self._longest_wait)
+        wait = min(self._first_wait * 2.0 ** min(failures, _MAX_DOUBLINGS), self._longest_wait)
         self._finish(key)
         self.add(key, wait)
         return wait

@@ -1,4 +1,4 @@
-"""What the API server says no with, and its silence, as one sentence each: what, why it is likely, what to do."""
+"""Errors of the API server as messages for users: what failed, the likely cause, and what to do."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from collections.abc import Iterator
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 
 
-def refusal(status: int, body: str, server: str) -> KubernetesError:
-    """The error for an answer of HTTP that is no success.
+def error_from_response(status: int, body: str, server: str) -> KubernetesError:
+    """The error for an HTTP response that is not a success.
 
     Args:
-        status: Of HTTP.
-        body: A ``v1.Status`` in JSON, or whatever stands between us and the API server says.
+        status: HTTP status code.
+        body: A ``v1.Status`` as JSON, or any text, for example from a proxy.
         server: URL of the API server.
     """
-    said = message_of(body)
+    message = status_message(body)
     match status:
         case 401:
             return RefusedError(
-                f"{server} does not know who you are (401): your login has expired, or is for another cluster. Log in "
-                "again, or give another --context",
+                f"{server} rejected your credentials (401): they have expired, or belong to another cluster. Log in "
+                "again, or use another --context",
                 status,
             )
         case 403:
             return RefusedError(
-                f"{said}. Ask whoever looks after the cluster for this right; `spotune doctor` lists all that it takes",
+                f"{message}. Ask a cluster administrator for this permission; `spotune doctor` lists the ones needed",
                 status,
             )
         case 404:
-            return NotFoundError(said, status)
+            return NotFoundError(message, status)
         case 400 | 409 | 413 | 422 | 429:
-            return RefusedError(said, status)
-    return KubernetesError(f"{server} says {status}: {said}", status)
+            return RefusedError(message, status)
+    return KubernetesError(f"{server} responded with status {status}: {message}", status)
 
 
-def unreachable(server: str, error: BaseException) -> KubernetesError:
-    """The error for an API server that does not answer."""
+def unreachable_error(server: str, error: BaseException) -> KubernetesError:
+    """The error for a connection to the API server that failed."""
     reasons = list(_causes(error))
     if any(isinstance(reason, ssl.SSLCertVerificationError) for reason in reasons) or "CERTIFICATE" in str(error):
         return KubernetesError(
-            f"{server} does not show the certificate that the kubeconfig expects: the cluster was made anew, or a "
-            "proxy is in between. Get its credentials again"
+            f"{server} has another certificate than the kubeconfig expects: the cluster was recreated, or there is a "
+            "proxy in between. Fetch the cluster's credentials again"
         )
-    words = next((reason.strerror for reason in reasons if isinstance(reason, OSError) and reason.strerror), "")
-    said = words or str(reasons[-1]).strip() or type(reasons[-1]).__name__
+    os_error = next((reason.strerror for reason in reasons if isinstance(reason, OSError) and reason.strerror), "")
+    message = os_error or str(reasons[-1]).strip() or type(reasons[-1]).__name__
     return KubernetesError(
-        f"{server} does not answer ({said}): is the cluster up, is this the right --context, and does it take a VPN or "
-        "a proxy to get there?"
+        f"{server} does not answer ({message}). Check that the cluster is up, that --context is right, and whether you "
+        "need a VPN or a proxy"
     )
 
 
-def message_of(body: str) -> str:
-    """What a ``v1.Status`` says; the text itself where it is none."""
+def status_message(body: str) -> str:
+    """The message of a ``v1.Status`` in JSON, or the text itself (500 characters at most) if it is not one."""
     try:
         message = json.loads(body)["message"]
     except (ValueError, KeyError, TypeError):
@@ -63,7 +63,7 @@ def message_of(body: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on to the first one."""
+    """The error and its chain of causes, down to the first one."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

@@ -1,4 +1,4 @@
-"""The API server as a user of it: plain JSON objects in and out, and its refusals as sentences."""
+"""A small client of the Kubernetes API: JSON objects in and out, and errors with messages for users."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from urllib.parse import quote, urlencode
 import urllib3
 from kubernetes.client import ApiClient
 
-from spotune_operator.cli.cluster.api_errors import refusal, unreachable
+from spotune_operator.cli.cluster.api_errors import error_from_response, unreachable_error
 from spotune_operator.cli.cluster.pod_stream import PodConnection, open_connection
 
 Manifest = dict[str, Any]
 
 _CONNECT_SECONDS: Final = 10.0
-_ANSWER_SECONDS: Final = 60.0
+_RESPONSE_SECONDS: Final = 60.0
 _PAGE: Final = 500
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
 
 
 class Cluster:
-    """One API server, and the namespace that is looked at.
+    """An API server, and the namespace that commands act on.
 
     Args:
-        client: Knows the server and logs in to it.
-        namespace: Of the jobs.
+        client: The Kubernetes library's client, with server and credentials.
+        namespace: Namespace of the jobs.
     """
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
@@ -40,39 +40,39 @@ class Cluster:
         return str(self._client.configuration.host)
 
     def path(self, resource: str, name: str = "", group_version: str = "v1") -> str:
-        """Path of a kind in the namespace, or of one of its objects."""
+        """URL path of a resource collection in the namespace, or of one object in it."""
         root = "/api" if "/" not in group_version else "/apis"
         parts = (group_version, "namespaces", self.namespace, resource, *filter(None, [name]))
         return "/".join((root, *(quote(part) for part in parts)))
 
     def get(self, path: str, **parameters: str) -> Manifest:
-        """An object.
+        """Get an object.
 
         Raises:
-            NotFoundError: There is no such object, or no such kind.
-            RefusedError: The user may not see it.
+            NotFoundError: The object or its kind does not exist.
+            RefusedError: The user may not read it.
             KubernetesError: The API server does not answer.
         """
         return self._json("GET", path, parameters)
 
     def items(self, path: str, **parameters: str) -> list[Manifest]:
-        """All objects of a collection; raises as ``get`` does."""
+        """List all objects of a collection, page by page; raises as ``get`` does."""
         found: list[Manifest] = []
-        wanted = {"limit": str(_PAGE), **parameters}
+        query = {"limit": str(_PAGE), **parameters}
         while True:
-            page = self._json("GET", path, wanted)
+            page = self._json("GET", path, query)
             found += page["items"]
             following = page["metadata"].get("continue")
             if not following:
                 return found
-            wanted["continue"] = following
+            query["continue"] = following
 
     def create(self, path: str, manifest: Manifest) -> Manifest:
         """Create an object; raises as ``get`` does."""
         return self._json("POST", path, {}, manifest)
 
     def patch(self, path: str, changes: Manifest) -> Manifest:
-        """Merge changes into an object; raises as ``get`` does."""
+        """Apply a JSON merge patch to an object; raises as ``get`` does."""
         return self._json("PATCH", path, {}, changes, _MERGE)
 
     def delete(self, path: str, grace_seconds: int) -> None:
@@ -80,32 +80,32 @@ class Cluster:
         self._json("DELETE", path, {}, {"gracePeriodSeconds": grace_seconds, "propagationPolicy": "Background"})
 
     def lines(self, path: str, **parameters: str) -> Iterator[str]:
-        """Lines of a text that the API server streams, such as a container's log, until it ends; raises as ``get``."""
-        answer = self._request("GET", path, parameters, None, _JSON, read_seconds=None)
-        rest = b""
+        """Yield the lines of a streamed text, such as a container's log, until it ends; raises as ``get`` does."""
+        response = self._request("GET", path, parameters, None, _JSON, read_seconds=None)
+        remainder = b""
         try:
-            for chunk in answer.stream():
-                *whole, rest = (rest + chunk).split(b"\n")
+            for chunk in response.stream():
+                *whole, remainder = (remainder + chunk).split(b"\n")
                 yield from (line.decode(errors="replace") for line in whole)
         except urllib3.exceptions.HTTPError as error:
-            raise unreachable(self.server, error) from error
+            raise unreachable_error(self.server, error) from error
         finally:
-            answer.close()
-        if rest:
-            yield rest.decode(errors="replace")
+            response.close()
+        if remainder:
+            yield remainder.decode(errors="replace")
 
     def connect(self, pod: str, port: int) -> PodConnection:
-        """A connection to a port of a pod, through the API server.
+        """Open a connection to a port of a pod, through the API server.
 
         Raises:
             RefusedError: The user may not forward ports.
-            KubernetesError: There is no such pod, or it does not listen.
+            KubernetesError: The pod does not exist, or does not listen on the port.
         """
         url = f"{self.server}{self.path('pods', pod)}/portforward"
         return open_connection(self._client.configuration, url, port, self.authorization())
 
     def authorization(self) -> dict[str, str]:
-        """The header that says who asks, with a fresh token where tokens expire; empty with a client certificate."""
+        """The authorization header, with a refreshed token if tokens expire; empty with a client certificate."""
         headers: dict[str, str] = {}
         self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
         return headers
@@ -113,11 +113,11 @@ class Cluster:
     def _json(
         self, method: str, path: str, parameters: Mapping[str, str], body: Manifest | None = None, kind: str = _JSON
     ) -> Manifest:
-        answer = self._request(method, path, parameters, body, kind, read_seconds=_ANSWER_SECONDS)
+        response = self._request(method, path, parameters, body, kind, read_seconds=_RESPONSE_SECONDS)
         try:
-            found: Manifest = json.loads(answer.read())
+            found: Manifest = json.loads(response.read())
         except urllib3.exceptions.HTTPError as error:
-            raise unreachable(self.server, error) from error
+            raise unreachable_error(self.server, error) from error
         return found
 
     def _request(
@@ -129,12 +129,12 @@ class Cluster:
         kind: str,
         read_seconds: float | None,
     ) -> urllib3.BaseHTTPResponse:
-        """The answer, if it is a good one, before its content is read."""
+        """Send a request and return its response with unread content; raise if it is not a success."""
         headers = {"Accept": _JSON, "Content-Type": kind, "User-Agent": "spotune", **self.authorization()}
         url = f"{self.server}{path}" + (f"?{urlencode(parameters)}" if parameters else "")
         text = json.dumps(body).encode() if body is not None else None
         try:
-            answer = self._client.rest_client.pool_manager.request(
+            response = self._client.rest_client.pool_manager.request(
                 method,
                 url,
                 body=text,
@@ -142,8 +142,8 @@ class Cluster:
                 timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
                 preload_content=False,
             )
-            if answer.status < 400:
-                return answer
-            raise refusal(answer.status, answer.read().decode(errors="replace"), self.server)
+            if response.status < 400:
+                return response
+            raise error_from_response(response.status, response.read().decode(errors="replace"), self.server)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise unreachable(self.server, error) from error
+            raise unreachable_error(self.server, error) from error

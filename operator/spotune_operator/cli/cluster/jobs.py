@@ -1,6 +1,6 @@
-"""FinetuneJobs as the API server has them: finding one by its name, and how it stands.
+"""FinetuneJobs as the API server returns them: find one by name, and read its status.
 
-They are read as plain mappings and not as models: whoever only looks at a job need not be of the operator's version.
+They are plain mappings and not Pydantic models, so that this version can show jobs of other versions.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from spotune.job import API_VERSION
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.cli.cluster.client import Cluster, Manifest
 from spotune_operator.errors import KubernetesError, NotFoundError
+from spotune_operator.kube import conditions
 
 Job = Mapping[str, Any]
 
 _NOT_INSTALLED: Final = (
-    "this cluster does not know FinetuneJobs: spotune is not installed in it, or it is another one than you mean. "
-    "`spotune doctor` says what is missing"
+    "this cluster has no FinetuneJob resource: spotune is not installed, or this is the wrong cluster. Run "
+    "`spotune doctor` to see what is missing"
 )
 
 _NAMES_SHOWN: Final = 10
 
 
 def list_jobs(cluster: Cluster, *, everywhere: bool = False) -> list[Manifest]:
-    """The jobs of the namespace, or of all namespaces, in the order of their names.
+    """The jobs of the namespace, or of all namespaces, sorted by namespace and name.
 
     Raises:
-        KubernetesError: The user may not see them, or the cluster has no such kind.
+        KubernetesError: The user may not list them, or FinetuneJobs are not installed.
     """
     path = f"/apis/{API_VERSION}/{PLURAL}" if everywhere else cluster.path(PLURAL, group_version=API_VERSION)
     try:
@@ -41,49 +42,49 @@ def list_jobs(cluster: Cluster, *, everywhere: bool = False) -> list[Manifest]:
 
 
 def get_job(cluster: Cluster, name: str) -> Manifest:
-    """The job of a name.
+    """Get a job by name.
 
     Raises:
-        UsageError: There is none; says which name is like it.
-        KubernetesError: The user may not see it, or the cluster has no such kind.
+        UsageError: It does not exist; the message suggests a similar name.
+        KubernetesError: The user may not read it, or FinetuneJobs are not installed.
     """
     try:
         return cluster.get(job_path(cluster, name))
     except NotFoundError as error:
         names = [job["metadata"]["name"] for job in list_jobs(cluster)]
-        raise UsageError(unknown_job(name, cluster.namespace, names)) from error
+        raise UsageError(unknown_job_message(name, cluster.namespace, names)) from error
 
 
 def job_path(cluster: Cluster, name: str) -> str:
-    """Path of a job."""
+    """URL path of a job."""
     return cluster.path(PLURAL, name, API_VERSION)
 
 
 def pods_of(cluster: Cluster, name: str, component: str = "") -> list[Manifest]:
-    """The pods of a job, those that are on their way out included.
+    """The pods of a job, including terminating ones.
 
     Args:
-        cluster: Where it is.
-        name: Of the job.
-        component: ``head`` or ``workers``; empty for both.
+        cluster: The cluster with the job.
+        name: Name of the job.
+        component: ``head`` or ``workers``; empty: both.
     """
     labels = [f"{JOB_LABEL}={name}", *([f"app.kubernetes.io/component={component}"] if component else [])]
     return cluster.items(cluster.path("pods"), labelSelector=",".join(labels))
 
 
-def unknown_job(name: str, namespace: str, names: Sequence[str]) -> str:
-    """That there is no such job, and which one may be meant."""
+def unknown_job_message(name: str, namespace: str, names: Sequence[str]) -> str:
+    """The message for a job that does not exist, with a similar name or the existing names."""
     near = get_close_matches(name, names, n=1)
     if near:
         return f"namespace {namespace} has no FinetuneJob {name}; did you mean {near[0]}?"
-    there = "it has none at all"
+    existing = "it has none"
     if names:
-        there = f"it has {', '.join(names[:_NAMES_SHOWN])}{' and more' if len(names) > _NAMES_SHOWN else ''}"
-    return f"namespace {namespace} has no FinetuneJob {name}: {there} (--namespace names another)"
+        existing = f"it has {', '.join(names[:_NAMES_SHOWN])}{' and more' if len(names) > _NAMES_SHOWN else ''}"
+    return f"namespace {namespace} has no FinetuneJob {name}: {existing} (use --namespace for another namespace)"
 
 
 def status_of(job: Job) -> Mapping[str, Any]:
-    """The status; empty before the operator has seen the job."""
+    """The status; empty before the operator has written one."""
     found: Mapping[str, Any] = job.get("status") or {}
     return found
 
@@ -95,30 +96,37 @@ def conditions_of(job: Job) -> Sequence[Mapping[str, Any]]:
 
 
 def condition(job: Job, name: str) -> Mapping[str, Any] | None:
-    """The condition of a name, if it is there."""
+    """The condition with the given type, or None."""
     return next((found for found in conditions_of(job) if found["type"] == name), None)
 
 
-def holds(job: Job, name: str) -> bool:
-    """Whether a condition is there and true."""
+def is_true(job: Job, name: str) -> bool:
+    """Whether the condition with the given type has status True."""
     found = condition(job, name)
     return found is not None and found["status"] == "True"
 
 
 def is_current(job: Job) -> bool:
-    """Whether the operator has seen the job as it is now."""
-    seen: int = status_of(job).get("observedGeneration") or 0
-    return seen >= (job["metadata"].get("generation") or 0)
+    """Whether the operator has processed the current spec."""
+    observed: int = status_of(job).get("observedGeneration") or 0
+    return observed >= (job["metadata"].get("generation") or 0)
 
 
 def outcome(job: Job) -> Literal["Complete", "Failed"] | None:
-    """How the job ended; None while it has not, or has been changed since."""
+    """How the job ended; None if it has not ended, or if its spec has changed since."""
     if not is_current(job):
         return None
-    return "Complete" if holds(job, "Complete") else "Failed" if holds(job, "Failed") else None
+    return "Complete" if is_true(job, "Complete") else "Failed" if is_true(job, "Failed") else None
 
 
-def sentence(found: Mapping[str, Any]) -> str:
-    """A condition's reason and message."""
+def with_cause(job: Job, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The condition, with the message of the condition it refers to in place of the reference."""
+    message = found.get("message") or ""
+    cause = condition(job, conditions.referenced(message)) or {}
+    return {**found, "message": conditions.with_cause(message, cause.get("message"))}
+
+
+def reason_and_message(found: Mapping[str, Any]) -> str:
+    """A condition's reason and message, for display."""
     reason, message = found.get("reason") or "", found.get("message") or ""
     return f"{reason}: {message}" if reason and message else reason or message

@@ -1,4 +1,4 @@
-"""From a kubeconfig to a client: which API server, as whom, and in which namespace, as kubectl would have it."""
+"""Creates a client from a kubeconfig: server, credentials and namespace, with the same rules as kubectl."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace
 
 
 @dataclass(frozen=True)
-class Target:
-    """What the command line says about the cluster; empty values are found as kubectl finds them.
+class ClusterOptions:
+    """The command-line options that select a cluster. Empty values get kubectl's defaults.
 
     Attributes:
-        namespace: Of the jobs.
-        kubeconfig: The file to read instead of ``$KUBECONFIG`` and ``~/.kube/config``.
-        context: The context in it.
+        namespace: Namespace of the jobs.
+        kubeconfig: File to read instead of ``$KUBECONFIG`` and ``~/.kube/config``.
+        context: Context in the kubeconfig.
     """
 
     namespace: str = ""
@@ -36,15 +36,15 @@ class Target:
     context: str = ""
 
 
-def open_cluster(target: Target) -> Cluster:
-    """A client for the cluster that is meant; nothing is asked of it yet.
+def open_cluster(target: ClusterOptions) -> Cluster:
+    """Create a client for the selected cluster, without sending a request yet.
 
     Raises:
-        UsageError: There is no kubeconfig, or it has no such context.
-        KubernetesError: The program by which the kubeconfig logs in fails.
+        UsageError: There is no kubeconfig, or it does not contain the context.
+        KubernetesError: The kubeconfig's credential plugin fails.
     """
     files = _kubeconfigs(target.kubeconfig)
-    # Without retries: urllib3 prints a line for each, and those who wait try again by themselves.
+    # No retries: urllib3 prints a line for each, and callers that wait retry themselves.
     configuration = Configuration(retries=False)
     if not files:
         namespace = _log_in_as_pod(configuration, target)
@@ -54,54 +54,54 @@ def open_cluster(target: Target) -> Cluster:
 
 
 def _kubeconfigs(given: Path | None) -> list[Path]:
-    """The kubeconfigs that there are, of those that are meant.
+    """The existing kubeconfig files: the given one, or those of ``$KUBECONFIG`` or the default.
 
     Raises:
-        UsageError: The one that the command line names does not exist.
+        UsageError: The given file does not exist.
     """
     if given is not None:
         if not given.is_file():
-            raise UsageError(f"--kubeconfig {given}: there is no such file")
+            raise UsageError(f"--kubeconfig {given}: the file does not exist")
         return [given]
     named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     return [Path(file) for file in named.split(os.pathsep) if file and Path(file).is_file()]
 
 
-def _log_in_as_pod(configuration: Configuration, target: Target) -> str:
-    """Log in as the pod that this process runs in; its namespace."""
+def _log_in_as_pod(configuration: Configuration, target: ClusterOptions) -> str:
+    """Use the service account of the pod that this process runs in, and return the pod's namespace."""
     try:
         load_incluster_config(client_configuration=configuration)
         namespace = _SERVICE_ACCOUNT.read_text(encoding="utf-8").strip()
     except (ConfigException, OSError) as error:
         raise UsageError(
-            "there is no kubeconfig: neither $KUBECONFIG nor ~/.kube/config names a file that exists, and this is no "
-            "pod. Give --kubeconfig FILE; `az aks get-credentials`, `gcloud container clusters get-credentials` and "
-            "`aws eks update-kubeconfig` write one"
+            "there is no kubeconfig: neither $KUBECONFIG nor ~/.kube/config is an existing file, and this is not a "
+            "pod. Use --kubeconfig FILE, or create one with `az aks get-credentials`, `gcloud container clusters "
+            "get-credentials` or `aws eks update-kubeconfig`"
         ) from error
     if target.context:
-        raise UsageError(f"--context {target.context}: there is no kubeconfig that could have it")
+        raise UsageError(f"--context {target.context}: there is no kubeconfig to find it in")
     return namespace
 
 
 def _log_in(configuration: Configuration, files: Sequence[Path], context: str) -> str:
-    """Log in as the kubeconfigs say; the namespace of the context."""
+    """Use the credentials of the kubeconfigs, and return the context's namespace."""
     joined = os.pathsep.join(map(str, files))
     try:
         chosen, namespace = _choose(files, context)
-        with _complaints() as complaints:
+        with _logged_errors() as errors:
             load_kube_config(joined, context=chosen, client_configuration=configuration, persist_config=False)
     except (ConfigException, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-        raise UsageError(f"{joined} is not a kubeconfig that can be used: {_on_one_line(error)}") from error
-    if complaints:
-        raise KubernetesError(f"context {chosen}: the login of {joined} fails: {'; '.join(complaints)}")
+        raise UsageError(f"{joined} is not a valid kubeconfig: {_one_line(error)}") from error
+    if errors:
+        raise KubernetesError(f"context {chosen}: the credential plugin of {joined} failed: {'; '.join(errors)}")
     return namespace
 
 
 def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
-    """Context and its namespace, of files that are merged as kubectl does: what is said first holds.
+    """The context and its namespace. Files are merged as by kubectl: the first definition wins.
 
     Raises:
-        UsageError: There is no such context, or none is chosen.
+        UsageError: The context does not exist, or none is selected.
     """
     found: dict[str, str] = {}
     current = ""
@@ -110,20 +110,20 @@ def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
         current = current or content.get("current-context") or ""
         for context in content.get("contexts") or ():
             found.setdefault(context["name"], context["context"].get("namespace") or "default")
-    names, where = ", ".join(found) or "none at all", os.pathsep.join(map(str, files))
+    names, where = ", ".join(found) or "none", os.pathsep.join(map(str, files))
     if not (name or current):
-        raise UsageError(f"{where} has no current context: give --context; there is {names}")
+        raise UsageError(f"{where} has no current context: use --context; available: {names}")
     chosen = name or current
     if chosen not in found:
         near = get_close_matches(chosen, found, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there is {names}"
-        raise UsageError(f"--context {chosen}: {where} has no such context; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"available: {names}"
+        raise UsageError(f"--context {chosen}: {where} does not contain this context; {hint}")
     return chosen, found[chosen]
 
 
 @contextmanager
-def _complaints() -> Iterator[list[str]]:
-    """What the library logs as an error meanwhile: that is how it tells that a login program has failed."""
+def _logged_errors() -> Iterator[list[str]]:
+    """Collect the library's error logs: it reports a failed credential plugin only there."""
     found: list[str] = []
 
     class Collector(logging.Handler):
@@ -138,5 +138,5 @@ def _complaints() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(collector)
 
 
-def _on_one_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__

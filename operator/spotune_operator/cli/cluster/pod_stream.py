@@ -1,9 +1,9 @@
-"""A connection to a port of a pod: bytes over the WebSocket by which the API server forwards ports.
+"""A byte stream to a port of a pod, over the API server's port-forward WebSocket.
 
-The client library has one of its own, which closes the local side as soon as the WebSocket ends, whether or not all
-that had arrived was read by then. Servers that end a connection after their answer, as the supervisor does, lose the
-end of it that way. Protocol: ``v4.channel.k8s.io``; the first byte of a frame is its channel, 0 for data and 1 for
-errors, and the first frame of each channel holds the port's number.
+The client library's own port-forward closes the local side as soon as the WebSocket ends, even if received bytes are
+still unread. With servers that close the connection after their response, as the supervisor does, the end of the
+response is lost. Protocol: ``v4.channel.k8s.io``. The first byte of a frame is its channel (0 data, 1 errors), and the
+first frame of each channel contains the port number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from websocket import (
     WebSocketTimeoutException,
 )
 
-from spotune_operator.cli.cluster.api_errors import refusal, unreachable
+from spotune_operator.cli.cluster.api_errors import error_from_response, unreachable_error
 from spotune_operator.errors import KubernetesError
 
 _PROTOCOL: Final = "v4.channel.k8s.io"
@@ -36,57 +36,59 @@ _IDLE_SECONDS: Final = 5.0
 
 
 def open_connection(configuration: Any, url: str, port: int, headers: Mapping[str, str]) -> PodConnection:
-    """Ask the API server for a connection.
+    """Open a port-forward connection.
 
     Args:
-        configuration: The client library's, with certificates and proxies.
-        url: Of the pod's subresource ``portforward``, with https or http.
-        port: Of the pod.
-        headers: With the user's authorization.
+        configuration: Configuration of the client library, with certificates and proxies.
+        url: URL of the pod's ``portforward`` subresource, with https or http.
+        port: Port of the pod.
+        headers: Request headers with the user's authorization.
 
     Raises:
-        KubernetesError: It is refused, or nobody answers.
+        KubernetesError: The API server rejects the request or does not answer.
     """
     server = configuration.host
     address = f"ws{url.removeprefix('http')}?{urlencode({'ports': port})}"
     try:
         websocket = create_websocket(configuration, address, {**headers, "sec-websocket-protocol": _PROTOCOL})
     except WebSocketBadStatusException as error:
-        raise refusal(error.status_code, (error.resp_body or b"").decode(errors="replace"), server) from error
+        raise error_from_response(
+            error.status_code, (error.resp_body or b"").decode(errors="replace"), server
+        ) from error
     except (WebSocketException, OSError) as error:
-        raise unreachable(server, error) from error
+        raise unreachable_error(server, error) from error
     return PodConnection(websocket, port)
 
 
 class PodConnection(io.RawIOBase):
-    """Bytes to and from a port of a pod; one thread may read while another one writes.
+    """A byte stream to and from a port of a pod. One thread may read while another writes.
 
     Args:
-        websocket: As the API server has accepted it.
-        port: Of the pod, for messages.
+        websocket: The connected WebSocket.
+        port: Port of the pod, for messages.
     """
 
     def __init__(self, websocket: WebSocket, port: int) -> None:
         self._websocket = websocket
         self._port = port
-        self._greeted: set[int] = set()
+        self._opened_channels: set[int] = set()
         self._unread = b""
         self._idle: Callable[[], None] = lambda: None
 
-    def when_idle(self, idle: Callable[[], None]) -> None:
-        """Have ``idle`` called every few seconds while there is nothing to read; what it raises ends the reading.
+    def call_when_idle(self, idle: Callable[[], None]) -> None:
+        """Call ``idle`` every few seconds while there is nothing to read. An exception from it ends the read.
 
-        A pod on a node that has crashed says no goodbye: somebody has to look.
+        If the pod's node crashes, the connection is never closed, so the reader has to check.
         """
         self._idle = idle
         self._websocket.settimeout(_IDLE_SECONDS)
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Wait for bytes; 0 at the end.
+        """Wait for bytes and return their number; 0 at the end of the stream.
 
         Raises:
             KubernetesError: The pod does not listen on the port.
@@ -101,7 +103,7 @@ class PodConnection(io.RawIOBase):
         """Send bytes.
 
         Raises:
-            ConnectionResetError: The connection has ended.
+            ConnectionResetError: The connection is closed.
         """
         try:
             self._websocket.send_binary(bytes([_DATA]) + bytes(data))
@@ -109,18 +111,18 @@ class PodConnection(io.RawIOBase):
             raise ConnectionResetError(str(error)) from error
 
     def abort(self) -> None:
-        """Have a thread that waits for bytes see the end of them."""
+        """End the stream for a thread that is waiting in a read."""
         with suppress(OSError):
             self._websocket.abort()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if not self.closed:
             self._websocket.shutdown()
         super().close()
 
     def _next(self) -> bytes:
-        """The next bytes of data; empty at the end."""
+        """The next bytes of data; empty at the end of the stream."""
         while True:
             try:
                 opcode, frame = self._websocket.recv_data_frame(control_frame=True)
@@ -132,35 +134,35 @@ class PodConnection(io.RawIOBase):
                 return b""
             if opcode == ABNF.OPCODE_CLOSE:
                 return b""
-            if opcode == ABNF.OPCODE_BINARY and frame.data and (data := self._take(frame.data[0], frame.data[1:])):
+            if opcode == ABNF.OPCODE_BINARY and frame.data and (data := self._payload(frame.data[0], frame.data[1:])):
                 return data
 
     def _ping(self) -> None:
-        """Show whatever stands in between that the connection is in use; if it is not any more, the next look tells."""
+        """Keep the connection alive through proxies. A broken connection is detected by the next read."""
         with suppress(WebSocketException, OSError):
             self._websocket.ping()
 
-    def _take(self, channel: int, content: bytes) -> bytes:
-        if channel not in self._greeted:
-            self._greeted.add(channel)
+    def _payload(self, channel: int, content: bytes) -> bytes:
+        if channel not in self._opened_channels:
+            self._opened_channels.add(channel)
             content = content[_PORT_BYTES:]
         if channel == _ERROR and content:
-            said = " ".join(content.decode(errors="replace").split())
-            raise KubernetesError(f"nothing of the pod answers on port {self._port}: {said}")
+            message = " ".join(content.decode(errors="replace").split())
+            raise KubernetesError(f"the pod does not listen on port {self._port}: {message}")
         return content if channel == _DATA else b""
 
 
-class HttpOverPod(http.client.HTTPConnection):
+class PodHttpConnection(http.client.HTTPConnection):
     """HTTP to a port of a pod; a context manager.
 
     Args:
-        connection: To that port.
+        connection: Stream to that port.
     """
 
     def __init__(self, connection: PodConnection) -> None:
         super().__init__("127.0.0.1")
         self._connection = connection
-        self.sock: Any = _Socket(connection)
+        self.sock: Any = _SocketAdapter(connection)
 
     def __enter__(self) -> Self:
         return self
@@ -171,8 +173,8 @@ class HttpOverPod(http.client.HTTPConnection):
         self._connection.close()
 
 
-class _Socket:
-    """All that ``http.client`` wants of a socket."""
+class _SocketAdapter:
+    """The socket methods that ``http.client`` uses."""
 
     def __init__(self, connection: PodConnection) -> None:
         self._connection = connection
@@ -185,4 +187,4 @@ class _Socket:
         self._connection.sendall(data)
 
     def close(self) -> None:
-        """Nothing: the answer may still have to be read."""
+        """Do nothing: the response may not have been read yet."""

@@ -1,7 +1,7 @@
-"""A pod of our own on a job's volume, for what can be read when there is no head: for a short time, and read-only.
+"""A temporary pod that mounts a job's volume read-only, to read logs and reports when there is no head pod.
 
-It is made like the head pod, so it is let in, placed and given its images as that one is. It has not the label that
-makes a pod one of the job's, because the operator counts those.
+It copies admission, scheduling and image-pull settings from the head pod, so it can run wherever the head can. It does
+not have the job label, because the operator counts the pods with that label.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from spotune.job import API_VERSION, KIND
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.children.pods import SUPERVISOR_CONTAINER, head_pod
-from spotune_operator.children.resolved_job import place
+from spotune_operator.children.resolved_job import resolve
 from spotune_operator.cli.cluster.client import Cluster, Manifest
 from spotune_operator.cli.cluster.jobs import Job, status_of
 from spotune_operator.errors import KubernetesError, NotFoundError
-from spotune_operator.observe.pod_problems import explain_pending
+from spotune_operator.observe.pod_problems import pod_problem
 from spotune_operator.providers import PROVIDERS, ProviderName
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 CONTAINER: Final = "reader"
 _VOLUME: Final = "data"
-_FROM_THE_HEAD: Final = (
+_COPIED_FROM_HEAD: Final = (
     *("affinity", "imagePullSecrets", "nodeSelector", "runtimeClassName", "schedulerName", "securityContext"),
     "tolerations",
 )
@@ -43,19 +43,19 @@ _POLL_SECONDS: Final = 1.0
 
 
 def job_directory(job: Job) -> str:
-    """The job's folder, as its pods see it."""
+    """Path of the job's folder inside its pods."""
     command = _supervisor(_head_template(job))["command"]
     return str(command[command.index("--directory") + 1])
 
 
-def reader_pod(job: Job, purpose: str, command: Sequence[str], seconds: int) -> Manifest:
-    """A pod that runs a command with the job's image on the job's volume.
+def volume_pod_manifest(job: Job, purpose: str, command: Sequence[str], seconds: int) -> Manifest:
+    """Manifest of a pod that runs a command with the job's image on the job's volume.
 
     Args:
-        job: As the API server has it.
-        purpose: A word for the pod's name.
-        command: Whose output or server is wanted.
-        seconds: After which the kubelet ends it, should this process be killed before it can.
+        job: The job as the API server returns it.
+        purpose: Part of the pod's name.
+        command: Command to run.
+        seconds: Deadline after which the kubelet stops the pod, in case this process is killed before it deletes it.
     """
     metadata, template = job["metadata"], _head_template(job)
     spec, supervisor = template["spec"], _supervisor(template)
@@ -75,7 +75,7 @@ def reader_pod(job: Job, purpose: str, command: Sequence[str], seconds: int) -> 
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            # Named here and not by the API server, to be found again even if its answer is lost.
+            # Not a server-generated name, so that the pod can be deleted even if the create response is lost.
             "name": f"spotune-{metadata['name']}-{purpose}-{secrets.token_hex(3)}",
             "namespace": metadata["namespace"],
             "labels": {
@@ -86,7 +86,7 @@ def reader_pod(job: Job, purpose: str, command: Sequence[str], seconds: int) -> 
             "ownerReferences": [owner | {"controller": False, "blockOwnerDeletion": False}],
         },
         "spec": {
-            **{name: spec[name] for name in _FROM_THE_HEAD if name in spec},
+            **{name: spec[name] for name in _COPIED_FROM_HEAD if name in spec},
             "activeDeadlineSeconds": seconds,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -99,18 +99,20 @@ def reader_pod(job: Job, purpose: str, command: Sequence[str], seconds: int) -> 
 
 
 def _head_template(job: Job) -> Mapping[str, Any]:
-    """The head's pod template: the one that the job is run with, or before it is run the one that would be.
+    """The head's pod template: the pinned one, or the one that would be rendered if the job has not started yet.
 
     Raises:
-        JobError: The job was never run, and cannot be.
+        JobError: The job has not started, and its spec is invalid.
     """
     pinned = status_of(job).get("pinned")
     if pinned:
         template: Mapping[str, Any] = json.loads(pinned["rayCluster"])["headGroupSpec"]["template"]
         return template
-    wanted = parse_job(Document({name: part for name, part in job.items() if name != "status"}))
-    named = wanted.spec.cluster.provider
-    return head_pod(place(wanted, PROVIDERS[ProviderName.NONE if named == "auto" else ProviderName(named)])).template
+    parsed = parse_job(Document({name: part for name, part in job.items() if name != "status"}))
+    provider = parsed.spec.cluster.provider
+    return head_pod(
+        resolve(parsed, PROVIDERS[ProviderName.NONE if provider == "auto" else ProviderName(provider)])
+    ).template
 
 
 def _supervisor(template: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,42 +121,42 @@ def _supervisor(template: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @contextmanager
-def started(cluster: Cluster, manifest: Manifest, say: Say) -> Iterator[str]:
-    """Have a pod run for as long as the block does; its name. It goes even if the process is told to end.
+def running_pod(cluster: Cluster, manifest: Manifest, notify: Notify) -> Iterator[str]:
+    """Run a pod for the duration of the block, and yield its name. The pod is deleted even on SIGTERM.
 
     Args:
-        cluster: Where.
-        manifest: Of the pod.
-        say: Tells a person what is waited for.
+        cluster: The cluster to run it in.
+        manifest: Manifest of the pod.
+        notify: Prints a progress message.
 
     Raises:
-        KubernetesError: It may not be made, or does not start.
+        KubernetesError: The pod cannot be created or does not start.
     """
     name = manifest["metadata"]["name"]
-    with removed_afterwards(cluster, name):
+    with deleted_on_exit(cluster, name):
         cluster.create(cluster.path("pods"), manifest)
-        _wait_until_started(cluster, name, say)
+        _wait_until_started(cluster, name, notify)
         yield name
 
 
-def _wait_until_started(cluster: Cluster, name: str, say: Say) -> None:
-    said = ""
+def _wait_until_started(cluster: Cluster, name: str, notify: Notify) -> None:
+    last_state = ""
     for _ in range(int(_SECONDS_TO_START / _POLL_SECONDS)):
         pod = cluster.get(cluster.path("pods", name))
         state = container_state(pod)
         if "running" in state or "terminated" in state:
             return
-        trouble = explain_pending(pod)
-        words = f"{trouble.reason}: {trouble.message}" if trouble is not None else "its image is fetched and it starts"
-        if words != said:
-            say(f"waiting for pod {name}: {words}")
-            said = words
+        problem = pod_problem(pod)
+        state_text = f"{problem.reason}: {problem.message}" if problem is not None else "pulling its image and starting"
+        if state_text != last_state:
+            notify(f"waiting for pod {name}: {state_text}")
+            last_state = state_text
         time.sleep(_POLL_SECONDS)
-    raise KubernetesError(f"pod {name} has not started within {_SECONDS_TO_START:.0f} s: {said}")
+    raise KubernetesError(f"pod {name} has not started within {_SECONDS_TO_START:.0f} s: {last_state}")
 
 
 def container_state(pod: Manifest) -> Mapping[str, Any]:
-    """``state`` of the container: ``waiting``, ``running`` or ``terminated``, as that of a pod that has failed."""
+    """``state`` of the container: ``waiting``, ``running`` or ``terminated``; a failed pod counts as terminated."""
     status = pod.get("status") or {}
     for container in status.get("containerStatuses") or ():
         state: Mapping[str, Any] = container.get("state") or {}
@@ -163,37 +165,37 @@ def container_state(pod: Manifest) -> Mapping[str, Any]:
     return {"terminated": {"exitCode": -1, "reason": status.get("reason")}} if status.get("phase") == "Failed" else {}
 
 
-def refuse_failure(cluster: Cluster, name: str, last: str) -> None:
-    """Raise if the command of a pod that has ended did not succeed.
+def raise_if_failed(cluster: Cluster, name: str, last: str) -> None:
+    """Raise if the command of a terminated pod has failed.
 
     Args:
-        cluster: Where it is.
-        name: Of the pod.
-        last: The last line that it printed.
+        cluster: The cluster with the pod.
+        name: Name of the pod.
+        last: The last line that the pod printed.
 
     Raises:
-        KubernetesError: It failed.
+        KubernetesError: The exit code is not 0.
     """
     ended = container_state(cluster.get(cluster.path("pods", name))).get("terminated") or {}
     if ended.get("exitCode"):
         raise KubernetesError(
-            f"pod {name} ended with {ended.get('reason') or 'an error'}: {last or 'it printed nothing'}"
+            f"pod {name} terminated with {ended.get('reason') or 'an error'}: {last or 'it printed nothing'}"
         )
 
 
 @contextmanager
-def removed_afterwards(cluster: Cluster, name: str) -> Iterator[None]:
-    """Delete a pod after the block, whatever ends it: an error, Ctrl-C, SIGTERM, or the end of the terminal."""
-    with _signals_raise():
+def deleted_on_exit(cluster: Cluster, name: str) -> Iterator[None]:
+    """Delete a pod after the block, also on an error, Ctrl-C, SIGTERM or SIGHUP."""
+    with _signals_as_exceptions():
         try:
             yield
         finally:
-            _remove(cluster, name)
+            _delete(cluster, name)
 
 
-def _remove(cluster: Cluster, name: str) -> None:
-    """Delete the pod, whatever signal comes meanwhile."""
-    before = {
+def _delete(cluster: Cluster, name: str) -> None:
+    """Delete the pod, and ignore signals in the meantime."""
+    previous = {
         number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
@@ -201,20 +203,20 @@ def _remove(cluster: Cluster, name: str) -> None:
     except NotFoundError:
         return
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Have SIGTERM, and the end of the terminal, unwind the stack as Ctrl-C does."""
+def _signals_as_exceptions() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, so that they unwind the stack as Ctrl-C does."""
 
-    def leave(number: int, _frame: FrameType | None) -> None:
+    def exit_process(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, exit_process) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

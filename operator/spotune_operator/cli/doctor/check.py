@@ -1,4 +1,4 @@
-"""What a check found, and how it looks."""
+"""The result of a check, and how it is printed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.text import Text
 
 
 class Verdict(StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     PASSED = "passed"
     WARNING = "warning"
-    """It may do, or cannot be seen."""
+    """It may work, or cannot be determined."""
     FAILED = "failed"
     """Jobs, or commands, will not work."""
 
@@ -31,10 +31,10 @@ class Check:
     """The result of one check.
 
     Attributes:
-        name: What was looked at.
-        verdict: How it ended.
-        message: What was found, a sentence.
-        remedy: What to do about it; empty where nothing has to be done.
+        name: Name of the check.
+        verdict: Its result.
+        message: What was found.
+        remedy: How to fix it; empty if there is nothing to fix.
     """
 
     name: str
@@ -43,40 +43,40 @@ class Check:
     remedy: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--output json``."""
+        """The result for ``--output json``."""
         return {"name": self.name, "verdict": self.verdict.value, "message": self.message, "remedy": self.remedy}
 
 
 @dataclass(frozen=True)
-class Hidden:
-    """What the user may not see, in place of what was looked for."""
+class Forbidden:
+    """Stands in for objects that the user may not list."""
 
     reason: str
 
 
 def passed(name: str, message: str) -> Check:
-    """A check that found all as it should be."""
+    """A check that found no problem."""
     return Check(name, Verdict.PASSED, message)
 
 
 def warning(name: str, message: str, remedy: str = "") -> Check:
-    """A check that leaves a doubt."""
+    """A check that found a possible problem."""
     return Check(name, Verdict.WARNING, message, remedy)
 
 
 def failed(name: str, message: str, remedy: str) -> Check:
-    """A check that found something missing."""
+    """A check that found a problem."""
     return Check(name, Verdict.FAILED, message, remedy)
 
 
-def plain(check: Check) -> str:
-    """The same without colours, and however long the lines get."""
+def plain_text(check: Check) -> str:
+    """The check as plain text, without wrapping."""
     first = f"{check.verdict.value:<{_VERDICT_WIDTH}}  {check.name:<{_NAME_WIDTH}}  {check.message}"
     return first + (f"\n{' ' * (_VERDICT_WIDTH + _NAME_WIDTH + 4)}-> {check.remedy}" if check.remedy else "")
 
 
-def line(check: Check) -> RenderableType:
-    """A check as a line, and a second one with what to do."""
+def render(check: Check) -> RenderableType:
+    """The check for a terminal: one line, and one more for the remedy."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=_VERDICT_WIDTH, style=_STYLES[check.verdict])
     grid.add_column(width=_NAME_WIDTH)

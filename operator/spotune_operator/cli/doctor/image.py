@@ -1,4 +1,4 @@
-"""Whether the cluster's nodes can have an image: by a pod that runs `true`."""
+"""Checks that a node can pull an image, with a pod that runs `true`."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ import time
 from typing import Any, Final
 
 from spotune_operator.cli.cluster.client import Cluster, Manifest
-from spotune_operator.cli.cluster.volume_pod import Say, container_state, removed_afterwards
+from spotune_operator.cli.cluster.volume_pod import Notify, container_state, deleted_on_exit
 from spotune_operator.cli.doctor.check import Check, failed, passed
-from spotune_operator.observe.pod_problems import explain_pending
+from spotune_operator.observe.pod_problems import pod_problem
 
 _CONTAINER: Final = "true"
 _SECONDS: Final = 600.0
 _POLL_SECONDS: Final = 1.0
-_GIVEN_UP: Final = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
+_PULL_FAILED: Final = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 _PULLED: Final = frozenset({"CreateContainerError", "RunContainerError", "CrashLoopBackOff"})
-"""Why a container waits whose image is there: it has no `true`, say."""
+"""Waiting reasons after a successful pull, for example if the image has no `true`."""
 
 
-def image_pull(cluster: Cluster, image: str, say: Say) -> Check:
-    """Have some node fetch an image.
+def image_pull(cluster: Cluster, image: str, notify: Notify) -> Check:
+    """Pull an image on some node.
 
     Args:
-        cluster: Where.
-        image: Its name.
-        say: Tells a person what is waited for.
+        cluster: The cluster to check.
+        image: Name of the image.
+        notify: Prints a progress message.
 
     Raises:
-        KubernetesError: The pod may not be made.
+        KubernetesError: The pod cannot be created.
     """
     manifest = probe_pod(image, cluster.namespace)
     name = manifest["metadata"]["name"]
-    with removed_afterwards(cluster, name):
+    with deleted_on_exit(cluster, name):
         cluster.create(cluster.path("pods"), manifest)
-        said = ""
-        end = time.monotonic() + _SECONDS
+        last_state = ""
+        deadline = time.monotonic() + _SECONDS
         while True:
             pod = cluster.get(cluster.path("pods", name))
             if (check := verdict(image, pod)) is not None:
                 return check
-            trouble = explain_pending(pod)
-            words = f"{trouble.reason}: {trouble.message}" if trouble is not None else f"{image} is fetched"
-            if time.monotonic() > end:
+            problem = pod_problem(pod)
+            state_text = f"{problem.reason}: {problem.message}" if problem is not None else f"pulling {image}"
+            if time.monotonic() > deadline:
                 return failed(
-                    "image", f"{image} is not there after {_SECONDS:.0f} s: {words}", "try again, or mend that"
+                    "image", f"{image} was not pulled within {_SECONDS:.0f} s: {state_text}", "fix this, or try again"
                 )
-            if words != said:
-                say(f"waiting for pod {name}: {words}")
-                said = words
+            if state_text != last_state:
+                notify(f"waiting for pod {name}: {state_text}")
+                last_state = state_text
             time.sleep(_POLL_SECONDS)
 
 
 def probe_pod(image: str, namespace: str) -> Manifest:
-    """A pod that does nothing, in the way that the strictest namespaces ask for."""
+    """Manifest of a pod that does nothing and meets the restricted Pod Security Standard."""
     container: dict[str, Any] = {
         "name": _CONTAINER,
         "image": image,
@@ -77,14 +77,14 @@ def probe_pod(image: str, namespace: str) -> Manifest:
 
 
 def verdict(image: str, pod: Manifest) -> Check | None:
-    """What a probe's pod shows; None while it shows nothing yet."""
+    """The result that a probe pod's state implies; None while it is undecided."""
     state = container_state(pod)
     waiting = (state.get("waiting") or {}).get("reason", "")
-    if waiting in _GIVEN_UP:
-        trouble = explain_pending(pod)
-        why = trouble.message.removeprefix(f"container {_CONTAINER}: ") if trouble is not None else waiting
-        remedy = "check the name, and that the nodes, or an imagePullSecret of the service account, may have it"
-        return failed("image", why if image in why else f"{image}: {why}", remedy)
+    if waiting in _PULL_FAILED:
+        problem = pod_problem(pod)
+        cause = problem.message.removeprefix(f"container {_CONTAINER}: ") if problem is not None else waiting
+        remedy = "check the name, and that the nodes or an imagePullSecret of the service account have access to it"
+        return failed("image", cause if image in cause else f"{image}: {cause}", remedy)
     if waiting in _PULLED or "running" in state or "terminated" in state:
-        return passed("image", f"node {pod['spec'].get('nodeName')} has {image}")
+        return passed("image", f"node {pod['spec'].get('nodeName')} pulled {image}")
     return None

@@ -1,4 +1,4 @@
-"""What the user may do, against what the commands need."""
+"""Checks that the user has the permissions that the commands need."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from spotune_operator.cli.doctor.check import Check, failed, passed, warning
 
 
 @dataclass(frozen=True)
-class Need:
-    """A right, and what it is for.
+class Permission:
+    """A permission, and the commands that need it.
 
     Attributes:
-        group: API group; empty for the core one.
-        resource: With its subresource after a slash.
-        verbs: All of which are needed.
-        purpose: What does not work without.
-        essential: Whether nothing works without.
+        group: API group; empty for the core group.
+        resource: Resource, with a subresource after a slash.
+        verbs: Required verbs.
+        purpose: What does not work without it.
+        essential: Whether no command works without it.
     """
 
     group: str
@@ -29,44 +29,46 @@ class Need:
     essential: bool = False
 
 
-NEEDS: Final = (
-    Need(GROUP, PLURAL, ("get", "list"), "every command", essential=True),
-    Need(GROUP, PLURAL, ("create", "patch", "delete"), "applying, suspending, resuming and deleting jobs"),
-    Need("", "pods", ("get", "list"), "logs, events, suspend --wait"),
-    # The API server asks for `get` of a WebSocket, and from Kubernetes 1.35 on for `create` as well.
-    Need("", "pods/portforward", ("get", "create"), "logs, tensorboard"),
-    Need("", "pods", ("create", "delete"), "tensorboard, and logs of a job without a head"),
-    Need("", "pods/log", ("get",), "tensorboard, and logs of a job without a head"),
-    Need("", "events", ("list",), "events"),
+PERMISSIONS: Final = (
+    Permission(GROUP, PLURAL, ("get", "list"), "every command", essential=True),
+    Permission(GROUP, PLURAL, ("create", "patch", "delete"), "applying, suspending, resuming and deleting jobs"),
+    Permission("", "pods", ("get", "list"), "logs, events, suspend --wait"),
+    # The API server requires `get` for a WebSocket, and since Kubernetes 1.35 also `create`.
+    Permission("", "pods/portforward", ("get", "create"), "logs, tensorboard"),
+    Permission("", "pods", ("create", "delete"), "tensorboard, and logs of a job without a head"),
+    Permission("", "pods/log", ("get",), "tensorboard, and logs of a job without a head"),
+    Permission("", "events", ("list",), "events"),
 )
 
 
-def review(need: Need, verb: str, namespace: str) -> dict[str, Any]:
-    """The ``SelfSubjectAccessReview`` that asks for one verb."""
-    resource, _, subresource = need.resource.partition("/")
-    attributes = {"namespace": namespace, "verb": verb, "group": need.group, "resource": resource}
+def review(permission: Permission, verb: str, namespace: str) -> dict[str, Any]:
+    """A ``SelfSubjectAccessReview`` for one verb."""
+    resource, _, subresource = permission.resource.partition("/")
+    attributes = {"namespace": namespace, "verb": verb, "group": permission.group, "resource": resource}
     if subresource:
         attributes["subresource"] = subresource
     spec = {"resourceAttributes": attributes}
     return {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
 
 
-def permissions(namespace: str, ask: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Check:
-    """What the user may not do in a namespace.
+def permissions(namespace: str, create_review: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Check:
+    """The permissions that the user lacks in a namespace.
 
     Args:
-        namespace: The namespace.
-        ask: Sends a review to the API server; the answer.
+        namespace: Namespace to check.
+        create_review: Sends a review to the API server and returns the response.
     """
-    missing: dict[Need, list[str]] = {}
-    for need in NEEDS:
-        for verb in need.verbs:
-            if not ask(review(need, verb, namespace))["status"].get("allowed"):
-                missing.setdefault(need, []).append(verb)
+    missing: dict[Permission, list[str]] = {}
+    for permission in PERMISSIONS:
+        for verb in permission.verbs:
+            if not create_review(review(permission, verb, namespace))["status"].get("allowed"):
+                missing.setdefault(permission, []).append(verb)
     if not missing:
-        return passed("permissions", f"you may do all that the commands need in namespace {namespace}")
-    words = [f"{' and '.join(verbs)} {need.resource} ({need.purpose})" for need, verbs in missing.items()]
-    message = f"in namespace {namespace} you may not {'; '.join(words)}"
-    remedy = "ask for the Role of docs/how-to/from-the-terminal.md in this namespace, or name another --namespace"
-    essential = any(need.essential for need in missing)
+        return passed("permissions", f"you have all permissions that the commands need in namespace {namespace}")
+    listed = [
+        f"{' and '.join(verbs)} {permission.resource} ({permission.purpose})" for permission, verbs in missing.items()
+    ]
+    message = f"in namespace {namespace} you may not {'; '.join(listed)}"
+    remedy = "ask for the Role in docs/how-to/from-the-terminal.md in this namespace, or use another --namespace"
+    essential = any(permission.essential for permission in missing)
     return failed("permissions", message, remedy) if essential else warning("permissions", message, remedy)
