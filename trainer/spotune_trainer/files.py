@@ -1,8 +1,8 @@
-"""Files that survive a kill at any moment: atomic replacement, appended JSON lines, and reading them back.
+"""Crash-safe files: atomic replacement, appended JSON lines, and reading them back.
 
-Everything on a job's volume is written through these few functions, so the rules hold everywhere: a file is either
-the old one or the new one (write beside, fsync, rename), and a log only grows by whole lines (one `write` on a file
-opened for appending); a reader ignores an unfinished last line.
+All files on a job's volume are written by these functions, so they survive a kill at any time. A file is replaced by
+writing a temporary file, fsync and rename, so readers find either the old or the new content. A log grows by one
+`write` a line, and readers ignore an incomplete last line.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 
 
 def fsync_file(path: Path) -> None:
-    """Make the content of `path` durable, whoever wrote it."""
+    """Make the content of `path` durable, whichever process wrote it."""
     _fsync(path, os.O_RDONLY)
 
 
 def fsync_directory(path: Path) -> None:
-    """Make renames and new names within `path` durable."""
+    """Make new and renamed entries of the directory `path` durable."""
     _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def fsync_tree(path: Path) -> None:
-    """Make all that is in the directory `path` durable, at any depth."""
+    """Make the whole tree of the directory `path` durable."""
     for each in path.rglob("*"):
         if each.is_dir():
             fsync_directory(each)
@@ -41,9 +41,9 @@ def fsync_tree(path: Path) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill under another name; it becomes `path` once it is filled and durable, and goes otherwise."""
-    for left_by_a_kill in path.parent.glob(f".{glob.escape(path.name)}.????????"):
-        shutil.rmtree(left_by_a_kill, ignore_errors=True)
+    """Yield a temporary directory to fill. It becomes `path` once it is durable, and is removed after an error."""
+    for abandoned in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # by a killed process
+        shutil.rmtree(abandoned, ignore_errors=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     temporary.mkdir(parents=True)
     try:
@@ -64,7 +64,7 @@ def _fsync(path: Path, flags: int) -> None:
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace `path` by `text` atomically; `durable` also waits for the disk (not wanted for a heartbeat)."""
+    """Replace `path` by `text` atomically; `durable` also waits for the disk, which a heartbeat does not need."""
     write_bytes(path, text.encode(), durable=durable)
 
 
@@ -78,7 +78,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
                 stream.flush()
                 os.fsync(stream.fileno())
         temporary.replace(path)
-    except OSError:  # a full volume is not to fill up with what could not be written
+    except OSError:  # do not leave a partial file on a full volume
         temporary.unlink(missing_ok=True)
         raise
     if durable:
@@ -91,10 +91,10 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The value in `path`, or None where there is no such file.
+    """The value in `path`, or None if the file does not exist.
 
     Raises:
-        ValueError: the file is not JSON; it was not written by `write_json`.
+        ValueError: the file is not JSON, so `write_json` has not written it.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -110,12 +110,12 @@ def append_json(path: Path, value: Any) -> None:
     """Append `value` as one line; concurrent appenders on one host do not mix their lines.
 
     Raises:
-        OSError: the volume has no room for the whole line; the part that was written is passed over by readers.
+        OSError: the volume has no space for the whole line; readers ignore the part that was written.
     """
     line = (json.dumps(value, separators=(",", ":")) + "\n").encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        if _ends_within_a_line(descriptor):
+        if _has_partial_last_line(descriptor):
             line = b"\n" + line
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -123,14 +123,14 @@ def append_json(path: Path, value: Any) -> None:
         os.close(descriptor)
 
 
-def _ends_within_a_line(descriptor: int) -> bool:
-    """Whether an earlier line could be written in part only, as on a volume that was full."""
+def _has_partial_last_line(descriptor: int) -> bool:
+    """Whether the last line is incomplete, because the volume was full."""
     size = os.fstat(descriptor).st_size
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
 class LineReader:
-    """Reads the whole lines that were added to a growing JSON-lines file since the last call."""
+    """Reads the complete lines of a growing JSON-lines file that were added since the last call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -151,7 +151,7 @@ class LineReader:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line; None for one that was cut off when the volume was full, as its writer was told."""
+    """The record of a line; None for an incomplete one, whose writer got an error from `append_json`."""
     try:
         record: dict[str, Any] = json.loads(line)
     except ValueError:
@@ -160,5 +160,5 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole record of a JSON-lines file, in order; none where there is no file."""
+    """All complete records of a JSON-lines file in order; none if the file does not exist."""
     yield from LineReader(path).read()

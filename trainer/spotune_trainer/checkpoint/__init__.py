@@ -1,1 +1,1 @@
-"""Checkpoints: per-parameter fragments that any world size and any ZeRO stage can read."""
+"""Checkpoints: fragments that any world size and ZeRO stage can read, committed beside training."""

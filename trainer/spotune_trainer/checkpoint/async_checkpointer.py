@@ -1,7 +1,7 @@
-"""Commits while training goes on: the loop waits for a copy in host memory, a thread of every rank does the rest.
+"""Asynchronous checkpointing: training waits for staging only; a thread of each rank writes and commits.
 
-At most one commit is in flight. A volume that fails is tried again, for ever: training goes on meanwhile, and
-``problem`` says what is wrong. What a kill leaves is a folder without a manifest, which is no checkpoint.
+At most one commit is pending. If the volume fails, the thread retries for ever while training continues, and
+`problem` holds the reason. A process that is killed leaves a folder without a manifest, which is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from spotune.job import CheckpointSpec
-from spotune_trainer.checkpoint.fragment import HeldFragment
-from spotune_trainer.checkpoint.generations import refuse_superseded
+from spotune_trainer.checkpoint.fragment import FragmentSource
+from spotune_trainer.checkpoint.generations import raise_if_superseded
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
 from spotune_trainer.checkpoint.snapshot import Snapshot
-from spotune_trainer.checkpoint.writer import arrived_so_far, commit, prune, write_fragments
+from spotune_trainer.checkpoint.writer import commit, prune, write_fragments, write_progress
 from spotune_trainer.job_directory.layout import JobDirectory
 
 logger = logging.getLogger("spotune.worker")
@@ -26,22 +26,22 @@ logger = logging.getLogger("spotune.worker")
 T = TypeVar("T")
 
 _FIRST_RETRY_SECONDS = 1.0
-_LAST_RETRY_SECONDS = 30.0
+_LONGEST_RETRY_SECONDS = 30.0
 _SLOW_SECONDS = 120.0
-"""A commit that takes longer is said to be slow."""
-_LOOK_SECONDS = 1.0
-"""From one look at what has arrived on the volume to the next."""
+"""After this time, a pending commit is reported as a problem."""
+_PROGRESS_CHECK_SECONDS = 1.0
+"""Shortest time between two checks of the files on the volume."""
 
 
 @dataclass(frozen=True)
-class Committed:
-    """What a commit was.
+class CommitResult:
+    """A finished commit.
 
     Attributes:
         name: of the checkpoint.
-        manifest: as it was written; None on all ranks but 0, of which each knows its own file alone.
-        stall_seconds: that the training loop waited for it.
-        seconds: from its beginning until it was durable.
+        manifest: as written by rank 0; None on the other ranks.
+        stall_seconds: how long `save` blocked the training loop.
+        seconds: from the start of `save` until the commit was durable.
     """
 
     name: CheckpointName
@@ -51,8 +51,8 @@ class Committed:
 
 
 @dataclass
-class _Flight:
-    """A commit that is under way."""
+class _PendingSave:
+    """A commit that its thread has not finished yet."""
 
     name: CheckpointName
     started: float
@@ -61,18 +61,18 @@ class _Flight:
     manifest: Manifest | None = None
     error: BaseException | None = None
     problem: str | None = None
-    refusals: int = 0
+    retries: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Committer:
-    """Commits what one rank holds; all ranks of a generation begin the same commits in the same order.
+class AsyncCheckpointer:
+    """Saves the fragments of one rank. All ranks of a generation must save the same checkpoints in the same order.
 
     Args:
         directory: the job's folder.
-        rank: of this process; rank 0 writes the manifests, once all ranks have written.
+        rank: of this process; rank 0 also writes the manifest, after all ranks have written.
         world_size: number of ranks.
-        checkpoint: how many checkpoints are kept.
+        checkpoint: how many checkpoints to keep.
         clock: seconds, monotonic.
     """
 
@@ -90,130 +90,134 @@ class Committer:
         self._checkpoint = checkpoint
         self._clock = clock
         self._snapshot = Snapshot()
-        self._reserving: threading.Thread | None = None
-        self._flight: _Flight | None = None
-        self._arrived: object = None
-        self._looked = float("-inf")
+        self._reservation: threading.Thread | None = None
+        self._pending: _PendingSave | None = None
+        self._last_progress: object = None
+        self._last_check = float("-inf")
 
     @property
     def is_busy(self) -> bool:
-        """Whether a commit is in flight."""
-        return self._flight is not None and not self._flight.done.is_set()
+        """Whether a commit is pending."""
+        return self._pending is not None and not self._pending.done.is_set()
 
     @property
     def problem(self) -> str | None:
-        """What keeps the commit that is in flight from its end, for people; None where nothing does."""
-        flight = self._flight
-        if flight is None or flight.done.is_set():
+        """Why the pending commit is not finished yet, as a message for users; None if nothing is wrong."""
+        pending = self._pending
+        if pending is None or pending.done.is_set():
             return None
-        minutes = int((self._clock() - flight.started) / 60)
-        if flight.problem is None and minutes * 60 >= _SLOW_SECONDS:
-            return f"the commit of step {flight.name.step} has been under way for {minutes} min"
-        return flight.problem
+        minutes = int((self._clock() - pending.started) / 60)
+        if pending.problem is None and minutes * 60 >= _SLOW_SECONDS:
+            return f"the commit of step {pending.name.step} has been running for {minutes} min"
+        return pending.problem
 
-    def advances(self) -> bool:
-        """Whether the commit in flight has come further since the last look; once a second it is worth one.
+    def has_progressed(self) -> bool:
+        """Whether the pending commit has progressed since the last check. Checks at most once a second.
 
-        On rank 0 whatever any rank writes counts, elsewhere what this one does; a refusal of the volume does, too: it
-        will be asked again.
+        On rank 0 a write of any rank counts, on the other ranks only their own. A failed attempt counts as well: the
+        volume responds, and the attempt is repeated.
         """
-        flight, now = self._flight, self._clock()
-        if flight is None or now - self._looked < _LOOK_SECONDS:
+        pending, now = self._pending, self._clock()
+        if pending is None or now - self._last_check < _PROGRESS_CHECK_SECONDS:
             return False
-        self._looked = now
-        before = self._arrived
-        arrived = arrived_so_far(self._directory.checkpoints / str(flight.name), self._rank)
-        self._arrived = (flight.name, flight.refusals, arrived)
-        return self._arrived != before
+        self._last_check = now
+        written = write_progress(self._directory.checkpoints / str(pending.name), self._rank)
+        previous, self._last_progress = self._last_progress, (pending.name, pending.retries, written)
+        return self._last_progress != previous
 
-    def reserve(self, fragments: Sequence[HeldFragment]) -> None:
-        """Take the host memory in the background, before the first commit needs it."""
-        self._reserving = threading.Thread(target=self._snapshot.reserve, args=(fragments,), daemon=True)
-        self._reserving.start()
+    def reserve(self, fragments: Sequence[FragmentSource]) -> None:
+        """Allocate the host memory in the background, before the first `save` needs it."""
+        self._reservation = threading.Thread(target=self._snapshot.reserve, args=(fragments,), daemon=True)
+        self._reservation.start()
 
-    def begin(
+    def save(
         self,
         name: CheckpointName,
-        fragments: Sequence[HeldFragment],
-        manifest: Callable[[tuple[FileEntry, ...]], Manifest],
+        fragments: Sequence[FragmentSource],
+        make_manifest: Callable[[tuple[FileEntry, ...]], Manifest],
     ) -> None:
-        """Begin to commit the fragments as they are now; the one before must have been taken in.
+        """Stage the fragments as they are now, and commit them in the background.
+
+        The result of the previous commit must have been collected, with `poll` or `wait`.
 
         Args:
             name: of the checkpoint.
-            fragments: what this rank owns.
-            manifest: makes the manifest of all ranks' files; called on rank 0, in a thread.
+            fragments: the fragments that this rank owns.
+            make_manifest: makes the manifest from the entries of all ranks' files; called on rank 0, in the thread.
         """
-        assert self._flight is None, "one commit at a time"
-        flight = _Flight(name, self._clock())
-        if self._reserving is not None:
-            self._reserving.join()
-            self._reserving = None
+        assert self._pending is None, "one commit at a time"
+        pending = _PendingSave(name, self._clock())
+        if self._reservation is not None:
+            self._reservation.join()
+            self._reservation = None
         self._snapshot.take(fragments)
-        self._flight = flight
-        threading.Thread(target=self._run, args=(flight, manifest), name="commit", daemon=True).start()
-        flight.stall_seconds = self._clock() - flight.started
+        self._pending = pending
+        threading.Thread(target=self._run, args=(pending, make_manifest), name="commit", daemon=True).start()
+        pending.stall_seconds = self._clock() - pending.started
 
-    def protect(self) -> None:
-        """To be called before an optimizer step: it must not change what is still being copied."""
-        self._snapshot.protect()
+    def wait_for_staging(self) -> None:
+        """Call this before each optimizer step, which must not change tensors that are still being copied."""
+        self._snapshot.wait_for_staging()
 
-    def poll(self) -> Committed | None:
-        """The commit that has ended since the last call, if one has.
+    def poll(self) -> CommitResult | None:
+        """The result of the pending commit, once it has finished; None before, and if there is none.
 
         Raises:
-            SupersededError: a later generation has started; it was not committed.
+            SupersededError: a later generation has started; the checkpoint was not committed.
         """
-        flight = self._flight
-        if flight is None or not flight.done.is_set():
+        pending = self._pending
+        if pending is None or not pending.done.is_set():
             return None
-        self._flight = None
-        if flight.error is not None:
-            raise flight.error
-        return Committed(flight.name, flight.manifest, flight.stall_seconds, flight.seconds)
+        self._pending = None
+        if pending.error is not None:
+            raise pending.error
+        return CommitResult(pending.name, pending.manifest, pending.stall_seconds, pending.seconds)
 
-    def wait(self, waiting: Callable[[], None] = lambda: None) -> Committed | None:
-        """Wait for the commit in flight, if there is one; raises as ``poll`` does.
+    def wait(self, while_waiting: Callable[[], None] = lambda: None) -> CommitResult | None:
+        """Wait for the pending commit, if there is one, and return its result.
 
         Args:
-            waiting: called every now and then meanwhile.
+            while_waiting: called every 0.2 s meanwhile.
+
+        Raises:
+            SupersededError: as for `poll`.
         """
-        while self._flight is not None and not self._flight.done.wait(0.2):
-            waiting()
+        while self._pending is not None and not self._pending.done.wait(0.2):
+            while_waiting()
         return self.poll()
 
-    def _run(self, flight: _Flight, manifest: Callable[[tuple[FileEntry, ...]], Manifest]) -> None:
+    def _run(self, pending: _PendingSave, make_manifest: Callable[[tuple[FileEntry, ...]], Manifest]) -> None:
         try:
-            folder = self._directory.checkpoints / str(flight.name)
+            folder = self._directory.checkpoints / str(pending.name)
             fragments = self._snapshot.fragments()
-            self._insist(flight, lambda: write_fragments(folder, self._rank, fragments))
+            self._retry(pending, lambda: write_fragments(folder, self._rank, fragments))
             if self._rank == 0:
-                refuse_superseded(self._directory, flight.name.generation)
-                flight.manifest = self._insist(
-                    flight, lambda: commit(self._directory, flight.name, self._world_size, manifest)
+                raise_if_superseded(self._directory, pending.name.generation)
+                pending.manifest = self._retry(
+                    pending, lambda: commit(self._directory, pending.name, self._world_size, make_manifest)
                 )
                 keep = self._checkpoint
-                self._insist(
-                    flight, lambda: prune(self._directory, flight.name.generation, keep.keep, keep.keep_every_steps)
+                self._retry(
+                    pending, lambda: prune(self._directory, pending.name.generation, keep.keep, keep.keep_every_steps)
                 )
-        except BaseException as error:  # noqa: BLE001 - raised by whoever polls
-            flight.error = error
+        except BaseException as error:  # noqa: BLE001 - raised again by `poll`
+            pending.error = error
         finally:
-            flight.seconds = self._clock() - flight.started
-            flight.done.set()
+            pending.seconds = self._clock() - pending.started
+            pending.done.set()
 
-    def _insist(self, flight: _Flight, write: Callable[[], T]) -> T:
-        """Try again until the volume takes it."""
-        seconds = _FIRST_RETRY_SECONDS
+    def _retry(self, pending: _PendingSave, write: Callable[[], T]) -> T:
+        """Repeat a write until the volume accepts it, with exponential backoff."""
+        delay = _FIRST_RETRY_SECONDS
         while True:
             try:
-                found = write()
+                result = write()
             except OSError as error:
-                flight.refusals += 1
-                flight.problem = f"the commit of step {flight.name.step} fails, and is tried again: {error}"
-                logger.warning("%s", flight.problem)
-                time.sleep(seconds)
-                seconds = min(2 * seconds, _LAST_RETRY_SECONDS)
+                pending.retries += 1
+                pending.problem = f"the commit of step {pending.name.step} failed and will be retried: {error}"
+                logger.warning("%s", pending.problem)
+                time.sleep(delay)
+                delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
             else:
-                flight.problem = None
-                return found
+                pending.problem = None
+                return result

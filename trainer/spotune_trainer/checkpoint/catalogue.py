@@ -1,4 +1,4 @@
-"""The checkpoints of a job as people look at them: which are there, what each is good for, and which one is meant."""
+"""List the checkpoints of a job with their states, and select one of them; for `spotune checkpoint`."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, 
 from spotune_trainer.job_directory.layout import JobDirectory
 
 
-class State(StrEnum):
-    """What a checkpoint is good for."""
+class CheckpointState(StrEnum):
+    """Whether a checkpoint can be resumed from, and if not, why."""
 
     WHOLE = "whole"
-    """Committed, and a run may go on from it."""
+    """Committed; a run can resume from it."""
     SUPERSEDED = "superseded"
-    """Committed by a worker group that was given up; nothing goes on from it."""
+    """Committed by a superseded worker group; no run resumes from it."""
     UNFINISHED = "unfinished"
-    """Never committed: being written, or left by a kill; nothing goes on from it."""
+    """Not committed: still being written, or left by a killed worker group."""
     DAMAGED = "damaged"
-    """Committed, but its files are no longer what was written."""
+    """Committed, but its files are missing or were changed."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One checkpoint's folder.
+class CatalogueEntry:
+    """One folder of a checkpoint.
 
     Attributes:
         name: step and generation.
-        state: what it is good for.
-        reason: what is wrong with it; empty for whole ones.
-        checkpoint: its manifest; None where that cannot be read.
+        state: whether it can be resumed from.
+        reason: what is wrong with it; empty if it is whole.
+        checkpoint: folder and manifest; None if the manifest cannot be read.
     """
 
     name: CheckpointName
-    state: State
+    state: CheckpointState
     reason: str
     checkpoint: Checkpoint | None
 
-    def damaged(self, reason: str) -> Entry:
-        """The same checkpoint, found to be damaged."""
-        return replace(self, state=State.DAMAGED, reason=reason)
+    def as_damaged(self, reason: str) -> CatalogueEntry:
+        """The same entry, marked as damaged for this reason."""
+        return replace(self, state=CheckpointState.DAMAGED, reason=reason)
 
     def as_json(self) -> dict[str, Any]:
-        """With camelCase keys; None where the manifest cannot be read. `time` is in seconds since the epoch."""
+        """A JSON object with camelCase keys; fields of an unreadable manifest are None. `time` is Unix time."""
         manifest = self.checkpoint.manifest if self.checkpoint else None
         return {
             "name": str(self.name),
@@ -61,11 +61,11 @@ class Entry:
         }
 
 
-def list_entries(directory: JobDirectory) -> list[Entry]:
-    """All checkpoints of a job, oldest step first; their files' contents are not read.
+def list_entries(directory: JobDirectory) -> list[CatalogueEntry]:
+    """All checkpoints of a job, ascending by step. Checks names and sizes of files, not their contents.
 
     Raises:
-        UsageError: it is not the directory of a run.
+        UsageError: `directory` is not the directory of a run.
     """
     if not directory.root.is_dir():
         raise UsageError(f"there is no directory {directory.root}.")
@@ -75,32 +75,30 @@ def list_entries(directory: JobDirectory) -> list[Entry]:
     return [_entry(found, generations) for found in list_checkpoints(directory.checkpoints)]
 
 
-def choose(entries: list[Entry], step: int | None) -> Checkpoint:
-    """The newest whole checkpoint, of a step if one is named.
+def select_checkpoint(entries: list[CatalogueEntry], step: int | None) -> Checkpoint:
+    """The newest whole checkpoint, or the newest of a given step.
 
     Raises:
         UsageError: there is none.
-        JobError: there is one of this step, but it is damaged.
+        JobError: the one of this step is damaged.
     """
     candidates = [entry for entry in entries if step in (None, entry.name.step)]
-    whole = [entry.checkpoint for entry in candidates if entry.state is State.WHOLE and entry.checkpoint]
+    whole = [entry.checkpoint for entry in candidates if entry.state is CheckpointState.WHOLE and entry.checkpoint]
     if whole:
         return whole[-1]
-    steps = ", ".join(str(entry.name.step) for entry in entries if entry.state is State.WHOLE) or "none"
-    damaged = [entry for entry in candidates if entry.state is State.DAMAGED]
+    steps = ", ".join(str(entry.name.step) for entry in entries if entry.state is CheckpointState.WHOLE)
+    available = f"Steps with a whole checkpoint: {steps or 'none'}."
+    damaged = [entry for entry in candidates if entry.state is CheckpointState.DAMAGED]
     if damaged:
-        raise JobError(
-            f"checkpoint {damaged[-1].name} is damaged: {damaged[-1].reason}. Whole ones are of step: {steps}."
-        )
-    what = "no whole checkpoint yet" if step is None else f"no whole checkpoint of step {step}"
-    raise UsageError(f"there is {what}; there are whole ones of step: {steps}.")
+        raise JobError(f"checkpoint {damaged[-1].name} is damaged: {damaged[-1].reason}. {available}")
+    raise UsageError(f"there is no whole checkpoint {'yet' if step is None else f'of step {step}'}. {available}")
 
 
-def _entry(found: Checkpoint | Torn, generations: list[Generation]) -> Entry:
+def _entry(found: Checkpoint | Torn, generations: list[Generation]) -> CatalogueEntry:
     if isinstance(found, Torn):
-        state = State.DAMAGED if found.committed else State.UNFINISHED
-        return Entry(found.name, state, found.reason, None)
+        state = CheckpointState.DAMAGED if found.committed else CheckpointState.UNFINISHED
+        return CatalogueEntry(found.name, state, found.reason, None)
     if not in_lineage(found.name, generations):
-        reason = "a later worker group went on from something older"
-        return Entry(found.name, State.SUPERSEDED, reason, found)
-    return Entry(found.name, State.WHOLE, "", found)
+        reason = "a later worker group resumed from an older checkpoint"
+        return CatalogueEntry(found.name, CheckpointState.SUPERSEDED, reason, found)
+    return CatalogueEntry(found.name, CheckpointState.WHOLE, "", found)

@@ -1,4 +1,4 @@
-"""A fragment: the unit of a checkpoint, and what the files of every rank hold."""
+"""Fragments, the unit of a checkpoint: each is a contiguous range of one parameter's elements."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 from torch import Tensor
 
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
-"""Names of a fragment's tensors, as in DeepSpeed's universal checkpoints: master weight and Adam's two moments."""
+"""Names of a fragment's tensors, as in DeepSpeed's universal checkpoints: fp32 master weight, Adam's two moments."""
 
 
 class Elements(Protocol):
-    """fp32 elements that can be read in order: those of a 1-D tensor, or of what makes one piece by piece."""
+    """fp32 elements that can be read in order: a 1-D tensor, or an object that computes them chunk by chunk."""
 
     @property
     def device(self) -> torch.device:
-        """Where they are when they are read."""
+        """The device that `split` yields them on."""
 
     def numel(self) -> int:
-        """How many there are."""
+        """Number of elements."""
 
     def split(self, split_size: int) -> Iterable[Tensor]:
-        """All of them, at most so many at a time."""
+        """All elements in order, as 1-D tensors of at most `split_size` elements."""
 
 
 @dataclass(frozen=True)
-class HeldFragment:
-    """A run of one parameter's elements as an engine holds it, in whatever form.
+class FragmentSource:
+    """A fragment as an engine holds it, in any form that can be read as fp32.
 
     Attributes:
         parameter: the parameter's name in the model.
-        offset: first element within the flattened parameter.
-        states: for each of `STATES` elements of the same number.
+        offset: index of the first element within the flattened parameter.
+        states: the elements of each of `STATES`; all states have the same number.
     """
 
     parameter: str
@@ -43,7 +43,7 @@ class HeldFragment:
 
 
 @dataclass(frozen=True)
-class Fragment(HeldFragment):
-    """A run of one parameter's elements in fp32: each state is a 1-D tensor that may be read and written in place."""
+class Fragment(FragmentSource):
+    """A fragment in fp32: each state is a 1-D tensor `[elements]` that may be read and written in place."""
 
     states: dict[str, Tensor]

@@ -1,9 +1,16 @@
-"""Generations: the fence that keeps a lost worker group from changing anything the next one reads.
+"""Generations: the fence between a lost worker group and its successor.
 
-Every start of a worker group claims the next generation: a folder made elsewhere, complete with the checkpoint that
-the group starts from, and renamed to `generations/<n>` (renaming onto a folder that is not empty fails, on NFS too,
-so a number is claimed once and never seen half-made). A checkpoint counts only if no later generation started from
-something older than it. A zombie that goes on training can thus write what it likes: it is not in the lineage.
+Each start of a worker group claims the next generation number and records the checkpoint that the group starts from.
+The claim is atomic: a folder with that record is made under another name and then renamed to `generations/<n>`. A
+rename onto a folder that is not empty fails, on NFS too, so each number is claimed once and never visible half-made.
+
+A worker group that is believed lost may still run (a zombie) and may still commit checkpoints. They do not count: a
+checkpoint is in the lineage only if no later generation started from an older one. Example: generation 2 starts from
+step 10. From then on, whatever generation 1 committed after step 10 is outside of the lineage::
+
+    generation 1   --- step 10 --- step 20 --- step 30 (zombie)     step 10 counts; 20 and 30 do not
+                          |
+    generation 2          `------- step 15 --- step 25              both count
 """
 
 from __future__ import annotations
@@ -33,13 +40,18 @@ class Generation:
 
     @property
     def first_step(self) -> int:
-        """Optimizer steps that were done when it started."""
+        """Optimizer steps that were already done when it started."""
         return self.restored.step if self.restored else 0
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What to resume from, and what was passed over on the way to it, newest first."""
+class ResumeChoice:
+    """What to resume from.
+
+    Attributes:
+        checkpoint: the newest usable checkpoint; None to start from the beginning.
+        skipped: newer committed checkpoints that are torn, newest first.
+    """
 
     checkpoint: Checkpoint | None
     skipped: tuple[Torn, ...]
@@ -54,7 +66,7 @@ def list_generations(directory: JobDirectory) -> list[Generation]:
 
 
 def latest_generation(directory: JobDirectory) -> int:
-    """Number of the newest generation, 0 before the first."""
+    """Number of the newest generation; 0 before the first."""
     return max((generation.number for generation in list_generations(directory)), default=0)
 
 
@@ -63,18 +75,18 @@ def is_superseded(directory: JobDirectory, generation: int) -> bool:
     return latest_generation(directory) > generation
 
 
-def refuse_superseded(directory: JobDirectory, generation: int) -> None:
-    """Write nothing that others read once a later worker group has started.
+def raise_if_superseded(directory: JobDirectory, generation: int) -> None:
+    """Check the fence; call this before writing anything that later generations read.
 
     Raises:
-        SupersededError: one has.
+        SupersededError: a later generation has started.
     """
     if is_superseded(directory, generation):
         raise SupersededError(f"generation {generation} was superseded by a later one of this job; nothing was saved")
 
 
 def claim(directory: JobDirectory, restored: CheckpointName | None) -> Generation:
-    """Claim the next generation, which starts from `restored`; safe against any number of claimants."""
+    """Claim the next generation, which starts from `restored`. Any number of processes may race for it."""
     directory.generations.mkdir(parents=True, exist_ok=True)
     number = latest_generation(directory)
     draft = directory.generations / f".claim-{uuid.uuid4().hex[:8]}"
@@ -93,57 +105,57 @@ def claim(directory: JobDirectory, restored: CheckpointName | None) -> Generatio
         return generation
 
 
-def steps_done(directory: JobDirectory, generation: int, first_step: int) -> int:
-    """The last step that a generation logged, or the one it started from."""
+def last_logged_step(directory: JobDirectory, generation: int, first_step: int) -> int:
+    """The last step that a generation logged; `first_step` if it logged none."""
     lines = files.read_lines(directory.generation_logs(generation).steps)
     return max((line["step"] for line in lines), default=first_step)
 
 
 def in_lineage(name: CheckpointName, generations: Iterable[Generation]) -> bool:
-    """Whether a checkpoint counts: no later generation started from something older than it."""
+    """Whether a checkpoint counts: no later generation started from an older checkpoint."""
     return all(later.first_step >= name.step for later in generations if later.number > name.generation)
 
 
-def choose_checkpoint(directory: JobDirectory, refused: Iterable[CheckpointName] = ()) -> Choice:
-    """The newest checkpoint to resume from.
+def choose_checkpoint(directory: JobDirectory, corrupt: Iterable[CheckpointName] = ()) -> ResumeChoice:
+    """Choose the newest checkpoint of the lineage that is not torn.
 
     Args:
         directory: the job's folder.
-        refused: names of checkpoints that were found corrupt while they were read.
+        corrupt: names of checkpoints that an earlier attempt to read them found corrupt; they are left out.
     """
     generations = list_generations(directory)
-    refused = set(refused)
+    corrupt = set(corrupt)
     skipped: list[Torn] = []
     for found in reversed(list_checkpoints(directory.checkpoints)):
-        if found.name in refused or not in_lineage(found.name, generations):
+        if found.name in corrupt or not in_lineage(found.name, generations):
             continue
         if isinstance(found, Checkpoint):
-            return Choice(found, tuple(skipped))
+            return ResumeChoice(found, tuple(skipped))
         if found.committed:
             skipped.append(found)
-    return Choice(None, tuple(skipped))
+    return ResumeChoice(None, tuple(skipped))
 
 
 def surviving_steps(directory: JobDirectory) -> list[dict[str, Any]]:
-    """The step records that led to the newest generation's state, in order of steps, each step once.
+    """The step records that led to the newest generation's state: ordered by step, each step once.
 
-    Follows the newest generation back to what it started from: of an older generation only the steps up to the
-    checkpoint that its successor restored count.
+    Follows the chain of restored checkpoints back from the newest generation. Of an older generation, only the steps
+    up to the checkpoint that its successor restored count.
     """
     return steps_after(directory, 0)
 
 
-def steps_after(directory: JobDirectory, first: int) -> list[dict[str, Any]]:
-    """Those of the surviving steps that come after step `first`; reads no more generations than hold any."""
+def steps_after(directory: JobDirectory, after: int) -> list[dict[str, Any]]:
+    """The surviving steps later than step `after`. Reads only the logs of generations that can hold any of them."""
     by_number = {generation.number: generation for generation in list_generations(directory)}
     records: list[dict[str, Any]] = []
     current = by_number.get(max(by_number, default=0))
-    end: int | None = None
-    while current is not None and (end is None or end > first):
+    last: int | None = None  # of the current generation that counts; None: all of them
+    while current is not None and (last is None or last > after):
         logs = directory.generation_logs(current.number)
-        steps = (line for line in files.read_lines(logs.steps) if end is None or line["step"] <= end)
-        records[:0] = [line for line in steps if line["step"] > first]
-        end = current.first_step
+        steps = (line for line in files.read_lines(logs.steps) if last is None or line["step"] <= last)
+        records[:0] = [line for line in steps if line["step"] > after]
+        last = current.first_step
         current = by_number.get(current.restored.generation) if current.restored else None
     return records
 
@@ -151,7 +163,7 @@ def steps_after(directory: JobDirectory, first: int) -> list[dict[str, Any]]:
 def _read(path: Path) -> Generation:
     value = files.read_json(path / _RESTORED)
     if value is None:
-        raise ValueError(f"{path} has no {_RESTORED}: it was not made by spotune")
+        raise ValueError(f"{path} has no {_RESTORED}: spotune did not make this folder")
     name = value["checkpoint"]
     return Generation(int(path.name), CheckpointName.parse(name) if name else None)
 

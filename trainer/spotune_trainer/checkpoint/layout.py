@@ -1,8 +1,8 @@
-"""A checkpoint on the volume: its folder's name, its manifest, and which ones are whole.
+"""A checkpoint on the volume: the name of its folder, its files, its manifest, and whether it is whole or torn.
 
-`checkpoints/step-00000120.gen-7/` holds one file of fragments and one `.ok` for each rank of generation 7; the
-manifest is written last (fsync, rename), so a folder without one was never finished. Which of the whole ones may be
-resumed from is a question of generations: see `spotune_trainer.checkpoint.generations`.
+`checkpoints/step-00000120.gen-7/` holds a file of fragments and an `.ok` file for each rank of generation 7. The
+manifest is written last (fsync, rename), so a folder without one was never committed. Which of the whole checkpoints
+may be resumed from depends on the generations: see `spotune_trainer.checkpoint.generations`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"step-(\d{8})\.gen-(\d+)")
 
 @dataclass(frozen=True, order=True)
 class CheckpointName:
-    """Step (number of optimizer steps done) and generation of a checkpoint; orders by step first."""
+    """Step (number of optimizer steps done) and generation of a checkpoint. Names sort by step first."""
 
     step: int
     generation: int
@@ -33,14 +33,14 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointName:
-        """The name in `text`, such as `step-00000120.gen-7`.
+        """Parse a name such as `step-00000120.gen-7`.
 
         Raises:
-            ValueError: it is not the name of a checkpoint.
+            ValueError: `text` is not the name of a checkpoint.
         """
         match = _NAME.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is not the name of a checkpoint (step-00000120.gen-7)")
+            raise ValueError(f"{text!r} is not the name of a checkpoint (example: step-00000120.gen-7)")
         return cls(step=int(match[1]), generation=int(match[2]))
 
 
@@ -55,21 +55,21 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds; its presence is the commit.
+    """What a checkpoint holds. Its presence in the folder is the commit.
 
     Attributes:
-        step: optimizer steps done.
-        generation: the worker group that wrote it.
-        optimizer_step: Adam's step count (for bias correction); differs from `step` when steps were skipped.
-        fingerprint: hash of the job's meaning.
-        plan_version: version of `plan.json` it was trained under.
-        world_size: ranks that wrote it.
-        zero_stage: ZeRO stage it was written at; any stage can read it.
-        time: seconds since the epoch when it was committed.
+        step: number of optimizer steps done.
+        generation: of the worker group that wrote it.
+        optimizer_step: Adam's step count (for bias correction); differs from `step` if steps were skipped.
+        fingerprint: hash of the fields of the job that determine the result.
+        plan_version: version of the `plan.json` in force.
+        world_size: number of ranks that wrote it.
+        zero_stage: ZeRO stage that it was written at; any stage can read it.
+        time: when it was committed, in seconds since the epoch.
         files: one for each rank.
-        parameters: shape of every trainable parameter by name.
-        bad_steps: steps up to this one, in a row, whose loss or gradient was not finite.
-        loss_scale: state of float16's loss scaling; None in other precisions.
+        parameters: shape of every trainable parameter, by name.
+        bad_steps: number of consecutive steps, up to this one, with a non-finite loss or gradient.
+        loss_scale: state of the float16 loss scaling; None in other precisions.
     """
 
     step: int
@@ -91,15 +91,15 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Manifest:
-        """From what `to_json` gave.
+        """The inverse of `to_json`.
 
         Raises:
-            ValueError: another format, or not a manifest.
+            ValueError: the object has another format's version, or is not a manifest.
         """
         fields = {to_snake(name): entry for name, entry in value.items()}
-        found = fields.pop("format", None)
-        if found != FORMAT:
-            raise ValueError(f"manifest of format {found}, this version reads format {FORMAT}")
+        version = fields.pop("format", None)
+        if version != FORMAT:
+            raise ValueError(f"manifest of format {version}, this version reads format {FORMAT}")
         try:
             fields["files"] = tuple(FileEntry(**entry) for entry in fields["files"])
             fields["parameters"] = {name: tuple(shape) for name, shape in fields["parameters"].items()}
@@ -118,17 +118,17 @@ class Checkpoint:
 
     @property
     def bytes(self) -> int:
-        """Size of all its files."""
+        """Total size of its files."""
         return sum(entry.size for entry in self.manifest.files)
 
 
 @dataclass(frozen=True)
 class Torn:
-    """A folder that has a checkpoint's name but cannot be one.
+    """A folder with the name of a checkpoint that cannot be resumed from.
 
     Attributes:
-        reason: why, for people.
-        committed: whether it was finished once; a folder without a manifest is what a killed worker group left.
+        reason: why, for messages.
+        committed: whether it was committed once. If not, it is still being written, or a killed worker group left it.
     """
 
     path: Path
@@ -138,22 +138,22 @@ class Torn:
 
 
 def rank_file(rank: int) -> str:
-    """Name of the fragments file of `rank`."""
+    """Name of the file that holds the fragments of `rank`."""
     return f"rank-{rank:05d}.safetensors"
 
 
 def rank_ok(rank: int) -> str:
-    """Name of the file by which `rank` says that its fragments are on the disk."""
+    """Name of the file that `rank` writes once its fragments are durable."""
     return f"rank-{rank:05d}.ok"
 
 
 def open_checkpoint(path: Path) -> Checkpoint | Torn:
-    """Read one checkpoint's manifest and compare the sizes of its files; contents are verified when they are read."""
+    """Read a checkpoint's manifest and check the sizes of its files. Checksums are verified when it is restored."""
     name = CheckpointName.parse(path.name)
     try:
         value = files.read_json(path / MANIFEST)
         if value is None:
-            return Torn(path, name, "it was never finished (no manifest)", committed=False)
+            return Torn(path, name, "it was never committed (no manifest)", committed=False)
         manifest = Manifest.from_json(value)
     except ValueError as error:
         return Torn(path, name, str(error))
@@ -163,12 +163,12 @@ def open_checkpoint(path: Path) -> Checkpoint | Torn:
         except FileNotFoundError:
             return Torn(path, name, f"{entry.name} is missing")
         if size != entry.size:
-            return Torn(path, name, f"{entry.name} has {size} bytes, its manifest says {entry.size}")
+            return Torn(path, name, f"{entry.name} has {size} bytes, its manifest records {entry.size}")
     return Checkpoint(path, name, manifest)
 
 
 def list_folders(checkpoints: Path) -> list[Path]:
-    """The folders in `checkpoints` that have a checkpoint's name, oldest step first."""
+    """The folders in `checkpoints` with the name of a checkpoint, ascending by step."""
     if not checkpoints.is_dir():
         return []
     found = [path for path in checkpoints.iterdir() if _NAME.fullmatch(path.name)]
@@ -176,5 +176,5 @@ def list_folders(checkpoints: Path) -> list[Path]:
 
 
 def list_checkpoints(checkpoints: Path) -> list[Checkpoint | Torn]:
-    """All checkpoints in the folder `checkpoints`, whole or torn, oldest step first."""
+    """All checkpoints in the folder `checkpoints`, whole or torn, ascending by step."""
     return [open_checkpoint(path) for path in list_folders(checkpoints)]

@@ -1,9 +1,10 @@
-"""Read fragments back: any range of any parameter, whoever wrote it, with the checksums verified.
+"""Read any range of any parameter from a checkpoint, whatever world size and ZeRO stage wrote it.
 
-A reader knows from the headers where in the ranks' files each fragment lies, and reads the ranges it is asked for and
-nothing else, straight into place. They are read, not mapped: a volume that fails is then an error, and no SIGBUS.
-Files are verified whole (XXH3-64, memory speed), shared out over the ranks of the reading group so that each byte is
-hashed once.
+A reader takes from the headers of the ranks' files where each fragment lies, and reads only the requested ranges,
+directly into their tensors. It uses `pread`, not `mmap`: a volume that fails then raises an error instead of SIGBUS.
+
+Checksums (XXH3-64, as fast as memory) cover whole files. `verify` takes a subset of the files, so the ranks of a
+worker group can share the work and hash each byte once.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
 
 _HASH_BLOCK_BYTES = 16 << 20
 _ELEMENT_BYTES = 4
-_PIECE_ELEMENTS = 1 << 24
-"""64 MiB: what is on its way to a device takes no more host memory, for each reader."""
-_READERS = 4
-"""Threads that read at the same time: a single one waits for each answer of a volume, and each copy to a device."""
+_CHUNK_ELEMENTS = 1 << 24
+"""64 MiB: the pinned host buffer of each thread, for data on its way to a device."""
+_READER_THREADS = 4
+"""A single thread would wait for each response of the volume and for each copy to a device."""
 
 
 class CorruptCheckpointError(SpotuneError):
-    """A committed checkpoint does not hold what its manifest says."""
+    """The files of a committed checkpoint do not match its manifest."""
 
     def __init__(self, checkpoint: str, reason: str) -> None:
         super().__init__(f"checkpoint {checkpoint} is corrupt: {reason}")
@@ -45,13 +46,13 @@ class CorruptCheckpointError(SpotuneError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[CorruptCheckpointError], tuple[str, str]]:
-        """Exceptions travel between processes by their constructor's arguments."""
+        """Pickle by the arguments of the constructor: ranks send this error to the driver."""
         return type(self), (self.checkpoint, self.reason)
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One tensor within a rank's file: elements [offset, offset + length) of a parameter, from byte `position` on."""
+class _StoredRange:
+    """One tensor in a rank's file: elements [offset, offset + length) of a parameter, at byte `position`."""
 
     file: str
     position: int
@@ -60,8 +61,8 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Bytes of a file from `position` on, and the 1-D fp32 view that they belong into."""
+class _Read:
+    """One read: from byte `position` of a file into the 1-D fp32 view `out`."""
 
     file: str
     position: int
@@ -69,20 +70,20 @@ class _Part:
 
 
 def verify(checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None) -> None:
-    """Compare the content of the files with the manifest's checksums.
+    """Check the contents of files against the checksums in the manifest.
 
     Args:
-        checkpoint: what to verify.
-        entries: only these of its files; all by default.
+        checkpoint: the checkpoint to verify.
+        entries: the files to check; by default all of them.
 
     Raises:
-        CorruptCheckpointError: a file is missing, cut short or changed; the first found is named.
+        CorruptCheckpointError: a file is missing, truncated or changed. It names the first such file.
     """
     for entry in checkpoint.manifest.files if entries is None else entries:
         found = _digest(checkpoint, entry)
         if found != entry.xxh3:
             raise CorruptCheckpointError(
-                str(checkpoint.name), f"{entry.name} has checksum {found}, its manifest says {entry.xxh3}"
+                str(checkpoint.name), f"{entry.name} has checksum {found}, its manifest records {entry.xxh3}"
             )
 
 
@@ -91,74 +92,78 @@ class CheckpointReader:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self._runs: dict[tuple[str, str], list[_Run]] = defaultdict(list)
+        self._stored: dict[tuple[str, str], list[_StoredRange]] = defaultdict(list)
         for entry in checkpoint.manifest.files:
-            for parameter, state, run in self._header(entry.name):
-                self._runs[parameter, state].append(run)
+            for parameter, state, stored in self._read_header(entry.name):
+                self._stored[parameter, state].append(stored)
 
     def read(self, parameter: str, state: str, offset: int, out: Tensor) -> None:
         """Copy elements [offset, offset + out.numel()) of a parameter's state into the 1-D fp32 tensor `out`.
 
         Raises:
-            CorruptCheckpointError: the files together do not cover that range, or cannot be read.
+            CorruptCheckpointError: the files do not cover that range, or cannot be read.
         """
-        self._fill(self._parts(parameter, state, offset, out))
+        self._execute(self._plan(parameter, state, offset, out))
 
     def restore(self, fragments: Iterable[Fragment]) -> None:
-        """Fill the fragments' states in place; raises as `read` does."""
-        parts = [
-            part
+        """Fill the states of the fragments in place.
+
+        Raises:
+            CorruptCheckpointError: the files do not cover a fragment, or cannot be read.
+        """
+        reads = [
+            read
             for fragment in fragments
             for state in STATES
-            for part in self._parts(fragment.parameter, state, fragment.offset, fragment.states[state])
+            for read in self._plan(fragment.parameter, state, fragment.offset, fragment.states[state])
         ]
-        # Each file is opened once and, roughly, read from front to back.
-        self._fill(sorted(parts, key=lambda part: (part.file, part.position)))
+        # In this order each file is read roughly from front to back.
+        self._execute(sorted(reads, key=lambda read: (read.file, read.position)))
 
-    def _parts(self, parameter: str, state: str, offset: int, out: Tensor) -> list[_Part]:
-        """Where the elements of `out` lie."""
-        parts: list[_Part] = []
+    def _plan(self, parameter: str, state: str, offset: int, out: Tensor) -> list[_Read]:
+        """The reads that fill `out`: the overlaps of its range with the stored ranges."""
+        reads: list[_Read] = []
         missing = out.numel()
-        for run in self._runs.get((parameter, state), ()):
-            start = max(offset, run.offset)
-            end = min(offset + out.numel(), run.offset + run.length)
+        for stored in self._stored.get((parameter, state), ()):
+            start = max(offset, stored.offset)
+            end = min(offset + out.numel(), stored.offset + stored.length)
             if start < end:
-                position = run.position + (start - run.offset) * _ELEMENT_BYTES
-                parts.append(_Part(run.file, position, out.detach()[start - offset : end - offset]))
+                position = stored.position + (start - stored.offset) * _ELEMENT_BYTES
+                reads.append(_Read(stored.file, position, out.detach()[start - offset : end - offset]))
                 missing -= end - start
         if missing != 0:
             raise self._corrupt(
                 f"{missing} of {out.numel()} elements of {parameter} ({state}) from {offset} are in no file"
             )
-        return parts
+        return reads
 
-    def _fill(self, parts: Sequence[_Part]) -> None:
-        room = _Room()
-        with ExitStack() as opened, ThreadPoolExecutor(_READERS, thread_name_prefix="restore") as readers:
-            files = {file: self._open(file, opened) for file in dict.fromkeys(part.file for part in parts)}
-            reading = [readers.submit(self._read_part, part, files[part.file], room) for part in parts]
+    def _execute(self, reads: Sequence[_Read]) -> None:
+        pinned = _PinnedBuffer()
+        with ExitStack() as opened, ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="restore") as threads:
+            descriptors = {file: self._open(file, opened) for file in dict.fromkeys(read.file for read in reads)}
+            pending = [threads.submit(self._read, read, descriptors[read.file], pinned) for read in reads]
             try:
-                for each in reading:
+                for each in pending:
                     each.result()
             except CorruptCheckpointError:
-                readers.shutdown(cancel_futures=True)
+                threads.shutdown(cancel_futures=True)
                 raise
 
     def _open(self, file: str, opened: ExitStack) -> int:
-        """The descriptor of a file, until `opened` is closed."""
+        """Open a file and return its descriptor; `opened` closes it."""
         try:
             return opened.enter_context((self.checkpoint.path / file).open("rb", buffering=0)).fileno()
         except OSError as error:
             raise self._corrupt(f"{file} cannot be read: {error}") from error
 
-    def _read_part(self, part: _Part, descriptor: int, room: _Room) -> None:
+    def _read(self, read: _Read, descriptor: int, pinned: _PinnedBuffer) -> None:
         try:
-            _read_into(part.out, descriptor, part.position, room)
+            _read_into(read.out, descriptor, read.position, pinned)
         except OSError as error:
-            raise self._corrupt(f"{part.file} cannot be read: {error}") from error
+            raise self._corrupt(f"{read.file} cannot be read: {error}") from error
 
-    def _header(self, file: str) -> Iterator[tuple[str, str, _Run]]:
-        """Parameter, state and place of every tensor in a file."""
+    def _read_header(self, file: str) -> Iterator[tuple[str, str, _StoredRange]]:
+        """Parameter, state and range of every tensor in a file."""
         try:
             with (self.checkpoint.path / file).open("rb", buffering=0) as stream:
                 (length,) = struct.unpack("<Q", stream.read(8))
@@ -168,14 +173,15 @@ class CheckpointReader:
         for name, value in header.items():
             parameter, offset, state = name.rsplit("|", 2)
             start, end = value["data_offsets"]
-            yield parameter, state, _Run(file, 8 + length + start, int(offset), (end - start) // _ELEMENT_BYTES)
+            elements = (end - start) // _ELEMENT_BYTES
+            yield parameter, state, _StoredRange(file, 8 + length + start, int(offset), elements)
 
     def _corrupt(self, reason: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(str(self.checkpoint.name), reason)
 
 
 def read_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The fp32 master of every trainable parameter, by name and in its shape, in host memory.
+    """The fp32 master weight of every trainable parameter, by name, in its own shape and in host memory.
 
     Raises:
         CorruptCheckpointError: the files do not cover every parameter.
@@ -200,26 +206,26 @@ def _digest(checkpoint: Checkpoint, entry: FileEntry) -> str:
     return digest.hexdigest()
 
 
-class _Room(threading.local):
-    """Host memory for what a thread has on its way to a device, page-locked, taken once there is something for one."""
+class _PinnedBuffer(threading.local):
+    """A page-locked host buffer for each thread, for data on its way to a device. Allocated on first use."""
 
     _buffer: Tensor | None = None
 
     def __call__(self, elements: int) -> Tensor:
-        """So many elements of it, at most `_PIECE_ELEMENTS`."""
+        """The first `elements` elements of the buffer, at most `_CHUNK_ELEMENTS`."""
         if self._buffer is None:
-            self._buffer = torch.empty(_PIECE_ELEMENTS, dtype=torch.float32, pin_memory=True)
+            self._buffer = torch.empty(_CHUNK_ELEMENTS, dtype=torch.float32, pin_memory=True)
         return self._buffer[:elements]
 
 
-def _read_into(out: Tensor, descriptor: int, position: int, room: _Room) -> None:
-    """Read bytes of a file into a 1-D fp32 tensor on any device.
+def _read_into(out: Tensor, descriptor: int, position: int, pinned: _PinnedBuffer) -> None:
+    """Fill a 1-D fp32 tensor on any device with the bytes of a file from `position` on.
 
     Raises:
-        OSError: the file cannot be read, or ends too early.
+        OSError: the file cannot be read, or is too short.
     """
-    for piece in torch.split(out, _PIECE_ELEMENTS):
-        host = piece if piece.device.type == "cpu" else room(piece.numel())
+    for chunk in torch.split(out, _CHUNK_ELEMENTS):
+        host = chunk if chunk.device.type == "cpu" else pinned(chunk.numel())
         elements: Any = host.numpy()
         block = memoryview(elements).cast("B")
         while block:
@@ -227,5 +233,5 @@ def _read_into(out: Tensor, descriptor: int, position: int, room: _Room) -> None
             if count == 0:
                 raise OSError(f"it ends at byte {position}")
             block, position = block[count:], position + count
-        if host is not piece:
-            piece.copy_(host)
+        if host is not chunk:
+            chunk.copy_(host)

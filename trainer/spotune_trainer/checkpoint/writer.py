@@ -1,7 +1,7 @@
-"""Commit a checkpoint: every rank writes its fragments, rank 0 the manifest, last.
+"""Commit a checkpoint: every rank writes its fragments, then rank 0 writes the manifest.
 
-No collective is needed: a rank's `.ok` file says that its fragments are on the disk, rank 0 waits for all of them.
-A rank's file is a safetensors file, so that anything can read it.
+Ranks do not need a collective for this. Each writes an `.ok` file once its fragments are durable, and rank 0 polls for
+all of these. Fragments are stored as safetensors files, so any tool can read them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def tensor_name(parameter: str, offset: int, state: str) -> str:
 
 
 def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> None:
-    """Write this rank's file and then its `.ok`; both are on the disk when it returns.
+    """Write this rank's file and then its `.ok` file. Both are durable on return.
 
     Raises:
-        OSError: the volume does not take it; what was written in part is removed, which gives a full one room.
+        OSError: the volume refuses it. A partial file is removed, which frees space on a full volume.
     """
     tensors = [
         (tensor_name(fragment.parameter, fragment.offset, state), fragment.states[state])
@@ -57,21 +57,20 @@ def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> N
 
 
 def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], tensors: Iterable[Tensor]) -> None:
-    """As `write_fragments`, of tensors that need not be in memory together.
+    """Like `write_fragments`, for tensors that do not fit into memory together.
 
     Args:
-        folder: of the checkpoint.
-        rank: whose file it is.
+        folder: the checkpoint's folder.
+        rank: the rank whose file it is.
         sizes: name and number of elements of every tensor.
-        tensors: in the same order; the next one is asked for when the one before has been written.
+        tensors: the tensors in the same order; each is taken from the iterator after the previous one was written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     header: dict[str, Any] = {}
     position = 0
     for name, elements in sizes:
-        end = position + elements * 4
-        header[name] = {"dtype": "F32", "shape": [elements], "data_offsets": [position, end]}
-        position = end
+        start, position = position, position + elements * 4
+        header[name] = {"dtype": "F32", "shape": [elements], "data_offsets": [start, position]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     path = folder / rank_file(rank)
@@ -85,7 +84,7 @@ def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], ten
 
 
 def _write_tensors(path: Path, header: bytes, tensors: Iterable[Tensor]) -> str:
-    """Write a safetensors file; returns the checksum of its content."""
+    """Write a safetensors file; returns its XXH3-64 checksum in hex."""
     digest = xxhash.xxh3_64()
     with path.open("wb", buffering=0) as stream:
         for block in (struct.pack("<Q", len(header)), header):
@@ -100,20 +99,20 @@ def _write_tensors(path: Path, header: bytes, tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def arrived_so_far(folder: Path, rank: int) -> object:
-    """What is there of the checkpoint that `rank` works at: another value once more has been written.
+def write_progress(folder: Path, rank: int) -> object:
+    """A value that changes whenever more of a checkpoint has been written; only compare it for equality.
 
-    For rank 0 whatever any rank has written, since its commit waits for all of them; for the others their own.
+    It covers the files of all ranks on rank 0, whose commit waits for all of them, and elsewhere those of `rank`.
     """
     try:
         names = (rank_file(rank), rank_ok(rank)) if rank else (".", *(path.name for path in folder.iterdir()))
     except OSError:
         return None
-    return {name: _stamp(folder / name) for name in names}
+    return {name: _file_state(folder / name) for name in names}
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Size and time of the last change; None where there is no such file, or the volume does not say."""
+def _file_state(path: Path) -> tuple[int, int] | None:
+    """Size and modification time (ns) of a file; None if it does not exist or the volume does not respond."""
     try:
         status = path.stat()
     except OSError:
@@ -125,17 +124,17 @@ def commit(
     directory: JobDirectory,
     name: CheckpointName,
     world_size: int,
-    manifest: Callable[[tuple[FileEntry, ...]], Manifest],
+    make_manifest: Callable[[tuple[FileEntry, ...]], Manifest],
 ) -> Manifest:
-    """Rank 0: wait for every rank's `.ok`, then write the manifest. After it returns the checkpoint counts.
+    """On rank 0: wait for the `.ok` file of every rank, then write the manifest. On return, the checkpoint is durable.
 
-    A rank that never writes is lost; this group then ends with it, by Ray or by the hang guard.
+    This waits without a timeout. If a rank is lost, the whole worker group ends, through Ray or through the watchdog.
 
     Args:
         directory: the job's folder.
         name: the checkpoint.
         world_size: number of ranks to wait for.
-        manifest: makes the manifest of the ranks' files.
+        make_manifest: makes the manifest from the entries of all ranks' files.
     """
     folder = directory.checkpoints / str(name)
     entries: list[FileEntry] = []
@@ -143,18 +142,18 @@ def commit(
         while (value := files.read_json(folder / rank_ok(rank))) is None:
             time.sleep(_POLL_SECONDS)
         entries.append(FileEntry(**value))
-    made = manifest(tuple(entries))
-    files.write_json(folder / MANIFEST, made.to_json())
+    manifest = make_manifest(tuple(entries))
+    files.write_json(folder / MANIFEST, manifest.to_json())
     files.fsync_directory(directory.checkpoints)
-    return made
+    return manifest
 
 
 def prune(directory: JobDirectory, generation: int, keep: int, keep_every_steps: int = 0) -> list[str]:
-    """Delete what this generation's commits supersede; returns the names of what went.
+    """Delete the checkpoints that this generation's commits replace; returns the names of the deleted folders.
 
-    Keeps the newest `keep` checkpoints of the lineage and every multiple of `keep_every_steps`; unfinished and
-    passed-over folders of this and older generations go as well. Nothing of a later generation is touched, and
-    nothing is deleted before this generation has a commit of its own.
+    Keeps the newest `keep` checkpoints of the lineage, and those whose step is a multiple of `keep_every_steps`.
+    Deletes the others of this and older generations, including folders that are unfinished or outside of the lineage.
+    Deletes nothing of a later generation, and nothing before this generation has a commit of its own.
     """
     generations = list_generations(directory)
     folders = list_folders(directory.checkpoints)
@@ -165,15 +164,15 @@ def prune(directory: JobDirectory, generation: int, keep: int, keep_every_steps:
     kept = set(lineage[-keep:])
     if keep_every_steps:
         kept |= {path for path in lineage if names[path].step % keep_every_steps == 0}
-    gone = [path for path in folders if path not in kept and names[path].generation <= generation]
-    for path in gone:
+    deleted = [path for path in folders if path not in kept and names[path].generation <= generation]
+    for path in deleted:
         # The manifest goes first: a half-deleted folder is not a checkpoint.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
-    return [path.name for path in gone]
+    return [path.name for path in deleted]
 
 
 def _write_all(descriptor: int, block: memoryview) -> None:
-    """`write(2)` may write less than asked for (2 GiB at most on Linux)."""
+    """Repeat `write(2)`, which may write less than requested (at most 2 GiB on Linux)."""
     while block:
         block = block[os.write(descriptor, block) :]

@@ -1,4 +1,4 @@
-"""How far a command is that goes through many bytes: a bar in a terminal, a line per tenth elsewhere."""
+"""Progress of a command over many bytes: a bar in a terminal, one line for each tenth elsewhere."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 
 @contextmanager
-def byte_progress(doing: str, console: Console) -> Iterator[Callable[[int, int], None]]:
+def byte_progress(activity: str, console: Console) -> Iterator[Callable[[int, int], None]]:
     """Show progress while a block runs.
 
     Args:
-        doing: what is being done: `Converting`.
-        console: on standard error, so that output stays clean.
+        activity: shown beside the bar, such as `Converting`.
+        console: on standard error, so that standard output has the result alone.
 
     Yields:
-        To be called with the bytes done and those there are.
+        A function to call with the bytes done and the total bytes.
     """
     if not console.is_terminal:
-        yield _lines(doing, console)
+        yield _lines(activity, console)
         return
-    with Progress(TextColumn(doing), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console) as bar:
+    with Progress(TextColumn(activity), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _lines(doing: str, console: Console) -> Callable[[int, int], None]:
+def _lines(activity: str, console: Console) -> Callable[[int, int], None]:
     tenths = 0
 
     def report(done: int, total: int) -> None:
@@ -37,6 +37,6 @@ def _lines(doing: str, console: Console) -> Callable[[int, int], None]:
         reached = 10 * done // max(total, 1)
         if reached > tenths:
             tenths = reached
-            console.print(f"{doing}: {10 * reached} % of {decimal(total)}", highlight=False)
+            console.print(f"{activity}: {10 * reached} % of {decimal(total)}", highlight=False)
 
     return report

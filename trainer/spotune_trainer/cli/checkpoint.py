@@ -1,4 +1,4 @@
-"""`spotune checkpoint`: see, verify, export and convert what a run has committed."""
+"""`spotune checkpoint`: list, verify, export and convert the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rich.text import Text
 from spotune.errors import InfrastructureError, JobError, UsageError
 from spotune.formatting import scores_of
 from spotune_trainer import files
-from spotune_trainer.checkpoint.catalogue import Entry, State, choose, list_entries
+from spotune_trainer.checkpoint.catalogue import CatalogueEntry, CheckpointState, list_entries, select_checkpoint
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.job_directory.layout import JobDirectory
 
-checkpoint = typer.Typer(no_args_is_help=True, help="See, verify, export and convert the checkpoints of a run.")
+checkpoint = typer.Typer(no_args_is_help=True, help="List, verify, export and convert the checkpoints of a run.")
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run.")]
 _Step = Annotated[int | None, typer.Option(min=0, help="Only the checkpoint after this optimizer step.")]
 _Output = Annotated[Literal["text", "json"], typer.Option(help="How the result is printed.")]
-_STYLES = {State.WHOLE: "green", State.DAMAGED: "red"}
+_STYLES = {CheckpointState.WHOLE: "green", CheckpointState.DAMAGED: "red"}
 
 
 @checkpoint.command("ls")
@@ -42,7 +42,7 @@ def list_command(directory: _Directory, output: _Output = "text") -> None:
 
 @checkpoint.command("verify")
 def verify_command(directory: _Directory, step: _Step = None, output: _Output = "text") -> None:
-    """Read every committed checkpoint and compare it with its checksums; exit code 20 if one is damaged.
+    """Compare each committed checkpoint with its checksums; exit code 20 if one is damaged.
 
     Example: spotune checkpoint verify runs/text-to-sql
     """
@@ -51,11 +51,11 @@ def verify_command(directory: _Directory, step: _Step = None, output: _Output = 
         raise UsageError(f"{directory} has no checkpoint{'' if step is None else f' of step {step}'}.")
     verified = [_verify(entry) for entry in entries]
     _print(verified, output)
-    damaged = [entry for entry in verified if entry.state is State.DAMAGED]
+    damaged = [entry for entry in verified if entry.state is CheckpointState.DAMAGED]
     if damaged:
         found = "; ".join(f"{entry.name}: {entry.reason}" for entry in damaged)
         raise JobError(
-            f"{len(damaged)} of {len(verified)} checkpoints damaged: {found}. A run goes on from the others."
+            f"{len(damaged)} of {len(verified)} checkpoints are damaged: {found}. A run resumes from the others."
         )
 
 
@@ -68,12 +68,12 @@ def export_command(
     ] = None,
     output: _Output = "text",
 ) -> None:
-    """Write the model of a checkpoint, by default the newest, as a directory that transformers loads.
+    """Write the model of a checkpoint, by default the newest, as a directory that transformers can load.
 
     Example: spotune checkpoint export runs/text-to-sql --step 200
     """
     run = JobDirectory(directory)
-    chosen = choose(list_entries(run), step)
+    chosen = select_checkpoint(list_entries(run), step)
     from spotune.job import FinetuneJob
     from spotune_trainer.checkpoint.reader import CorruptCheckpointError, read_parameters, verify
     from spotune_trainer.export.huggingface import export_model
@@ -82,10 +82,10 @@ def export_command(
         verify(chosen)
         parameters = read_parameters(chosen)
     except CorruptCheckpointError as error:
-        raise JobError(f"{error}. Name another with --step.") from error
+        raise JobError(f"{error}. Give another step with --step.") from error
     job = FinetuneJob.model_validate(files.read_json(run.job))
     destination = to or run.root / f"export-step-{chosen.name.step:08d}"
-    sha256 = export_model(parameters, job, destination, _figures(run, chosen.name.step))
+    sha256 = export_model(parameters, job, destination, _evaluation_results(run, chosen.name.step))
     if output == "json":
         typer.echo(json.dumps({"checkpoint": str(chosen.name), "export": str(destination), "exportSha256": sha256}))
     else:
@@ -99,30 +99,30 @@ def convert_command(
         Path | None, typer.Option(metavar="FOLDER", help="Write a universal checkpoint of DeepSpeed here.")
     ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="FOLDER", help="Begin the run from this universal checkpoint.")
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Start the run from this universal checkpoint.")
     ] = None,
     job: Annotated[
-        Path | None, typer.Option(metavar="JOB.yaml", help="With --from: the job, where DIR has none yet.")
+        Path | None, typer.Option(metavar="JOB.yaml", help="With --from: the job, if DIR has none yet.")
     ] = None,
     step: _Step = None,
     output: _Output = "text",
 ) -> None:
-    """Write a checkpoint, by default the newest, in DeepSpeed's universal format, or begin a run from one.
+    """Write a checkpoint, by default the newest, in DeepSpeed's universal format, or start a run from one.
 
     For an engine whose configuration has checkpoint: {load_universal: true}, at ZeRO stage 1, 2 or 3:
 
     spotune checkpoint convert runs/text-to-sql --to universal/step-200 --step 200
 
-    From what deepspeed.checkpoint.ds_to_universal has made; spotune run goes on after its last step:
+    Start a run from the output of deepspeed.checkpoint.ds_to_universal; spotune run continues after its last step:
 
     spotune checkpoint convert runs/continued --from universal/global_step200 --job job.yaml
     """
     if (to is None) == (source is None):
-        raise UsageError("name either --to, a folder to write, or --from, a folder to read.")
+        raise UsageError("give either --to, a folder to write, or --from, a folder to read.")
     if source is not None and step is not None:
-        raise UsageError("--step chooses among the checkpoints of a run, and --from reads another's: leave it out.")
+        raise UsageError("--step selects a checkpoint of this run, but --from reads another folder: omit --step.")
     if to is not None and job is not None:
-        raise UsageError("--job is for --from: a run that has checkpoints has its job.")
+        raise UsageError("--job needs --from: a run with checkpoints has a job already.")
     try:
         if to is not None:
             result = _to_universal(JobDirectory(directory), step, to)
@@ -130,7 +130,9 @@ def convert_command(
             assert source is not None
             result = _from_universal(directory, source, job)
     except OSError as error:
-        raise InfrastructureError(f"the conversion failed, and left nothing: {error}. Run it again.") from error
+        raise InfrastructureError(
+            f"the conversion failed and wrote nothing: {error}. Run the command again."
+        ) from error
     typer.echo(json.dumps(result) if output == "json" else result["message"])
 
 
@@ -138,18 +140,18 @@ def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str
     from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
     from spotune_trainer.cli.byte_progress import byte_progress
 
-    chosen = choose(list_entries(run), step)
+    chosen = select_checkpoint(list_entries(run), step)
     output = output.absolute()
     if output.exists():
-        raise UsageError(f"{output} exists: name a folder that does not, or remove it.")
-    with redirect_stdout(sys.stderr):  # to which DeepSpeed's log keeps
+        raise UsageError(f"{output} exists: give a new folder, or remove this one.")
+    with redirect_stdout(sys.stderr):  # DeepSpeed keeps logging to the stream that it finds at import
         from spotune_trainer.export.universal import write_universal
     try:
         verify(chosen)
         with byte_progress("Converting", Console(stderr=True)) as report:
             write_universal(chosen, output, report)
     except CorruptCheckpointError as error:
-        raise JobError(f"{error}. Name another with --step.") from error
+        raise JobError(f"{error}. Give another step with --step.") from error
     load = f'engine.load_checkpoint("{output.parent}", tag="{output.name}")'
     return {
         "checkpoint": str(chosen.name),
@@ -160,28 +162,29 @@ def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str
 
 def _from_universal(directory: Path, source: Path, job_file: Path | None) -> dict[str, Any]:
     from spotune_trainer.cli.byte_progress import byte_progress
-    from spotune_trainer.job_directory.job import check_directory, job_of, put_job, read_job
+    from spotune_trainer.job_directory.job import job_of, put_job
     from spotune_trainer.job_directory.lock import locked
+    from spotune_trainer.supervisor.preflight.admission import check_directory, read_job
 
     run = JobDirectory(directory.absolute())
     job = read_job(job_file, {}) if job_file else job_of(run)
     if job is None:
-        raise UsageError(f"{directory} has no job yet: name its file with --job.")
+        raise UsageError(f"{directory} has no job yet: give its file with --job.")
     check_directory(run, job)
-    with redirect_stdout(sys.stderr):  # to which DeepSpeed's log keeps
-        from spotune_trainer.export.import_universal import begin_from_universal
+    with redirect_stdout(sys.stderr):  # DeepSpeed keeps logging to the stream that it finds at import
+        from spotune_trainer.export.import_universal import import_universal_checkpoint
     with locked(run), byte_progress("Converting", Console(stderr=True)) as report:
         put_job(run, job)
-        manifest = begin_from_universal(run, job, source, report)
+        manifest = import_universal_checkpoint(run, job, source, report)
     name = str(CheckpointName(manifest.step, manifest.generation))
     return {
         "checkpoint": name,
         "universal": str(source),
-        "message": f"{source} -> {run.checkpoints / name}\nspotune run goes on after step {manifest.step}",
+        "message": f"{source} -> {run.checkpoints / name}\nspotune run continues after step {manifest.step}",
     }
 
 
-def _verify(entry: Entry) -> Entry:
+def _verify(entry: CatalogueEntry) -> CatalogueEntry:
     from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
 
     if entry.checkpoint is None:
@@ -189,12 +192,12 @@ def _verify(entry: Entry) -> Entry:
     try:
         verify(entry.checkpoint)
     except CorruptCheckpointError as error:
-        return entry.damaged(error.reason)
+        return entry.as_damaged(error.reason)
     return entry
 
 
-def _figures(run: JobDirectory, step: int) -> dict[str, Any]:
-    """What is known of the model after a step: its last evaluation, for the model card."""
+def _evaluation_results(run: JobDirectory, step: int) -> dict[str, Any]:
+    """Loss and scores of the evaluation after a step, for the model card; None and empty without one."""
     evaluated: Mapping[str, Any] = {}
     for record in files.read_lines(run.ledger):
         if record["event"] == "evaluated" and record.get("step") == step:
@@ -202,7 +205,7 @@ def _figures(run: JobDirectory, step: int) -> dict[str, Any]:
     return {"steps": step, "evalLoss": evaluated.get("loss"), "scores": scores_of(evaluated)}
 
 
-def _print(entries: Sequence[Entry], output: str) -> None:
+def _print(entries: Sequence[CatalogueEntry], output: str) -> None:
     if output == "json":
         typer.echo(json.dumps({"checkpoints": [entry.as_json() for entry in entries]}, indent=2))
         return
@@ -217,7 +220,7 @@ def _print(entries: Sequence[Entry], output: str) -> None:
     Console().print(table)
 
 
-def _manifest_cells(entry: Entry) -> tuple[str, str, str, str]:
+def _manifest_cells(entry: CatalogueEntry) -> tuple[str, str, str, str]:
     if entry.checkpoint is None:
         return ("", "", "", "")
     manifest = entry.checkpoint.manifest

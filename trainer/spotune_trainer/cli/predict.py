@@ -1,4 +1,4 @@
-"""`spotune predict`: ask a finished model on the command line."""
+"""`spotune predict`: generate answers with a finished model on the command line."""
 
 import json
 from pathlib import Path
@@ -16,16 +16,16 @@ def predict(
     field: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A field of the prompt's template; may be repeated.")
     ] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer in tokens.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer in tokens.")] = None,
     output: Annotated[Literal["text", "json"], typer.Option(help="json: a line with prompt and answer each.")] = "text",
 ) -> None:
-    """Ask the trained model.
+    """Generate answers with a trained model.
 
     Example: spotune predict runs/text-to-sql "How many singers are there?"
     """
     fields = _parse_fields(field or [])
     if bool(file) == bool(question) and (file or not fields):
-        raise UsageError("give a question, or --file with many.")
+        raise UsageError("give either a question or --file with questions.")
     from spotune_trainer.export.predict import Predictor, parse_question, read_questions
 
     questions = read_questions(file) if file else [parse_question(question)]

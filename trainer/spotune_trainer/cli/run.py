@@ -1,4 +1,4 @@
-"""`spotune run`: train a job on this machine, or go on where it was. Light at import."""
+"""`spotune run`: train a job on this machine, or continue it. Imports the trainer only when called."""
 
 from __future__ import annotations
 
@@ -25,57 +25,61 @@ def run(
         int | None, typer.Option(min=0, max=3, help="ZeRO stage, in place of execution.zeroStage.")
     ] = None,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many steps, in place of training.maxSteps.")
+        int | None, typer.Option(min=1, help="Stop after this number of steps, in place of training.maxSteps.")
     ] = None,
     output: Annotated[
         Literal["text", "json"], typer.Option(help="json: only the result on standard output, as one JSON object.")
     ] = "text",
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also say where the time of the start-up went.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also print the duration of each part of the start-up.")
+    ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of /progress, /metrics and /healthz; 0: any free one.")
+        int, typer.Option(min=0, max=65535, help="Port of /progress, /metrics and /healthz; 0: any free port.")
     ] = 0,
 ) -> None:
-    """Train on this machine, with the trainer and the supervisor of a cluster; the same command again goes on.
+    """Train on this machine with the same trainer and supervisor as in a cluster. The same command continues the run.
 
     Example: spotune run job.yaml --directory runs/my-job
     """
     from rich.console import Console
 
     from spotune_trainer import files
-    from spotune_trainer.job_directory.job import check_directory, put_job, read_job, refuse_missing_gpus
+    from spotune_trainer.job_directory.job import put_job
     from spotune_trainer.job_directory.layout import JobDirectory
     from spotune_trainer.job_directory.lock import locked
-    from spotune_trainer.supervisor.preflight.checks import refuse_missing_space
+    from spotune_trainer.supervisor.preflight.admission import check_directory, read_job, refuse_missing_gpus
+    from spotune_trainer.supervisor.preflight.checks import refuse_insufficient_space
 
     changes = {
         "spec.workers.count": workers,
         "spec.execution.zeroStage": zero_stage,
         "spec.training.maxSteps": max_steps,
     }
-    wanted = read_job(job, {path: value for path, value in changes.items() if value is not None})
-    refuse_missing_gpus(wanted)
-    place = JobDirectory((directory or Path("runs") / wanted.metadata.name).absolute())
-    check_directory(place, wanted)
-    if not place.job.exists():  # a run that has begun goes on, whatever has filled the disk since
-        refuse_missing_space(place, wanted)
+    requested = read_job(job, {path: value for path, value in changes.items() if value is not None})
+    refuse_missing_gpus(requested)
+    run_directory = JobDirectory((directory or Path("runs") / requested.metadata.name).absolute())
+    check_directory(run_directory, requested)
+    if not run_directory.job.exists():  # a started run continues, even if the disk was filled since
+        refuse_insufficient_space(run_directory, requested)
     progress = Console(stderr=True) if output == "json" else Console()
-    with locked(place):
-        put_job(place, wanted)
-        if not place.result.exists() or place.supervisor.exists():  # whose supervisor was killed as it was trained
-            _train(place, wanted, progress, port=port, verbose=verbose)
-    _show(files.read_json(place.result) or {}, wanted.metadata.name, progress, as_json=output == "json")
+    with locked(run_directory):
+        put_job(run_directory, requested)
+        # A supervisor that was killed just after training has left supervisor.json, and perhaps its Ray head.
+        if not run_directory.result.exists() or run_directory.supervisor.exists():
+            _train(run_directory, requested, progress, port=port, verbose=verbose)
+    _show(files.read_json(run_directory.result) or {}, requested.metadata.name, progress, as_json=output == "json")
 
 
-def _train(place: JobDirectory, job: FinetuneJob, console: Console, *, port: int, verbose: bool) -> None:
+def _train(run_directory: JobDirectory, job: FinetuneJob, console: Console, *, port: int, verbose: bool) -> None:
     from spotune_trainer.supervisor.http_server import ProgressServer
     from spotune_trainer.supervisor.ray_head.local import LocalRay
     from spotune_trainer.supervisor.supervisor import Supervisor
 
     workers = job.spec.workers
-    head = LocalRay(place.root, workers.world_size, gpus=workers.gpus > 0)
+    head = LocalRay(run_directory.root, workers.world_size, gpus=workers.gpus > 0)
     view = _view(job.metadata.name, console)
-    supervisor = Supervisor(place, lambda: job.spec.retry, head, view, verbose=verbose)
-    with ProgressServer(place, supervisor.sickness, port=port) as server:
+    supervisor = Supervisor(run_directory, lambda: job.spec.retry, head, view, verbose=verbose)
+    with ProgressServer(run_directory, supervisor.health_problem, port=port) as server:
         supervisor.run(server.url)
 
 

@@ -1,4 +1,4 @@
-"""`spotune shard`: raw text files to tokenised MDS shards on the command line."""
+"""`spotune shard`: convert raw text files to tokenised MDS shards on the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_p
 from spotune.job_file.yaml_file import Document
 
 if TYPE_CHECKING:
-    from spotune_trainer.data.preparation.prepare import PrepareManifest, PrepareProgress
+    from spotune_trainer.data.preparation.prepare import PreparedDataset, PrepareProgress
 
 _SUMMARY = {
     "rows read": "documents",
@@ -36,37 +36,39 @@ Report = Callable[["PrepareProgress"], None]
 
 
 def shard(
-    directory: Annotated[Path, typer.Option(metavar="DIR", help="Folder that becomes the dataset.")],
+    directory: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the dataset to.")],
     inputs: Annotated[
         list[str] | None,
         typer.Argument(metavar="INPUT...", help="Files, folders or patterns of .jsonl, .csv (also .gz) or .parquet."),
     ] = None,
     job: Annotated[
-        Path | None, typer.Option(metavar="JOB.yaml", help="Take what is not given here from this job file.")
+        Path | None, typer.Option(metavar="JOB.yaml", help="Take settings that are not given here from this job file.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="SOURCE", help="A folder, or hf://owner/name.")] = None,
     task: Annotated[Literal["causal", "seq2seq"] | None, typer.Option(help="Kind of model. Default: causal.")] = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{question}'.")] = None,
-    completion: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="What the model answers: '{sql}'.")] = None,
+    completion: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")] = None,
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")] = None,
     messages: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")] = None,
-    keep: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Carry a column along; repeatable.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Keep a column in the shards; repeatable.")
+    ] = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: 512.")] = None,
     max_completion_length: Annotated[
         int | None, typer.Option(min=0, help="Tokens of a seq2seq target. Default: as --max-length.")
     ] = None,
     packing: Annotated[bool | None, typer.Option(help="Put several documents into one row; causal only.")] = None,
     eval_fraction: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Hold this part out: DIR/train and DIR/eval instead of DIR.")
+        float, typer.Option(min=0, max=0.99, help="Fraction to hold out: DIR/train and DIR/eval instead of DIR.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of --eval-fraction.")] = 42,
-    processes: Annotated[int, typer.Option(min=0, help="How many work at once; 0: one per core.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace shards of other input or options in DIR.")] = False,
     output: Annotated[Literal["text", "json"], typer.Option(help="json: the manifest, as one line.")] = "text",
 ) -> None:
-    """Tokenise raw rows into MDS shards. Killed, the same command goes on where it was; done, it does nothing.
+    """Tokenise raw rows into MDS shards. The same command continues after a kill, and does nothing once it is done.
 
-    Tokenise prompts and answers, and hold 5 % of them out:
+    Tokenise prompts and answers, and hold out 5 % of them:
 
     spotune shard train.jsonl --directory data/shards --tokenizer hf://google-t5/t5-small --task seq2seq
     --prompt "{question}" --completion "{sql}" --keep database --eval-fraction 0.05
@@ -96,22 +98,22 @@ def shard(
     from spotune_trainer.models.pretrained import load_tokenizer
 
     options = dataclasses.replace(
-        PrepareOptions.of_job(settings),
+        PrepareOptions.from_job(settings),
         eval_fraction=eval_fraction,
         eval_seed=seed,
         processes=processes,
         overwrite=overwrite,
     )
     with _reporting(Console(stderr=True)) as report:
-        manifest = prepare(sources, directory.absolute(), options, load_tokenizer(settings), report)
+        dataset = prepare(sources, directory.absolute(), options, load_tokenizer(settings), report)
     if output == "json":
-        typer.echo(json.dumps({"directory": str(manifest.folder), "reused": manifest.reused, **manifest.content}))
+        typer.echo(json.dumps({"directory": str(dataset.folder), "reused": dataset.reused, **dataset.manifest}))
     else:
-        _print_summary(manifest, Console())
+        _print_summary(dataset, Console())
 
 
 def _settings(job: Path | None, tokenizer: str | None, values: dict[str, Any]) -> FinetuneJob:
-    """The job whose dataset is made: that of the file, or one for this purpose, with the options over it."""
+    """The job whose dataset is made: from the file, or a minimal one, changed by the command's options."""
     if job is not None:
         return replace_fields(resolve_paths(load_job(job), job.absolute().parent), values)
     if tokenizer is None:
@@ -120,19 +122,19 @@ def _settings(job: Path | None, tokenizer: str | None, values: dict[str, Any]) -
     content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "shard"}, "spec": spec}
     settings = replace_fields(parse_job(Document(content)), values)
     if settings.spec.dataset.row_format is None:
-        raise UsageError("say what to learn: --prompt with --completion, --text, or --messages")
+        raise UsageError("the columns to learn are missing: give --prompt with --completion, --text, or --messages")
     return settings
 
 
 def _sources_of(job: FinetuneJob) -> list[str]:
     if job.spec.dataset.prepare is None:
-        raise UsageError("name the files to read, or a --job whose dataset.prepare does")
+        raise UsageError("give the files to read, or --job with a job file that has dataset.prepare")
     return [job.spec.dataset.prepare.source]
 
 
 @contextmanager
 def _reporting(console: Console) -> Iterator[Report]:
-    """A bar in a terminal, a line per tenth of the input elsewhere; on standard error, so that output stays clean."""
+    """Show a bar in a terminal, and one line for each tenth of the input elsewhere."""
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -145,7 +147,7 @@ def _reporting(console: Console) -> Iterator[Report]:
 
 
 class _Lines:
-    """Prints how far it is at most once per tenth of the input."""
+    """Prints the progress once for each tenth of the input."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -159,10 +161,10 @@ class _Lines:
             self._console.print(f"tokenising: {10 * tenths} % ({part}, {done.documents:,} rows)", highlight=False)
 
 
-def _print_summary(manifest: PrepareManifest, console: Console) -> None:
-    state = "was there already" if manifest.reused else "is written"
-    splits = manifest.content["splits"]
-    console.print(f"{manifest.folder} {state}", highlight=False, soft_wrap=True)
+def _print_summary(dataset: PreparedDataset, console: Console) -> None:
+    state = "existed already" if dataset.reused else "is written"
+    splits = dataset.manifest["splits"]
+    console.print(f"{dataset.folder} {state}", highlight=False, soft_wrap=True)
     table = Table("", *splits)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -170,7 +172,7 @@ def _print_summary(manifest: PrepareManifest, console: Console) -> None:
         table.add_row(label, *(f"{counts[name]:,}" for counts in splits.values()))
     table.add_row("median tokens of a row", *(f"{counts['inputTokens']['p50']:,}" for counts in splits.values()))
     console.print(table)
-    longest = manifest.content["options"]["text"]["maxLength"]
+    longest = dataset.manifest["options"]["text"]["maxLength"]
     for split, counts in splits.items():
         if counts["truncated"]:
             share = counts["truncated"] / counts["documents"]

@@ -1,4 +1,4 @@
-"""`spotune supervise`: the supervisor beside the head of a Ray cluster. Light at import."""
+"""`spotune supervise`: the supervisor beside the head of a Ray cluster. Imports the trainer only when called."""
 
 from __future__ import annotations
 
@@ -21,38 +21,40 @@ def supervise(
         str, typer.Option(metavar="HOST:PORT", help="Where /progress, /metrics, /healthz and /logs are served.")
     ] = "127.0.0.1:8090",
 ) -> None:
-    """Train a job on the Ray beside this process, and stay until told to go: the second container of a head pod.
+    """Train a job on the Ray head beside this process, until SIGTERM: the second container of a head pod.
 
-    Ray's token is taken from the environment variable RAY_AUTH_TOKEN, the seconds that workers have after a spot notice
-    from SPOTUNE_NOTICE_SECONDS. The job file may change at any time: how it trains is then followed from the next group
-    of workers on.
+    Ray's token is read from the environment variable RAY_AUTH_TOKEN, and the seconds that workers have after a spot
+    notice from SPOTUNE_NOTICE_SECONDS. The job file may change at any time; changes of how it is trained apply from the
+    next group of workers on.
 
     Example: spotune supervise /etc/spotune/job.yaml --directory /data/team/job-0123abcd --serve 0.0.0.0:8090
     """
     from spotune_trainer.job_directory.layout import JobDirectory
     from spotune_trainer.supervisor.console import PlainView
-    from spotune_trainer.supervisor.control import Orders, Standing
-    from spotune_trainer.supervisor.daemon import Stay
+    from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
+    from spotune_trainer.supervisor.daemon import SupervisorDaemon
     from spotune_trainer.supervisor.http_server import ProgressServer
     from spotune_trainer.supervisor.job_watch import JobFile
-    from spotune_trainer.supervisor.pod_api import PodPages
+    from spotune_trainer.supervisor.pod_api import PodApi
     from spotune_trainer.supervisor.pod_supervisor import PodSupervisor
-    from spotune_trainer.supervisor.preflight.checks import Preflight
-    from spotune_trainer.supervisor.ray_head.attached import GivenRay
+    from spotune_trainer.supervisor.preflight.runner import Preflight
+    from spotune_trainer.supervisor.ray_head.attached import AttachedRay
 
     host, port = _address(serve)
-    place = JobDirectory(directory.absolute())
-    orders = Orders()
-    standing = Standing(orders)
-    job_file = JobFile(job, place, standing, typer.echo)
-    head = GivenRay(ray, os.environ.get(_TOKEN, ""), lambda: orders.stopping)
-    preflight = Preflight(place, standing)
-    supervisor = PodSupervisor(place, job_file, preflight, head, PlainView(typer.echo), orders, standing)
-    stay = Stay(place, supervisor.run, orders, standing, job_file.has_changed, typer.echo)
-    pages = PodPages(place, orders, standing)
-    with ProgressServer(place, supervisor.sickness, host, port, pages.pages, pages.actions) as server:
+    run_directory = JobDirectory(directory.absolute())
+    control = ControlSignals()
+    status = SupervisorStatus(control)
+    job_file = JobFile(job, run_directory, status, typer.echo)
+    head = AttachedRay(ray, os.environ.get(_TOKEN, ""), lambda: control.stopping)
+    preflight = Preflight(run_directory, status.preflight)
+    supervisor = PodSupervisor(run_directory, job_file, preflight, head, PlainView(typer.echo), control, status)
+    daemon = SupervisorDaemon(run_directory, supervisor.run, control, status, job_file.has_changed, typer.echo)
+    api = PodApi(run_directory, control, status)
+    with ProgressServer(
+        run_directory, supervisor.health_problem, host, port, api.get_routes, api.post_routes
+    ) as server:
         supervisor.url = server.url
-        stay.until_told_to_leave()
+        daemon.run_until_terminated()
 
 
 def _address(text: str) -> tuple[str, int]:

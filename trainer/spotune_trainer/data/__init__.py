@@ -1,6 +1,7 @@
-"""From raw text to the tensors of a step.
+"""Training data: from raw text files to the batches of a step.
 
-``prepare`` writes raw files as tokenised MDS shards (``inputs`` reads them, ``text`` makes tokens of rows, ``packing``
-fills rows). ``schedule`` says which samples a step trains on, ``shards`` reads them by id, ``cache`` keeps what was
-downloaded, ``batches`` makes tensors of them, and ``loader`` does so ahead of the training loop.
+``preparation`` writes raw files as tokenized MDS shards, once per job; ``tokenization`` is its text half. In training,
+``datasets`` opens the job's shards, ``schedule`` defines which samples step k trains on, ``loader`` prefetches this
+rank's micro-batches, ``batches`` pads them into tensors, ``shards`` reads samples by id, and ``cache`` keeps downloaded
+shards on the node.
 """

@@ -1,8 +1,11 @@
-"""Tokenised rows, and the tensors that are made of them.
+"""Collation of tokenized rows into batches of padded tensors, and hashes that identify the rows trained on.
 
-A row is what a shard holds for one sample: ``input_ids``, for sequence-to-sequence models ``labels``, for causal models
-``labels`` with -100 where no loss is wanted (absent: the loss is on everything), and for packed rows the ``lengths`` of
-the documents within it.
+A row is one sample of a shard, with these columns:
+
+- ``input_ids``: its tokens.
+- ``labels``: for seq2seq models the target tokens. For causal models as long as ``input_ids``, with -100 where there is
+  no loss; if absent, every token carries loss.
+- ``lengths``: tokens of each document; only in packed rows.
 """
 
 from __future__ import annotations
@@ -29,18 +32,21 @@ class Batch:
     """Rows as padded tensors, ready for the model.
 
     Attributes:
-        sample_ids: Which samples these are, ``[batch]``.
+        sample_ids: ``[batch]``.
         input_ids: ``[batch, sequence]``, padded on the right.
         labels: Causal ``[batch, sequence]``, seq2seq ``[batch, target sequence]``; -100 where there is no loss.
-        attention_mask: ``[batch, sequence]``, 1 on tokens; ``None`` where nobody needs one: for causal models, whose
-            tokens do not see the padding on their right, and where there is no padding.
-        position_ids: ``[batch, sequence]``, counting from 0 in each packed document; ``None`` when rows are not packed.
-        document_starts: Where each packed document begins in the rows, one after the other, and where the last ends;
-            int32, its length a power of two, to which documents without tokens fill it up; ``None`` as above.
+        attention_mask: ``[batch, sequence]``, 1 on tokens, 0 on padding. ``None`` if not needed: without padding, and
+            for causal models, whose tokens do not attend to padding on their right.
+        position_ids: ``[batch, sequence]``, from 0 in each packed document; ``None`` if rows are not packed.
+        cu_seq_lens: Cumulative lengths of the packed documents over the flattened batch, int32, as FlashAttention's
+            variable-length kernels take them: 0, then the offset after each document. Padding at the end of a row
+            counts as one more document. Empty documents extend it to a power of two. ``None`` if rows are not packed.
         input_lengths: Tokens of each row without padding, ``[batch]``.
         label_lengths: Labels of each row without padding, ``[batch]``.
-        tokens: Labels that carry loss, counted after the shift of causal models (which have nothing to predict the
-            first token of a document from).
+        loss_tokens: Number of labels that carry loss. For causal models counted after the shift by one: the first
+            token of a row is not predicted.
+        tokens: All tokens that go through the model: the tokens of ``input_ids``, plus, for seq2seq models, the
+            decoder's input tokens (as many as labels). Padding is not counted.
     """
 
     sample_ids: npt.NDArray[np.int64]
@@ -48,27 +54,28 @@ class Batch:
     labels: torch.Tensor
     attention_mask: torch.Tensor | None
     position_ids: torch.Tensor | None
-    document_starts: torch.Tensor | None
+    cu_seq_lens: torch.Tensor | None
     input_lengths: npt.NDArray[np.int64]
     label_lengths: npt.NDArray[np.int64]
+    loss_tokens: int
     tokens: int
 
     def model_inputs(self) -> dict[str, Any]:
-        """Keyword arguments of the model's ``forward``, labels included."""
+        """Keyword arguments for the model's ``forward``, with labels."""
         inputs: dict[str, Any] = {"input_ids": self.input_ids, "labels": self.labels}
         if self.attention_mask is not None:
             inputs["attention_mask"] = self.attention_mask
         if self.position_ids is not None:
-            # Transformers keeps packed documents apart by their position ids, but only without a mask or a cache.
+            # transformers separates packed documents by their position ids, but only without a mask and a cache.
             inputs |= {"position_ids": self.position_ids, "use_cache": False}
         return inputs
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch with its tensors on a device."""
+        """A copy with all tensors on the device."""
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> Batch:
-        """The same batch in page-locked memory, from which copies to a device do not wait for it."""
+        """A copy in page-locked memory, from which `to` copies asynchronously."""
         return self._with_tensors(torch.Tensor.pin_memory)
 
     def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -78,13 +85,13 @@ class Batch:
             labels=change(self.labels),
             attention_mask=None if self.attention_mask is None else change(self.attention_mask),
             position_ids=None if self.position_ids is None else change(self.position_ids),
-            document_starts=None if self.document_starts is None else change(self.document_starts),
+            cu_seq_lens=None if self.cu_seq_lens is None else change(self.cu_seq_lens),
         )
 
     def row_hashes(self) -> list[int]:
-        """A 64-bit hash of each row, computed from the tensors themselves; equals ``row_hash`` of the stored row.
+        """A 64-bit hash of each row, computed from the tensors; equal to ``row_hash`` of the stored row.
 
-        On an accelerator this copies the tensors back: call it before ``to``.
+        Call it before `to`: tensors on a GPU would be copied back to the host.
         """
         inputs, labels = self.input_ids.cpu().numpy(), self.labels.cpu().numpy()
         return [
@@ -99,23 +106,23 @@ def collate(
     pad_token_id: int,
     sample_ids: npt.ArrayLike | None = None,
     *,
-    width_multiple: int = 1,
+    pad_to_multiple_of: int = 1,
 ) -> Batch:
-    """Pad rows on the right into one batch.
+    """One batch of rows, padded on the right.
 
     Args:
         rows: At least one row.
-        task: ``causal`` (labels lie under the inputs) or ``seq2seq`` (labels are a sequence of their own).
-        pad_token_id: Fills ``input_ids``.
-        sample_ids: Ids of the rows; by default their position in ``rows``.
-        width_multiple: Padded widths are a multiple of it.
+        task: ``causal`` (a label per input token) or ``seq2seq`` (labels are a separate sequence).
+        pad_token_id: Padding of ``input_ids``. Labels are padded with -100.
+        sample_ids: Ids of the rows; by default their positions in ``rows``.
+        pad_to_multiple_of: Sequence lengths are rounded up to a multiple of this.
     """
     inputs = [np.asarray(row["input_ids"], dtype=np.int64) for row in rows]
     labels = [row_labels(row) for row in rows]
-    input_ids, input_lengths = _pad(inputs, pad_token_id, width_multiple)
-    padded_labels, label_lengths = _pad(labels, NO_LOSS, width_multiple)
-    documents = _documents(rows, input_ids.shape[1]) if any("lengths" in row for row in rows) else None
-    # Without a mask attention may take its fastest kernel, and nobody asks the device whether there is padding.
+    input_ids, input_lengths = _pad(inputs, pad_token_id, pad_to_multiple_of)
+    padded_labels, label_lengths = _pad(labels, NO_LOSS, pad_to_multiple_of)
+    documents = _document_lengths(rows, input_ids.shape[1]) if any("lengths" in row for row in rows) else None
+    # Without a mask, attention can use its fastest kernel, and the model need not check on the GPU for padding.
     masked = task == "seq2seq" and int(input_lengths.min()) < input_ids.shape[1]
     mask = np.arange(input_ids.shape[1]) < input_lengths[:, None]
     counted = padded_labels[:, 1:] if task == "causal" else padded_labels
@@ -125,34 +132,41 @@ def collate(
         labels=torch.from_numpy(padded_labels),
         attention_mask=torch.from_numpy(mask.astype(np.int64)) if masked else None,
         position_ids=None if documents is None else torch.from_numpy(_position_ids(documents)),
-        document_starts=None if documents is None else torch.from_numpy(_cumulative(documents)),
+        cu_seq_lens=None if documents is None else torch.from_numpy(_cumulative_lengths(documents)),
         input_lengths=input_lengths,
         label_lengths=label_lengths,
-        tokens=int((counted != NO_LOSS).sum()),
+        loss_tokens=int((counted != NO_LOSS).sum()),
+        tokens=int(input_lengths.sum() + (label_lengths.sum() if task == "seq2seq" else 0)),
     )
 
 
 def row_labels(row: Row) -> Tokens:
-    """Labels of a row, ``[labels]``: stored ones, or the inputs with the first token of each packed document masked."""
+    """Labels of a row, ``[labels]``: the stored ones, else the input ids.
+
+    In packed rows the first label of each document is -100.
+    """
     labels = np.array(row.get("labels", row["input_ids"]), dtype=np.int64)
     if "lengths" in row:
-        # A document's first token would otherwise be predicted from the end of the document before it.
+        # Otherwise it would be predicted from the last token of the previous document.
         labels[document_starts(row["lengths"])] = NO_LOSS
     return labels
 
 
 def row_hash(sample_id: int, row: Row) -> int:
-    """64-bit hash over the sample id and the tokens and labels that the row trains on."""
+    """64-bit hash (XXH3) of a row's sample id, input ids and labels."""
     return _hash(sample_id, np.asarray(row["input_ids"]), row_labels(row))
 
 
 def combine_hashes(hashes: Sequence[int]) -> int:
-    """One 64-bit hash of many rows, whatever their order; a row that comes twice or not at all changes it."""
+    """One 64-bit hash of many rows: the sum modulo 2**64.
+
+    It does not depend on the order of the rows, but changes if a row is missing or repeated.
+    """
     return sum(hashes) % (1 << 64)
 
 
 def document_starts(lengths: npt.NDArray[np.integer[Any]]) -> Tokens:
-    """Offset of each document in a packed row, given the documents' lengths."""
+    """Offset of each document in a packed row, ``[documents]``, from the documents' lengths."""
     return np.concatenate(([0], np.cumsum(lengths[:-1], dtype=np.int64)))
 
 
@@ -164,17 +178,17 @@ def _hash(sample_id: int, input_ids: npt.NDArray[Any], labels: npt.NDArray[Any])
     return digest.intdigest()
 
 
-def _pad(sequences: Sequence[Tokens], fill: int, width_multiple: int) -> tuple[Tokens, Tokens]:
+def _pad(sequences: Sequence[Tokens], fill: int, pad_to_multiple_of: int) -> tuple[Tokens, Tokens]:
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    width = -(-int(lengths.max()) // width_multiple) * width_multiple
+    width = -(-int(lengths.max()) // pad_to_multiple_of) * pad_to_multiple_of
     padded = np.full((len(sequences), width), fill, dtype=np.int64)
     for row, sequence in zip(padded, sequences, strict=True):
         row[: len(sequence)] = sequence
     return padded, lengths
 
 
-def _documents(rows: Sequence[Row], width: int) -> list[list[int]]:
-    """Tokens of each document of each row; the padding counts as one more, which has no loss."""
+def _document_lengths(rows: Sequence[Row], width: int) -> list[list[int]]:
+    """Tokens of each document of each row; a row's padding counts as one more document, without loss."""
     documents = []
     for row in rows:
         tokens = len(row["input_ids"])
@@ -183,14 +197,17 @@ def _documents(rows: Sequence[Row], width: int) -> list[list[int]]:
 
 
 def _position_ids(documents: Sequence[Sequence[int]]) -> Tokens:
-    """Positions that restart in every document, ``[rows, width]``."""
+    """Positions that restart at 0 in every document, ``[rows, width]``."""
     return np.stack([np.concatenate([np.arange(length) for length in row]) for row in documents])
 
 
-def _cumulative(documents: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-    """Starts of all documents and the end, of few different shapes: what is compiled is compiled for each."""
-    ends = np.cumsum([length for row in documents for length in row], dtype=np.int32)
-    starts = np.full(1 << len(ends).bit_length(), ends[-1], dtype=np.int32)
-    starts[0] = 0
-    starts[1 : len(ends) + 1] = ends
-    return starts
+def _cumulative_lengths(documents: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+    """Cumulative lengths of all documents, from 0, padded with the total to a power of two.
+
+    The padding limits the number of different shapes, because compiled code is compiled again for each shape.
+    """
+    stops = np.cumsum([length for row in documents for length in row], dtype=np.int32)
+    cumulative = np.full(1 << len(stops).bit_length(), stops[-1], dtype=np.int32)
+    cumulative[0] = 0
+    cumulative[1 : len(stops) + 1] = stops
+    return cumulative

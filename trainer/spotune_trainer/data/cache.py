@@ -1,10 +1,10 @@
-"""The files of a dataset on this machine: read in place, or downloaded once for all processes of the node.
+"""Node-local cache of a dataset's shards: each shard is downloaded once for all processes of the node.
 
-A download is written under a temporary name, checked against the index, and renamed; one file lock per shard keeps
-the processes of a node from downloading it twice. The kernel drops such a lock with its process, so a process killed at
-any moment leaves nothing that could block or mislead the next one. The cache survives restarts.
+A download goes to a temporary file, is checked against the index, and is then renamed, so a cached shard is always
+complete. A file lock per shard prevents two processes from downloading it at the same time. The kernel releases the
+lock when its process dies, so a killed process blocks no other. The cache survives restarts.
 
-The transfers themselves (s3, gs, az, hf) are MosaicML streaming's.
+MosaicML streaming's downloaders do the transfers (s3, gs, az, hf). Local folders are read in place.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from spotune.errors import DataError, InfrastructureError, JobError, SpotuneErro
 
 Result = TypeVar("Result")
 
-ATTEMPTS = 4
-FIRST_DELAY = 0.5  # seconds before the second attempt, doubled before each one after it
-TIMEOUT = 60.0  # seconds that a download may make no progress
+DOWNLOAD_ATTEMPTS = 4
+FIRST_RETRY_DELAY_SECONDS = 0.5  # doubles with every further attempt
+STALLED_DOWNLOAD_SECONDS = 60.0  # a download without progress for this long fails
 
-# What the clients of the stores call "the object or the right to it is not there"; anything else may heal by itself.
-_USERS_FAULT = frozenset({
+# Error names and codes of the storage clients that mean "not found" or "access denied". The user has to fix these;
+# any other error may go away by itself.
+_USER_ERRORS = frozenset({
     "403", "404", "AccessDenied", "ClientAuthenticationError", "DefaultCredentialsError", "EntryNotFoundError",
     "FileNotFoundError", "Forbidden", "GatedRepoError", "InvalidAccessKeyId", "NoCredentialsError", "NoSuchBucket",
     "NoSuchKey", "NotFound", "PermissionError", "RemoteEntryNotFoundError", "RepositoryNotFoundError",
@@ -41,17 +42,21 @@ _USERS_FAULT = frozenset({
 
 
 class DamagedFileError(DataError):
-    """A stored file is not what the index of its dataset says."""
+    """A stored file does not match the index of its dataset."""
 
 
 class FileSource:
-    """Where a dataset lies: a folder, or a URL with one of the schemes ``s3``, ``gs``, ``az`` and ``hf``.
+    """The location of a dataset's files: a folder, or a URL with scheme ``s3``, ``gs``, ``az`` or ``hf``.
 
     Args:
         source: As written in the job, with relative paths already made absolute.
 
+    Attributes:
+        source: The location, without a trailing slash.
+        folder: The local folder; None for a URL.
+
     Raises:
-        JobError: The scheme is unknown, or what it needs is missing from the environment.
+        JobError: The scheme is unknown, or an environment variable that it needs is not set.
     """
 
     def __init__(self, source: str) -> None:
@@ -62,65 +67,79 @@ class FileSource:
         self._downloader = CloudDownloader.get(self._url)
 
     def close(self) -> None:
-        """Make waiting attempts in other threads end now."""
+        """Stop retrying: other threads that wait between attempts make their last attempt at once."""
         self._closing.set()
 
     def download(self, basename: str, target: Path) -> None:
-        """Copy one file of the dataset to ``target``, which must not exist. One attempt; the client's errors."""
-        self._downloader.download(f"{self._url}/{basename}", str(target), TIMEOUT)
+        """Copy one file of the dataset to ``target``, which must not exist.
+
+        Makes one attempt and raises the storage client's own errors; see `retry`.
+        """
+        self._downloader.download(f"{self._url}/{basename}", str(target), STALLED_DOWNLOAD_SECONDS)
 
     def retry(self, what: str, attempt: Callable[[], Result]) -> Result:
-        """The result of ``attempt``, called again after growing pauses when it fails.
+        """Call ``attempt`` up to four times with exponential backoff, and return its result.
+
+        Args:
+            what: The file, for the error message.
+            attempt: Called without arguments.
 
         Raises:
-            DataError: The last attempt found the file missing, forbidden or damaged.
-            InfrastructureError: The last attempt failed for any other reason.
+            DataError: In the last attempt the file was missing, damaged, or access was denied.
+            InfrastructureError: The last attempt failed for another reason.
         """
-        delay = FIRST_DELAY
-        for _ in range(ATTEMPTS - 1):
+        delay = FIRST_RETRY_DELAY_SECONDS
+        for _ in range(DOWNLOAD_ATTEMPTS - 1):
             try:
                 return attempt()
-            except Exception:  # noqa: BLE001 - the clients of five stores share no base class; the last one is raised
+            except Exception:  # noqa: BLE001 - storage clients share no base class; the last error is raised
                 if self._closing.wait(delay):
                     break
                 delay *= 2
         try:
             return attempt()
         except Exception as error:
-            raise self._explained(what, error) from error
+            raise self._as_spotune_error(what, error) from error
 
-    def _explained(self, what: str, error: Exception) -> SpotuneError:
-        place = f"{what} of {self.source} could not be read in {ATTEMPTS} attempts"
+    def _as_spotune_error(self, what: str, error: Exception) -> SpotuneError:
+        place = f"{what} of {self.source} could not be read in {DOWNLOAD_ATTEMPTS} attempts"
         if isinstance(error, DamagedFileError):
             return DataError(f"{place}: {error}. Upload it again, or write the dataset again with `spotune shard`.")
         detail = " ".join(str(error).split()) or type(error).__name__
-        response = getattr(error, "response", None)  # botocore's errors carry their code in here
+        response = getattr(error, "response", None)  # where botocore's errors carry their code
         code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
-        if _USERS_FAULT & {type(error).__name__, code}:
-            return DataError(f"{place}: it is missing or may not be read ({detail}). Check the source and credentials.")
+        if _USER_ERRORS & {type(error).__name__, code}:
+            return DataError(
+                f"{place}: it is missing or access is denied ({detail}). Check the source and credentials."
+            )
         return InfrastructureError(f"{place}: {type(error).__name__}: {detail}")
 
 
 class ShardCache:
-    """Makes files of a dataset local, for all processes of a node.
+    """Gives local paths of a dataset's shards, and downloads those that are missing.
 
     Args:
-        source: Where the files come from.
-        directory: Of this version of this dataset only; shared by the processes of the node.
+        source: Location of the dataset.
+        directory: Cache folder of this version of this dataset only; shared by all processes of the node.
     """
 
     def __init__(self, source: FileSource, directory: Path) -> None:
         self._source = source
         self.directory = directory
 
-    def local(self, raw: FileInfo, zipped: FileInfo | None = None, compression: str | None = None) -> Path:
-        """The local path of a shard, downloaded and unpacked if need be.
+    def fetch(self, raw: FileInfo, zipped: FileInfo | None = None, compression: str | None = None) -> Path:
+        """The local path of a shard. Downloads and decompresses it if necessary.
+
+        Args:
+            raw: The index's entry for the uncompressed file.
+            zipped: The index's entry for the compressed file, if there is one.
+            compression: How it is compressed, such as ``zstd``.
 
         Raises:
-            DataError: The shard is missing or damaged.
-            InfrastructureError: It could not be downloaded for another reason.
+            DataError: The shard is missing or damaged, or access is denied.
+            InfrastructureError: The download failed for another reason.
         """
-        in_place = self._in_place(raw)
+        in_place = self._path_in_place(raw)
         if in_place is not None:
             return in_place
         path = self.directory / raw.basename
@@ -129,37 +148,41 @@ class ShardCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(path.with_name(f".{path.name}.lock")):
             if not _has_size(path, raw):
-                self._source.retry(f"shard {raw.basename}", lambda: self._fetch(path, raw, zipped, compression))
+                self._source.retry(f"shard {raw.basename}", lambda: self._download(path, raw, zipped, compression))
         return path
 
     def discard(self, raw: FileInfo) -> bool:
-        """Drop a damaged shard, so that ``local`` downloads it again; False if it was read in place."""
-        if self._in_place(raw) is not None:
+        """Delete a damaged shard from the cache, so that `fetch` downloads it again.
+
+        Returns:
+            False if the shard is read in place, where nothing is deleted.
+        """
+        if self._path_in_place(raw) is not None:
             return False
         path = self.directory / raw.basename
         with exclusive_lock(path.with_name(f".{path.name}.lock")):
-            if path.exists() and damage(path.read_bytes(), raw):  # or else another process replaced it already
+            if path.exists() and find_damage(path.read_bytes(), raw):  # unless another process has replaced it already
                 path.unlink()
         return True
 
-    def _in_place(self, raw: FileInfo) -> Path | None:
+    def _path_in_place(self, raw: FileInfo) -> Path | None:
         if self._source.folder is None:
             return None
         path = self._source.folder / raw.basename
         return path if path.exists() else None
 
-    def _fetch(self, path: Path, raw: FileInfo, zipped: FileInfo | None, compression: str | None) -> None:
+    def _download(self, path: Path, raw: FileInfo, zipped: FileInfo | None, compression: str | None) -> None:
         partial = path.with_name(f".{path.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed while it held the lock
+        shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed while downloading
         partial.mkdir()
         stored = zipped or raw
         downloaded = partial / Path(stored.basename).name
         self._source.download(stored.basename, downloaded)
         data = downloaded.read_bytes()
-        _check(data, stored)
+        _verify(data, stored)
         if zipped is not None:
             data = decompress(compression, data)
-            _check(data, raw)
+            _verify(data, raw)
             downloaded = partial / "raw"
             downloaded.write_bytes(data)
         downloaded.replace(path)
@@ -168,7 +191,7 @@ class ShardCache:
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold a lock between processes and threads; the kernel releases it when its holder dies."""
+    """Hold a lock that excludes other processes and threads. The kernel releases it when the holder dies."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -177,20 +200,19 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def damage(data: bytes | memoryview, info: FileInfo) -> str:
-    """What is wrong with a file's content according to the index; empty if nothing is."""
+def find_damage(data: bytes | memoryview, info: FileInfo) -> str:
+    """How a file's content differs from its index entry, by size and hash; empty if it matches."""
     if len(data) != info.bytes:
-        return f"{info.basename} has {len(data)} bytes, the index says {info.bytes}"
-    for algorithm in sorted(info.hashes, reverse=True):  # the xxh family, the fastest, comes first
+        return f"{info.basename} has {len(data)} bytes, but the index lists {info.bytes}"
+    for algorithm in sorted(info.hashes, reverse=True):  # xxh, the fastest family, sorts first
         if is_hash(algorithm):
-            actual = get_hash(algorithm, data)  # type: ignore[arg-type]
-            wrong = actual != info.hashes[algorithm]
-            return f"the {algorithm} of {info.basename} is {actual}, not {info.hashes[algorithm]}" if wrong else ""
+            expected, actual = info.hashes[algorithm], get_hash(algorithm, data)  # type: ignore[arg-type]
+            return f"the {algorithm} of {info.basename} is {actual}, not {expected}" if actual != expected else ""
     return ""
 
 
-def _check(data: bytes, info: FileInfo) -> None:
-    problem = damage(data, info)
+def _verify(data: bytes, info: FileInfo) -> None:
+    problem = find_damage(data, info)
     if problem:
         raise DamagedFileError(problem)
 
@@ -203,17 +225,19 @@ def _has_size(path: Path, info: FileInfo) -> bool:
 
 
 def _streaming_url(source: str) -> str:
-    """The source as MosaicML streaming writes it."""
-    scheme, separator, rest = source.partition("://")
+    """The source in the URL syntax of MosaicML streaming."""
+    scheme, separator, path = source.partition("://")
     match scheme if separator else "":
         case "" | "s3" | "gs":
             return source
         case "hf":
-            return source if rest.startswith("datasets/") else f"hf://datasets/{rest}"
+            return source if path.startswith("datasets/") else f"hf://datasets/{path}"
         case "az":
             account = os.environ.get("AZURE_ACCOUNT_NAME")
             if not account:
-                raise JobError(f"{source} needs the storage account's name in the environment as AZURE_ACCOUNT_NAME")
-            return f"azure://{account}.blob.core.windows.net/{rest}"
+                raise JobError(
+                    f"{source}: set the environment variable AZURE_ACCOUNT_NAME to the storage account's name"
+                )
+            return f"azure://{account}.blob.core.windows.net/{path}"
         case _:
-            raise JobError(f"unknown scheme of the dataset {source}; use s3://, gs://, az://, hf:// or a path")
+            raise JobError(f"the dataset {source} has an unknown scheme; use s3://, gs://, az://, hf:// or a path")

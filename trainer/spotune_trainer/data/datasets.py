@@ -1,4 +1,4 @@
-"""The data sets of a job, opened: training shards with their schedule, and what the model is evaluated on."""
+"""Opens a job's datasets: the training shards with their sample schedule, and the evaluation samples."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
-from spotune_trainer.data.schedule import SampleIds, SampleSchedule, held_out
+from spotune_trainer.data.schedule import SampleIds, SampleSchedule, held_out_ids
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """Open data sets of one worker.
+    """The open datasets of a job.
 
     Attributes:
-        train: shards that are trained on.
-        schedule: which of their samples each step trains on.
-        evaluation: shards that the model is evaluated on, `train` itself where a fraction of it is held out; None
-            where the job evaluates nothing.
-        evaluation_ids: the samples of `evaluation`, in order.
+        train: the training shards.
+        schedule: which samples of `train` each step uses.
+        evaluation: the evaluation shards; the same object as `train` if a fraction of it is held out, None if the job
+            has no evaluation data.
+        evaluation_ids: sample ids in `evaluation`, ascending.
     """
 
     train: ShardedDataset
@@ -32,16 +32,16 @@ class Datasets:
     evaluation: ShardedDataset | None
     evaluation_ids: SampleIds
 
-    def hashes(self) -> dict[str, str]:
-        """Hash of each index by its role."""
-        found = {"train": self.train.index_hash}
+    def index_hashes(self) -> dict[str, str]:
+        """SHA-256 of each dataset's index, with keys `train` and, if there is one, `eval`."""
+        hashes = {"train": self.train.index_hash}
         if self.evaluation is not None:
-            found["eval"] = self.evaluation.index_hash
-        return found
+            hashes["eval"] = self.evaluation.index_hash
+        return hashes
 
 
 def train_source(job: FinetuneJob, directory: JobDirectory) -> str:
-    """Where the training shards are: `dataset.train`, or what `dataset.prepare` made in the job's folder."""
+    """Location of the training shards: `dataset.train`, or in the job directory if `dataset.prepare` writes them."""
     dataset = job.spec.dataset
     if dataset.train is not None:
         return dataset.train.source
@@ -49,15 +49,18 @@ def train_source(job: FinetuneJob, directory: JobDirectory) -> str:
 
 
 def cache_directory() -> Path:
-    """Node-local folder of downloaded shards, shared by the workers of a node and by later attempts."""
+    """Node-local folder for downloaded shards, shared by all ranks of a node and by later attempts.
+
+    `$SPOTUNE_CACHE`, or else `~/.cache/spotune`.
+    """
     return Path(os.environ.get("SPOTUNE_CACHE") or Path.home() / ".cache" / "spotune")
 
 
 def open_datasets(job: FinetuneJob, directory: JobDirectory) -> Datasets:
-    """Open what the job trains and evaluates on.
+    """Open the job's training and evaluation datasets.
 
     Raises:
-        JobError: a source is no set of shards, or nothing is left to train on.
+        JobError: a source is not an MDS dataset, or no samples are left to train on.
         InfrastructureError: an index could not be downloaded.
     """
     spec, training = job.spec.dataset, job.spec.training
@@ -67,7 +70,7 @@ def open_datasets(job: FinetuneJob, directory: JobDirectory) -> Datasets:
     ids: SampleIds = np.zeros(0, dtype=np.int64)
     try:
         if spec.eval is not None and spec.eval.fraction is not None:
-            excluded = held_out(train.num_samples, spec.eval.fraction, spec.eval.seed)
+            excluded = held_out_ids(train.num_samples, spec.eval.fraction, spec.eval.seed)
             evaluation, ids = train, excluded
         elif spec.eval is not None and spec.eval.source is not None:
             evaluation = ShardedDataset(spec.eval.source, cache_directory())

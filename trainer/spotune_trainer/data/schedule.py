@@ -1,8 +1,15 @@
-"""Which samples every step trains on: a pure function of the shard sizes, the seed and the step.
+"""The sample schedule: which samples each step trains on, as a pure function.
 
-Nothing here knows ranks, workers or attempts, so any worker group that starts at step ``s`` trains on exactly what
-every other one would have trained on. The shuffle is MosaicML's ``py1e``: samples move within a block of a few
-shards, so a step touches few shards and those of the next steps can be fetched ahead.
+With ``B`` the global batch size and ``N`` the number of training samples, an epoch has ``S = ceil(N / B)`` steps, and
+
+    order(epoch) = py1e(shard_sizes, seed, epoch, shuffle_block_size), without the excluded samples
+    samples(step) = order(step // S)[(step % S) * B : (step % S + 1) * B]
+
+Ranks, world size and attempts are no inputs. So a worker group of any size that resumes at step ``k`` trains on the
+same samples as an uninterrupted run. Micro-batch ``g`` of a step goes to rank ``g mod world_size``.
+
+``py1e`` is MosaicML streaming's shuffle: a sample moves only within a block of a few shards. A step therefore reads few
+shards, and the shards of the next steps can be prefetched.
 """
 
 from __future__ import annotations
@@ -17,25 +24,27 @@ import numpy.typing as npt
 SampleIds = npt.NDArray[np.int64]
 
 SHARDS_PER_SHUFFLE_BLOCK = 4
-_ORDERS_KEPT = 2  # the current epoch, and the next one when the loader reads ahead across the boundary
+_CACHED_EPOCHS = 2  # the current epoch, and the next one while the loader prefetches across the boundary
 
 
 class SampleSchedule:
-    """The fixed order of samples of a training run, cut into steps.
+    """The samples of every step of a training run. See the module for the formula.
 
-    Every sample that is not excluded is used exactly once per epoch. An epoch has ``ceil(samples / batch)`` steps; its
-    last step may hold fewer samples.
+    Each sample that is not excluded is used exactly once per epoch. The last step of an epoch may have fewer samples.
 
     Args:
         shard_sizes: Samples per shard, in the order of the dataset's index.
-        global_batch_size: Samples per step over all workers.
-        seed: Of the shuffle; each epoch has an order of its own.
-        shuffle_block_size: Samples within which the order is shuffled; 0 means about four shards. Values below the
-            size of the largest shard are raised to it, because ``py1e`` cannot shuffle less than a shard.
+        global_batch_size: Samples per step over all ranks.
+        seed: Seed of the shuffle. Each epoch has a different order.
+        shuffle_block_size: Samples per shuffle block; 0 means four times the largest shard. Smaller values than the
+            largest shard needs are raised, because ``py1e`` cannot shuffle less than a shard.
         excluded: Sample ids that are never trained on (held out for evaluation).
 
+    Attributes:
+        num_samples: Samples per epoch, without the excluded ones.
+
     Raises:
-        ValueError: There is nothing to train on, or the batch size is not positive.
+        ValueError: No samples are left to train on, or the batch size is not positive.
     """
 
     def __init__(
@@ -57,43 +66,43 @@ class SampleSchedule:
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.shuffle_block_size = _block_size(self._shard_sizes, shuffle_block_size)
-        self._orders: OrderedDict[int, SampleIds] = OrderedDict()
+        self._cached_orders: OrderedDict[int, SampleIds] = OrderedDict()
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every sample is used once: ``ceil(num_samples / global_batch_size)``."""
+        """``ceil(num_samples / global_batch_size)``."""
         return math.ceil(self.num_samples / self.global_batch_size)
 
     def total_steps(self, epochs: int | None, max_steps: int | None) -> int:
-        """Steps of a whole run: ``epochs`` full epochs, at most ``max_steps``; one of the two must be given."""
-        bounds = [] if epochs is None else [epochs * self.steps_per_epoch]
-        bounds += [] if max_steps is None else [max_steps]
-        return min(bounds)
+        """Steps of the whole run: ``epochs`` full epochs, limited to ``max_steps``. At least one must be given."""
+        limits = [] if epochs is None else [epochs * self.steps_per_epoch]
+        limits += [] if max_steps is None else [max_steps]
+        return min(limits)
 
     def epoch_of(self, step: int) -> int:
-        """The 0-based epoch that the 0-based global step belongs to."""
+        """The epoch of a global step; both count from 0."""
         return step // self.steps_per_epoch
 
     def sample_ids(self, step: int) -> SampleIds:
-        """Sample ids of a 0-based global step, in order: ``[samples in the step]``."""
+        """Sample ids of a global step (from 0), in order: ``[global_batch_size]``, fewer at the end of an epoch."""
         if step < 0:
             raise ValueError(f"steps count from 0, not {step}")
-        order = self.order(self.epoch_of(step))
-        begin = (step % self.steps_per_epoch) * self.global_batch_size
-        return order[begin : begin + self.global_batch_size]
+        order = self.epoch_order(self.epoch_of(step))
+        start = (step % self.steps_per_epoch) * self.global_batch_size
+        return order[start : start + self.global_batch_size]
 
-    def order(self, epoch: int) -> SampleIds:
-        """All sample ids of an epoch in the order in which they are used: ``[num_samples]``, read-only."""
-        order = self._orders.get(epoch)
+    def epoch_order(self, epoch: int) -> SampleIds:
+        """Sample ids of an epoch in training order: ``[num_samples]``, read-only."""
+        order = self._cached_orders.get(epoch)
         if order is None:
             order = self._shuffle(epoch)
-            self._orders[epoch] = order
-            while len(self._orders) > _ORDERS_KEPT:
-                self._orders.popitem(last=False)
+            self._cached_orders[epoch] = order
+            while len(self._cached_orders) > _CACHED_EPOCHS:
+                self._cached_orders.popitem(last=False)
         return order
 
     def _shuffle(self, epoch: int) -> SampleIds:
-        # Imported on use: `streaming` pulls in seconds of cloud clients that counting steps does not need.
+        # Imported on use: `streaming` imports cloud clients for seconds, and counting steps does not need it.
         from streaming.base.shuffle import get_shuffle
 
         order: SampleIds = get_shuffle("py1e", self._shard_sizes, 1, self.seed, epoch, self.shuffle_block_size)
@@ -103,34 +112,34 @@ class SampleSchedule:
         return order
 
 
-def micro_batches(sample_ids: SampleIds, micro_batch_size: int) -> list[SampleIds]:
-    """Cut the samples of a step into micro-batches; the last one may be smaller.
+def split_into_micro_batches(sample_ids: SampleIds, micro_batch_size: int) -> list[SampleIds]:
+    """The samples of a step in micro-batches; the last one may be smaller.
 
-    Micro-batch ``g`` of the result belongs to rank ``g mod world size``.
+    Micro-batch ``g`` of the result belongs to rank ``g mod world_size``.
     """
-    return [sample_ids[begin : begin + micro_batch_size] for begin in range(0, len(sample_ids), micro_batch_size)]
+    return [sample_ids[start : start + micro_batch_size] for start in range(0, len(sample_ids), micro_batch_size)]
 
 
-def held_out(num_samples: int, fraction: float, seed: int) -> SampleIds:
-    """Sample ids held out for evaluation, ascending: ``round(fraction * num_samples)``, but at least one.
+def held_out_ids(num_samples: int, fraction: float, seed: int) -> SampleIds:
+    """Sample ids that are held out for evaluation, ascending: ``max(1, round(fraction * num_samples))`` of them.
 
-    Ids are ranked by a hash of (seed, id), so the choice is the same on every machine and with every version of NumPy.
+    They are the ids with the lowest hash of (seed, id), so every machine and every version of NumPy choose the same.
 
     Raises:
-        ValueError: The fraction leaves nothing to train on or nothing to evaluate.
+        ValueError: The fraction is not between 0 and 1, or leaves no samples to train on.
     """
     if not 0.0 < fraction < 1.0:
-        raise ValueError(f"the held-out fraction must lie between 0 and 1, not {fraction}")
+        raise ValueError(f"the held-out fraction must be between 0 and 1, not {fraction}")
     count = max(1, round(fraction * num_samples))
     if count >= num_samples:
         raise ValueError(f"holding out {fraction} of {num_samples} samples leaves nothing to train on")
     ids = np.arange(num_samples, dtype=np.uint64)
-    ranked = np.argsort(_mix(ids + _mix(np.asarray([seed], dtype=np.uint64))), kind="stable")
+    ranked = np.argsort(_splitmix64(ids + _splitmix64(np.asarray([seed], dtype=np.uint64))), kind="stable")
     return np.sort(ranked[:count]).astype(np.int64)
 
 
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Scatter 64-bit integers (SplitMix64; Steele, Lea and Flood, OOPSLA 2014)."""
+def _splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The SplitMix64 hash of 64-bit integers (Steele, Lea and Flood, OOPSLA 2014)."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -145,8 +154,9 @@ def _excluded_mask(num_samples: int, excluded: SampleIds | None) -> npt.NDArray[
     return mask
 
 
-def _block_size(shard_sizes: npt.NDArray[np.int64], wanted: int) -> int:
+def _block_size(shard_sizes: npt.NDArray[np.int64], requested: int) -> int:
     largest = int(shard_sizes.max(initial=1))
-    # py1e draws each block between 0.75 and 1.25 of this; a draw below the shard's size would not shuffle that shard.
-    smallest = math.ceil(largest / 0.75) + 1
-    return max(wanted or SHARDS_PER_SHUFFLE_BLOCK * largest, smallest)
+    # py1e draws each block's size from 0.75 to 1.25 times this value. A block smaller than a shard would leave that
+    # shard unshuffled.
+    minimum = math.ceil(largest / 0.75) + 1
+    return max(requested or SHARDS_PER_SHUFFLE_BLOCK * largest, minimum)

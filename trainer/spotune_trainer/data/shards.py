@@ -1,8 +1,8 @@
-"""A dataset of MDS shards, read by sample id.
+"""Random access to the samples of an MDS dataset, with shards prefetched in the background.
 
-MosaicML's ``StreamingDataset`` keeps its own order, its own idea of the world and shared memory that outlives killed
-processes. None of it is needed when the schedule says which samples come next: this class opens the shards that those
-samples lie in, and fetches the ones after them ahead of time.
+The shards are MosaicML streaming's, its ``StreamingDataset`` is not used: that class decides the sample order and the
+partitioning over ranks itself, and keeps shared memory that outlives killed processes. Here ``schedule`` decides which
+samples come next, so this module only has to open the shards that hold them.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ import numpy.typing as npt
 from streaming.base.format.mds import MDSReader
 
 from spotune.errors import DataError, JobError
-from spotune_trainer.data.cache import FileSource, ShardCache, damage
+from spotune_trainer.data.cache import FileSource, ShardCache, find_damage
 
 INDEX = "index.json"
 
-_SHARDS_OPEN = 64  # memory-mapped at a time; a shuffle block spans about five
-_SHARDS_AHEAD = 16  # fetched before they are needed
-_FETCHERS = 2
+_MAX_OPEN_SHARDS = 64  # memory-mapped at once; a shuffle block spans about five
+_MAX_PREFETCHED_SHARDS = 16  # fetched, or being fetched, and not read yet
+_PREFETCH_THREADS = 2
 
 
 class ShardedDataset:
-    """Random access to the samples of a dataset of MDS shards.
+    """Random access to the samples of an MDS dataset by sample id.
 
-    Processes of one node may share ``cache_directory``; each of them may be killed at any moment. A folder is read in
-    place and needs no cache, unless its shards are compressed. Safe to use from several threads.
+    Sample ids count from 0 through the shards, in the order of the index. A local folder is read in place; remote and
+    compressed shards go through the cache. Several processes of a node may share ``cache_directory``, and each may be
+    killed at any time. Thread-safe.
 
     Args:
-        source: A folder with an ``index.json``, or an ``s3://``, ``gs://``, ``az://`` or ``hf://`` URL of one.
-        cache_directory: Where downloaded shards are kept, over restarts.
+        source: A folder with an ``index.json``, or the ``s3://``, ``gs://``, ``az://`` or ``hf://`` URL of one.
+        cache_directory: Folder for downloaded shards; they are reused after a restart.
 
     Attributes:
-        index_hash: SHA-256 of ``index.json``, in hex; it covers the shards' own hashes.
+        index_hash: SHA-256 of ``index.json``, in hex. The index holds a hash of each shard, so this identifies the
+            dataset's content.
         shard_sizes: Samples per shard.
-        columns: Encoding of each column.
+        columns: MDS encoding of each column, by name.
 
     Raises:
-        JobError: The source is no dataset of MDS shards, or may not be read.
+        JobError: The source is not an MDS dataset, or access is denied.
         InfrastructureError: The index could not be downloaded.
     """
 
@@ -63,59 +65,59 @@ class ShardedDataset:
         self._readers = _parse_index(source, index)
         self.shard_sizes = [reader.samples for reader in self._readers]
         self.columns = dict(zip(self._readers[0].column_names, self._readers[0].column_encodings, strict=True))
-        self._shard_ends = list(accumulate(self.shard_sizes))
+        self._shard_stops = list(accumulate(self.shard_sizes))
         key = hashlib.sha256(f"{source}\n{self.index_hash}".encode()).hexdigest()[:16]
         self._cache = ShardCache(self._files, Path(cache_directory) / key)
-        self._guard = threading.Lock()
-        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
-        self._ahead: dict[int, Future[_OpenShard]] = {}
-        self._fetchers: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._open_shards: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._prefetched: dict[int, Future[_OpenShard]] = {}
+        self._prefetch_pool: ThreadPoolExecutor | None = None
 
     @property
     def num_samples(self) -> int:
-        """Samples in all shards."""
-        return self._shard_ends[-1]
+        """Number of samples in all shards."""
+        return self._shard_stops[-1]
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __getitem__(self, sample_id: int) -> dict[str, Any]:
-        """The columns of one sample.
+        """One sample as a mapping from column to value.
 
         Raises:
-            IndexError: There is no such sample.
-            DataError: Its shard is missing or damaged; the message names the shard.
+            IndexError: The id is out of range.
+            DataError: Its shard is missing or damaged. The message names the shard.
             InfrastructureError: Its shard could not be downloaded.
         """
         if not 0 <= sample_id < self.num_samples:
             raise IndexError(f"sample {sample_id} of {self.num_samples} in {self.source}")
-        shard = bisect_right(self._shard_ends, sample_id)
-        return self._shard(shard)[sample_id - self._shard_ends[shard] + self.shard_sizes[shard]]
+        shard = bisect_right(self._shard_stops, sample_id)
+        return self._get_shard(shard)[sample_id - self._shard_stops[shard] + self.shard_sizes[shard]]
 
     def prefetch(self, sample_ids: Sequence[int] | npt.NDArray[np.int64]) -> bool:
-        """Fetch the shards of these samples in the background, in this order.
+        """Start fetching the shards of these samples in the background, in the order of the samples.
 
         Returns:
-            Whether all of them are here or on their way; False when as many shards wait to be used as may be fetched
-            ahead, and the call is to be repeated later.
+            True if all of their shards are open, fetched or being fetched. False if the limit on prefetched shards was
+            reached: call again later with the same samples.
         """
-        shards = np.searchsorted(self._shard_ends, np.asarray(sample_ids), side="right").tolist()
-        with self._guard:
+        shards = np.searchsorted(self._shard_stops, np.asarray(sample_ids), side="right").tolist()
+        with self._lock:
             for shard in dict.fromkeys(shards):
-                if shard in self._open or shard in self._ahead:
+                if shard in self._open_shards or shard in self._prefetched:
                     continue
-                if len(self._ahead) >= _SHARDS_AHEAD:
+                if len(self._prefetched) >= _MAX_PREFETCHED_SHARDS:
                     return False
-                if self._fetchers is None:
-                    self._fetchers = ThreadPoolExecutor(_FETCHERS, thread_name_prefix="shard-prefetch")
-                self._ahead[shard] = self._fetchers.submit(self._open_shard, shard)
+                if self._prefetch_pool is None:
+                    self._prefetch_pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="shard-prefetch")
+                self._prefetched[shard] = self._prefetch_pool.submit(self._open_shard, shard)
         return True
 
     def close(self) -> None:
-        """Stop fetching. What is on disk stays."""
+        """Stop fetching. Files in the cache stay."""
         self._files.close()
-        if self._fetchers is not None:
-            self._fetchers.shutdown(wait=True, cancel_futures=True)
+        if self._prefetch_pool is not None:
+            self._prefetch_pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> ShardedDataset:
         return self
@@ -125,26 +127,28 @@ class ShardedDataset:
     ) -> None:
         self.close()
 
-    def _shard(self, shard: int) -> _OpenShard:
-        with self._guard:
-            opened = self._open.get(shard)
+    def _get_shard(self, shard: int) -> _OpenShard:
+        """The open shard, from the least-recently-used list, a finished prefetch, or the cache."""
+        with self._lock:
+            opened = self._open_shards.get(shard)
             if opened is not None:
-                self._open.move_to_end(shard)
+                self._open_shards.move_to_end(shard)
                 return opened
-            ahead = self._ahead.pop(shard, None)
-        opened = self._open_shard(shard) if ahead is None else ahead.result()
-        with self._guard:
-            self._open[shard] = opened
-            while len(self._open) > _SHARDS_OPEN:
-                self._open.popitem(last=False)
+            prefetched = self._prefetched.pop(shard, None)
+        opened = self._open_shard(shard) if prefetched is None else prefetched.result()
+        with self._lock:
+            self._open_shards[shard] = opened
+            while len(self._open_shards) > _MAX_OPEN_SHARDS:
+                self._open_shards.popitem(last=False)
         return opened
 
     def _open_shard(self, shard: int) -> _OpenShard:
+        """Fetch and check a shard; a damaged copy in the cache is downloaded once more."""
         reader = self._readers[shard]
-        path = self._cache.local(reader.raw_data, reader.zip_data, reader.compression)
+        path = self._cache.fetch(reader.raw_data, reader.zip_data, reader.compression)
         opened = _OpenShard(path, reader)
         if opened.damage and self._cache.discard(reader.raw_data):
-            path = self._cache.local(reader.raw_data, reader.zip_data, reader.compression)
+            path = self._cache.fetch(reader.raw_data, reader.zip_data, reader.compression)
             opened = _OpenShard(path, reader)
         if opened.damage:
             raise DataError(
@@ -155,7 +159,11 @@ class ShardedDataset:
 
 
 class _OpenShard:
-    """One shard, mapped into memory and checked against the index."""
+    """A memory-mapped shard whose content was checked against the index.
+
+    Attributes:
+        damage: How the content differs from the index; empty if it is intact.
+    """
 
     def __init__(self, path: Path, reader: MDSReader) -> None:
         self._reader = reader
@@ -163,8 +171,8 @@ class _OpenShard:
             size = path.stat().st_size
             self._data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         with memoryview(self._data) as content:
-            self.damage = damage(content, reader.raw_data)
-        # An MDS shard begins with the number of samples and their offsets, the end of the last one included.
+            self.damage = find_damage(content, reader.raw_data)
+        # An MDS shard starts with the number of samples n (uint32), then n + 1 byte offsets (uint32).
         self._offsets = [] if self.damage else np.frombuffer(self._data, np.uint32, reader.samples + 1, 4).tolist()
 
     def __getitem__(self, position: int) -> dict[str, Any]:
@@ -174,14 +182,14 @@ class _OpenShard:
 
 
 def _read_index(files: FileSource, cache_directory: Path) -> bytes:
-    """The index as it is now: a dataset that was written again is noticed, and never mixed with cached shards."""
+    """The current content of the index. It is never cached, so a rewritten dataset is detected."""
     if files.folder is not None:
         path = files.folder / INDEX
         try:
             return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             hint = "write it with `spotune shard`" if files.folder.exists() else "there is no such folder"
-            raise JobError(f"{files.folder} is no dataset of MDS shards: no {INDEX}; {hint}") from None
+            raise JobError(f"{files.folder} is not a dataset of MDS shards: no {INDEX}; {hint}") from None
     cache_directory.mkdir(parents=True, exist_ok=True)
 
     def attempt() -> bytes:
@@ -200,7 +208,7 @@ def _parse_index(source: str, index: bytes) -> list[MDSReader]:
         shards = [shard for shard in content["shards"] if shard["samples"] > 0]
         foreign = {shard["format"] for shard in shards} - {"mds"}
         if content["version"] != 2 or foreign:
-            raise JobError(f"{place} is not of MDS version 2 (found {', '.join(foreign) or content['version']})")
+            raise JobError(f"{place} is not in MDS version 2 (found {', '.join(foreign) or content['version']})")
         readers = [MDSReader.from_json("", "", shard) for shard in shards]
         for reader in readers:
             reader.validate(allow_unsafe_types=False)

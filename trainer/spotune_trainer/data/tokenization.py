@@ -1,8 +1,13 @@
-"""From a raw row to tokens: templates over columns, plain text, and chat messages.
+"""Raw rows to token ids and labels.
 
-A row is rendered as segments of text, each with or without loss: a prompt carries none, what the model shall say does.
-Prompts and completions are tokenised apart, as they are when the model answers, and what the model shall say ends with
-the end-of-text token.
+Two stages, each one class:
+
+1. `RowRenderer` turns a row into a `Document`: text segments, each with or without loss. The text comes from prompt and
+   completion templates, from a plain text column, or from chat messages through the tokenizer's chat template.
+2. `DocumentTokenizer` turns a document into input ids and labels, and truncates them.
+
+Only text that the model has to generate carries loss; prompts carry none. Each segment is tokenized on its own, because
+at inference the model also gets the prompt's tokens alone. A completion ends with the end-of-text token (EOS).
 """
 
 from __future__ import annotations
@@ -28,53 +33,64 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class RowError(ValueError):
-    """A row that cannot be made into text; the message says why, without saying where the row is."""
+    """A row cannot be rendered. The message gives the reason; the caller adds the file and line."""
 
 
 class Template:
-    """Text with ``{column}`` in it; ``{{`` and ``}}`` stand for braces.
+    """A text with ``{column}`` placeholders. Write ``{{`` and ``}}`` for literal braces.
+
+    Attributes:
+        columns: Names of the columns it uses, each once, in order of appearance.
 
     Raises:
-        ValueError: A brace is not closed or not opened.
+        ValueError: A brace has no counterpart.
     """
 
     _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
     def __init__(self, template: str) -> None:
         self._parts: list[tuple[str, str]] = []  # (literal text, column after it or "")
-        end = 0
+        position = 0
         for match in self._TOKEN.finditer(template):
-            literal, column = template[end : match.start()], match.group(1) or ""
-            end = match.end()
+            literal, column = template[position : match.start()], match.group(1) or ""
+            position = match.end()
             if match.group() in {"{", "}"}:
-                raise ValueError(f"the template {template!r} has a lone {match.group()!r}; write it twice for itself")
+                raise ValueError(
+                    f"the template {template!r} has a lone {match.group()!r}; double it to write a literal brace"
+                )
             self._parts.append((literal + ("" if column else match.group()[0]), column))
-        self._parts.append((template[end:], ""))
+        self._parts.append((template[position:], ""))
         self.columns = list(dict.fromkeys(column for _, column in self._parts if column))
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """The text for a row.
+        """The template with the row's values filled in.
 
         Raises:
-            RowError: A column is missing, null or no text.
+            RowError: A column is missing, is null, or holds neither text nor a number.
         """
-        return "".join(literal + (as_text(row, column) if column else "") for literal, column in self._parts)
+        return "".join(literal + (column_text(row, column) if column else "") for literal, column in self._parts)
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What is made of a row; the fields are those of ``dataset`` in a job.
+    """How rows become text and tokens. The fields are those of ``spec.dataset`` in a job.
+
+    Exactly one of ``completion`` (with ``prompt``), ``text`` and ``messages`` is set. The field names are written to a
+    dataset's manifest and are part of the key that identifies it.
 
     Attributes:
         task: ``causal`` or ``seq2seq``.
         prompt: Template of the prompt.
-        completion: Template of what the model shall answer.
+        completion: Template of the expected answer.
         text: Column, or template, of plain text.
         messages: Column with chat messages.
-        keep: Columns that are carried along as text.
-        max_length: Tokens per row (seq2seq: of the input).
-        max_completion_length: Tokens of a seq2seq target; 0: ``max_length``.
-        packing: Put several documents into one row; long plain text is then cut into rows instead of cut off.
+        keep: Columns that are copied into the shards as text.
+        max_length: Maximum tokens per row; for seq2seq, of the input.
+        max_completion_length: Maximum tokens of a seq2seq target; 0 means ``max_length``.
+        packing: Put several documents into one row. Long plain text is then split over rows instead of truncated.
+
+    Raises:
+        ValueError: The options contradict each other.
     """
 
     task: Task
@@ -91,54 +107,60 @@ class TextOptions:
         if sum(map(bool, (self.completion, self.text, self.messages))) != 1:
             raise ValueError("give exactly one of prompt with completion, text, and messages")
         if self.task == "seq2seq" and self.text:
-            raise ValueError("a seq2seq model learns from prompt to completion; plain text is for causal models")
+            raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
         taken = _RESERVED.intersection(self.keep)
         if taken:
-            raise ValueError(f"a kept column cannot be called {min(taken)!r}: the shards use that name themselves")
+            raise ValueError(f"a kept column cannot be called {min(taken)!r}: the shards already use that name")
         if self.packing and self.task == "seq2seq":
             raise ValueError("packing is for causal models: the encoder of a seq2seq model would mix the documents")
         if self.packing and self.keep:
             raise ValueError(
-                "a packed row holds several documents and cannot keep columns of each; drop one of the two"
+                "a packed row holds several documents and cannot keep columns of each; remove either keep or packing"
             )
 
     @property
     def has_labels(self) -> bool:
-        """Whether rows have labels of their own: everything but plain text, all of which is learned."""
+        """Whether labels are stored. Plain text needs none: all of its tokens carry loss."""
         return not self.text
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of text; the model learns to say it, or only reads it."""
+    """A piece of a document's text; the model is trained to generate it only if it has loss."""
 
     text: str
-    learned: bool
+    has_loss: bool
 
 
 @dataclass(frozen=True)
 class Document:
-    """A row as text."""
+    """A rendered row.
+
+    Attributes:
+        segments: The text, in order.
+        completion: The reference answer for evaluation; empty for plain text.
+        kept: Values of the kept columns, as text.
+    """
 
     segments: tuple[Segment, ...]
     completion: str
     kept: Mapping[str, str]
 
     @property
-    def content(self) -> bytes:
-        """What makes two documents duplicates of one another."""
+    def dedup_key(self) -> bytes:
+        """UTF-8 bytes that are equal for duplicates, so that duplicates go into the same split."""
         return "\x1e".join(segment.text for segment in self.segments).encode()
 
 
 @dataclass(frozen=True)
-class TokenisedDocument:
-    """A row as tokens.
+class TokenizedDocument:
+    """Token ids and labels of one document.
 
     Attributes:
         input_ids: ``[tokens]``.
         labels: Causal ``[tokens]``, seq2seq ``[target tokens]``; -100 where there is no loss.
-        full_length: Tokens of the input before truncation.
-        truncated: Whether anything was cut off.
+        full_length: Input tokens before truncation.
+        truncated: Whether the input or the target was truncated.
     """
 
     input_ids: TokenArray
@@ -147,11 +169,15 @@ class TokenisedDocument:
     truncated: bool
 
 
-class Renderer:
-    """Raw rows to documents.
+class RowRenderer:
+    """Renders raw rows as documents.
+
+    Args:
+        options: Which columns hold the text, and how they are combined.
+        tokenizer: Its chat template renders chat messages.
 
     Raises:
-        ValueError: The options' templates are malformed.
+        ValueError: A template of the options is malformed.
     """
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -163,17 +189,17 @@ class Renderer:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Columns that a row must have."""
+        """Columns that every row must have."""
         templates = self._prompt.columns + self._completion.columns + self._text.columns
         return frozenset(templates) | set(self._options.keep) | ({self._options.messages} - {""})
 
     def render(self, row: Mapping[str, Any]) -> Document:
-        """The text of a row.
+        """The document of one row.
 
         Raises:
-            RowError: The row does not have what the options need.
+            RowError: The row lacks a column that the options name, or has a value that cannot be rendered.
         """
-        kept = {column: as_text(row, column) for column in self._options.keep}
+        kept = {column: column_text(row, column) for column in self._options.keep}
         if self._options.messages:
             document = self._render_chat(row, kept)
         elif self._options.text:
@@ -182,52 +208,61 @@ class Renderer:
             completion = self._completion.render(row)
             document = Document((Segment(self._prompt.render(row), False), Segment(completion, True)), completion, kept)
         try:
-            document.content  # noqa: B018 - text that UTF-8 cannot hold ends here
+            document.dedup_key  # noqa: B018 - encodes the text, so it rejects lone surrogates
         except UnicodeEncodeError as error:
-            raise RowError(f"the text cannot be written as UTF-8: {error.reason}") from error
+            raise RowError(f"the text cannot be encoded as UTF-8: {error.reason}") from error
         return document
 
     def _render_chat(self, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
+        """A chat as segments: every assistant turn carries loss (seq2seq: the last one only), all other text none.
+
+        Where a turn lies in the rendered chat is found by rendering the messages up to it. A turn is skipped if the
+        chat template renders it differently once more messages follow, because its position is then unknown.
+        """
         column = self._options.messages
-        messages = _messages(row, column)
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not answers:
+        messages = _read_messages(row, column)
+        assistant_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not assistant_turns:
             raise RowError(f"column {column!r} has no message of the role 'assistant' to learn from")
-        last = answers[-1]
+        last = assistant_turns[-1]
         if self._options.task == "seq2seq":
-            prompt = self._chat(messages[:last], generation=True)
+            prompt = self._apply_chat_template(messages[:last], generation=True)
             answer = messages[last]["content"]
             return Document((Segment(prompt, False), Segment(answer, True)), answer, kept)
-        whole = self._chat(messages)
+        whole = self._apply_chat_template(messages)
         segments: list[Segment] = []
-        end = 0
-        for answer_index in answers:
-            before = self._chat(messages[:answer_index], generation=True)
-            after = self._chat(messages[: answer_index + 1])
+        position = 0  # of the first character that is in no segment yet
+        for turn in assistant_turns:
+            before = self._apply_chat_template(messages[:turn], generation=True)
+            after = self._apply_chat_template(messages[: turn + 1])
             if not (whole.startswith(after) and after.startswith(before)):
-                continue  # the template writes this turn differently once others follow: it cannot be told apart
-            segments += [Segment(whole[end : len(before)], False), Segment(whole[len(before) : len(after)], True)]
-            end = len(after)
+                continue
+            segments += [Segment(whole[position : len(before)], False), Segment(whole[len(before) : len(after)], True)]
+            position = len(after)
         if not segments:
             raise RowError(
-                "the tokenizer's chat template renders an answer differently with and without the turns before it, so "
-                "the answers cannot be told from the prompts; use prompt and completion instead"
+                "the tokenizer's chat template renders an answer differently when it renders the whole chat, so the "
+                "answers cannot be separated from the prompts. Use dataset.prompt and dataset.completion instead"
             )
-        rest = [Segment(whole[end:], False)] if whole[end:] else []
-        return Document((*segments, *rest), messages[last]["content"], kept)
+        remainder = [Segment(whole[position:], False)] if whole[position:] else []
+        return Document((*segments, *remainder), messages[last]["content"], kept)
 
-    def _chat(self, messages: Sequence[Mapping[str, str]], generation: bool = False) -> str:
+    def _apply_chat_template(self, messages: Sequence[Mapping[str, str]], generation: bool = False) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise RowError(f"the tokenizer's chat template refuses the messages: {error}") from error
+            raise RowError(f"the tokenizer's chat template cannot render the messages: {error}") from error
         return str(text)
 
 
-class Tokeniser:
-    """Documents to tokens.
+class DocumentTokenizer:
+    """Tokenizes documents and sets their labels.
+
+    Args:
+        options: The task and the maximum lengths.
+        tokenizer: Needs an end-of-text token (EOS), which ends every completion.
 
     Raises:
         ValueError: The tokenizer has no end-of-text token.
@@ -235,82 +270,92 @@ class Tokeniser:
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
         if tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer has no end-of-text token (eos_token), so no answer would end")
+            raise ValueError(
+                "the tokenizer has no end-of-text token (eos_token), so the model could not learn to end an answer"
+            )
         self._options = options
         self._tokenizer = tokenizer
-        self._end: int = tokenizer.eos_token_id
+        self._eos_token_id: int = tokenizer.eos_token_id
 
-    def tokenise(self, documents: Sequence[Document]) -> Iterator[TokenisedDocument]:
-        """The tokens of each document, cut to the options' lengths."""
+    def tokenize(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
+        """Token ids and labels of each document, in order, truncated to the options' maximum lengths.
+
+        With packing, plain text is not truncated: ``packing.split_document`` splits it later.
+        """
         return self._seq2seq(documents) if self._options.task == "seq2seq" else self._causal(documents)
 
-    def _seq2seq(self, documents: Sequence[Document]) -> Iterator[TokenisedDocument]:
+    def _seq2seq(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
         prompts = encode_prompts(self._tokenizer, "seq2seq", [document.segments[0].text for document in documents])
-        answers = self._tokenizer(text_target=[document.segments[1].text for document in documents], verbose=False)[
+        targets = self._tokenizer(text_target=[document.segments[1].text for document in documents], verbose=False)[
             "input_ids"
         ]
-        longest_answer = self._options.max_completion_length or self._options.max_length
-        for prompt, answer in zip(prompts, answers, strict=True):
-            ids, labels = cut_prompt(prompt, self._options.max_length, self._end), self._ended(answer)
-            yield TokenisedDocument(
+        max_target_length = self._options.max_completion_length or self._options.max_length
+        for prompt, target in zip(prompts, targets, strict=True):
+            ids = truncate_prompt(prompt, self._options.max_length, self._eos_token_id)
+            labels = self._with_eos(target)
+            yield TokenizedDocument(
                 input_ids=np.array(ids, dtype=np.int32),
-                labels=np.array(labels[:longest_answer], dtype=np.int32),
+                labels=np.array(labels[:max_target_length], dtype=np.int32),
                 full_length=len(prompt),
-                truncated=len(prompt) > len(ids) or len(labels) > longest_answer,
+                truncated=len(prompt) > len(ids) or len(labels) > max_target_length,
             )
 
-    def _causal(self, documents: Sequence[Document]) -> Iterator[TokenisedDocument]:
-        # A chat template writes the special tokens itself; elsewhere the first segment begins with the tokenizer's.
-        chat = bool(self._options.messages)
-        starts = [document.segments[0].text for document in documents]
-        rests = [segment.text for document in documents for segment in document.segments[1:]]
-        first_ids = self._plain(starts) if chat else encode_prompts(self._tokenizer, "causal", starts)
-        rest_ids = iter(self._plain(rests))
+    def _causal(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
+        # A chat template writes special tokens such as BOS itself. Otherwise the tokenizer adds its own to the first
+        # segment, and none to those after it.
+        is_chat = bool(self._options.messages)
+        first_texts = [document.segments[0].text for document in documents]
+        later_texts = [segment.text for document in documents for segment in document.segments[1:]]
+        first_ids = (
+            self._encode_plain(first_texts) if is_chat else encode_prompts(self._tokenizer, "causal", first_texts)
+        )
+        later_ids = iter(self._encode_plain(later_texts))
         for document, first in zip(documents, first_ids, strict=True):
-            pieces = [first, *(next(rest_ids) for _ in document.segments[1:])]
-            if document.segments[-1].learned and not (chat and self._end in pieces[-1]):
-                pieces[-1] = self._ended(pieces[-1])
+            pieces = [first, *(next(later_ids) for _ in document.segments[1:])]
+            if document.segments[-1].has_loss and not (is_chat and self._eos_token_id in pieces[-1]):
+                pieces[-1] = self._with_eos(pieces[-1])
             ids = np.array([token for piece in pieces for token in piece], dtype=np.int32)
-            learned = np.repeat([segment.learned for segment in document.segments], [len(piece) for piece in pieces])
-            longest = len(ids) if self._options.text and self._options.packing else self._options.max_length
-            labels = np.where(learned, ids, np.int32(NO_LOSS))[:longest]
-            yield TokenisedDocument(ids[:longest], labels, full_length=len(ids), truncated=len(ids) > longest)
+            has_loss = np.repeat([segment.has_loss for segment in document.segments], [len(piece) for piece in pieces])
+            max_length = len(ids) if self._options.text and self._options.packing else self._options.max_length
+            labels = np.where(has_loss, ids, np.int32(NO_LOSS))[:max_length]
+            yield TokenizedDocument(ids[:max_length], labels, full_length=len(ids), truncated=len(ids) > max_length)
 
-    def _plain(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids without any special tokens."""
         if not texts:
             return []
         ids: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def _ended(self, ids: list[int]) -> list[int]:
-        return ids if ids and ids[-1] == self._end else [*ids, self._end]
+    def _with_eos(self, ids: list[int]) -> list[int]:
+        return ids if ids and ids[-1] == self._eos_token_id else [*ids, self._eos_token_id]
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, task: Task, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of prompts as the model is trained on them, not truncated.
+    """Token ids of prompts as the model sees them in training, not truncated.
 
-    They have the special tokens of the tokenizer, but an end-of-text token that it may add is taken off causal ones:
-    there the text goes on.
+    They contain the special tokens that the tokenizer adds. The one exception: a trailing end-of-text token is removed
+    from causal prompts, because the completion continues the text.
     """
     if not prompts:
         return []
-    # Not verbose: it would warn of texts that are longer than the model's limit, which are cut afterwards.
+    # verbose=False: no warning about texts beyond the model's limit, since they are truncated afterwards.
     encoded: list[list[int]] = tokenizer(list(prompts), verbose=False)["input_ids"]
     if task == "seq2seq":
         return encoded
-    end = tokenizer.eos_token_id
-    return [ids[:-1] if ids and ids[-1] == end else ids for ids in encoded]
+    eos_token_id = tokenizer.eos_token_id
+    return [ids[:-1] if ids and ids[-1] == eos_token_id else ids for ids in encoded]
 
 
-def cut_prompt(ids: list[int], max_length: int, end: int) -> list[int]:
-    """A seq2seq input of at most ``max_length`` tokens, which ends with the end-of-text token if it did so before."""
+def truncate_prompt(ids: list[int], max_length: int, eos_token_id: int) -> list[int]:
+    """The first ``max_length`` tokens of a seq2seq input; a trailing end-of-text token is kept as the last one."""
     if len(ids) <= max_length:
         return ids
-    return [*ids[: max_length - 1], end] if ids[-1] == end else ids[:max_length]
+    return [*ids[: max_length - 1], eos_token_id] if ids[-1] == eos_token_id else ids[:max_length]
 
 
-def as_text(row: Mapping[str, Any], column: str) -> str:
-    """A column's value as text; numbers and booleans are written as in JSON.
+def column_text(row: Mapping[str, Any], column: str) -> str:
+    """A column's value as text; numbers and booleans as JSON writes them.
 
     Raises:
         RowError: The column is missing, null, or holds neither text nor a number.
@@ -325,17 +370,17 @@ def as_text(row: Mapping[str, Any], column: str) -> str:
     raise RowError(f"column {column!r} is {'null' if value is None else f'a {type(value).__name__}'}, not text")
 
 
-def _messages(row: Mapping[str, Any], column: str) -> list[Mapping[str, str]]:
+def _read_messages(row: Mapping[str, Any], column: str) -> list[Mapping[str, str]]:
     if column not in row:
         raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row)) or 'none'}")
     value = row[column]
-    if isinstance(value, str):  # CSV has no lists
+    if isinstance(value, str):  # a CSV column holds the list as JSON text
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise RowError(f"column {column!r} is text but no JSON list of messages: {error}") from error
+            raise RowError(f"column {column!r} is text but not a JSON list of messages: {error}") from error
     if not isinstance(value, list) or not value:
-        raise RowError(f"column {column!r} is no list of messages")
+        raise RowError(f"column {column!r} is not a list of messages")
     for message in value:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise RowError(f"a message in column {column!r} lacks text in 'role' or 'content': {message!r:.100}")

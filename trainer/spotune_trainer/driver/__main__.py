@@ -21,7 +21,7 @@ import ray
 from spotune_trainer.job_directory.job import job_of
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.observability.logs.line_format import LineFormatter
-from spotune_trainer.worker_group.agent_pool import Agents
+from spotune_trainer.worker_group.agent_pool import AgentPool
 
 logger = logging.getLogger("spotune.driver")
 
@@ -40,27 +40,27 @@ def main(arguments: list[str] | None = None) -> int:
         handler.setFormatter(LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     try:
-        return drive(directory, options.attempt)
+        return run_driver(directory, options.attempt)
     except Exception:  # a fault of our own: Ray's log of it is gone with the head, ours is not
         logger.exception("the driver crashed")
         raise
 
 
-def drive(directory: JobDirectory, attempt: int) -> int:
+def run_driver(directory: JobDirectory, attempt: int) -> int:
     """One attempt, from connecting to Ray to its exit code."""
     job = job_of(directory)
     assert job is not None, "the supervisor has written it"
     started = time.monotonic()
     ray.init(address="auto", log_to_driver=False)
-    agents = Agents()
-    agents.muster(job.spec.workers.gpus > 0)
+    agents = AgentPool()
+    agents.ensure(job.spec.workers.gpus > 0)
     seconds = time.monotonic() - started
 
     # Imports of seconds, while those of the ranks go on on their nodes.
-    from spotune_trainer.driver.driver import Driver, Surroundings, run_attempt
+    from spotune_trainer.driver.driver import Driver, DriverDependencies, run_attempt
 
-    driver = Driver(directory, job, attempt, Surroundings(agents))
-    driver.monitor.startup("connect", seconds)
+    driver = Driver(directory, job, attempt, DriverDependencies(agents))
+    driver.status.record_startup("connect", seconds)
     return run_attempt(driver)
 
 

@@ -1,6 +1,6 @@
-"""The driver of one attempt: plan, worker group, why it ended, next worker group.
+"""The driver of one attempt: plan, run a worker group, handle its result, run the next one.
 
-What it knows lies on the volume, so that a new driver goes on where a lost one was.
+All state that outlives the driver is on the volume, so a new driver can continue after a lost one.
 """
 
 from __future__ import annotations
@@ -12,37 +12,48 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spotune.errors import InfrastructureError, JobError, SpotuneError, SupersededError
+from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
 from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
 from spotune.plan.checkpoint_interval import seconds_to_preemption
 from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files
-from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, is_superseded, list_generations, steps_done
+from spotune_trainer.checkpoint.generations import (
+    choose_checkpoint,
+    claim,
+    is_superseded,
+    last_logged_step,
+    list_generations,
+)
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import plan_run, save_plan
 from spotune_trainer.driver.scaling import choose_world_size
-from spotune_trainer.driver.status_publisher import Monitor
+from spotune_trainer.driver.status_publisher import StatusPublisher
 from spotune_trainer.evaluation.metrics import build_metrics
-from spotune_trainer.export.hub import publish, uploading
+from spotune_trainer.export.hub import upload_checkpoints, upload_export
 from spotune_trainer.job_directory.job import job_of, training_length
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.job_directory.run_plan import RunPlan
-from spotune_trainer.observability.goodput_ledger import GoodputAccount, record_end, record_lost_ends, seconds_lost
-from spotune_trainer.observability.progress import Phase
-from spotune_trainer.observability.tracking.services import trackers_of
+from spotune_trainer.job_directory.status import Phase
+from spotune_trainer.observability.goodput_ledger import (
+    GoodputMeter,
+    productive_seconds_after,
+    record_generation_ended,
+    record_lost_generations,
+)
+from spotune_trainer.observability.tracking.services import create_trackers
 from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.result import (
     CorruptCheckpoint,
     Failed,
-    GroupAgents,
-    GroupEnd,
-    Left,
+    GroupResult,
     Stopped,
     Superseded,
     Trained,
+    WorkerGroupRunner,
+    Yielded,
 )
 
 if TYPE_CHECKING:
@@ -52,64 +63,70 @@ logger = logging.getLogger("spotune.driver")
 
 _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 30.0
-"""Wait so long for all workers that are wanted before starting with fewer."""
-
-
-class StoppedError(InfrastructureError):
-    """The run was told to stop; its state is committed."""
+"""How long to wait for all desired workers before starting with fewer."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a driver needs of Ray and of time.
+class DriverDependencies:
+    """The cluster and the clock of a driver; tests replace both.
 
     Attributes:
-        agents: those on the cluster's nodes.
-        clock: seconds, monotonic.
-        sleep: waits for some seconds.
+        agents: node agents of the cluster, which run the worker groups.
+        clock: monotonic time in seconds.
+        sleep: waits for a number of seconds.
     """
 
-    agents: GroupAgents
+    agents: WorkerGroupRunner
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
 class Driver:
-    """Runs worker groups of one job until the model is trained or nothing more can be done."""
+    """Runs worker groups of one job until the model is trained, or until an error ends the attempt.
 
-    def __init__(self, directory: JobDirectory, job: FinetuneJob, attempt: int, surroundings: Surroundings) -> None:
+    Args:
+        directory: of the job.
+        job: as it was when the attempt started; changes of `job.json` are read between worker groups.
+        attempt: number of this attempt, for `status.json`.
+        dependencies: cluster and clock.
+    """
+
+    def __init__(
+        self, directory: JobDirectory, job: FinetuneJob, attempt: int, dependencies: DriverDependencies
+    ) -> None:
         self.directory = directory
         self.job = job
-        self.surroundings = surroundings
+        self.dependencies = dependencies
         self.ledger = Ledger(directory)
-        self.monitor = Monitor(directory, self.ledger, attempt, trackers_of(job, directory))
+        self.status = StatusPublisher(directory, self.ledger, attempt, create_trackers(job, directory))
         self._job_content: object = None
-        self._refused: set[CheckpointName] = set()
-        self._claimed: int | None = None
+        self._skipped_checkpoints: set[CheckpointName] = set()
+        self._claimed_generation: int | None = None
         self._patience_seconds = _PATIENCE_SECONDS
 
     def run(self) -> None:
-        """Train to the end.
+        """Train until the model is trained and exported.
 
         Raises:
             JobError: the user has to change something.
-            InfrastructureError: it may work another time; a stop that was asked for is one.
-            SupersededError: a later generation of the job runs.
+            InfrastructureError: another attempt may succeed. Includes StoppedError: the run was stopped on request.
+            SupersededError: another driver has started a later generation of the job.
         """
-        with self.monitor:
+        with self.status:
             try:
-                record_lost_ends(self.ledger, self.directory)
-                build_metrics(self.job.spec.training.evaluation)  # before data is prepared and workers are waited for
-                with uploading(self.job, self.directory):
+                record_lost_generations(self.ledger, self.directory)
+                # Fail early if a metric cannot be imported: before data preparation and the wait for workers.
+                build_metrics(self.job.spec.training.evaluation)
+                with upload_checkpoints(self.job, self.directory):
                     self._prepare()
                     while not self._run_generation():
                         pass
             except SpotuneError as error:
-                self.monitor.update(Phase.FAILED if isinstance(error, JobError) else None, message=str(error))
+                self.status.update(Phase.FAILED if isinstance(error, JobError) else None, message=str(error))
                 raise
 
     def _prepare(self) -> None:
-        """Make shards of raw data, once; a killed preparation goes on where it was."""
+        """Convert raw data to shards, once. A killed preparation resumes where it stopped."""
         dataset = self.job.spec.dataset
         if dataset.prepare is None or dataset.train is not None:
             return
@@ -117,83 +134,91 @@ class Driver:
         from spotune_trainer.models.pretrained import load_tokenizer
 
         def report(done: PrepareProgress) -> None:
-            self.monitor.update(
+            self.status.update(
                 message=f"prepared {done.documents:,} rows, {done.parts_done} of {done.parts_total} parts"
             )
 
-        self.monitor.update(Phase.PREPARING, message=f"preparing {dataset.prepare.source}")
-        options = PrepareOptions.of_job(self.job)
+        self.status.update(Phase.PREPARING, message=f"preparing {dataset.prepare.source}")
+        options = PrepareOptions.from_job(self.job)
         prepare([dataset.prepare.source], self.directory.data / "train", options, load_tokenizer(self.job), report)
 
     def _run_generation(self) -> bool:
-        """One worker group from plan to end; True when the model is trained."""
-        self._take_in_job()
-        world_size = self._wait_for_workers()  # the plan asks one of them how much memory it has
+        """Run one worker group, from plan to result. Returns True once the model is trained."""
+        self._reload_job()
+        world_size = self._wait_for_workers()  # before the plan, which needs the memory of a worker
         started = time.monotonic()
-        choice = choose_checkpoint(self.directory, self._refused)
-        for torn in choice.skipped:
-            self._skip(torn.name, torn.reason)
+        choice = choose_checkpoint(self.directory, self._skipped_checkpoints)
+        for skipped in choice.skipped:
+            self._skip_checkpoint(skipped.name, skipped.reason)
         plan = plan_run(self.job, self.directory, choice.checkpoint, self._worker_memory_bytes)
         plan_seconds = time.monotonic() - started
-        self.monitor.startup("plan", plan_seconds)
+        self.status.record_startup("plan", plan_seconds)
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
         with self._watch_nodes(task, world_size) as watch:
-            end = self.surroundings.agents.run_group(task, world_size)
-        self.monitor.end()
-        failed = isinstance(end, Failed | CorruptCheckpoint | Superseded)
-        record_end(self.ledger, self.directory, task.generation, time.time(), failed=failed)
-        return self._judge(end, plan, task, watch)
+            result = self.dependencies.agents.run_group(task, world_size)
+        self.status.finish_generation()
+        failed = isinstance(result, Failed | CorruptCheckpoint | Superseded)
+        record_generation_ended(self.ledger, self.directory, task.generation, time.time(), failed=failed)
+        return self._handle_result(result, plan, task, watch)
 
-    def _take_in_job(self) -> None:
-        """Go on with the job as it is in `job.json` by now, unless that trains something else."""
+    def _reload_job(self) -> None:
+        """Read `job.json` again if it has changed. A change of what is trained (the fingerprint) is ignored."""
         content = files.read_json(self.directory.job)
         if content is None or content == self._job_content:
             return
         self._job_content = content
         job = job_of(self.directory)
-        assert job is not None, "it has just been read"
+        assert job is not None, "job.json has just been read"
         if changed := changed_fields(self.job, job):
-            logger.warning("%s changed in job.json: going on with what was begun", ", ".join(changed))
+            logger.warning(
+                "%s changed in job.json: ignored, the run continues with the previous job", ", ".join(changed)
+            )
         else:
             self.job = job
 
     def _wait_for_workers(self) -> int:
-        clock = self.surroundings.clock
+        """Wait until enough workers are ready. Returns the world size of the next group."""
+        clock = self.dependencies.clock
         started = clock()
         waiting = False
         while True:
             workers = self.job.spec.workers
-            fewest, wanted = workers.min_world_size, workers.world_size
-            room = self.surroundings.agents.muster(workers.gpus > 0)
-            size = choose_world_size(room.ready, fewest, wanted, clock() - started, self._patience_seconds)
+            minimum, desired = workers.min_world_size, workers.world_size
+            slots = self.dependencies.agents.ensure(workers.gpus > 0)
+            size = choose_world_size(slots.ready, minimum, desired, clock() - started, self._patience_seconds)
             if size is not None:
                 self._patience_seconds = _PATIENCE_SECONDS
                 return size
-            if not waiting and room.nodes < wanted:  # otherwise they are being started
+            if not waiting and slots.nodes < desired:  # with enough slots, agents are only starting
                 waiting = True
-                self.ledger.append("waiting", slots=room.nodes, wanted=wanted)
-            self.monitor.update(
+                self.ledger.append("waiting", slots=slots.nodes, wanted=desired)
+            self.status.update(
                 Phase.WAITING_FOR_WORKERS,
-                workers={"running": 0, "wanted": wanted},
-                message=f"{room.ready} of {wanted} workers are there ({fewest} are needed)",
+                workers={"running": 0, "wanted": desired},
+                message=f"{slots.ready} of {desired} workers are ready ({minimum} are needed)",
             )
-            self._refuse_stop()
-            self.surroundings.sleep(_POLL_SECONDS)
-            self._take_in_job()
+            self._raise_if_stopped()
+            self.dependencies.sleep(_POLL_SECONDS)
+            self._reload_job()
 
     def _claim(self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int, plan_seconds: float) -> WorkerTask:
-        """Start the next generation from `checkpoint`, and say so.
+        """Claim the next generation, which starts from `checkpoint`, and record it in the ledger.
 
         Raises:
-            SupersededError: another driver has claimed one since this one did; it is the later of the two.
+            SupersededError: another driver has claimed a generation after the last one of this driver.
         """
-        if self._claimed is not None and is_superseded(self.directory, self._claimed):
-            self.ledger.append("superseded", generation=self._claimed)
-            raise SupersededError(f"another driver of this job has started a generation after {self._claimed}")
+        if self._claimed_generation is not None and is_superseded(self.directory, self._claimed_generation):
+            self.ledger.append("superseded", generation=self._claimed_generation)
+            raise SupersededError(
+                f"another driver of this job has started a generation after {self._claimed_generation}"
+            )
         name = checkpoint.name if checkpoint else None
-        lost, lost_seconds = self._steps_past(name), seconds_lost(self.directory, name.step if name else 0)
+        lost, lost_seconds = (
+            self._count_lost_steps(name),
+            productive_seconds_after(self.directory, name.step if name else 0),
+        )
         generation = claim(self.directory, name)
-        self._claimed = generation.number
+        self._claimed_generation = generation.number
         self.ledger.append(
             "generation-started",
             generation=generation.number,
@@ -206,7 +231,7 @@ class Driver:
             zeroStage=plan.zero_stage,
             microBatchSize=plan.micro_batch_size,
         )
-        self.monitor.begin(generation.number, generation.first_step, world_size)
+        self.status.start_generation(generation.number, generation.first_step, world_size)
         start = f"from {name}" if name else "from the beginning"
         logger.info("generation %d starts %s with %d workers", generation.number, start, world_size)
         return WorkerTask(
@@ -221,60 +246,60 @@ class Driver:
 
     def _worker_memory_bytes(self) -> int:
         workers = self.job.spec.workers
-        return self.surroundings.agents.worker_memory_bytes(workers.count, workers.gpus > 0)
+        return self.dependencies.agents.worker_memory_bytes(workers.count, workers.gpus > 0)
 
     def _watch_nodes(self, task: WorkerTask, world_size: int) -> NodeWatch:
         return NodeWatch(
             self.directory.generation_logs(task.generation),
             world_size,
             lambda: job_of(self.directory) or self.job,
-            self.surroundings.agents,
+            self.dependencies.agents,
             partial(self.ledger.append, "leaving", generation=task.generation),
         )
 
-    def _steps_past(self, restored: CheckpointName | None) -> int:
-        """Steps that the newest generation trained after what the next one starts from."""
+    def _count_lost_steps(self, restored: CheckpointName | None) -> int:
+        """Number of steps of the newest generation after `restored`, from which the next generation starts."""
         generations = list_generations(self.directory)
         if not generations:
             return 0
-        last = steps_done(self.directory, generations[-1].number, generations[-1].first_step)
+        last = last_logged_step(self.directory, generations[-1].number, generations[-1].first_step)
         return max(0, last - (restored.step if restored else 0))
 
-    def _judge(self, end: GroupEnd, plan: RunPlan, task: WorkerTask, watch: NodeWatch) -> bool:
-        """Act on the end of a worker group; True when the model is trained."""
-        match end:
-            case Trained(figures):
+    def _handle_result(self, result: GroupResult, plan: RunPlan, task: WorkerTask, watch: NodeWatch) -> bool:
+        """Act on the result of a worker group. Returns True once the model is trained."""
+        match result:
+            case Trained(summary):
                 trained = self.job
-                self._take_in_job()
+                self._reload_job()
                 if training_length(self.job) != training_length(trained):
                     logger.info(
-                        "trained as long as this worker group was asked to; the job asks for another length by now"
+                        "all steps are done, but the training length in job.json has changed: starting another group"
                     )
                     return False
-                publish(self.job, self.directory, self.monitor.update)
-                self._finish(figures)
+                upload_export(self.job, self.directory, self.status.update)
+                self._write_result(summary)
                 return True
             case Stopped():
                 self.ledger.append("notice", generation=task.generation, step=self._last_step(task))
-                raise StoppedError("stopped as asked; the state is committed, and the same command goes on from it")
-            case Left() if not watch.preempted:
+                raise StoppedError("stopped on request; the state is committed, and the same command resumes from it")
+            case Yielded() if not watch.preempted:
                 self.ledger.append("left", generation=task.generation, step=self._last_step(task))
-                self._patience_seconds = 0.0  # what there is room for is known
-            case Left():
-                self._retry(FailureCause.PREEMPTED, f"{watch.leaving_for}; the state is committed", plan, task)
+                self._patience_seconds = 0.0  # the number of slots is known: do not wait for more
+            case Yielded():
+                self._retry(FailureCause.PREEMPTED, f"{watch.yield_reason}; the state is committed", plan, task)
             case Failed(FailureCause.WORKER_LOST, message) if watch.preempted:
                 self._retry(FailureCause.PREEMPTED, message, plan, task)
             case Superseded(message):
                 self.ledger.append("superseded", generation=task.generation)
                 raise SupersededError(message)
             case CorruptCheckpoint(checkpoint, message):
-                self._skip(CheckpointName.parse(checkpoint), message)
+                self._skip_checkpoint(CheckpointName.parse(checkpoint), message)
             case Failed(cause, message):
                 self._retry(cause, message, plan, task)
         return False
 
     def _retry(self, cause: FailureCause, message: str, plan: RunPlan, task: WorkerTask) -> None:
-        """Record the failure, and wait as long as the retry policy says.
+        """Record the failure, and wait for the backoff of the retry policy.
 
         Raises:
             JobError, InfrastructureError: the policy gives up.
@@ -282,8 +307,8 @@ class Driver:
         step = self._last_step(task)
         self.ledger.append("failure", generation=task.generation, cause=str(cause), message=message, step=step)
         logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, cause, message)
-        self.monitor.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=message)
-        self._take_in_job()
+        self.status.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=message)
+        self._reload_job()
         gpu_hours = self.ledger.worker_seconds() / 3600 if self.job.spec.workers.gpus else 0.0
         decision = decide(
             self.ledger.failures_since_change(),
@@ -297,57 +322,58 @@ class Driver:
             raise kind(decision.reason)
         if decision.use_less_memory:
             save_plan(self.directory, plan.use_less_memory(step))
-        until = self.surroundings.clock() + decision.after_seconds
-        while self.surroundings.clock() < until:
-            self._refuse_stop()
-            self.monitor.update()
-            self.surroundings.sleep(_POLL_SECONDS)
+        deadline = self.dependencies.clock() + decision.after_seconds
+        while self.dependencies.clock() < deadline:
+            self._raise_if_stopped()
+            self.status.update()
+            self.dependencies.sleep(_POLL_SECONDS)
 
-    def _finish(self, figures: dict[str, Any]) -> None:
-        account = GoodputAccount(self.directory).figures(time.time())
-        wall_seconds = round(sum(account["goodputParts"].values()), 3)
+    def _write_result(self, summary: dict[str, Any]) -> None:
+        """Write `result.json`, and record in ledger and status that the run has finished."""
+        goodput = GoodputMeter(self.directory).metrics(time.time())
+        wall_seconds = round(sum(goodput["goodputParts"].values()), 3)
         epochs, max_steps = training_length(self.job)
         result = {
             **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy")),
             "scores": {},
-            **figures,
+            **summary,
             "epochs": epochs,
             "maxSteps": max_steps,
             "wallSeconds": wall_seconds,
-            **account,
+            **goodput,
             "restarts": sum(self.ledger.restarts().values()),
             "export": str(self.directory.export),
         }
         files.write_json(self.directory.result, result)
-        self.ledger.append("finished", step=figures["steps"], wallSeconds=wall_seconds, **account)
+        self.ledger.append("finished", step=summary["steps"], wallSeconds=wall_seconds, **goodput)
         logger.info("trained: %s", result)
-        self.monitor.update(Phase.DONE, message=None, etaSeconds=0.0)
+        self.status.update(Phase.DONE, message=None, etaSeconds=0.0)
 
-    def _skip(self, name: CheckpointName, reason: str) -> None:
-        """Pass over a checkpoint that cannot be used, and say so, once."""
-        if name in self._refused:
+    def _skip_checkpoint(self, name: CheckpointName, reason: str) -> None:
+        """Skip a checkpoint that cannot be used. Recorded once for each checkpoint."""
+        if name in self._skipped_checkpoints:
             return
-        self._refused.add(name)
+        self._skipped_checkpoints.add(name)
         self.ledger.append("checkpoint-skipped", checkpoint=str(name), reason=reason)
-        message = f"checkpoint {name} cannot be used ({reason}); going on from the one before"
+        message = f"checkpoint {name} cannot be used ({reason}); resuming from the previous one"
         logger.warning(message)
-        self.monitor.update(message=message)
+        self.status.update(message=message)
 
     def _last_step(self, task: WorkerTask) -> int:
         first = CheckpointName.parse(task.restore).step if task.restore else 0
-        return steps_done(self.directory, task.generation, first)
+        return last_logged_step(self.directory, task.generation, first)
 
-    def _refuse_stop(self) -> None:
-        """End the waiting when the run is told to stop: there is nothing to commit."""
+    def _raise_if_stopped(self) -> None:
+        """Raise StoppedError if a notice asks the run to stop. Only while no group runs: there is nothing to commit."""
         notice = files.read_json(self.directory.notice)
         if notice is not None and notice["stop"]:
             raise StoppedError(
-                "stopped as asked while waiting for workers; the same command goes on from the last commit"
+                "stopped on request while waiting for workers; the same command resumes from the last commit"
             )
 
 
 def run_attempt(driver: Driver) -> int:
-    """Run a driver; its exit code."""
+    """Run a driver. Returns the exit code of its process."""
     try:
         driver.run()
     except SpotuneError as error:

@@ -1,4 +1,4 @@
-"""Resolve a job's plan at its first start, and follow it at later ones."""
+"""The plan of a run: resolved at the first start, read from `plan.json` at later ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.data.datasets import Datasets, open_datasets
-from spotune_trainer.engine.compile.layers import why_not
+from spotune_trainer.engine.compile.layers import missing_compiler
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.run_plan import RunPlan, library_versions, requested
 from spotune_trainer.models.pretrained import load_config
@@ -21,35 +21,36 @@ from spotune_trainer.models.pretrained import load_config
 def plan_run(
     job: FinetuneJob, directory: JobDirectory, checkpoint: Checkpoint | None, worker_memory_bytes: Callable[[], int]
 ) -> RunPlan:
-    """The plan to run by: the one on the volume with the user's changes of `execution`, or a new one.
+    """The plan of the next worker group: that on the volume, with changes of `execution` applied, or a new one.
 
     Args:
         job: the job.
         directory: its folder; `plan.json` is written there.
-        checkpoint: what the next worker group starts from. Before the first commit everything may still change.
-        worker_memory_bytes: memory of one worker; asked where there is no plan yet.
+        checkpoint: that the next worker group starts from; None before the first commit, when all may still change.
+        worker_memory_bytes: returns the memory of one worker; called only for a new plan.
 
     Raises:
         JobError: the model, the data or the execution cannot work, or what is trained changed after the first commit.
     """
     datasets = open_datasets(job, directory)
     value = files.read_json(directory.plan)
-    meaning = fingerprint(job)
-    if value is None or (checkpoint is None and value["fingerprint"] != meaning):
-        plan = _resolve(job, datasets, meaning, worker_memory_bytes())
+    job_fingerprint = fingerprint(job)
+    if value is None or (checkpoint is None and value["fingerprint"] != job_fingerprint):
+        plan = _resolve(job, datasets, job_fingerprint, worker_memory_bytes())
     else:
         plan = RunPlan.from_json(value)
-        if plan.fingerprint != meaning:
+        if plan.fingerprint != job_fingerprint:
             raise JobError(
                 f"{directory.root} holds checkpoints of another model, data set or training (fingerprint "
-                f"{plan.fingerprint[:8]}, this job has {meaning[:8]}): undo the change, or start in another directory"
+                f"{plan.fingerprint[:8]}, this job has {job_fingerprint[:8]}): "
+                "undo the change, or start in another directory"
             )
-        plan.check_data(datasets.hashes())
-        plan = plan.follow(job.spec.execution, checkpoint.name.step if checkpoint else 0)
-    lacking = why_not(on_gpus=job.spec.workers.gpus > 0) if plan.compile else None
-    if lacking:
+        plan.check_data(datasets.index_hashes())
+        plan = plan.apply_execution(job.spec.execution, checkpoint.name.step if checkpoint else 0)
+    missing = missing_compiler(on_gpus=job.spec.workers.gpus > 0) if plan.compile else None
+    if missing:
         raise JobError(
-            f"execution.compile: torch.compile needs {lacking} where the trainer runs: install it, or say false"
+            f"execution.compile: torch.compile needs {missing} where the trainer runs: install it, or set it to false"
         )
     save_plan(directory, plan)
     return plan
@@ -60,16 +61,16 @@ def save_plan(directory: JobDirectory, plan: RunPlan) -> None:
     files.write_json(directory.plan, plan.to_json())
 
 
-def _resolve(job: FinetuneJob, datasets: Datasets, meaning: str, worker_memory_bytes: int) -> RunPlan:
+def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_memory_bytes: int) -> RunPlan:
     workers = job.spec.workers
-    fewest = workers.min * max(workers.gpus, 1)
+    minimum = workers.min * max(workers.gpus, 1)
     asked = requested(job.spec.execution)
-    if job.spec.execution.compile == "auto" and why_not(on_gpus=workers.gpus > 0):
+    if job.spec.execution.compile == "auto" and missing_compiler(on_gpus=workers.gpus > 0):
         job = replace_fields(job, {"spec.execution.compile": False})
-    execution = resolve_execution(load_config(job).to_dict(), job, fewest, worker_memory_bytes)
+    execution = resolve_execution(load_config(job).to_dict(), job, minimum, worker_memory_bytes)
     return RunPlan(
         version=1,
-        fingerprint=meaning,
+        fingerprint=job_fingerprint,
         zero_stage=execution.zero_stage,
         micro_batch_size=execution.micro_batch_size,
         gradient_checkpointing=execution.gradient_checkpointing,
@@ -77,7 +78,7 @@ def _resolve(job: FinetuneJob, datasets: Datasets, meaning: str, worker_memory_b
         gathered_layers=execution.gathered_layers,
         whole_gradients=execution.whole_gradients,
         reason=execution.reason,
-        data=datasets.hashes(),
+        data=datasets.index_hashes(),
         requested=asked,
         libraries=library_versions(),
     )

@@ -1,8 +1,9 @@
-"""AdamW as a job asks for it: PyTorch's, or one with block-wise moments in 8 bits an element (docs/adr/0022).
+"""AdamW: PyTorch's with fp32 moments, or `AdamW8bit` with moments in 8-bit blocks (docs/adr/0022).
 
-DeepSpeed lays many parameters one behind the other and has the optimizer step them as one tensor. Blocks of the 8-bit
-moments do not go across from one parameter to the next, whose gradients may be of another size: where the second
-moment of an element is read as zero beside much larger ones, Adam divides by nothing but its epsilon.
+DeepSpeed concatenates many parameters into one master tensor, and the optimizer steps that. An 8-bit block must not
+span two parameters, because their gradients may differ by orders of magnitude. A small second moment in a block with
+much larger ones would be quantized to zero, and Adam would divide by its epsilon alone. `AdamW8bit` therefore keeps the
+moments of each parameter's slice of a master in blocks of their own.
 """
 
 from __future__ import annotations
@@ -18,27 +19,31 @@ from transformers import PreTrainedModel
 from spotune.job import TrainingSpec
 from spotune_trainer.models.blockwise_quantization import (
     BLOCK_ELEMENTS,
-    PIECE_ELEMENTS,
-    Blocks,
-    Blockwise,
-    Levels,
-    dequantise,
-    dynamic_levels,
-    in_blocks,
-    nearest_levels,
+    CHUNK_ELEMENTS,
+    BlockwiseTensor,
+    QuantizationMap,
+    QuantizedBlocks,
+    dequantize,
+    dynamic_quantization_map,
+    quantize_blocks,
+    split_into_blocks,
 )
 
-SMALLEST_8BIT = 4096
-"""Parameters of fewer elements keep fp32 moments, as in bitsandbytes: there is nothing to save."""
-_MOST_INDEXED = 1 << 30
-"""Elements that a compiled update is given at once: it counts in 32 bits."""
+MIN_8BIT_ELEMENTS = 4096
+"""Parameters of fewer elements keep fp32 moments, as in bitsandbytes: 8-bit moments would save next to nothing."""
+_MAX_COMPILED_ELEMENTS = 1 << 30
+"""Most elements of one compiled update: its kernel has 32-bit indices."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's first and second moment, by PyTorch's names."""
 
 
 def build_optimizer(model: PreTrainedModel, training: TrainingSpec, *, compiled: bool) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only: neither biases (T5's relative ones included) nor norms.
+    """AdamW with weight decay on matrices only: not on norms or biases, T5's relative attention biases included.
 
-    `compiled` is for 8-bit moments; others are updated by PyTorch's fused kernel.
+    Args:
+        model: only its trainable parameters are optimized.
+        training: optimizer, learning rate, betas, epsilon and weight decay.
+        compiled: compile the update of `AdamW8bit`; PyTorch's AdamW has a fused kernel in any case.
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     decayed = [p for name, p in trainable if p.ndim >= 2 and "bias" not in name]
@@ -52,77 +57,83 @@ def build_optimizer(model: PreTrainedModel, training: TrainingSpec, *, compiled:
         "betas": (training.adam_beta1, training.adam_beta2),
         "eps": training.adam_epsilon,
     }
-    given = [group for group in groups if group["params"]]
+    used_groups = [group for group in groups if group["params"]]
     if training.optimizer == "adamw8bit":
-        return AdamW8bit(given, settings, compiled=compiled)
-    return torch.optim.AdamW(given, fused=True, **settings)
+        return AdamW8bit(used_groups, settings, compiled=compiled)
+    return torch.optim.AdamW(used_groups, fused=True, **settings)
 
 
 @dataclass
 class Moments:
-    """Adam's two moments of a run of one parameter's elements, within a tensor that is stepped as one.
+    """Adam's two moments of one slice of a master tensor; the slice belongs to one parameter.
 
     Attributes:
-        start: first element within that tensor.
+        start: first element of the slice within the master.
         length: number of elements.
-        states: both moments by their names, block-wise or in fp32.
-        restored: what has been read of a checkpoint for those that are block-wise, in host memory.
+        states: both moments by name, as 8-bit blocks, or in fp32 for small parameters.
+        loaded: fp32 buffers in host memory that a checkpoint is read into, for moments in 8-bit blocks.
     """
 
     start: int
     length: int
-    states: Mapping[str, Blockwise | Tensor]
-    restored: dict[str, Tensor] = field(default_factory=dict)
+    states: Mapping[str, BlockwiseTensor | Tensor]
+    loaded: dict[str, Tensor] = field(default_factory=dict)
 
-    def to_restore(self) -> Mapping[str, Tensor]:
-        """fp32 tensors that take what a checkpoint holds; `adopt` makes it the moments' own."""
+    def tensors_to_load(self) -> Mapping[str, Tensor]:
+        """fp32 tensors to read a checkpoint into. Call `quantize_loaded` afterwards."""
         for name, state in self.states.items():
-            if isinstance(state, Blockwise) and name not in self.restored:
-                self.restored[name] = torch.empty(self.length)
-        return {name: state for name, state in self.states.items() if isinstance(state, Tensor)} | self.restored
+            if isinstance(state, BlockwiseTensor) and name not in self.loaded:
+                self.loaded[name] = torch.empty(self.length)
+        return {name: state for name, state in self.states.items() if isinstance(state, Tensor)} | self.loaded
 
-    def adopt(self) -> None:
-        """Quantise what has been restored, and let go of it."""
-        for name, values in self.restored.items():
+    def quantize_loaded(self) -> None:
+        """Quantize what was read into the buffers, and free them."""
+        for name, values in self.loaded.items():
             state = self.states[name]
-            assert isinstance(state, Blockwise)
+            assert isinstance(state, BlockwiseTensor)
             state.write(0, values)
-        self.restored.clear()
+        self.loaded.clear()
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """AdamW, its moments block-wise in 8 bits between two steps; the arithmetic is in fp32.
+    """AdamW whose moments are kept in 8-bit blocks between steps; all arithmetic is in fp32.
 
     Args:
-        groups: as any optimizer's.
+        groups: parameter groups, as for any optimizer.
         settings: lr, betas and eps.
-        compiled: an update is one kernel; else it is many, over some of the elements after the others.
+        compiled: update with one compiled kernel. Otherwise several kernels update a chunk of elements at a time.
     """
 
     found_inf: Tensor | None = None
-    """Not zero: no step is taken, as PyTorch's fused optimizers have it."""
+    """If not zero, the step is skipped; the same convention as PyTorch's fused optimizers."""
 
     def __init__(self, groups: list[dict[str, Any]], settings: Mapping[str, Any], *, compiled: bool = False) -> None:
         super().__init__(groups, dict(settings) | {"weight_decay": 0.0})
-        self._levels: dict[torch.device, Mapping[str, Levels]] = {}
+        self._maps: dict[torch.device, Mapping[str, QuantizationMap]] = {}
         self._update = _compiled_update() if compiled else _update_blocks
-        self._at_once = _MOST_INDEXED if compiled else PIECE_ELEMENTS
+        self._chunk_elements = _MAX_COMPILED_ELEMENTS if compiled else CHUNK_ELEMENTS
 
     def moments(self, tensor: Tensor, start: int, length: int, parameter_elements: int) -> Moments:
-        """The moments of a run of a parameter with so many elements in all; zeros when first asked for.
+        """The moments of a slice of a master; created as zeros at the first call.
 
-        Before the first step all runs of a tensor have to be asked for: what lies between them is not updated.
+        Every slice of a master must be asked for before the first step: elements in no slice are not updated.
+
+        Args:
+            tensor: the master.
+            start: first element of the slice.
+            length: number of elements of the slice.
+            parameter_elements: number of elements of the whole parameter that the slice belongs to.
         """
-        runs: dict[int, Moments] = self._state(tensor)["runs"]
-        if start not in runs:
-            runs[start] = Moments(start, length, self._zeros(tensor.device, length, parameter_elements))
-        return runs[start]
+        slices: dict[int, Moments] = self._state(tensor)["slices"]
+        if start not in slices:
+            slices[start] = Moments(start, length, self._zeros(tensor.device, length, parameter_elements))
+        return slices[start]
 
-    def adopt(self) -> None:
-        """Make what has been restored the moments of all runs."""
+    def quantize_loaded_moments(self) -> None:
+        """After a restore: quantize the moments of all slices."""
         for state in self.state.values():
-            for run in state["runs"].values():
-                run.adopt()
+            for moments in state["slices"].values():
+                moments.quantize_loaded()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -136,90 +147,108 @@ class AdamW8bit(torch.optim.Optimizer):
     def update(
         self, group: Mapping[str, Any], tensor: Tensor, gradients: Iterable[tuple[int, Tensor]], clip: Tensor
     ) -> None:
-        """Update a tensor run by run.
+        """Update one master, slice by slice.
 
         Args:
-            group: whose settings are taken.
-            tensor: one of its `params`.
-            gradients: in any precision, in one dimension, with the place of their first element in the tensor; of every
-                run, in order, one has all of it.
-            clip: what they are multiplied by.
+            group: the parameter group that `tensor` belongs to, for its settings.
+            tensor: the master.
+            gradients: (offset in the master, gradient) pairs in ascending order. A gradient has one dimension and any
+                precision. Each slice lies within one gradient.
+            clip: scalar that gradients are multiplied by.
         """
         state = self._state(tensor)
-        is_left_out = torch.zeros_like(state["step"]) if self.found_inf is None else self.found_inf
-        state["step"] += is_left_out == 0
-        factors = _factors(group, state["step"], clip, is_left_out)
-        values, placed = tensor.detach().view(-1), iter(gradients)
-        start, gradient = next(placed)
-        for _, run in sorted(state["runs"].items()):
-            while run.start >= start + gradient.numel():
-                start, gradient = next(placed)
-            slopes = gradient[run.start - start :][: run.length]
-            self._step(values[run.start :][: run.length], slopes, run, factors)
+        is_skipped = torch.zeros_like(state["step"]) if self.found_inf is None else self.found_inf
+        state["step"] += is_skipped == 0
+        factors = _step_factors(group, state["step"], clip, is_skipped)
+        values, with_offsets = tensor.detach().view(-1), iter(gradients)
+        offset, gradient = next(with_offsets)
+        for _, moments in sorted(state["slices"].items()):
+            while moments.start >= offset + gradient.numel():
+                offset, gradient = next(with_offsets)
+            gradient_of_slice = gradient[moments.start - offset :][: moments.length]
+            self._step_slice(values[moments.start :][: moments.length], gradient_of_slice, moments, factors)
 
-    def _step(self, values: Tensor, gradient: Tensor, run: Moments, factors: Tensor) -> None:
-        """One step of a run."""
-        first, second = (run.states[name] for name in MOMENTS)
+    def _step_slice(self, values: Tensor, gradient: Tensor, moments: Moments, factors: Tensor) -> None:
+        first, second = (moments.states[name] for name in MOMENTS)
         if isinstance(first, Tensor) and isinstance(second, Tensor):
-            _replace((values, first, second), _adamw(values, gradient, first, second, factors), factors)
+            _write_unless_skipped((values, first, second), _adamw(values, gradient, first, second, factors), factors)
             return
-        assert isinstance(first, Blockwise)
-        assert isinstance(second, Blockwise)
-        whole = run.length - run.length % BLOCK_ELEMENTS
-        for start in range(0, whole, self._at_once):
-            end = min(start + self._at_once, whole)
-            here, slopes = values[start:end].view(-1, BLOCK_ELEMENTS), gradient[start:end].view(-1, BLOCK_ELEMENTS)
-            self._update(here, slopes, first.blocks(start, end), second.blocks(start, end), factors)
-        if whole < run.length:  # the last block is filled up, in a copy
-            padded, slopes = in_blocks(values[whole:], BLOCK_ELEMENTS), in_blocks(gradient[whole:], BLOCK_ELEMENTS)
-            _update_blocks(padded, slopes, first.blocks(whole, run.length), second.blocks(whole, run.length), factors)
-            values[whole:] = padded.view(-1)[: run.length - whole]
+        assert isinstance(first, BlockwiseTensor)
+        assert isinstance(second, BlockwiseTensor)
+        length = moments.length
+        in_whole_blocks = length - length % BLOCK_ELEMENTS
+        for start in range(0, in_whole_blocks, self._chunk_elements):
+            stop = min(start + self._chunk_elements, in_whole_blocks)
+            self._update(
+                values[start:stop].view(-1, BLOCK_ELEMENTS),
+                gradient[start:stop].view(-1, BLOCK_ELEMENTS),
+                first.blocks(start, stop),
+                second.blocks(start, stop),
+                factors,
+            )
+        if in_whole_blocks < length:  # the last block is padded, which copies it
+            start = in_whole_blocks
+            padded = split_into_blocks(values[start:], BLOCK_ELEMENTS)
+            padded_gradient = split_into_blocks(gradient[start:], BLOCK_ELEMENTS)
+            _update_blocks(padded, padded_gradient, first.blocks(start, length), second.blocks(start, length), factors)
+            values[start:] = padded.view(-1)[: length - start]
 
     def _state(self, tensor: Tensor) -> dict[str, Any]:
-        """Of a tensor: the steps taken, where it lies, and the moments of its runs by their first element."""
+        """State of a master: "step", the number of steps taken, and "slices", `Moments` by their first element."""
         if not self.state[tensor]:
-            self.state[tensor] = {"step": torch.zeros((), device=tensor.device), "runs": {}}
+            self.state[tensor] = {"step": torch.zeros((), device=tensor.device), "slices": {}}
         state: dict[str, Any] = self.state[tensor]
         return state
 
-    def _zeros(self, device: torch.device, length: int, parameter_elements: int) -> dict[str, Blockwise | Tensor]:
-        if parameter_elements < SMALLEST_8BIT:
+    def _zeros(self, device: torch.device, length: int, parameter_elements: int) -> dict[str, BlockwiseTensor | Tensor]:
+        if parameter_elements < MIN_8BIT_ELEMENTS:
             return {name: torch.zeros(length, device=device) for name in MOMENTS}
-        if device not in self._levels:
-            self._levels[device] = {name: dynamic_levels(signed=name == "exp_avg", device=device) for name in MOMENTS}
-        return {name: Blockwise(length, levels) for name, levels in self._levels[device].items()}
+        if device not in self._maps:
+            self._maps[device] = {
+                name: dynamic_quantization_map(signed=name == "exp_avg", device=device) for name in MOMENTS
+            }
+        return {
+            name: BlockwiseTensor(length, quantization_map) for name, quantization_map in self._maps[device].items()
+        }
 
 
-def _factors(group: Mapping[str, Any], step: Tensor, clip: Tensor, is_left_out: Tensor) -> Tensor:
-    """What a step's arithmetic takes besides tensors of elements, fp32 [8]: made on the device, no host waits."""
+def _step_factors(group: Mapping[str, Any], step: Tensor, clip: Tensor, is_skipped: Tensor) -> Tensor:
+    """The scalars of a step, fp32 [8], in the order in which `_adamw` unpacks them.
+
+    They are computed on the device, because the step count and `is_skipped` are there: the host does not wait.
+    """
     rate, (beta1, beta2), count = group["lr"], group["betas"], step.double()
-    found = (
-        1 - rate * group["weight_decay"],
-        -rate / (1 - beta1**count),
-        (1 - beta2**count).sqrt(),
+    factors = (
+        1 - rate * group["weight_decay"],  # decoupled weight decay
+        -rate / (1 - beta1**count),  # learning rate with the bias correction of the first moment
+        (1 - beta2**count).sqrt(),  # bias correction of the second moment
         beta1,
         beta2,
         group["eps"],
         clip,
-        is_left_out,
+        is_skipped,
     )
-    return torch.stack([torch.zeros_like(step) + each for each in found])
+    return torch.stack([torch.zeros_like(step) + each for each in factors])
 
 
-def _update_blocks(values: Tensor, gradient: Tensor, first: Blocks, second: Blocks, factors: Tensor) -> None:
-    """One step of whole blocks [blocks, elements of a block], in place."""
-    updated, *moments = _adamw(values, gradient, dequantise(first), dequantise(second), factors)
-    _replace([values], [updated], factors)
+def _update_blocks(
+    values: Tensor, gradient: Tensor, first: QuantizedBlocks, second: QuantizedBlocks, factors: Tensor
+) -> None:
+    """One step of whole blocks [blocks, BLOCK_ELEMENTS], in place: dequantize, update, quantize."""
+    updated, *moments = _adamw(values, gradient, dequantize(first), dequantize(second), factors)
+    _write_unless_skipped([values], [updated], factors)
     for blocks, moment in zip((first, second), moments, strict=True):
-        _replace((blocks.codes, blocks.scales), nearest_levels(moment, blocks.levels), factors)
+        _write_unless_skipped((blocks.codes, blocks.absmax), quantize_blocks(moment, blocks.quantization_map), factors)
 
 
 def _compiled_update() -> Callable[..., None]:
-    """`_update_blocks` as one kernel for any number of blocks, which are of a fixed length."""
+    """`_update_blocks` as one compiled kernel, for any number of blocks."""
     compiled = torch.compile(_update_blocks)
 
-    def update(values: Tensor, gradient: Tensor, first: Blocks, second: Blocks, factors: Tensor) -> None:
-        for each in (values, gradient, first.codes, first.scales, second.codes, second.scales):
+    def update(
+        values: Tensor, gradient: Tensor, first: QuantizedBlocks, second: QuantizedBlocks, factors: Tensor
+    ) -> None:
+        for each in (values, gradient, first.codes, first.absmax, second.codes, second.absmax):
             torch._dynamo.maybe_mark_dynamic(each, 0)
         compiled(values, gradient, first, second, factors)
 
@@ -229,16 +258,16 @@ def _compiled_update() -> Callable[..., None]:
 def _adamw(
     values: Tensor, gradient: Tensor, first: Tensor, second: Tensor, factors: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loshchilov and Hutter 2019, algorithm 2: values and both moments after a step."""
-    decay, rate, root, beta1, beta2, epsilon, clip, _ = factors.unbind()
+    """Values and both moments after a step (Loshchilov and Hutter 2019, algorithm 2)."""
+    decay, rate, correction, beta1, beta2, epsilon, clip, _ = factors.unbind()
     gradient = gradient.float() * clip
     first = torch.lerp(gradient, first, beta1)
     second = torch.lerp(gradient.square(), second, beta2)
-    return values * decay + rate * first / (second.sqrt() / root + epsilon), first, second
+    return values * decay + rate * first / (second.sqrt() / correction + epsilon), first, second
 
 
-def _replace(old: Sequence[Tensor], new: Sequence[Tensor], factors: Tensor) -> None:
-    """Take what is new, unless the step is left out."""
-    is_left_out = factors[-1] != 0
+def _write_unless_skipped(old: Sequence[Tensor], new: Sequence[Tensor], factors: Tensor) -> None:
+    """Copy the new tensors to the old ones, unless the step is skipped; decided on the device."""
+    is_skipped = factors[-1] != 0
     for before, after in zip(old, new, strict=True):
-        before.copy_(torch.where(is_left_out, before, after))
+        before.copy_(torch.where(is_skipped, before, after))

@@ -1,4 +1,4 @@
-"""A transformers model under DeepSpeed: ZeRO 0-3, AdamW, clipping, and the learning rate as a function of the step."""
+"""Build a DeepSpeed engine around a transformers model, and compute the learning rate of a step."""
 
 from __future__ import annotations
 
@@ -18,31 +18,35 @@ from spotune.plan.memory import PREFETCH_ELEMENTS, Offload
 from spotune_trainer.engine.adamw import build_optimizer
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import register_weight
 from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
-from spotune_trainer.engine.sync_free_step import leave_out_unless_finite, step_on_device
-from spotune_trainer.engine.zero3_communication import communicate_in_place, keep_gathered, reduce_once
+from spotune_trainer.engine.sync_free_step import install_sync_free_step, skip_step_unless_finite
+from spotune_trainer.engine.zero3_communication import (
+    install_reduction_once_per_step,
+    install_zero_copy_collectives,
+    keep_gathered,
+)
 from spotune_trainer.engine.zero_state import check_version, create_moments
-from spotune_trainer.models.fused_linear_cross_entropy import fuse_loss
+from spotune_trainer.models.fused_linear_cross_entropy import fuse_linear_cross_entropy
 
 _LARGEST_BUCKET_ELEMENTS = 500_000_000
 
 LearningRate = Callable[[int], float]
-"""Learning rate of the 0-based optimizer step."""
+"""Maps the 0-based optimizer step to its learning rate."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How a model is trained on this group of workers.
+    """How a model is trained on a worker group; values come from the plan.
 
     Attributes:
-        zero_stage: 0 to 3, as planned; bf16 at stage 0 runs as stage 1 (see `effective_stage`).
-        micro_batch_size: samples that go through the model at once on one rank.
-        accumulation: micro-batches of one optimizer step on one rank.
-        dtype: parameters and activations; masters and moments are fp32.
+        zero_stage: 0 to 3; see `effective_stage` for what runs at stage 0.
+        micro_batch_size: samples in one forward pass of one rank.
+        accumulation: gradient accumulation steps: micro-batches of one rank in one optimizer step.
+        dtype: of parameters and activations; masters and moments are fp32.
         gradient_checkpointing: recompute activations in the backward pass.
-        offload: what is kept in host memory; what a step updates there is updated by the host's processor.
-        compile: whether layers and loss are compiled.
-        gathered_layers: at stage 3 the weights of so many layers stay gathered until the optimizer steps.
-        whole_gradients: at stage 3 gradients are added up whole on every rank, and reduced once a step.
+        offload: what is kept in host memory. An offloaded optimizer state is updated by the CPU.
+        compile: compile layers and loss with torch.compile.
+        gathered_layers: at stage 3, number of layers whose weights stay gathered until the optimizer steps.
+        whole_gradients: at stage 3, accumulate whole gradients on every rank and reduce them once a step.
     """
 
     zero_stage: int
@@ -57,23 +61,32 @@ class EngineConfig:
 
 
 def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:
-    """Stage 0 in low precision is run as stage 1: DeepSpeed's unsharded wrapper steps once on zero gradients."""
+    """The ZeRO stage that runs: stage 0 in low precision runs as stage 1.
+
+    Without ZeRO, DeepSpeed's low-precision wrapper creates Adam's state by a step on zero gradients. That step counts,
+    and decays the weights.
+    """
     return 1 if zero_stage == 0 and dtype != torch.float32 else zero_stage
 
 
 def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineConfig) -> Any:
-    """Wrap `model` (its parameters in fp32 or `config.dtype`) for training; the process group must be initialised.
+    """Wrap a model for training. The process group must be initialized.
+
+    Args:
+        model: its parameters in fp32 or `config.dtype`.
+        training: optimizer and gradient clipping.
+        config: stage, precision, offload and batch sizes.
 
     Returns:
-        deepspeed.DeepSpeedEngine: its `module` is the model.
+        A `deepspeed.DeepSpeedEngine` whose `module` is the model.
 
     Raises:
-        JobError: the device cannot compute in `config.dtype`, or the layers cannot be compiled at that stage.
+        JobError: the device does not support `config.dtype`, or the layers cannot be compiled at this stage.
     """
     check_version()
     if config.dtype == torch.float16 and not get_accelerator().is_fp16_supported():
-        raise JobError("model.dtype: float16 is for GPUs; this device cannot train in it: use bfloat16 or float32")
-    # The CPU shared-memory all-reduce is compiled for most of a minute at first use; gloo serves as well.
+        raise JobError("model.dtype: float16 needs a GPU; this device does not support it: use bfloat16 or float32")
+    # At first use DeepSpeed compiles its CPU shared-memory all-reduce, for almost a minute; gloo needs none of that.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=_backend(), auto_mpi_discovery=False, verbose=False)
     if config.gradient_checkpointing:
@@ -92,36 +105,42 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         dist_init_required=False,
     )
     create_moments(engine)
-    step_on_device(engine)
+    install_sync_free_step(engine)
     if engine.zero_optimization_stage() == 3:
-        _at_stage_3(engine, config, gathered)
+        _configure_stage_3(engine, config, gathered)
     else:
         for parameter in engine.module.parameters():
             register_weight(parameter)
     return engine
 
 
-def _at_stage_3(engine: Any, config: EngineConfig, gathered: int) -> None:
-    communicate_in_place(engine)
+def _configure_stage_3(engine: Any, config: EngineConfig, gathered: int) -> None:
+    install_zero_copy_collectives(engine)
     if gathered and config.offload != "parameters":
-        layers = repeated_layers(engine.module)
-        let_go = {parameter for layer in _without(layers, config.gathered_layers) for parameter in layer.parameters()}
-        keep_gathered(each for each in engine.module.parameters() if each not in let_go)
+        released_layers = _layers_to_release(repeated_layers(engine.module), config.gathered_layers)
+        released = {parameter for layer in released_layers for parameter in layer.parameters()}
+        keep_gathered(parameter for parameter in engine.module.parameters() if parameter not in released)
     if config.whole_gradients:
-        reduce_once(engine.optimizer)
+        install_reduction_once_per_step(engine.optimizer)
 
 
-def _without(layers: Sequence[torch.nn.Module], number: int) -> list[torch.nn.Module]:
-    """The layers but so many, evenly spaced: what comes while these compute is then seldom waited for."""
+def _layers_to_release(layers: Sequence[torch.nn.Module], kept: int) -> list[torch.nn.Module]:
+    """The layers without `kept` evenly spaced ones.
+
+    Between two layers that must be gathered one is then computed that need not be, which gives the all-gather time.
+    """
     count = len(layers)
-    return [layer for index, layer in enumerate(layers) if (index + 1) * number // count == index * number // count]
+    return [layer for index, layer in enumerate(layers) if (index + 1) * kept // count == index * kept // count]
 
 
 def _gather_whole_layers(model: PreTrainedModel) -> int:
-    """Have stage 3 gather each layer's weights as one; returns the parameters of the largest layer.
+    """Make stage 3 gather the weights of a layer at once.
 
-    DeepSpeed would gather those of each linear module by themselves, and its work for one takes the host longer than
-    the device takes to multiply. It cannot gather layers with frozen weights so: 0.
+    By default DeepSpeed gathers each linear module by itself. The host needs longer for that than the device for the
+    matrix product.
+
+    Returns:
+        Number of parameters of the largest layer; 0 if DeepSpeed cannot do it, because some weights are frozen.
     """
     layers = repeated_layers(model)
     if not layers or _has_frozen_weights(model):
@@ -137,16 +156,16 @@ def _has_frozen_weights(model: PreTrainedModel) -> bool:
 def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
     if config.zero_stage == 3 and _has_frozen_weights(model):
         raise JobError(
-            "execution.compile: layers with weights that are not trained, as beside an adapter, cannot be compiled at "
-            "ZeRO stage 3: set execution.zeroStage to 2 or less, or execution.compile to false"
+            "execution.compile: layers with frozen weights, as with an adapter, cannot be compiled at ZeRO stage 3: "
+            "set execution.zeroStage to 2 or less, or execution.compile to false"
         )
     compile_layers(model, recompute=config.gradient_checkpointing)
-    if config.dtype != torch.float16:  # its unscaled gradients are too small for half precision
-        fuse_loss(model, is_compiled=True)
+    if config.dtype != torch.float16:  # the fused loss has unscaled gradients, which float16 would round to zero
+        fuse_linear_cross_entropy(model, is_compiled=True)
 
 
 def learning_rate(training: TrainingSpec, total_steps: int) -> LearningRate:
-    """The schedule `training.scheduler` of transformers, as a pure function of the 0-based step."""
+    """The learning rate schedule `training.scheduler`, by transformers, as a pure function of the 0-based step."""
     warmup = training.warmup_steps or round(training.warmup_ratio * total_steps)
     parameter = torch.nn.Parameter(torch.zeros(()))
     optimizer = torch.optim.SGD([parameter], lr=training.learning_rate)
@@ -156,21 +175,22 @@ def learning_rate(training: TrainingSpec, total_steps: int) -> LearningRate:
 
 
 def set_learning_rate(engine: Any, value: float) -> None:
-    """Set the rate of the next optimizer step."""
+    """Set the learning rate of the next optimizer step."""
     for group in engine.basic_optimizer.param_groups:
         group["lr"] = value
 
 
 def gradient_norm_before_update(engine: Any) -> torch.Tensor | None:
-    """Norm of the reduced gradient at stage 0, just before the optimizer steps; stages 1-3 compute it themselves.
+    """Norm of the reduced gradient at stage 0, a scalar tensor; call it just before the optimizer steps.
 
-    No step is taken on a gradient that is not finite. At stage 0 the fused optimizer is told not to.
+    It also makes the fused optimizer skip the step if the norm is not finite. At stages 1 to 3 the step itself does
+    both, and this returns None.
     """
     if engine.zero_optimization_stage() > 0:
         return None
     gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    leave_out_unless_finite(engine.basic_optimizer, norm)
+    skip_step_unless_finite(engine.basic_optimizer, norm)
     return norm
 
 
@@ -181,9 +201,15 @@ def _backend() -> str:
 def _deepspeed_config(
     training: TrainingSpec, config: EngineConfig, trained: int, gathered: int, vectors: int
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration for so many `trained` parameters, of which stage 3 gathers so many at once.
+    """DeepSpeed's configuration.
 
-    It divides what has more elements than the largest of the vectors: norms and biases stay on every rank.
+    Args:
+        training: gradient clipping.
+        config: stage, precision, offload and batch sizes.
+        trained: number of trainable parameters.
+        gathered: number of parameters that stage 3 gathers at once, 0 if it does so for each module.
+        vectors: elements of the largest 1-D parameter. Stage 3 partitions only larger ones: norms and biases stay
+            whole on every rank.
     """
     world_size = int(os.environ["WORLD_SIZE"])
     return {
@@ -192,7 +218,7 @@ def _deepspeed_config(
         "train_batch_size": config.micro_batch_size * config.accumulation * world_size,
         "gradient_clipping": training.max_grad_norm,
         "bf16": {"enabled": config.dtype == torch.bfloat16},
-        # 0: dynamic loss scaling (Micikevicius et al. 2018, section 3.2), with DeepSpeed's defaults spelled out.
+        # loss_scale 0: dynamic loss scaling (Micikevicius et al. 2018, section 3.2), with DeepSpeed's default values.
         "fp16": {
             "enabled": config.dtype == torch.float16,
             "loss_scale": 0,
@@ -204,17 +230,17 @@ def _deepspeed_config(
         "zero_optimization": {
             "stage": effective_stage(config.zero_stage, config.dtype),
             "overlap_comm": torch.cuda.is_available(),
-            "contiguous_gradients": config.zero_stage < 3,  # at stage 3 they are reduced from where they are
-            # DeepSpeed allocates the whole bucket, however small the model is.
+            "contiguous_gradients": config.zero_stage < 3,  # stage 3: see zero3_communication.py
+            # DeepSpeed allocates a whole bucket even for a small model.
             "reduce_bucket_size": min(trained, _LARGEST_BUCKET_ELEMENTS),
-            # The next two layers come while one computes.
+            # Prefetch the next two layers.
             "stage3_prefetch_bucket_size": max(PREFETCH_ELEMENTS, 2 * gathered),
             **({"stage3_param_persistence_threshold": vectors} if gathered else {}),
             **_offload(config.offload),
         },
-        # PyTorch's fused AdamW has a vectorised kernel for the host, too, and nothing has to be compiled first.
+        # PyTorch's fused AdamW is vectorized on the CPU, too; DeepSpeed's CPU Adam would have to be compiled first.
         "zero_force_ds_cpu_optimizer": False,
-        "zero_allow_untested_optimizer": True,  # AdamW8bit; the matrix of layouts tests it
+        "zero_allow_untested_optimizer": True,  # for AdamW8bit; our tests cover it at all stages
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }

@@ -1,7 +1,7 @@
-"""Kernels that come to the same bits whenever they are run, for `execution.deterministic`.
+"""Deterministic kernels, for `execution.deterministic`: the same input gives the same bits in every run.
 
-Most kernels do in any case. Not so the backward pass of fused attention on GPUs: its blocks add to one gradient in the
-order in which they happen to end, and sums of floating-point numbers depend on their order.
+Most kernels are deterministic in any case. The backward pass of fused attention on GPUs is not: its thread blocks add
+to one gradient in the order in which they finish, and a floating-point sum depends on the order.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Any
 import torch
 from torch._inductor import config as inductor_config
 
-REFUSED = "does not have a deterministic implementation"
-"""What PyTorch says of an operation that has no such kernel."""
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-_REPRODUCIBLE = (":4096:8", ":16:8")
-"""What cuBLAS says makes it come to the same bits."""
+NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"
+"""Part of PyTorch's error message for an operation without a deterministic kernel."""
+_CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
+"""Values with which cuBLAS is deterministic, by its documentation."""
 
 
-def use_deterministic_kernels(*, wanted: bool) -> None:
-    """From here on compute with kernels of that kind only, or with the fastest; to be called before the first one.
+def use_deterministic_kernels(*, enabled: bool) -> None:
+    """Use only deterministic kernels from now on, or the fastest ones. Call it before the first CUDA operation.
 
-    An operation that has none raises a `RuntimeError` then, which says `REFUSED`.
+    If enabled, an operation without a deterministic kernel raises a `RuntimeError` with `NO_DETERMINISTIC_KERNEL`.
     """
-    if wanted:
-        if os.environ.get(_CUBLAS) not in _REPRODUCIBLE:
-            os.environ[_CUBLAS] = _REPRODUCIBLE[0]
+    if enabled:
+        if os.environ.get(_CUBLAS_WORKSPACE) not in _DETERMINISTIC_WORKSPACES:
+            os.environ[_CUBLAS_WORKSPACE] = _DETERMINISTIC_WORKSPACES[0]
         os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"  # read by transformers for `attention: flash_attention_2`
         settings: Any = torch.utils.deterministic
-        settings.fill_uninitialized_memory = False  # finds mistakes, and takes time
-    torch.use_deterministic_algorithms(wanted)
-    inductor_config.deterministic = wanted  # which newer versions of PyTorch have just done
+        settings.fill_uninitialized_memory = False  # a debugging aid that costs time
+    torch.use_deterministic_algorithms(enabled)
+    inductor_config.deterministic = enabled  # older versions of PyTorch do not set it in the call above
 
 
 @contextmanager
-def any_kernels() -> Iterator[None]:
-    """Kernels of any kind, for what no later step depends on."""
-    wanted = torch.are_deterministic_algorithms_enabled()
+def allow_nondeterministic_kernels() -> Iterator[None]:
+    """Within it any kernel may be used. For code whose results no later step depends on, such as an evaluation."""
+    was_enabled = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(wanted)
+        torch.use_deterministic_algorithms(was_enabled)

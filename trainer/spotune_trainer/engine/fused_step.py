@@ -1,8 +1,11 @@
-"""Optimizer steps at ZeRO 1 to 3 that take gradients from where they were reduced to.
+"""Optimizer steps at ZeRO stages 1 to 3 without an fp32 copy of the gradients.
 
-DeepSpeed makes one tensor of a rank's gradients, another one of that in fp32, and multiplies it by what clips it: six
-bytes for each parameter of the rank's part, and as much memory traffic as the update itself has. Here AdamW is given
-the gradients piece by piece.
+DeepSpeed concatenates the gradients of a rank's partition, casts the result to fp32 and multiplies it by the clip
+coefficient. The copies take six bytes for each parameter of the partition, and as much memory traffic as the update
+itself. Here AdamW gets each reduced gradient where it is. It is cast and clipped in chunks of `STEP_ELEMENTS`, so only
+one chunk exists in fp32.
+
+`zero` is DeepSpeed's ZeRO optimizer. What its attributes hold at each stage is in zero_state.py.
 """
 
 from __future__ import annotations
@@ -18,20 +21,22 @@ from spotune.plan.memory import STEP_ELEMENTS
 from spotune_trainer.engine.adamw import MOMENTS, AdamW8bit
 
 
-def step_in_place(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
-    """Update a rank's masters, and with them the weights of all ranks; its gradients are gone then.
+def fused_step_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
+    """Update this rank's fp32 masters, gather the new weights of all ranks, and free the gradients.
+
+    Does what DeepSpeedZeroOptimizer.step does in stage_1_and_2.py (DeepSpeed 0.19), in the same order.
 
     Args:
-        zero: DeepSpeed's optimizer around `adam` at stage 1 or 2, without offload, in bfloat16.
-        adam: a fused AdamW or one with 8-bit moments; `found_inf` says whether it is to leave this step out.
-        clip: what gradients are multiplied by.
+        zero: DeepSpeed's optimizer around `adam` at stage 1 or 2, in bfloat16 and without offload.
+        adam: fused AdamW or AdamW8bit; it skips the step if its `found_inf` is not zero.
+        clip: scalar that gradients are multiplied by.
     """
     for index, master in enumerate(zero.single_partition_of_fp32_groups):
-        _update(adam, adam.param_groups[index], master, zero.averaged_gradients[index], clip)
+        _update_master(adam, adam.param_groups[index], master, zero.averaged_gradients[index], clip)
         zero.free_grad_in_param_list(zero.bit16_groups[index])
         zero.averaged_gradients[index] = zero.all_grad_tensors[index] = None
-        own = distributed.get_rank(zero.real_dp_process_group[index])
-        zero.parallel_partitioned_bit16_groups[index][own].data.copy_(master.data)
+        rank = distributed.get_rank(zero.real_dp_process_group[index])
+        zero.parallel_partitioned_bit16_groups[index][rank].data.copy_(master.data)
     zero._lazy_init_hp_params_optimizer_state()
     all_gather_dp_groups(
         groups_flat=zero.bit16_groups_flat,
@@ -44,42 +49,46 @@ def step_in_place(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
         zero._update_model_bit16_weights(index)
 
 
-def step_parts_in_place(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
-    """Update a rank's masters and its part of the weights at stage 3; arguments as those of `step_in_place`."""
+def fused_step_at_stage_3(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
+    """Update this rank's fp32 masters and its partition of the weights; the arguments are those of stages 1 and 2."""
     for index, master in enumerate(zero.fp32_partitioned_groups_flat):
         group = adam.param_groups[zero.sub_group_to_group_id[index]]
-        _update(adam, group, master, zero.averaged_gradients[index], clip)
+        _update_master(adam, group, master, zero.averaged_gradients[index], clip)
         zero.averaged_gradients[index] = None
         zero._reassign_or_swap_out_partitioned_parameters(index)
 
 
-def reduce_nothing(zero: Any) -> None:
-    """On a single rank at stage 1, leave gradients where the backward pass has put them: they are the mean."""
+def skip_gradient_reduction(zero: Any) -> None:
+    """Make stage 1 on one rank leave gradients where the backward pass has put them: they are the mean already.
+
+    DeepSpeed would copy each of them into a reduction bucket and back. The three methods that do this are replaced.
+    """
     zero.setup_buckets = lambda: None
     zero.reduce_independent_p_g_buckets_and_remove_grads = lambda parameter, group: None
     zero.reduce_ipg_grads = lambda: None
 
 
 @torch.no_grad()
-def _update(
+def _update_master(
     adam: torch.optim.Optimizer, group: dict[str, Any], master: Tensor, gradients: Sequence[Tensor], clip: Tensor
 ) -> None:
-    """Step one tensor, whose elements' gradients are those of `gradients`, one after the other."""
+    """One AdamW step of a flat master tensor; the concatenated `gradients` are its gradient."""
     if isinstance(adam, AdamW8bit):
-        adam.update(group, master, _placed(gradients), clip)
+        adam.update(group, master, _with_offsets(gradients), clip)
         return
     state, found_inf = adam.state[master], getattr(adam, "found_inf", None)
     (beta1, beta2), (first_moment, second_moment) = group["betas"], (state[name] for name in MOMENTS)
+    # The kernel reads `step` and leaves it as it is: torch.optim.AdamW counts before it calls the kernel, too.
     state["step"] += 1 if found_inf is None else 1 - found_inf
-    for start, gradient in _placed(gradients):
-        for first in range(0, gradient.numel(), STEP_ELEMENTS):
-            slope = gradient[first : first + STEP_ELEMENTS].float().mul_(clip)
-            within = slice(start + first, start + first + slope.numel())
+    for offset, gradient in _with_offsets(gradients):
+        for start in range(0, gradient.numel(), STEP_ELEMENTS):
+            chunk = gradient[start : start + STEP_ELEMENTS].float().mul_(clip)
+            elements = slice(offset + start, offset + start + chunk.numel())
             torch._fused_adamw_(
-                [master.detach()[within]],
-                [slope],
-                [first_moment[within]],
-                [second_moment[within]],
+                [master.detach()[elements]],
+                [chunk],
+                [first_moment[elements]],
+                [second_moment[elements]],
                 max_exp_avg_sqs=[],
                 state_steps=[state["step"]],
                 lr=group["lr"],
@@ -93,9 +102,9 @@ def _update(
             )
 
 
-def _placed(gradients: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Each gradient in one dimension, with its first element's place."""
-    start = 0
+def _with_offsets(gradients: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Each gradient in one dimension, with the offset of its first element in their concatenation."""
+    offset = 0
     for gradient in gradients:
-        yield start, gradient.contiguous().view(-1)
-        start += gradient.numel()
+        yield offset, gradient.contiguous().view(-1)
+        offset += gradient.numel()

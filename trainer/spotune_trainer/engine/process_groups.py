@@ -1,7 +1,8 @@
-"""Collectives that do not give up before the hang guard does.
+"""Timeouts of collectives, longer than that of the watchdog.
 
-One that gives up by itself leaves no stacks, and its end is taken for something else: NCCL aborts the process, which
-then looks lost, after ten minutes in the groups that DeepSpeed makes; gloo raises what looks like a broken connection.
+The watchdog logs the stacks of a hung rank and ends it with a clear reason. A collective that times out first hides the
+cause. NCCL aborts the process after ten minutes, in the groups that DeepSpeed creates, and the rank then looks lost.
+gloo raises an error that looks like a broken connection.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any
 _MARGIN_SECONDS = 60.0
 
 
-def outlast(hang_timeout_seconds: float, *groups: Any) -> None:
-    """Let these process groups wait a minute longer than the guard, in what they begin from now on.
+def extend_timeouts(hang_timeout_seconds: float, *groups: Any) -> None:
+    """Set the timeout of these process groups' next collectives to the watchdog's timeout plus one minute.
 
-    By the method of the backends, since `torch.distributed.set_timeout` is younger than the oldest torch that will do.
+    It calls a method of each backend: `torch.distributed.set_timeout` does not exist in the oldest supported torch.
     """
     timeout = timedelta(seconds=hang_timeout_seconds + _MARGIN_SECONDS)
     for group in groups:

@@ -1,9 +1,29 @@
-"""Backward passes and optimizer steps at ZeRO 1 to 3 during which the host waits for nothing of the device.
+"""An optimizer step without host synchronization: during the step the host never waits for a value from the GPU.
 
-DeepSpeed waits for the last gradients to be reduced (at stage 3 in every micro-batch), looks at each in turn for
-infinities, computes every norm by itself and asks the device for the outcome three times, while the device has nothing
-to do. Here the device's streams wait for each other, the norm of all gradients is one operation, clipping is arithmetic
-on the device, and a gradient that is not finite is what the fused AdamW leaves out by itself.
+When the host waits, the GPU runs out of queued work and idles. DeepSpeed's ZeRO step waits several times:
+
+    DeepSpeed                                                 here
+    --------------------------------------------------------  ------------------------------------------------------
+    the host waits for the last gradient reductions           the compute stream waits for the reduction stream
+    checks each gradient for infinities, result to the host   AdamW itself skips the step if the norm is not finite
+    computes the norm of each gradient separately             one fused kernel for all norms (torch._foreach_norm)
+    compares the norm with the limit on the host              the clip coefficient stays on the device
+    copies the gradients to one fp32 tensor                   AdamW reads them where they are (fused_step.py)
+
+This holds for bfloat16 at ZeRO stages 1 to 3, unless the optimizer is offloaded. float16 keeps DeepSpeed's step,
+because the host needs the overflow flag to adapt the loss scale. An offloaded optimizer steps on the host in any case.
+
+`install_sync_free_step` patches the objects of one engine (DeepSpeed 0.19, deepspeed/runtime/zero/):
+
+    what DeepSpeed calls                                  stage   replaced by
+    ----------------------------------------------------  ------  ---------------------------------------------------
+    zero.step                                             1 to 3  the step of fused_step.py
+    zero.overlapping_partition_gradients_reduce_epilogue  1, 2    the same, but for `get_accelerator().synchronize()`
+                                                                  within it: one stream waits for another
+    zero.reduce_and_partition_stream.synchronize          3       likewise
+    coordinator.fetch_sub_module                          3       the same, and `limit_run_ahead`
+    zero.setup_buckets, .reduce_ipg_grads and             1, one  nothing: `fused_step.skip_gradient_reduction`
+      .reduce_independent_p_g_buckets_and_remove_grads    rank
 """
 
 from __future__ import annotations
@@ -21,101 +41,112 @@ from torch import Tensor, distributed
 
 from spotune.plan.memory import LIVE_PARAMETERS
 from spotune_trainer.engine.adamw import AdamW8bit
-from spotune_trainer.engine.fused_step import reduce_nothing, step_in_place, step_parts_in_place
+from spotune_trainer.engine.fused_step import (
+    fused_step_at_stage_1_or_2,
+    fused_step_at_stage_3,
+    skip_gradient_reduction,
+)
 
 _CLIP_EPSILON = 1e-6
-_PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
-"""Gathered for what the host has launched and the device has not begun: enough for some layers."""
+_MAX_PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
+"""Gathered parameters of modules that the host has launched and the device has not computed: a few layers' worth."""
 
 
-def step_on_device(engine: Any) -> None:
-    """Make an engine's steps such ones; others (float16, offload) stay as DeepSpeed takes them.
+def install_sync_free_step(engine: Any) -> None:
+    """Replace the engine's optimizer step where the precision and the offload allow it; see above.
 
-    At stage 3 the host is kept near the device in all of them.
+    At stage 3 on GPUs the host's run-ahead is limited in any case.
     """
     adam = engine.basic_optimizer
     if engine.zero_optimization_stage() == 3 and torch.cuda.is_available():
-        keep_near_the_device(engine.optimizer.parameter_offload.get_param_coordinator())
+        limit_run_ahead(engine.optimizer.parameter_offload.get_param_coordinator())
     if not engine.bfloat16_enabled() or not isinstance(adam, torch.optim.AdamW | AdamW8bit):
         return
     if engine.zero_optimization_stage() == 3:
         if not engine.optimizer.offload_optimizer:
-            _step_at_stage_3(engine.optimizer, adam)
+            _install_at_stage_3(engine.optimizer, adam)
     elif not engine.optimizer.cpu_offload:
-        _step_at_stage_1_or_2(engine.optimizer, adam)
+        _install_at_stage_1_or_2(engine.optimizer, adam)
 
 
-def _step_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer) -> None:
+def _install_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer) -> None:
     def step(closure: Any = None) -> None:
-        step_in_place(zero, adam, _clip(zero, adam))
+        fused_step_at_stage_1_or_2(zero, adam, _clip_coefficient(zero, adam))
 
-    reduce_last = zero.overlapping_partition_gradients_reduce_epilogue
+    reduce_epilogue = zero.overlapping_partition_gradients_reduce_epilogue
 
-    def reduce_last_gradients() -> None:
-        with _streams_wait(zero.reduction_stream):
-            reduce_last()
+    def reduce_epilogue_without_sync() -> None:
+        with _stream_wait_for_synchronize(zero.reduction_stream):
+            reduce_epilogue()
 
     if torch.cuda.is_available():
-        zero.overlapping_partition_gradients_reduce_epilogue = reduce_last_gradients
+        zero.overlapping_partition_gradients_reduce_epilogue = reduce_epilogue_without_sync
     if distributed.get_world_size(zero.dp_process_group) == 1 and not zero.partition_gradients:
-        reduce_nothing(zero)
+        skip_gradient_reduction(zero)
     zero.step = step
 
 
-def _step_at_stage_3(zero: Any, adam: torch.optim.Optimizer) -> None:
+def _install_at_stage_3(zero: Any, adam: torch.optim.Optimizer) -> None:
     def step(closure: Any = None) -> None:
         zero._pre_step()
         zero._partition_all_parameters()
-        clip = _clip(zero, adam)
+        clip = _clip_coefficient(zero, adam)
         zero.zero_grad(set_to_none=True)
-        step_parts_in_place(zero, adam, clip)
+        fused_step_at_stage_3(zero, adam, clip)
         zero._post_step(())
 
     reduction = zero.reduce_and_partition_stream
     if reduction is not None and torch.cuda.is_available():
+        # DeepSpeed ends each backward pass with `reduce_and_partition_stream.synchronize()`.
         reduction.synchronize = lambda: torch.cuda.current_stream().wait_stream(reduction)
     zero.step = step
 
 
-def keep_near_the_device(coordinator: Any) -> None:
-    """Let the host launch modules only so far ahead of what the device computes.
+def limit_run_ahead(coordinator: Any) -> None:
+    """Let the host launch modules only `_MAX_PARAMETERS_AHEAD` gathered parameters ahead of the device.
 
-    The weights that are gathered for a module, and gradients that are reduced, can be forgotten once the device has
-    computed it: what stays gathered counts for the sake of those. DeepSpeed's own limit is on how far the host is ahead
-    of gathering, which waits for nothing.
+    A module's gathered weights and its whole gradients occupy memory until the device has computed the module. A
+    module whose weights stay gathered counts as well, for its gradients. DeepSpeed's own limit does not help: it
+    bounds how far the host is ahead of the all-gathers, and these do not wait for the computation.
+
+    Args:
+        coordinator: DeepSpeed's PartitionedParameterCoordinator; it calls `fetch_sub_module` before each module runs.
     """
-    fetch, ahead, sizes = coordinator.fetch_sub_module, deque[tuple[int, Any]](), dict[int, int]()
+    fetch_sub_module = coordinator.fetch_sub_module
+    launched = deque[tuple[int, Any]]()  # (gathered parameters, event that the module's launch follows)
+    sizes = dict[int, int]()
 
     def fetch_and_wait(module: Any, forward: bool) -> None:
         if module.ds_id not in sizes:
             is_layer = z3_leaf_module(module)
-            fetched = iter_params(module, recurse=is_layer)
-            sizes[module.ds_id] = sum(each.ds_numel for each in fetched if is_layer or not each.ds_persist)
-        fetch(module, forward)
+            parameters = iter_params(module, recurse=is_layer)
+            sizes[module.ds_id] = sum(each.ds_numel for each in parameters if is_layer or not each.ds_persist)
+        fetch_sub_module(module, forward)
         if sizes[module.ds_id]:
-            ahead.append((sizes[module.ds_id], torch.cuda.current_stream().record_event()))
-        while len(ahead) > 1 and sum(size for size, _ in ahead) > _PARAMETERS_AHEAD:
-            ahead.popleft()[1].synchronize()
+            launched.append((sizes[module.ds_id], torch.cuda.current_stream().record_event()))
+        while len(launched) > 1 and sum(size for size, _ in launched) > _MAX_PARAMETERS_AHEAD:
+            launched.popleft()[1].synchronize()
 
     coordinator.fetch_sub_module = fetch_and_wait
 
 
-def leave_out_unless_finite(adam: torch.optim.Optimizer, norm: Tensor) -> None:
-    """Have AdamW's next step change nothing, its count neither, if the norm of the gradient is not finite.
+def skip_step_unless_finite(adam: torch.optim.Optimizer, norm: Tensor) -> None:
+    """Make AdamW's next step change nothing, not even its step count, if the gradient norm is not finite.
 
-    These are the attributes that torch.amp.GradScaler sets; the kernel reads them on the device.
+    `grad_scale` and `found_inf` are the attributes that torch.amp.GradScaler sets on a fused optimizer. Its kernel
+    reads them on the device.
     """
     adam.grad_scale = None  # type: ignore[attr-defined]
     adam.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
 
 
 @contextmanager
-def _streams_wait(reduction: Any) -> Iterator[None]:
-    """Where DeepSpeed would have the host wait for the device, let what is computed next wait for what is reduced.
+def _stream_wait_for_synchronize(reduction: Any) -> Iterator[None]:
+    """Within it `get_accelerator().synchronize()` makes the current stream wait for `reduction`; the host goes on.
 
-    The memory of reduced gradients is used again by the stream that then waits, in its order.
+    That is enough: the memory of reduced gradients is next used by this stream, and a stream runs in order.
     """
-    accelerator = get_accelerator()
+    accelerator = get_accelerator()  # one object a process: the attribute hides its method until it is deleted
     accelerator.synchronize = lambda *_: torch.cuda.current_stream().wait_stream(reduction)
     try:
         yield
@@ -123,22 +154,26 @@ def _streams_wait(reduction: Any) -> Iterator[None]:
         del accelerator.synchronize
 
 
-def _is_padding(gradient: Tensor) -> bool:
-    """Whether DeepSpeed has put it there for the sake of alignment."""
-    return getattr(gradient, "_zero_padding", False)
+def _clip_coefficient(zero: Any, adam: torch.optim.Optimizer) -> Tensor:
+    """Clip coefficient min(1, max_norm / norm) as a scalar on the device.
 
-
-def _clip(zero: Any, adam: torch.optim.Optimizer) -> Tensor:
-    """What the reduced gradients are multiplied by; AdamW leaves the step out unless their norm is finite."""
+    It also makes AdamW skip the step if the norm is not finite, and sets the attributes by which DeepSpeed reports
+    the outcome of a step.
+    """
     gradients = [each for group in zero.averaged_gradients.values() for each in group if not _is_padding(each)]
-    norm = _norm(gradients, zero.dp_process_group, zero.device)
-    leave_out_unless_finite(adam, norm)
+    norm = _global_norm(gradients, zero.dp_process_group, zero.device)
+    skip_step_unless_finite(adam, norm)
     zero.overflow, zero._global_grad_norm = False, norm
     return (zero.clip_grad / (norm + _CLIP_EPSILON)).clamp(max=1.0) if zero.clip_grad > 0 else torch.ones_like(norm)
 
 
-def _norm(gradients: Sequence[Tensor], group: Any, device: Any) -> Tensor:
-    """L2 norm of the gradients of all ranks' parts, in fp32."""
+def _is_padding(gradient: Tensor) -> bool:
+    """Whether DeepSpeed has appended this tensor to align a partition."""
+    return getattr(gradient, "_zero_padding", False)
+
+
+def _global_norm(gradients: Sequence[Tensor], group: Any, device: Any) -> Tensor:
+    """L2 norm, in fp32, of the gradients of all ranks' partitions."""
     squares = torch.zeros((), dtype=torch.float32, device=device)
     if gradients:
         squares = torch.stack(torch._foreach_norm(list(gradients), 2, dtype=torch.float32)).square().sum()

@@ -1,9 +1,9 @@
-"""Evaluation over all ranks: the loss over label tokens, and the metrics of greedy answers.
+"""Evaluation on all ranks: the loss over label tokens, and metrics of greedily decoded answers.
 
-The samples are sorted by length and cut into batches that know nothing of ranks; batch b goes to rank b mod world
-size, and ranks that run out repeat a row whose outcome is dropped, so that all do the same number of forwards (ZeRO-3
-gathers weights in each). Outcomes are added exactly, so the figures are the same at any world size. Nothing random is
-drawn.
+The samples are sorted by length and split into batches, independently of the ranks. Batch b goes to rank
+b mod world_size. Ranks that have no batch left repeat one row and discard its result, so all ranks run the same number
+of forward passes (with ZeRO-3, each gathers weights from all ranks). Results are summed exactly (`math.fsum`) and no
+random numbers are drawn, so the result is the same at any world size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spotune.errors import JobError
 from spotune_trainer.data.batches import NO_LOSS, Row, Task, collate, row_labels
 from spotune_trainer.evaluation.custom_metrics import Metric
 from spotune_trainer.evaluation.metrics import METRICS, build_metrics, mean_score
-from spotune_trainer.models.decoding import aligned_config, generate_texts, greedy_config
+from spotune_trainer.models.decoding import generate_texts, generation_config_with_special_tokens, greedy_config
 from spotune_trainer.models.loss import summed_loss
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SHOWN = 5
+_MAX_KEPT_PREDICTIONS = 5
 
 
 class Rows(Protocol):
-    """Random access to tokenised rows; `ShardedDataset` is one."""
+    """Random access to tokenized rows, such as `ShardedDataset`."""
 
     @property
     def num_samples(self) -> int:
-        """How many there are."""
+        """Number of rows."""
 
     def __getitem__(self, sample_id: int) -> Row:
         """The row with this id."""
@@ -48,7 +48,15 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Prediction:
-    """One answer beside what was asked and expected; `scores` by metric, None where the row does not count."""
+    """A generated answer with its prompt and reference.
+
+    Attributes:
+        sample_id: id of the sample in the dataset.
+        prompt: the prompt's text.
+        prediction: the generated answer.
+        reference: the expected answer.
+        scores: score by metric; None if the row does not count for that metric.
+    """
 
     sample_id: int
     prompt: str
@@ -59,14 +67,14 @@ class Prediction:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The figures of one evaluation, the same on every rank.
+    """The result of one evaluation, the same on every rank.
 
     Attributes:
         loss: mean cross-entropy over all label tokens, without label smoothing.
-        samples: how many were evaluated.
-        scores: share from 0 to 1 by metric, for a function of the user's the mean of its values, None where no row
-            counted; empty unless answers were generated.
-        predictions: the answers to the first few samples, in the order of their ids.
+        samples: number of samples evaluated.
+        scores: mean score by metric. Built-in metrics are from 0 to 1. None if no row counted; empty if no answers were
+            generated.
+        predictions: the five answers with the lowest sample ids.
     """
 
     loss: float
@@ -76,35 +84,35 @@ class EvaluationResult:
 
     @property
     def exact_match(self) -> float | None:
-        """Share of answers that are the reference; None if not asked for."""
+        """Fraction of answers that equal the reference; None if the job does not use this metric."""
         return self.scores.get("exactMatch")
 
     @property
     def execution_accuracy(self) -> float | None:
-        """Share of queries that return the reference's rows; None if not asked for or if none counted."""
+        """Fraction of queries that return the reference's rows; None if the metric is not used or no row counted."""
         return self.scores.get("executionAccuracy")
 
     @property
-    def own_scores(self) -> dict[str, float | None]:
-        """Those of the user's functions, by their names."""
+    def custom_scores(self) -> dict[str, float | None]:
+        """Scores of the user's functions, by metric name."""
         return {name: score for name, score in self.scores.items() if name not in METRICS}
 
     @property
-    def known_scores(self) -> dict[str, float]:
-        """Scores by metric, without those for which no row counted."""
+    def defined_scores(self) -> dict[str, float]:
+        """Scores by metric, without those that are None."""
         return {name: score for name, score in self.scores.items() if score is not None}
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Who takes part: this process's rank, how many there are, and the group they exchange results in (None: all)."""
+class RankGroup:
+    """The ranks that evaluate together: this process's rank, the world size, and the group (None: the default one)."""
 
     rank: int = 0
     world_size: int = 1
     group: distributed.ProcessGroup | None = None
 
     def gather(self, value: T) -> list[T]:
-        """`value` of every rank, in the order of ranks."""
+        """The `value` of every rank, ordered by rank. Collective: every rank must call it."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -113,7 +121,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class _BatchOutcome:
+class _BatchResult:
     loss_sum: float
     tokens: int
     predictions: tuple[Prediction, ...] = ()
@@ -127,48 +135,49 @@ def evaluate(
     *,
     batch_size: int,
     sample_ids: Sequence[int] | None = None,
-    ranks: Ranks | None = None,
+    ranks: RankGroup | None = None,
     zero_stage: int = 0,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> EvaluationResult:
-    """Evaluate on the samples of `dataset`, together with all other ranks.
+    """Evaluate the model on samples of `dataset`. Collective: every rank must call it.
 
     Args:
-        model: a transformers model, or a DeepSpeed engine's `module`, on its device; its modes are put back afterwards.
+        model: a transformers model, or a DeepSpeed engine's `module`, on its device. The training or evaluation mode of
+            each module is restored afterwards.
         dataset: rows by sample id.
-        tokenizer: of the model.
-        job: says how: `training.evaluation`, `model.task`.
-        batch_size: samples that go through the model at once, unless `evaluation.batchSize` is set.
-        sample_ids: the samples to evaluate on; by default all. `evaluation.samples` takes the first of them.
-        ranks: who takes part; by default this process alone.
-        zero_stage: at 3, generation goes on until every rank is done.
-        heartbeat: called for each row that is read and each token that is generated; what it raises ends everything.
+        tokenizer: the model's tokenizer.
+        job: its `training.evaluation` and `model.task` are used.
+        batch_size: samples per forward pass, unless the job sets `evaluation.batchSize`.
+        sample_ids: the samples to evaluate on; by default all. `evaluation.samples` limits them to the first ones.
+        ranks: the ranks that take part; by default this process alone.
+        zero_stage: at stage 3, every rank generates until the last rank has finished.
+        heartbeat: called for each row read and each token generated. An exception that it raises stops the evaluation.
 
     Raises:
-        JobError: there is nothing to evaluate on, the rows lack what the metrics need, or a metric of the user's fails.
+        JobError: there are no samples, the rows lack a column that a metric needs, or a function of the user fails.
     """
-    ranks = ranks or Ranks()
+    ranks = ranks or RankGroup()
     settings = job.spec.training.evaluation
     ids = list(range(dataset.num_samples)) if sample_ids is None else [int(sample_id) for sample_id in sample_ids]
     if settings.samples:
         ids = ids[: settings.samples]
     if not ids:
-        raise JobError("dataset.eval: the evaluation set is empty. Give another source, or a larger fraction.")
-    batches = _cut(ids, _gather_lengths(dataset, ids, ranks, heartbeat), settings.batch_size or batch_size)
+        raise JobError("dataset.eval: the evaluation set is empty. Set another source, or a larger fraction.")
+    batches = _make_batches(ids, _gather_lengths(dataset, ids, ranks, heartbeat), settings.batch_size or batch_size)
     evaluator = _Evaluator(model, tokenizer, job, ranks.world_size > 1 and zero_stage == 3, heartbeat)
-    own: list[_BatchOutcome] = []
-    with evaluating(model):
+    local: list[_BatchResult] = []
+    with evaluation_mode(model):
         for index in range(ranks.rank, math.ceil(len(batches) / ranks.world_size) * ranks.world_size, ranks.world_size):
             if index < len(batches):
-                own.append(evaluator.run(dataset, batches[index]))
+                local.append(evaluator.run(dataset, batches[index]))
             else:
                 evaluator.run(dataset, batches[-1][-1:])
-    outcomes = [outcome for share in ranks.gather(own) for outcome in share]
-    return _combine(outcomes, len(ids), list(evaluator.metrics))
+    results = [result for of_rank in ranks.gather(local) for result in of_rank]
+    return _combine(results, len(ids), list(evaluator.metrics))
 
 
 class _Evaluator:
-    """Turns one batch into its outcome."""
+    """Computes the loss, the answers and their scores for one batch."""
 
     def __init__(
         self,
@@ -187,10 +196,12 @@ class _Evaluator:
         self.metrics: dict[str, Metric] = build_metrics(settings) if settings.generate else {}
         self.generation: GenerationConfig | None = None
         if settings.generate:
-            base = aligned_config(model, tokenizer, pretrained=job.spec.model.initialise == "pretrained")
+            base = generation_config_with_special_tokens(
+                model, tokenizer, pretrained=job.spec.model.initialise == "pretrained"
+            )
             self.generation = greedy_config(base, settings.max_new_tokens)
 
-    def run(self, dataset: Rows, ids: Sequence[int]) -> _BatchOutcome:
+    def run(self, dataset: Rows, ids: Sequence[int]) -> _BatchResult:
         rows = []
         for sample_id in ids:
             rows.append(dataset[sample_id])
@@ -198,7 +209,7 @@ class _Evaluator:
         batch = collate(rows, self.task, int(self.tokenizer.pad_token_id), ids)
         loss_sum = float(summed_loss(self.model, batch.to(self.model.device)))
         self.heartbeat()
-        return _BatchOutcome(loss_sum, batch.tokens, self._answer(ids, rows) if self.generation else ())
+        return _BatchResult(loss_sum, batch.loss_tokens, self._answer(ids, rows) if self.generation else ())
 
     def _answer(self, ids: Sequence[int], rows: Sequence[Row]) -> tuple[Prediction, ...]:
         assert self.generation is not None
@@ -222,32 +233,32 @@ class _Evaluator:
         return tuple(predictions)
 
 
-def _gather_lengths(dataset: Rows, ids: Sequence[int], ranks: Ranks, heartbeat: Callable[[], None]) -> list[int]:
-    """Tokens of each sample, inputs and labels; each rank reads its share."""
-    own = []
+def _gather_lengths(dataset: Rows, ids: Sequence[int], ranks: RankGroup, heartbeat: Callable[[], None]) -> list[int]:
+    """Tokens of each sample, inputs plus labels. Each rank reads 1/world_size of the rows."""
+    local = []
     for sample_id in ids[ranks.rank :: ranks.world_size]:
         row = dataset[sample_id]
-        own.append(len(row["input_ids"]) + len(row_labels(row)))
+        local.append(len(row["input_ids"]) + len(row_labels(row)))
         heartbeat()
     lengths = [0] * len(ids)
-    for rank, share in enumerate(ranks.gather(own)):
-        lengths[rank :: ranks.world_size] = share
+    for rank, of_rank in enumerate(ranks.gather(local)):
+        lengths[rank :: ranks.world_size] = of_rank
     return lengths
 
 
-def _cut(ids: Sequence[int], lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Batches of samples of like length, the longest first, so that what does not fit in memory fails at once."""
+def _make_batches(ids: Sequence[int], lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Batches of samples of similar length, longest first, so that an out-of-memory error comes at once."""
     ordered = [sample_id for _, sample_id in sorted(zip((-length for length in lengths), ids, strict=True))]
     return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
 
 
 def _prompt(sample_id: int, row: Row, task: Task) -> list[int]:
-    """The tokens to be answered: all inputs of a seq2seq row, those before the last answer of a causal one."""
+    """The prompt's tokens: all inputs of a seq2seq row, or the tokens before the last answer of a causal row."""
     if "completion" not in row or len(row.get("lengths", ())) > 1:
-        what = "is packed of several documents" if "completion" in row else "has no column completion"
+        problem = "packs several documents" if "completion" in row else "has no column completion"
         raise JobError(
-            f"training.evaluation.generate: evaluation sample {sample_id} {what}, so there is nothing to answer. Make "
-            "the shards from prompt and completion or from messages, without packing, or set generate: false."
+            f"training.evaluation.generate: evaluation sample {sample_id} {problem}, so it has no prompt. Write the "
+            "shards from prompt and completion or from messages, without packing, or set generate: false."
         )
     tokens = np.asarray(row["input_ids"], dtype=np.int64)
     if task == "causal":
@@ -257,29 +268,31 @@ def _prompt(sample_id: int, row: Row, task: Task) -> list[int]:
     if not tokens.size:
         raise JobError(
             f"training.evaluation.generate: the prompt of evaluation sample {sample_id} is empty. Give the rows a "
-            "prompt that carries no loss, or set generate: false."
+            "prompt without loss, or set generate: false."
         )
     prompt: list[int] = tokens.tolist()
     return prompt
 
 
-def _combine(outcomes: Sequence[_BatchOutcome], samples: int, metrics: Sequence[str]) -> EvaluationResult:
-    tokens = sum(outcome.tokens for outcome in outcomes)
+def _combine(results: Sequence[_BatchResult], samples: int, metrics: Sequence[str]) -> EvaluationResult:
+    tokens = sum(result.tokens for result in results)
     if not tokens:
-        raise JobError("dataset.eval: no evaluation row has a label token; completions are empty or cut by maxLength.")
-    predictions = [prediction for outcome in outcomes for prediction in outcome.predictions]
+        raise JobError(
+            "dataset.eval: no evaluation row has a label token: completions are empty, or truncated by maxLength."
+        )
+    predictions = [prediction for result in results for prediction in result.predictions]
     return EvaluationResult(
-        # fsum is exact: the order, and with it the number of ranks, does not matter.
-        loss=math.fsum(outcome.loss_sum for outcome in outcomes) / tokens,
+        # fsum is exact, so the order, and with it the number of ranks, does not matter.
+        loss=math.fsum(result.loss_sum for result in results) / tokens,
         samples=samples,
         scores={name: mean_score([prediction.scores[name] for prediction in predictions]) for name in metrics},
-        predictions=tuple(sorted(predictions, key=lambda prediction: prediction.sample_id)[:_SHOWN]),
+        predictions=tuple(sorted(predictions, key=lambda prediction: prediction.sample_id)[:_MAX_KEPT_PREDICTIONS]),
     )
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards each module has the mode it had."""
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode without gradients, and restore the mode of each module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

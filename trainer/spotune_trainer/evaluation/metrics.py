@@ -1,7 +1,7 @@
-"""How a generated answer is judged: pure functions of the prediction, the reference and the row's other columns.
+"""Metrics of generated answers: pure functions of the prediction, the reference and the row's other columns.
 
-A metric says True, False, a number (one of the user's own may), or None when the row does not count. `METRICS` lists
-ours by their name in `training.evaluation.metrics`; `loss` is not among them, since it needs no answer.
+A metric returns True, False, a number (only functions of the user do), or None if the row does not count. `METRICS` has
+the built-in ones by their name in `training.evaluation.metrics`. `loss` is not among them, because it needs no answer.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 from spotune.errors import JobError
 from spotune.job import EvaluationSpec, SqlSpec
 from spotune.job.metric import is_function, metric_name
-from spotune_trainer.evaluation.custom_metrics import FIELD, Metric, own_metric
+from spotune_trainer.evaluation.custom_metrics import FIELD, Metric, load_custom_metric
 
 Value = str | bytes | int | float | None
 Row = tuple[Value, ...]
 
 QUERY_SECONDS = 5.0
-_INSTRUCTIONS_BETWEEN_LOOKS = 10_000  # of SQLite's virtual machine: well under a millisecond
+_INSTRUCTIONS_PER_DEADLINE_CHECK = 10_000  # of SQLite's virtual machine; takes well under a millisecond
 _LARGEST_VALUE_BYTES = 10_000_000
 _SIGNIFICANT_DIGITS = 9
 
-# Reading is all a query may do: no ATTACH (which could create files), no PRAGMA, no writing.
+# A query may only read: no ATTACH (which could create files), no PRAGMA, no writes.
 _ALLOWED_ACTIONS = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 )
 
 
 class QueryError(Exception):
-    """A query cannot be run, or not within its time."""
+    """A query is invalid, or exceeded its time limit."""
 
 
 def exact_match(prediction: str, reference: str, columns: Mapping[str, Any] | None = None) -> bool:
-    """Whether two texts are the same, case included, with runs of white space as one blank and none at the ends."""
+    """Whether two texts are equal after whitespace is collapsed and stripped. Case matters."""
     return prediction.split() == reference.split()
 
 
@@ -52,92 +52,97 @@ def execution_match(
 ) -> bool | None:
     """Whether two SQL queries return the same rows of a SQLite file (execution accuracy, Zhong et al. 2017, WikiSQL).
 
-    Rows are compared as multisets: their order does not count, how often each comes does; columns count by position.
-    Numbers are equal when 9 significant digits are; texts when they are equal but for white space at the ends.
+    Rows are compared as multisets: their order does not matter, their multiplicity does. Columns are compared by
+    position, numbers by 9 significant digits, and texts without surrounding whitespace.
 
     Returns:
-        False also for a prediction that does not run within `seconds`; None where the reference returns nothing (no
-        row, or NULL only), since any query that finds nothing would pass.
+        True if the rows are the same. False if not, or if the prediction fails or takes longer than `seconds`. None if
+        the reference returns no row or only NULL, because then every query without a result would match.
 
     Raises:
-        JobError: the database or the reference is broken.
+        JobError: the reference query fails, or the database is broken.
     """
     try:
         expected = run_query(database, reference, seconds, clock=clock)
     except QueryError as error:
         raise JobError(
             f"executionAccuracy: a reference query of the evaluation data fails in {database}: {error}: {reference!r}."
-            " Remove or repair that row."
+            " Remove or correct that row."
         ) from error
     if all(value is None for row in expected for value in row):
         return None
     try:
-        # One row more than expected is enough to know that they differ.
-        found = run_query(database, prediction, seconds, most_rows=len(expected) + 1, clock=clock)
+        # One row more than expected is enough to see that the results differ.
+        actual = run_query(database, prediction, seconds, max_rows=len(expected) + 1, clock=clock)
     except QueryError:
         return False
-    return Counter(map(_normalised, found)) == Counter(map(_normalised, expected))
+    return Counter(map(_normalize_row, actual)) == Counter(map(_normalize_row, expected))
 
 
 def run_query(
     database: Path,
     sql: str,
     seconds: float = QUERY_SECONDS,
-    most_rows: int | None = None,
+    max_rows: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Row]:
-    """The rows of one SELECT over a SQLite file that is opened for reading only, and taken not to change meanwhile.
+    """The rows of one SELECT on a SQLite file. The file is opened read-only and must not change meanwhile.
+
+    Args:
+        database: the SQLite file.
+        sql: the query.
+        seconds: time limit.
+        max_rows: rows to return at most; None returns all.
+        clock: returns the time in seconds.
 
     Raises:
-        QueryError: it is not one valid SELECT, or takes longer than `seconds`.
+        QueryError: it is not a single valid SELECT, or takes longer than `seconds`.
     """
     deadline = clock() + seconds
-    # `immutable` spares the locks that network file systems are bad at.
+    # `immutable` avoids file locks, which are unreliable on network file systems.
     uri = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE_BYTES)
             connection.text_factory = _decode
-            connection.set_authorizer(_authorise)
-            connection.set_progress_handler(lambda: clock() > deadline, _INSTRUCTIONS_BETWEEN_LOOKS)
+            connection.set_authorizer(_authorize)
+            connection.set_progress_handler(lambda: clock() > deadline, _INSTRUCTIONS_PER_DEADLINE_CHECK)
             cursor = connection.execute(sql)
-            return cursor.fetchall() if most_rows is None else cursor.fetchmany(most_rows)
-    # sqlite3.Warning: two statements; ValueError: characters that no query can hold.
+            return cursor.fetchall() if max_rows is None else cursor.fetchmany(max_rows)
+    # sqlite3.Warning: two statements; ValueError: characters that are not allowed in a query.
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
-        late = f"it took longer than {seconds:g} s" if clock() > deadline else str(error)
-        raise QueryError(late) from error
+        reason = f"it took longer than {seconds:g} s" if clock() > deadline else str(error)
+        raise QueryError(reason) from error
 
 
 def _execution_accuracy(evaluation: EvaluationSpec) -> Metric:
     if evaluation.sql is None:
-        raise JobError(
-            "training.evaluation.sql: executionAccuracy needs to know the folder of <name>.sqlite databases."
-        )
+        raise JobError("training.evaluation.sql: executionAccuracy needs the folder of the <name>.sqlite databases.")
     sql = evaluation.sql
 
-    def judge(prediction: str, reference: str, columns: Mapping[str, Any]) -> bool | None:
+    def metric(prediction: str, reference: str, columns: Mapping[str, Any]) -> bool | None:
         return execution_match(prediction, reference, find_database(sql, columns))
 
-    return judge
+    return metric
 
 
 def find_database(sql: SqlSpec, columns: Mapping[str, Any]) -> Path:
-    """The SQLite file that a row names.
+    """The SQLite file for a row: `<sql.databases>/<name>.sqlite`, with the name from column `sql.column`.
 
     Raises:
-        JobError: the row has no such column, or there is no such file in the folder.
+        JobError: the row has no such column, or the folder has no such file.
     """
     name = columns.get(sql.column)
     if not isinstance(name, str):
         raise JobError(
             f"training.evaluation.sql.column: the evaluation rows have no text column {sql.column!r} "
-            f"(they have {', '.join(sorted(columns)) or 'none'}). List it in dataset.keep, and make the shards again."
+            f"(they have {', '.join(sorted(columns)) or 'none'}). Add it to dataset.keep, and write the shards again."
         )
     database = Path(sql.databases, f"{name}.sqlite")
     if Path(name).name != name or not database.is_file():
         raise JobError(
-            f"training.evaluation.sql.databases: there is no file {name}.sqlite in {sql.databases}, which column "
-            f"{sql.column!r} of an evaluation row names."
+            f"training.evaluation.sql.databases: there is no file {name}.sqlite in {sql.databases}; column "
+            f"{sql.column!r} of an evaluation row names it."
         )
     return database
 
@@ -149,31 +154,35 @@ METRICS: Mapping[str, Callable[[EvaluationSpec], Metric]] = {
 
 
 def build_metrics(evaluation: EvaluationSpec) -> dict[str, Metric]:
-    """The metrics over generated answers that a job asks for, by the name that their figures go by.
+    """The job's metrics of generated answers, by metric name.
 
     Raises:
-        JobError: a function of the user's cannot be imported, or is none.
+        JobError: a function of the user cannot be imported, or is not a function.
     """
-    functions = {metric_name(metric): own_metric(metric) for metric in evaluation.metrics if is_function(metric)}
+    functions = {
+        metric_name(metric): load_custom_metric(metric) for metric in evaluation.metrics if is_function(metric)
+    }
     return {name: METRICS[name](evaluation) for name in evaluation.metrics if name in METRICS} | functions
 
 
 def mean_score(scores: Sequence[float | None]) -> float | None:
-    """Mean over the rows that count, of True and False the share of True; None if none does.
+    """Mean score of the rows that count (True is 1, False is 0); None if no row counts.
 
-    The sum is exact before it is rounded: the order of the rows does not matter.
+    The sum is exact before it is rounded, so the order of the rows does not matter.
 
     Raises:
-        JobError: the sum is beyond what a float can hold.
+        JobError: the sum exceeds the range of a float.
     """
     counted = [score for score in scores if score is not None]
     try:
         return math.fsum(counted) / len(counted) if counted else None
     except OverflowError as error:
-        raise JobError(f"{FIELD}: the sum of a metric's values is beyond all floats: return smaller ones") from error
+        raise JobError(
+            f"{FIELD}: the sum of a metric's values exceeds the range of a float: return smaller values"
+        ) from error
 
 
-def _authorise(action: int, *_: str | None) -> int:
+def _authorize(action: int, *_: str | None) -> int:
     return sqlite3.SQLITE_OK if action in _ALLOWED_ACTIONS else sqlite3.SQLITE_DENY
 
 
@@ -181,11 +190,11 @@ def _decode(text: bytes) -> str:
     return text.decode("utf-8", errors="replace")
 
 
-def _normalised(row: Row) -> Row:
-    return tuple(_normalised_value(value) for value in row)
+def _normalize_row(row: Row) -> Row:
+    return tuple(_normalize_value(value) for value in row)
 
 
-def _normalised_value(value: Value) -> Value:
+def _normalize_value(value: Value) -> Value:
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, float) and math.isfinite(value):

@@ -1,8 +1,8 @@
-"""Uploads to the Hugging Face Hub: the model in the end, and on request the newest checkpoint while it trains.
+"""Uploads to the Hugging Face Hub: the exported model, and on request the newest checkpoint during training.
 
-`last-checkpoint/` of the repository is a job directory with one checkpoint in it: downloaded, it is trained on from
-there. It is replaced by one commit of the Hub, so it is whole at any time. Uploads run in a thread of the driver, one
-at a time, always of the newest checkpoint; whatever the Hub does, training goes on.
+The repository's `last-checkpoint/` is a job directory with one checkpoint; training can continue from a download of it.
+Each upload replaces it in a single commit, so it is always complete. Uploads run in a thread of the driver, one at a
+time, and always take the newest checkpoint. Once training runs, errors of the Hub do not stop it.
 """
 
 from __future__ import annotations
@@ -22,55 +22,54 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob
-from spotune.job.output import HubSpec
+from spotune.job.output import HUB_TOKEN, HubSpec
 from spotune.retry import backoff_seconds
 from spotune_trainer.checkpoint.generations import choose_checkpoint
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
-from spotune_trainer.job_directory.job import HUB_TOKEN
 from spotune_trainer.job_directory.layout import JobDirectory
 
 logger = logging.getLogger("spotune.hub")
 
 LAST_CHECKPOINT = "last-checkpoint"
-_LOOK_EVERY_SECONDS = 10.0
-_BEAT_SECONDS = 5.0
+_POLL_SECONDS = 10.0
+_HEARTBEAT_SECONDS = 5.0
 _BACKOFF_SECONDS = (30.0, 600.0)
-_LAST_SECONDS = 300.0
-"""That the end of a run waits for the last checkpoint to be there."""
-_REFUSED = (401, 403, 404)
+_FINAL_UPLOAD_SECONDS = 300.0
+"""How long a driver that finished waits for the upload of the last checkpoint."""
+_REFUSED_STATUS = (401, 403, 404)
 
 
-class Hub:
-    """A repository of models.
+class HubRepository:
+    """A model repository on the Hub.
 
     Args:
-        spec: which one.
-        environment: with the token, and in `HF_ENDPOINT` the address of another Hub.
+        spec: the repository.
+        environment: environment variables; the token is in `SPOTUNE_HUB_TOKEN` or `HF_TOKEN`.
     """
 
     def __init__(self, spec: HubSpec, environment: Any = os.environ) -> None:
         self._spec = spec
         self._api = HfApi(token=environment.get(HUB_TOKEN) or environment.get("HF_TOKEN"))
 
-    def create(self) -> None:
-        """Make the repository unless it is there, and see that it may be written to.
+    def ensure_exists(self) -> None:
+        """Create the repository if it does not exist, and check that the token may write to it.
 
         Raises:
-            JobError: the token may not do so.
-            InfrastructureError: the Hub could not be asked.
+            JobError: the token has no write access, or the name is wrong.
+            InfrastructureError: the Hub could not be reached, or failed.
         """
-        with self._explained():
+        with self._translate_errors():
             self._api.create_repo(self._spec.repo, private=self._spec.private, exist_ok=True)
             self._api.auth_check(self._spec.repo, write=True)
 
     def upload_model(self, export: Path) -> None:
-        """Put the files of an export at the root of the repository. Raises as `create` does."""
-        with self._explained():
+        """Upload the files of an export to the root of the repository. Raises like `ensure_exists`."""
+        with self._translate_errors():
             self._api.upload_folder(repo_id=self._spec.repo, folder_path=export, commit_message="The trained model")
 
     def upload_checkpoint(self, directory: JobDirectory, checkpoint: Checkpoint) -> None:
-        """Put a job directory with one checkpoint in place of the one that is there. Raises as `create` does."""
-        with self._explained(), _job_directory_with(directory, checkpoint) as folder:
+        """Replace `last-checkpoint/` by a job directory with this checkpoint. Raises like `ensure_exists`."""
+        with self._translate_errors(), _job_directory_with(directory, checkpoint) as folder:
             self._api.upload_folder(
                 repo_id=self._spec.repo,
                 folder_path=folder,
@@ -80,22 +79,23 @@ class Hub:
             )
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
+        """Turn refusals (HTTP 401, 403, 404) into JobError, and any other error into InfrastructureError."""
         place = f"output.hub: {self._spec.repo}"
         try:
             yield
-        except Exception as error:  # the Hub's client lets through whatever its HTTP client raises
+        except Exception as error:  # the Hub's client also passes on errors of its HTTP client
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            if _status(error) in _REFUSED:
+            if _status(error) in _REFUSED_STATUS:
                 raise JobError(
-                    f"{place}: the Hub refuses it ({reason}): check the name, and that the token of "
-                    "output.hub.tokenSecretRef may write to it. A trained model is in export/ of the job's directory"
+                    f"{place}: the Hub refused access ({reason}): check the name, and that the token of "
+                    "output.hub.tokenSecretRef has write access. A trained model is in export/ of the job's directory"
                 ) from error
-            raise InfrastructureError(f"{place}: the Hub does not take it now: {reason}") from error
+            raise InfrastructureError(f"{place}: the Hub could not be used: {reason}") from error
 
 
 def _status(error: BaseException | None) -> int | None:
-    """The HTTP status behind an error, if there is one."""
+    """The HTTP status in an error or its causes; None if there is none."""
     while error is not None:
         if isinstance(error, HfHubHTTPError):
             return int(error.response.status_code)
@@ -104,96 +104,104 @@ def _status(error: BaseException | None) -> int | None:
 
 
 @contextmanager
-def uploading(job: FinetuneJob, directory: JobDirectory) -> Iterator[None]:
-    """Around a driver's work: the repository is made before anything is trained, and kept up to date meanwhile.
+def upload_checkpoints(job: FinetuneJob, directory: JobDirectory) -> Iterator[None]:
+    """Create the repository before training, and upload checkpoints while the body runs if the job asks for it.
+
+    Does nothing for a job without `output.hub`.
 
     Raises:
-        JobError: the job's token may not write to its repository.
+        JobError: the job's token has no write access to the repository.
     """
     spec = job.spec.output.hub
     if spec is None:
         yield
         return
-    hub = Hub(spec)
+    hub = HubRepository(spec)
     try:
-        hub.create()
+        hub.ensure_exists()
     except InfrastructureError as error:
-        logger.warning("%s; training goes on", error)
+        logger.warning("%s; training continues", error)
     if spec.strategy == "end":
         yield
         return
-    with CheckpointUploads(directory, lambda checkpoint: hub.upload_checkpoint(directory, checkpoint)):
+    with CheckpointUploader(directory, lambda checkpoint: hub.upload_checkpoint(directory, checkpoint)):
         yield
 
 
-def publish(job: FinetuneJob, directory: JobDirectory, beat: Callable[[], None]) -> None:
-    """Upload the exported model, where the job wants that.
+def upload_export(job: FinetuneJob, directory: JobDirectory, heartbeat: Callable[[], None]) -> None:
+    """Upload the exported model. Does nothing for a job without `output.hub`.
 
     Args:
-        job: that is trained.
-        directory: of the job.
-        beat: called every few seconds meanwhile.
+        job: the job that trained the model.
+        directory: the job directory with the export.
+        heartbeat: called every five seconds during the upload.
 
     Raises:
-        JobError: the Hub refuses it.
-        InfrastructureError: the Hub does not take it now.
+        JobError: the Hub refused access.
+        InfrastructureError: the Hub could not be reached, or failed.
     """
     spec = job.spec.output.hub
     if spec is None:
         return
     with ThreadPoolExecutor(1, thread_name_prefix="hub") as executor:
-        upload = executor.submit(Hub(spec).upload_model, directory.export)
-        while not wait([upload], _BEAT_SECONDS).done:
-            beat()
+        upload = executor.submit(HubRepository(spec).upload_model, directory.export)
+        while not wait([upload], _HEARTBEAT_SECONDS).done:
+            heartbeat()
         upload.result()
     logger.info("the model is on the Hub: %s", spec.repo)
 
 
-class CheckpointUploads:
-    """Keeps `last-checkpoint/` up to date; a context manager around the driver's work."""
+class CheckpointUploader:
+    """Uploads every new checkpoint from a background thread, while its `with` block runs.
+
+    Args:
+        directory: the job directory to watch.
+        upload: uploads one checkpoint. It is retried with exponential backoff, whatever it raises.
+    """
 
     def __init__(self, directory: JobDirectory, upload: Callable[[Checkpoint], None]) -> None:
         self._directory = directory
         self._upload = upload
-        self._ending = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
 
-    def __enter__(self) -> CheckpointUploads:
+    def __enter__(self) -> CheckpointUploader:
         self._thread.start()
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self._ending.set()
-        # A driver that was told to stop has no time to lose; the next one uploads what is newest then.
-        self._thread.join(_LAST_SECONDS if error is None else 0)
+        self._closing.set()
+        # A driver that stops early does not wait; the next attempt uploads the newest checkpoint.
+        self._thread.join(_FINAL_UPLOAD_SECONDS if error is None else 0)
 
     def _run(self) -> None:
         last: CheckpointName | None = None
         failures = 0
         while True:
-            is_last = self._ending.is_set()
-            pause = _LOOK_EVERY_SECONDS
+            is_last = self._closing.is_set()
+            pause = _POLL_SECONDS
             newest = choose_checkpoint(self._directory).checkpoint
             if newest is not None and newest.name != last:
                 try:
                     self._upload(newest)
-                except Exception as error:  # noqa: BLE001 - whatever the Hub does, training goes on
+                except Exception as error:  # noqa: BLE001 - an upload error must not stop training
                     failures += 1
                     pause = backoff_seconds(failures, *_BACKOFF_SECONDS)
-                    logger.warning("%s; trying again in %.0f s", error, pause)
+                    logger.warning("%s; retrying in %.0f s", error, pause)
                 else:
                     last, failures = newest.name, 0
                     logger.info("%s is on the Hub", last)
             if is_last:
                 return
-            self._ending.wait(pause)
+            self._closing.wait(pause)
 
 
 @contextmanager
 def _job_directory_with(directory: JobDirectory, checkpoint: Checkpoint) -> Iterator[Path]:
-    """A job directory with a checkpoint of another one and what led to it, beside that for as long as it is needed.
+    """A temporary job directory with one checkpoint and the run's records.
 
-    Checkpoints may be deleted meanwhile: their files are hard links where the volume has them, else copies.
+    Its checkpoint files are hard links, or copies if the volume has no hard links, because the original checkpoint may
+    be deleted during the upload.
     """
     folder = directory.root / ".hub"
     shutil.rmtree(folder, ignore_errors=True)
@@ -211,7 +219,7 @@ def _job_directory_with(directory: JobDirectory, checkpoint: Checkpoint) -> Iter
 
 
 def _records(directory: JobDirectory) -> Iterator[Path]:
-    """The small files of a run: its job, its plan, its history."""
+    """The small files of a run: job, plan, ledger, generations and step logs."""
     for path in (directory.job, directory.plan, directory.ledger):
         if path.exists():
             yield path

@@ -1,7 +1,7 @@
-"""The finished model as a directory that `transformers.AutoModel*.from_pretrained` loads.
+"""Exports the trained model as a directory for `transformers.AutoModel*.from_pretrained`.
 
-Written beside its place and renamed, so that a kill leaves the old export or none. The weights' files depend on the
-parameters and `model.dtype` alone: the same training gives the same SHA-256.
+The directory is written under a temporary name and renamed, so a kill leaves the old export or none. The weight files
+depend only on the parameters and `model.dtype`: the same training gives the same SHA-256.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.export.model_card import model_card
-from spotune_trainer.models.decoding import aligned_config
-from spotune_trainer.models.lora import fill_adapter
-from spotune_trainer.models.pretrained import build_model, build_skeleton, load_tokenizer, no_progress_bars
+from spotune_trainer.models.decoding import generation_config_with_special_tokens
+from spotune_trainer.models.lora import attach_trained_adapter
+from spotune_trainer.models.pretrained import build_model, build_on_meta_device, load_tokenizer, no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MANIFEST = "spotune.json"
 _HASH_BLOCK_BYTES = 16 << 20
-_LARGEST_FILE = "50GB"  # transformers' own default
+_MAX_SHARD_SIZE = "50GB"  # transformers' own default
 
 
 @dataclass(frozen=True)
 class ExportManifest:
-    """What `spotune predict` needs to know of an exported model, kept in its `spotune.json`.
+    """How to prompt an exported model: the content of its `spotune.json`, which `spotune predict` reads.
 
     Attributes:
-        name: of the job.
+        name: the job's name.
         task: `causal` or `seq2seq`.
-        prompt: template over the columns of a row; empty where the model was not trained on prompts of a template.
-        messages: column with chat messages, rendered by the tokenizer's chat template; empty if there were none.
-        max_length: longest prompt in tokens.
-        max_new_tokens: longest answer in tokens.
+        prompt: the prompt template of the training data; empty if it had none.
+        messages: the column with chat messages, rendered by the tokenizer's chat template; empty if there was none.
+        max_length: maximum prompt length in tokens.
+        max_new_tokens: maximum answer length in tokens.
     """
 
     name: str
@@ -54,8 +54,8 @@ class ExportManifest:
     max_new_tokens: int
 
     @classmethod
-    def of(cls, job: FinetuneJob) -> ExportManifest:
-        """What a job says about its model's use."""
+    def from_job(cls, job: FinetuneJob) -> ExportManifest:
+        """The manifest of a job's model."""
         dataset, spec = job.spec.dataset, job.spec
         return cls(
             name=job.metadata.name,
@@ -68,16 +68,16 @@ class ExportManifest:
 
     @classmethod
     def read(cls, directory: Path) -> ExportManifest:
-        """The manifest in an export directory.
+        """Read the manifest of an export directory.
 
         Raises:
-            JobError: there is none, or it is not one that this version wrote.
+            JobError: there is none, it is damaged, or another version wrote it.
         """
         path = directory / MANIFEST
         try:
             value = files.read_json(path)
             if value is None:
-                raise JobError(f"{directory} is no model that spotune exported: there is no {MANIFEST} in it.")
+                raise JobError(f"{directory} is not a model exported by spotune: it has no {MANIFEST}.")
             return cls(**value)
         except (TypeError, ValueError) as error:
             raise JobError(f"{path} is damaged or of another version: {error}. Export the model again.") from error
@@ -87,32 +87,32 @@ def export_model(
     parameters: Mapping[str, Tensor],
     job: FinetuneJob,
     output: Path,
-    figures: Mapping[str, Any],
-    largest_file: str = _LARGEST_FILE,
+    result: Mapping[str, Any],
+    max_shard_size: str = _MAX_SHARD_SIZE,
 ) -> str:
     """Write the model with its tokenizer, generation configuration and model card to the directory `output`.
 
     Args:
-        parameters: fp32 masters of the trained parameters by `named_parameters` name; the others keep the values that
-            `build_model` gives them.
-        job: whose model it is.
-        output: replaced if it exists.
-        figures: fields of `result.json` for the model card; None where unknown.
-        largest_file: the weights are cut into files of at most this size, with an index.
+        parameters: fp32 master weights of the trained parameters, by their name in `named_parameters`. Parameters that
+            are not in it keep the values from `build_model`.
+        job: the job that trained the model.
+        output: the directory; replaced if it exists.
+        result: fields of `result.json` for the model card; unknown ones are None or absent.
+        max_shard_size: maximum size of a weight file, as transformers writes it ("50GB"); larger weights are split.
 
     Returns:
-        SHA-256 over the contents of the weights' files in the order of their names, in hex. For a single file, its own.
+        SHA-256, in hex, over the contents of the weight files in the order of their names.
 
     Raises:
-        JobError: the parameters are not those of the job's model.
+        JobError: the parameters do not match the job's model.
     """
     temporary = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}")
-    _remove_leftovers(output)
+    _remove_unfinished_exports(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(parameters, job, temporary, largest_file)
+        _write(parameters, job, temporary, max_shard_size)
         sha256 = weights_sha256(temporary)
-        card = model_card(job, {**figures, "exportSha256": sha256})
+        card = model_card(job, {**result, "exportSha256": sha256})
         files.write_text(temporary / "README.md", card)
         files.fsync_tree(temporary)
         _replace(temporary, output)
@@ -122,7 +122,7 @@ def export_model(
 
 
 def weights_sha256(directory: Path) -> str:
-    """SHA-256 over the contents of all `*.safetensors` files of a directory in the order of their names, in hex."""
+    """SHA-256, in hex, over the contents of a directory's `*.safetensors` files in the order of their names."""
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as stream:
@@ -131,20 +131,25 @@ def weights_sha256(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _write(parameters: Mapping[str, Tensor], job: FinetuneJob, directory: Path, largest_file: str) -> None:
+def _write(parameters: Mapping[str, Tensor], job: FinetuneJob, directory: Path, max_shard_size: str) -> None:
     tokenizer = load_tokenizer(job)
     model, saved = _trained_model(parameters, job)
-    config = _valid(aligned_config(model, tokenizer, pretrained=job.spec.model.initialise == "pretrained"))
+    config = _saveable_config(
+        generation_config_with_special_tokens(model, tokenizer, pretrained=job.spec.model.initialise == "pretrained")
+    )
     model.generation_config = config
     with no_progress_bars():
-        saved.save_pretrained(str(directory), max_shard_size=largest_file)
+        saved.save_pretrained(str(directory), max_shard_size=max_shard_size)
     config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    files.write_json(directory / MANIFEST, asdict(ExportManifest.of(job)))
+    files.write_json(directory / MANIFEST, asdict(ExportManifest.from_job(job)))
 
 
-def _valid(config: GenerationConfig) -> GenerationConfig:
-    """The configuration, or its special tokens alone: published ones may contradict themselves and cannot be saved."""
+def _saveable_config(config: GenerationConfig) -> GenerationConfig:
+    """The configuration, or only its special tokens if transformers cannot save it.
+
+    Some published generation configurations contradict themselves, and `save_pretrained` rejects those.
+    """
     try:
         config.validate(strict=True)
     except ValueError:
@@ -158,21 +163,22 @@ def _valid(config: GenerationConfig) -> GenerationConfig:
 
 
 def _trained_model(parameters: Mapping[str, Tensor], job: FinetuneJob) -> tuple[PreTrainedModel, Any]:
-    """The model, and what is saved of it: the whole, or where the job wants it so its adapter alone."""
+    """The model, and what to save: the same model, the model with its adapter merged, or only the adapter."""
     if job.spec.adapter is None:
         model = _filled_model(parameters, job)
         return model, model
     model = build_model(job)
-    adapted = fill_adapter(model, job, parameters)
+    adapted = attach_trained_adapter(model, job, parameters)
     return model, adapted.merge_and_unload() if job.spec.output.merge_adapter else adapted
 
 
 def _filled_model(parameters: Mapping[str, Tensor], job: FinetuneJob) -> PreTrainedModel:
     """The job's model with the trained values, in the job's dtype.
 
-    Where the parameters are all that is saved of a model, its own weights are neither read nor drawn.
+    If the trained parameters are the complete state of the model, its original weights are neither loaded nor
+    initialized.
     """
-    model = build_skeleton(job)
+    model = build_on_meta_device(job)
     saved = model.state_dict(keep_vars=True)
     trained = {name: parameter for name, parameter in model.named_parameters() if name in parameters}
     aliases = {id(parameter) for parameter in trained.values()}
@@ -191,8 +197,8 @@ def _filled_model(parameters: Mapping[str, Tensor], job: FinetuneJob) -> PreTrai
 def _cast(name: str, value: Tensor, parameter: Tensor) -> Tensor:
     if value.shape != parameter.shape:
         raise JobError(
-            f"parameter {name!r} was trained with shape {list(value.shape)}, but model.source now says "
-            f"{list(parameter.shape)}: the model changed since the run began. Put it back and export again."
+            f"parameter {name!r} was trained with shape {list(value.shape)}, but has {list(parameter.shape)} in "
+            "model.source: the model changed since the run started. Restore it and export again."
         )
     return value.detach().to(device="cpu", dtype=parameter.dtype).contiguous()
 
@@ -202,12 +208,12 @@ def _check_names(parameters: Mapping[str, Tensor], trained: Mapping[str, Tensor]
     if unknown:
         raise JobError(
             f"the trained parameter {unknown[0]!r} ({len(unknown)} in all) is not in model.source: the model changed "
-            "since the run began. Put it back and export again."
+            "since the run started. Restore it and export again."
         )
 
 
 def _replace(temporary: Path, output: Path) -> None:
-    """Put a whole directory in the place of another; a kill in between leaves the new one or none."""
+    """Replace a directory by a complete one. A kill in between leaves the new one or none."""
     if output.exists():
         old = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}")
         output.rename(old)
@@ -218,7 +224,7 @@ def _replace(temporary: Path, output: Path) -> None:
     files.fsync_directory(output.parent)
 
 
-def _remove_leftovers(output: Path) -> None:
-    """Delete what an export that was killed left beside `output`."""
+def _remove_unfinished_exports(output: Path) -> None:
+    """Delete temporary directories beside `output` that a killed export left."""
     for path in output.parent.glob(f".{output.name}.????????"):
         shutil.rmtree(path, ignore_errors=True)

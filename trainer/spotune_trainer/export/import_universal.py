@@ -1,6 +1,7 @@
-"""The checkpoint that a run begins from when another program has trained the steps before it.
+"""Imports a DeepSpeed universal checkpoint as the first checkpoint of a new run.
 
-It is of generation 0, which no worker group is: the first one restores it as it would that of a group before.
+The imported checkpoint has generation 0, which no worker group has. The first worker group resumes from it as from the
+checkpoint of an earlier group.
 """
 
 from __future__ import annotations
@@ -15,39 +16,42 @@ from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.generations import list_generations
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest, list_folders
 from spotune_trainer.checkpoint.writer import commit
-from spotune_trainer.export.universal import Report, open_universal, write_whole
+from spotune_trainer.export.universal import ProgressCallback, open_universal, write_single_rank_file
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.models.pretrained import build_skeleton
+from spotune_trainer.models.pretrained import build_on_meta_device
 
 GENERATION = 0
 
 
-def refuse_begun(directory: JobDirectory) -> None:
-    """Refuse a run that has a generation or a checkpoint; raises UsageError."""
+def check_not_started(directory: JobDirectory) -> None:
+    """Raise UsageError if the run already has a generation or a checkpoint."""
     if list_generations(directory) or list_folders(directory.checkpoints):
         raise UsageError(
-            f"{directory.root} has begun already: its checkpoints are of its own training. Convert into a directory "
-            "without generations and checkpoints."
+            f"{directory.root} has already started training. Import into a directory without generations and "
+            "checkpoints."
         )
 
 
-def begin_from_universal(
-    directory: JobDirectory, job: FinetuneJob, source: Path, report: Report = lambda done, total: None
+def import_universal_checkpoint(
+    directory: JobDirectory, job: FinetuneJob, source: Path, report: ProgressCallback = lambda done, total: None
 ) -> Manifest:
-    """Commit a universal checkpoint of DeepSpeed as what a run of `job` begins from.
+    """Commit a DeepSpeed universal checkpoint as the one that a run of `job` starts from.
 
     Args:
-        directory: of a run that has not begun, and whose lock is held.
-        job: what is to be trained; says which parameters there are.
+        directory: of a run that has not started. The caller holds its lock.
+        job: the job to train; it determines the parameters.
         source: the universal checkpoint's folder.
-        report: told how far it is.
+        report: called with the bytes done and the total bytes.
+
+    Returns:
+        The manifest of the committed checkpoint.
 
     Raises:
-        UsageError: the run has begun.
-        JobError: it is no universal checkpoint, or not one of the job's model.
+        UsageError: the run has already started.
+        JobError: the source is not a universal checkpoint, or does not match the job's model.
     """
-    refuse_begun(directory)
-    parameters = build_skeleton(job).named_parameters()
+    check_not_started(directory)
+    parameters = build_on_meta_device(job).named_parameters()
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters if parameter.requires_grad}
     universal = open_universal(source, shapes)
     name = CheckpointName(universal.step, GENERATION)
@@ -68,7 +72,7 @@ def begin_from_universal(
 
     folder = directory.checkpoints / str(name)
     try:
-        write_whole(universal, folder, report)
+        write_single_rank_file(universal, folder, report)
         return commit(directory, name, 1, manifest)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

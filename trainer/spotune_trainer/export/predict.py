@@ -1,4 +1,4 @@
-"""Answers of an exported model, asked the way it was trained: same template, same tokens, same ends of text."""
+"""Predictions with an exported model, prompted as in training: same template, special tokens and truncation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from jinja2 import TemplateError
 
 from spotune.errors import UsageError
-from spotune_trainer.data.tokenization import RowError, Template, cut_prompt, encode_prompts
+from spotune_trainer.data.tokenization import RowError, Template, encode_prompts, truncate_prompt
 from spotune_trainer.export.huggingface import MANIFEST, ExportManifest
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.decoding import generate_texts, greedy_config
@@ -26,7 +26,7 @@ _BATCH_SIZE = 8
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer, with the prompt that the model was given."""
+    """A generated answer with its prompt."""
 
     prompt: str
     answer: str
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Predictor:
-    """An exported model, ready to be asked."""
+    """An exported model, loaded for generation."""
 
     manifest: ExportManifest
     model: PreTrainedModel
@@ -42,11 +42,11 @@ class Predictor:
 
     @classmethod
     def load(cls, directory: Path) -> Predictor:
-        """The model of an export or job directory, on the GPU if there is one.
+        """Load the model of an export directory or a job directory, onto the GPU if there is one.
 
         Raises:
-            UsageError: the directory is neither.
-            JobError: what is in it cannot be loaded.
+            UsageError: the directory has no exported model.
+            JobError: the export cannot be loaded.
         """
         export = find_export(directory)
         manifest = ExportManifest.read(export)
@@ -56,16 +56,20 @@ class Predictor:
         return cls(manifest, model, tokenizer)
 
     def prompt(self, question: str, fields: Mapping[str, Any]) -> str:
-        """The text that the model is given for a question.
+        """The prompt for a question, rendered as in training.
+
+        Args:
+            question: plain text; empty if the fields are complete.
+            fields: values of the prompt template's columns.
 
         Raises:
-            UsageError: the fields are not those of the template that the model was trained with.
+            UsageError: the fields do not match the prompt template.
         """
         if self.manifest.messages:
             return self._chat(question, fields)
         if not self.manifest.prompt:
             if fields:
-                raise UsageError("this model was trained without a prompt template: give a plain text, without fields.")
+                raise UsageError("this model was trained without a prompt template: pass plain text without fields.")
             return question
         template = Template(self.manifest.prompt)
         try:
@@ -74,11 +78,11 @@ class Predictor:
             raise UsageError(f"the prompt {self.manifest.prompt!r} cannot be filled: {error}.") from error
 
     def answer(self, prompts: Sequence[str], max_new_tokens: int | None = None) -> Iterator[Answer]:
-        """Greedy answers to prompts, in their order.
+        """Greedily decoded answers, in the order of the prompts.
 
         Args:
-            prompts: as `prompt` made them.
-            max_new_tokens: longest answer; by default that of the training's evaluation.
+            prompts: results of `prompt`.
+            max_new_tokens: maximum answer length in tokens; by default that of the job's evaluation.
         """
         config = greedy_config(self.model.generation_config, max_new_tokens or self.manifest.max_new_tokens)
         for start in range(0, len(prompts), _BATCH_SIZE):
@@ -89,24 +93,24 @@ class Predictor:
     def _chat(self, question: str, fields: Mapping[str, Any]) -> str:
         column = self.manifest.messages
         if bool(question) == (column in fields):
-            raise UsageError(f"give a question, or a JSON object with a list of chat messages as {column!r}.")
+            raise UsageError(f"pass a question, or a JSON object with a list of chat messages as {column!r}.")
         messages = fields.get(column, [{"role": "user", "content": question}])
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"the model's chat template refuses the messages: {error}") from error
+            raise UsageError(f"the model's chat template cannot render the messages: {error}") from error
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         encoded = self._encode_all(prompts)
         if not all(encoded):
-            raise UsageError("the prompt is empty: there is nothing to answer.")
+            raise UsageError("the prompt is empty: pass a question.")
         return encoded
 
     def _encode_all(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids as in training: seq2seq inputs are cut to `maxLength`; a chat has its special tokens already."""
+        """Token ids as in training. Seq2seq inputs are truncated; a rendered chat already has its special tokens."""
         if self.manifest.task == "seq2seq":
             encoded = encode_prompts(self.tokenizer, "seq2seq", prompts)
-            return [cut_prompt(ids, self.manifest.max_length, int(self.tokenizer.eos_token_id)) for ids in encoded]
+            return [truncate_prompt(ids, self.manifest.max_length, int(self.tokenizer.eos_token_id)) for ids in encoded]
         if self.manifest.messages:
             ids: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
             return ids
@@ -114,10 +118,10 @@ class Predictor:
 
 
 def find_export(directory: Path) -> Path:
-    """The export directory that is meant: the folder itself, or `export` in a job's folder.
+    """The export directory: the given directory itself, or `export` in a job directory.
 
     Raises:
-        UsageError: neither holds an exported model.
+        UsageError: neither has an exported model.
     """
     job = JobDirectory(directory)
     for candidate in (directory, job.export):
@@ -127,36 +131,34 @@ def find_export(directory: Path) -> Path:
         raise UsageError(f"there is no directory {directory}.")
     if job.job.exists():
         raise UsageError(
-            f"{directory} has no exported model yet: the run has not ended. Run it on, or export its last "
+            f"{directory} has no exported model yet: the run has not finished. Resume it, or export its last "
             f"checkpoint with `spotune checkpoint export {directory}`."
         )
-    raise UsageError(f"{directory} is neither an exported model (with a {MANIFEST}) nor the directory of a run.")
+    raise UsageError(f"{directory} is neither an exported model (with a {MANIFEST}) nor a job directory.")
 
 
 def fill_fields(columns: Sequence[str], template: str, question: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's columns with their values: given fields, and the question for the one that is left.
+    """Values for all columns of a template: the given fields, and the question for the one column that is missing.
 
     Raises:
-        UsageError: a field is unknown, several are left, or none is left for the question.
+        UsageError: a field is unknown, several columns are missing, or none is left for the question.
     """
     missing = [name for name in columns if name not in fields]
     if not question and not missing:
-        return dict(fields)  # a whole row of a data set may have more columns than the prompt needs
+        return dict(fields)  # a row of a dataset may have more columns than the prompt needs
     unknown = [name for name in fields if name not in columns]
     if unknown:
         raise UsageError(f"the prompt {template!r} has no field {unknown[0]!r}; it has {', '.join(columns) or 'none'}.")
     if not question:
-        raise UsageError(f"the prompt {template!r} also needs {', '.join(missing)}: give {_as_options(missing)}.")
+        raise UsageError(f"the prompt {template!r} also needs {', '.join(missing)}: pass {_as_options(missing)}.")
     if len(missing) != 1:
-        hint = (
-            f"give {_as_options(missing)}, or a JSON object with all of them" if missing else "leave the question out"
-        )
+        hint = f"pass {_as_options(missing)}, or a JSON object with all of them" if missing else "omit the question"
         raise UsageError(f"the question cannot be placed in the prompt {template!r}: {hint}.")
     return {**fields, missing[0]: question}
 
 
 def parse_question(text: str) -> tuple[str, dict[str, Any]]:
-    """A question as plain text, or as the fields of a JSON object."""
+    """A question as (plain text, no fields), or, if it is a JSON object, as (empty text, its fields)."""
     if text.lstrip().startswith("{"):
         try:
             value = json.loads(text)
@@ -168,10 +170,10 @@ def parse_question(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_questions(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The questions of a file, a line each: plain text, a JSON string, or a JSON object of fields.
+    """The questions in a file, one per line: plain text, a JSON string, or a JSON object of fields.
 
     Raises:
-        UsageError: the file cannot be read, holds no question, or a line is JSON of another kind.
+        UsageError: the file cannot be read or is empty, or a line is neither a JSON string nor a JSON object.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -184,7 +186,7 @@ def read_questions(path: Path) -> list[tuple[str, dict[str, Any]]]:
         if line.strip()
     ]
     if not questions:
-        raise UsageError(f"{path} holds no question.")
+        raise UsageError(f"{path} has no questions.")
     return questions
 
 
@@ -193,7 +195,7 @@ def _json_question(line: str, place: str) -> tuple[str, dict[str, Any]]:
         value = json.loads(line)
     except ValueError as error:
         raise UsageError(
-            f"{place} is not JSON: {error}. For plain text, a question a line, name the file *.txt."
+            f"{place} is not JSON: {error}. For plain text with one question per line, name the file *.txt."
         ) from error
     if isinstance(value, str):
         return value, {}

@@ -1,16 +1,17 @@
-"""DeepSpeed's universal checkpoints: a run's checkpoint as one, and one as the checkpoint that a run starts from.
+"""Reads and writes DeepSpeed's universal checkpoint format.
 
-A universal checkpoint (Lian et al., "Universal Checkpointing", 2024) is a folder with a file for each state of each
-parameter, whole, as `deepspeed.checkpoint.ds_to_universal` makes it of what any stage and world size saved (0.19):
+A universal checkpoint (Lian et al., "Universal Checkpointing", 2024) has one file per parameter and optimizer state,
+unsharded. `deepspeed.checkpoint.ds_to_universal` converts DeepSpeed's own checkpoints of any ZeRO stage and world size
+to it. The layout of DeepSpeed 0.19:
 
 ```
-zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt   from ZeRO-3 flat tensors and no step
-zero/optimizer_state.pt                              hyperparameters; at ZeRO-3 also the step
-mp_rank_00_model_states.pt                           counters and shapes; zero_pp_rank_0_mp_rank_00_... at ZeRO-3
+zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt   converted from ZeRO-3: flat tensors, and no step
+zero/optimizer_state.pt                              hyperparameters; from ZeRO-3 also the step
+mp_rank_00_model_states.pt                           counters and shapes; zero_pp_rank_0_mp_rank_00_... for ZeRO-3
 ../latest_universal                                  name of the folder
 ```
 
-Both ways go parameter by parameter, so that one of them is in memory at a time.
+Both directions go parameter by parameter, so only one parameter is in memory at a time.
 """
 
 from __future__ import annotations
@@ -44,32 +45,32 @@ _MODEL_FILES = (
     f"{constants.MODEL_FILE_PREFIX}00{constants.MODEL_FILE_SUFFIX}",
     f"{constants.ZERO_FILE_PREFIX}0_{constants.MODEL_FILE_PREFIX}00{constants.MODEL_FILE_SUFFIX}",
 )
-"""Where an engine looks for its counters: at stages 1 and 2, and at stage 3."""
+"""Where an engine reads its counters: at ZeRO stages 1 and 2, and at stage 3."""
 
 
-def _stage_called(kind: type[ZeroStageEnum], name: str) -> ZeroStageEnum:
-    """What Python 3.11.0 to 3.11.3 pickle a member of an enumeration as: `getattr`, here of this enumeration alone."""
+def _zero_stage_by_name(kind: type[ZeroStageEnum], name: str) -> ZeroStageEnum:
+    """A safe `getattr`, with which Python 3.11.0 to 3.11.3 unpickle enum members; accepts ZeroStageEnum only."""
     if kind is not ZeroStageEnum:
-        raise pickle.UnpicklingError(f"an attribute of {kind} is not unpickled")
+        raise pickle.UnpicklingError(f"unpickling an attribute of {kind} is not allowed")
     return ZeroStageEnum[name]
 
 
-_PICKLED = [LossScaler, DynamicLossScaler, ZeroStageEnum, (_stage_called, "builtins.getattr")]
-"""Classes of DeepSpeed that may be in its files beside tensors and plain values; anything else is not unpickled."""
+_PICKLED = [LossScaler, DynamicLossScaler, ZeroStageEnum, (_zero_stage_by_name, "builtins.getattr")]
+"""DeepSpeed classes that may be unpickled from its files, besides tensors and plain values; all others are rejected."""
 
-Report = Callable[[int, int], None]
-"""Told how many bytes of how many are done."""
+ProgressCallback = Callable[[int, int], None]
+"""Called with the bytes done and the total bytes."""
 
 
 @dataclass(frozen=True)
 class UniversalCheckpoint:
-    """A universal checkpoint that has all states of all parameters of a model.
+    """A universal checkpoint that was checked to have all states of a model's parameters.
 
     Attributes:
         path: its folder.
-        step: optimizer steps done, those that were skipped included.
+        step: training steps done, including steps that skipped the optimizer.
         optimizer_step: Adam's step count.
-        shapes: of every parameter, by name.
+        shapes: shape of every parameter, by name.
     """
 
     path: Path
@@ -78,13 +79,13 @@ class UniversalCheckpoint:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def write_universal(checkpoint: Checkpoint, output: Path, report: Report = lambda done, total: None) -> None:
-    """Write a checkpoint as a universal one, which an engine of any world size loads at ZeRO stages 1 to 3.
+def write_universal(checkpoint: Checkpoint, output: Path, report: ProgressCallback = lambda done, total: None) -> None:
+    """Convert a run's checkpoint to a universal one, which DeepSpeed loads at ZeRO stages 1 to 3 and any world size.
 
     Args:
-        checkpoint: its files' checksums are not looked at.
-        output: becomes a folder once all is in it; then `latest_universal` beside it names it.
-        report: told how far it is.
+        checkpoint: the run's checkpoint; checksums of its files are not verified.
+        output: the folder to write. It is renamed into place when complete; then `latest_universal` beside it names it.
+        report: called with the bytes done and the total bytes.
 
     Raises:
         CorruptCheckpointError: the files do not cover every parameter.
@@ -111,19 +112,19 @@ def write_universal(checkpoint: Checkpoint, output: Path, report: Report = lambd
 
 
 def open_universal(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> UniversalCheckpoint:
-    """Look whether a folder is a universal checkpoint with all states of a model's parameters.
+    """Check that a folder is a universal checkpoint with all states of a model's trained parameters.
 
     Args:
-        path: the folder, with `zero` in it.
-        shapes: of the parameters that are trained, by name. What else is in the folder is not looked at.
+        path: the folder that contains `zero`.
+        shapes: shape of every trained parameter, by name. Other parameters in the folder are ignored.
 
     Raises:
-        JobError: it is none, or lacks a parameter, or has it in another shape.
+        JobError: it is not a universal checkpoint, or lacks a parameter, or a shape differs.
     """
     if not (path / _ZERO / _OPTIMIZER).is_file():
         raise JobError(
-            f"{path} is no universal checkpoint of DeepSpeed: there is no {_ZERO}/{_OPTIMIZER} in it. "
-            "python -m deepspeed.checkpoint.ds_to_universal makes one of a checkpoint of DeepSpeed's own."
+            f"{path} is not a universal checkpoint of DeepSpeed: it has no {_ZERO}/{_OPTIMIZER}. "
+            "Convert DeepSpeed's own checkpoints with python -m deepspeed.checkpoint.ds_to_universal."
         )
     for name, shape in shapes.items():
         for state in STATES:
@@ -132,13 +133,15 @@ def open_universal(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Univers
     return UniversalCheckpoint(path, _steps_done(path, optimizer_step), optimizer_step, shapes)
 
 
-def write_whole(source: UniversalCheckpoint, folder: Path, report: Report = lambda done, total: None) -> None:
-    """Write all parameters of a universal checkpoint as the file of one rank, the only one, of a run's checkpoint.
+def write_single_rank_file(
+    source: UniversalCheckpoint, folder: Path, report: ProgressCallback = lambda done, total: None
+) -> None:
+    """Write all parameters as the file of rank 0 of a checkpoint with world size 1.
 
     Args:
-        source: to be read.
-        folder: of the checkpoint; its manifest is the caller's.
-        report: told how far it is.
+        source: the universal checkpoint.
+        folder: folder of the new checkpoint. The caller writes its manifest.
+        report: called with the bytes done and the total bytes.
 
     Raises:
         JobError: a file of the source cannot be read.
@@ -159,13 +162,14 @@ def write_whole(source: UniversalCheckpoint, folder: Path, report: Report = lamb
 
 
 def _bytes(elements: Mapping[str, int]) -> int:
-    """Size of all states of parameters of so many elements."""
+    """Bytes of all fp32 states of parameters, from their numbers of elements."""
     return sum(elements.values()) * len(STATES) * 4
 
 
 def _optimizer_state(parameters: int, step: Tensor) -> dict[str, Any]:
-    # An engine takes each group's hyperparameters from here (at stage 3 those of the first for all), and below stage 3
-    # it restores no more groups than it finds. So: as many as there can be, and nothing in them; it keeps its own.
+    # An engine takes each parameter group's hyperparameters from here (at stage 3, the first group's for all groups).
+    # Below stage 3 it restores only as many groups as it finds. So write the largest possible number of groups, all
+    # empty: the engine then keeps its own hyperparameters.
     groups: list[dict[str, Any]] = [{"params": []} for _ in range(parameters)]
     return {
         constants.DS_VERSION: deepspeed.__version__,
@@ -175,7 +179,7 @@ def _optimizer_state(parameters: int, step: Tensor) -> dict[str, Any]:
 
 
 def _model_state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What an engine restores beside parameters and moments."""
+    """The state that an engine restores besides parameters and moments: counters, shapes and versions."""
     manifest = checkpoint.manifest
     version = {constants.UNIVERSAL_CHECKPOINT_VERSION_KEY: constants.UNIVERSAL_CHECKPOINT_VERSION_VALUE}
     return {
@@ -191,13 +195,13 @@ def _model_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _load_state(path: Path, parameter: str, state: str, shape: tuple[int, ...]) -> Tensor:
-    """One state of a parameter, mapped: its pages are read when they are needed."""
+    """One state of a parameter as a memory-mapped tensor, flat."""
     file = path / _ZERO / parameter / f"{state}.pt"
     value = _load(file)
     found = value.get(constants.PARAM) if isinstance(value, dict) else value
     if not isinstance(found, Tensor):
-        raise JobError(f"{file} holds no tensor: it is not of a universal checkpoint that this version knows")
-    # A universal checkpoint that was made from ZeRO-3 holds flat tensors.
+        raise JobError(f"{file} has no tensor: this version of the universal checkpoint format is not supported")
+    # A universal checkpoint that was converted from ZeRO-3 has flat tensors.
     if tuple(found.shape) not in (shape, (torch.Size(shape).numel(),)):
         raise JobError(f"{file} has shape {list(found.shape)}, but the job's model has {list(shape)} there")
     return found.reshape(-1)
@@ -211,11 +215,11 @@ def _optimizer_step(path: Path, parameter: str) -> int:
         states = value[constants.OPTIMIZER_STATE_DICT]["state"]
         return int(next(iter(states.values()))[_STEP])
     except (KeyError, StopIteration) as error:
-        raise JobError(f"{path} does not say how many steps its optimizer has taken") from error
+        raise JobError(f"{path} has no step count of its optimizer") from error
 
 
 def _steps_done(path: Path, otherwise: int) -> int:
-    """Steps of the engine, of which some may have been skipped."""
+    """Training steps done by the engine, including skipped ones."""
     for file in _MODEL_FILES:
         if (path / file).is_file():
             return int(_load(path / file).get("global_steps", otherwise))
@@ -223,11 +227,11 @@ def _steps_done(path: Path, otherwise: int) -> int:
 
 
 def _load(file: Path) -> Any:
-    """What `torch.save` wrote, tensors mapped; nothing in it is executed."""
+    """Load a file of `torch.save` safely (`weights_only`), with memory-mapped tensors."""
     try:
         with torch.serialization.safe_globals(_PICKLED):
             return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except FileNotFoundError as error:
-        raise JobError(f"{file} is missing: the checkpoint is not of the job's model, or not whole") from error
+        raise JobError(f"{file} is missing: the checkpoint is incomplete, or of another model") from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise JobError(f"{file} cannot be read: {error}") from error

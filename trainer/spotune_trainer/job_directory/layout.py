@@ -1,4 +1,4 @@
-"""Names of everything in a job's folder: the one place that knows where a file lies.
+"""Paths of all files in a job's folder; no other module spells them.
 
 ```
 job.json plan.json status.json result.json ledger.jsonl notice.json preflight.json supervisor.json
@@ -26,27 +26,27 @@ class JobDirectory:
 
     @property
     def job(self) -> Path:
-        """The job as it was last started, with resolved paths."""
+        """The job as it was last started, with absolute paths."""
         return self.root / "job.json"
 
     @property
     def plan(self) -> Path:
-        """What every `auto` and every moving name was resolved to."""
+        """The values to which each `auto` and each branch or tag was resolved."""
         return self.root / "plan.json"
 
     @property
     def status(self) -> Path:
-        """Where the run stands now; written by the driver."""
+        """Progress and phase of the run; written by the driver."""
         return self.root / "status.json"
 
     @property
     def ledger(self) -> Path:
-        """What happened, a JSON line an event; appended by the driver and the supervisor."""
+        """Events, one JSON line each; appended by the driver and the supervisor."""
         return self.root / "ledger.jsonl"
 
     @property
     def result(self) -> Path:
-        """The figures of a finished run."""
+        """Metrics of a finished run."""
         return self.root / "result.json"
 
     @property
@@ -56,12 +56,12 @@ class JobDirectory:
 
     @property
     def preflight(self) -> Path:
-        """What was looked at before the first attempt, once all of it was well."""
+        """Results of the preflight, written once all checks have passed."""
         return self.root / "preflight.json"
 
     @property
     def supervisor(self) -> Path:
-        """Process, port and Ray of the living supervisor."""
+        """Process, URL and Ray head of the running supervisor."""
         return self.root / "supervisor.json"
 
     @property
@@ -80,7 +80,7 @@ class JobDirectory:
         return self.root / "logs"
 
     def driver_log(self, attempt: int) -> Path:
-        """What the driver of an attempt said."""
+        """Log of an attempt's driver."""
         return self.logs / f"driver-{attempt}.log"
 
     @property
@@ -100,27 +100,27 @@ class JobDirectory:
 
     @property
     def compiled(self) -> Path:
-        """What torch.compile has made of the layers, by device."""
+        """Compiled layers of torch.compile, by device."""
         return self.root / "compiled"
 
     @property
     def profile(self) -> Path:
-        """What DeepSpeed's flops profiler found in one step."""
+        """Results of DeepSpeed's flops profiler for one step."""
         return self.root / "profile"
 
     @property
     def flops_profile(self) -> Path:
-        """The figures of the profile; there once all of it is."""
+        """Totals of the flops profile; written last, so the profile is complete if this exists."""
         return self.profile / "flops.json"
 
     def generation_logs(self, generation: int) -> GenerationLogs:
-        """Paths of what the workers of `generation` write."""
+        """Paths of the files of one generation's workers."""
         return GenerationLogs(self.logs / f"gen-{generation}")
 
 
 @dataclass(frozen=True)
 class GenerationLogs:
-    """What the workers of one generation write, and what the driver tells them."""
+    """Files that the workers of one generation write, and the notice that the driver writes for them."""
 
     root: Path
 
@@ -141,15 +141,15 @@ class GenerationLogs:
 
     @property
     def notice(self) -> Path:
-        """Why and until when this generation is to leave, written by the driver."""
+        """Reason and deadline for this generation to leave; written by the driver."""
         return self.root / "notice.json"
 
     def worker(self, rank: int) -> Path:
-        """What `rank` said, and the traceback that it ended with."""
+        """Log of `rank`, with the traceback if it failed."""
         return self.root / f"worker-{rank}.log"
 
     def stacks(self, rank: int) -> Path:
-        """Stacks of all threads of `rank` when it hung; empty while it has not."""
+        """Stacks of all threads of `rank` at the time of a hang; empty without a hang."""
         return self.root / f"stacks-rank-{rank:05d}.txt"
 
     def failure(self, rank: int) -> Path:

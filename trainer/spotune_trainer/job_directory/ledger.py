@@ -1,4 +1,4 @@
-"""The ledger: what happened to a job, a JSON line an event; appended on the head by the driver and the supervisor."""
+"""The ledger of a job: one JSON line for each event, appended on the head by the driver and the supervisor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 
 COUNTED_CAUSES = ("workerLost", "headLost", "preempted", "hang", "appError", "outOfMemory")
-"""Causes with a counter of their own in `status.restarts`."""
+"""Causes with their own counter in `status.restarts`."""
 
 _COUNTED_AS = {
     FailureCause.DATA: FailureCause.APP_ERROR,
@@ -21,7 +21,7 @@ _COUNTED_AS = {
 
 
 class Ledger:
-    """Append to and read the ledger of one job."""
+    """Appends to the ledger of one job, and reads it."""
 
     def __init__(self, directory: JobDirectory) -> None:
         self._path = directory.ledger
@@ -31,15 +31,15 @@ class Ledger:
         self.append_record({"time": time.time(), "event": event, **values})
 
     def append_record(self, record: dict[str, Any]) -> None:
-        """Append an event that was recorded elsewhere, with its own time."""
+        """Append an event that already has a time, such as one of a worker."""
         files.append_json(self._path, record)
 
     def records(self, *events: str) -> list[dict[str, Any]]:
-        """All events of these names, or all, in order."""
+        """All events of the given names in order; without names, all events."""
         return [record for record in files.read_lines(self._path) if not events or record["event"] in events]
 
     def open_attempts(self) -> dict[int, bool]:
-        """Attempts whose end is not recorded, in order, and whether they have finished: trained the model."""
+        """Attempts without a recorded exit, in order; the value is whether the attempt has trained the model."""
         ended = {record["attempt"] for record in self.records("attempt-ended")}
         finished = max((record["time"] for record in self.records("finished")), default=float("-inf"))
         return {
@@ -49,14 +49,14 @@ class Ledger:
         }
 
     def failures(self) -> list[Failure]:
-        """All failures so far, oldest first."""
+        """All failures, oldest first."""
         return [
             Failure(FailureCause(record["cause"]), record["step"], record["time"], record["message"])
             for record in self.records("failure")
         ]
 
     def failures_since_change(self) -> list[Failure]:
-        """Failures since the user last changed the job: what was changed may have mended what failed before."""
+        """Failures since the last change of the job: earlier ones no longer count, because the change may fix them."""
         changed = max((record["time"] for record in self.records("job-changed")), default=float("-inf"))
         return [failure for failure in self.failures() if failure.time > changed]
 
@@ -66,19 +66,19 @@ class Ledger:
         return {cause: counted[cause] for cause in COUNTED_CAUSES}
 
     def steps_lost(self) -> int:
-        """Steps that were trained and then lost with a worker group, over all generations."""
+        """Trained steps that were lost with their worker group, over all generations."""
         return sum(record["stepsLost"] for record in self.records("generation-started"))
 
     def workers_lost(self) -> int:
-        """How often a worker group ended because a worker, or the head, was taken away."""
+        """Number of failures in which a worker or the head was lost or preempted."""
         taken = {FailureCause.WORKER_LOST, FailureCause.HEAD_LOST, FailureCause.PREEMPTED}
         return sum(failure.cause in taken for failure in self.failures())
 
     def last_commit_seconds(self) -> float | None:
-        """What the last commit took until it was durable; None where there was none."""
+        """Seconds of the last commit until it was durable; None before the first commit."""
         commits = self.records("committed")
         return float(commits[-1]["seconds"]) if commits else None
 
     def worker_seconds(self) -> float:
-        """Seconds that workers were held, summed over workers and generations that have ended."""
+        """Worker time in seconds: duration times world size, summed over all generations that have ended."""
         return float(sum(record["seconds"] * record["worldSize"] for record in self.records("generation-ended")))

@@ -1,4 +1,4 @@
-"""One supervisor for a job directory at a time, by a lock that the kernel takes back from a killed one."""
+"""The lock of a job directory: one supervisor at a time. The kernel releases the lock of a killed process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from spotune_trainer.job_directory.layout import JobDirectory
 
 @contextmanager
 def locked(directory: JobDirectory) -> Iterator[None]:
-    """Hold the lock of a directory, which is made where it is not there.
+    """Hold the lock of a directory, which is created if needed.
 
     Raises:
-        UsageError: another one holds it.
+        UsageError: another process holds the lock.
     """
     directory.root.mkdir(parents=True, exist_ok=True)
     path = directory.root / ".supervisor.lock"
@@ -39,15 +39,16 @@ def locked(directory: JobDirectory) -> Iterator[None]:
 
 
 @contextmanager
-def locked_if_possible(directory: JobDirectory, seconds: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock, or go on without it: a shared file system may keep that of a supervisor whose machine is gone.
+def locked_if_possible(directory: JobDirectory, seconds: float, log: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock if it becomes free within `seconds`; otherwise continue without it.
 
-    Generations fence off whatever an earlier supervisor still runs; the lock only spares it the wasted work.
+    A shared file system can keep the lock of a supervisor whose machine is lost. Continuing is safe: generations fence
+    off the workers of another supervisor, and the lock only avoids wasted work.
 
     Args:
         directory: of the job.
-        seconds: to wait for the lock.
-        say: told when it is not to be had.
+        seconds: time to wait for the lock.
+        log: gets a message if the lock is not free in time.
     """
     until = time.monotonic() + seconds
     with ExitStack() as held:
@@ -57,7 +58,7 @@ def locked_if_possible(directory: JobDirectory, seconds: float, say: Callable[[s
                 break
             except UsageError as error:
                 if time.monotonic() > until:
-                    say(f"going on without the lock, held for {seconds:.0f} s: {error}")
+                    log(f"continuing without the lock, which was not free within {seconds:.0f} s: {error}")
                     break
             time.sleep(1)
         yield

@@ -1,7 +1,8 @@
-"""Notices: what a worker group is told to do by a file on the volume, and what it does about it in the time it has.
+"""Notices: files on the volume that ask a worker group to commit and perhaps to leave, and the group's reaction.
 
-The supervisor writes one for the whole job (a request to stop, a spot notice for the head), the driver one for a
-generation: leave, because a worker's node is going away (until a deadline) or because there is room for more workers.
+The supervisor writes a notice for the whole job, after a request to stop or a spot notice for the head. The driver
+writes one for a generation that is to leave: with a deadline if a worker's node is about to be lost, or without one to
+restart with more workers.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from spotune_trainer import files
 
 logger = logging.getLogger("spotune.worker")
 
-_LOOK_EVERY_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _UNKNOWN_COMMIT_SECONDS = 5.0
-"""What a commit is taken to need before there was one."""
+"""Assumed duration of a commit before the first one."""
 _MARGIN_SECONDS = 3.0
-"""By which a node may go before its deadline."""
+"""A node may be lost this much before its deadline."""
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What any rank asks for; one asking is enough.
+    """Actions after a step. The ranks combine theirs with `|`, so one rank suffices to request one.
 
     Attributes:
-        commit: save the state.
-        notice: something was announced.
+        commit: commit a checkpoint.
+        notice: a notice was read; recorded in the ledger.
         stop: end the run after the commit.
-        leave: end this worker group after the commit; another one goes on.
+        leave: end this worker group after the commit; another group continues.
     """
 
     commit: bool = False
@@ -51,23 +52,23 @@ class Flags:
 
 
 def write_notice(path: Path, *, seconds: float | None, reason: str, stop: bool = False, leave: bool = False) -> None:
-    """Tell the workers to commit, and with `stop` or `leave` to end, within `seconds` (None: take your time)."""
+    """Ask the workers to commit within `seconds` (None: without a deadline), and to end with `stop` or `leave`."""
     now = time.time()
     deadline = now + seconds if seconds is not None else None
     files.write_json(path, {"time": now, "deadline": deadline, "stop": stop, "leave": leave, "reason": reason})
 
 
 class NoticeWatch:
-    """Looks at notices now and then, and says on rank 0 what the group is to do about each, once.
+    """Polls notices on rank 0 and returns the group's actions, once for each notice.
 
-    A group that is to leave until a deadline trains on for as long as its last commit still fits, so that nothing is
-    lost; it commits at once, too, for the node may go earlier. Where not even one commit fits, it trains on until the
-    node is gone: what was committed before is all there can be.
+    A group that has to leave by a deadline commits at once, because the node may be lost earlier. Then it trains on for
+    as long as a last commit still fits before the deadline. If not even one commit fits, the group trains on until the
+    node is lost and resumes from an earlier commit.
 
     Args:
         paths: files that notices are written to.
         clock: seconds, monotonic.
-        now: seconds since the epoch, by which deadlines are given.
+        now: Unix time in seconds, the unit of deadlines.
     """
 
     def __init__(
@@ -79,31 +80,31 @@ class NoticeWatch:
         self._paths = paths
         self._clock = clock
         self._now = now
-        self._looked = float("-inf")
-        self._asked = clock()
+        self._last_poll = float("-inf")
+        self._last_call = clock()
         self._handled: dict[Path, float] = {}
         self._leave_until: float | None = None
 
     def flags(self, commit_seconds: float | None) -> Flags:
-        """What notices ask for after the next step; nothing while there is none.
+        """Actions that notices require after the next step; call once a step.
 
         Args:
-            commit_seconds: what a commit takes from its beginning until it is durable; None: not known.
+            commit_seconds: duration of a commit until it is durable; None if unknown.
         """
         clock = self._clock()
-        step_seconds, self._asked = clock - self._asked, clock
+        step_seconds, self._last_call = clock - self._last_call, clock
         needed = _UNKNOWN_COMMIT_SECONDS if commit_seconds is None else commit_seconds
-        wanted = Flags()
-        if clock - self._looked >= _LOOK_EVERY_SECONDS:
-            self._looked = clock
+        flags = Flags()
+        if clock - self._last_poll >= _POLL_SECONDS:
+            self._last_poll = clock
             for notice in self._new():
-                wanted |= self._answer(notice, needed)
+                flags |= self._answer(notice, needed)
         # By the time of the next question another step has passed.
         reserve = 1.5 * needed + _MARGIN_SECONDS + 2 * step_seconds
         if self._leave_until is not None and self._leave_until - self._now() <= reserve:
             self._leave_until = None
-            wanted |= Flags(commit=True, notice=True, leave=True)
-        return wanted
+            flags |= Flags(commit=True, notice=True, leave=True)
+        return flags
 
     def _new(self) -> Iterator[dict[str, Any]]:
         for path in self._paths:

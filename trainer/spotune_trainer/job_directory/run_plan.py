@@ -1,7 +1,7 @@
-"""`plan.json`: what every `auto` and every moving name of a job was resolved to at its first start.
+"""`plan.json`: the values to which each `auto` and each branch or tag of a job was resolved at its first start.
 
-Later starts follow it, so that a run does not change under way because a library, a data set or a machine did. What
-the user changes in `execution` is taken over at the next worker group and recorded with its step.
+Later starts use the same plan, so a changed library, data set or machine does not change the run. Changes of
+`execution` by the user apply from the next worker group on, and are recorded with their step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from spotune.errors import JobError
 from spotune.job import ExecutionSpec
 from spotune.job.execution import LOWEST_STAGE
 
-NOTHING_SPARE: dict[str, Any] = {"gathered_layers": 0, "whole_gradients": False}
-"""Values of a plan for which no memory is used that could be spared."""
+MOST_MEMORY_SAVING: dict[str, Any] = {"gathered_layers": 0, "whole_gradients": False}
+"""Plan values that use the least memory for gathered layers and gradients."""
 LIBRARIES = ("torch", "deepspeed", "transformers", "mosaicml-streaming", "ray", "numpy")
 
 
@@ -27,19 +27,20 @@ class RunPlan:
     """Resolved values of one run.
 
     Attributes:
-        version: grows by one with every recorded change.
-        fingerprint: hash of the job's meaning that this was resolved for.
+        version: incremented by each recorded change.
+        fingerprint: of the job that the plan was made for.
         zero_stage: ZeRO stage.
-        micro_batch_size: samples that go through the model at once on one rank.
-        gradient_checkpointing: recompute activations.
+        micro_batch_size: samples in one forward pass of one rank.
+        gradient_checkpointing: recompute activations in the backward pass.
         compile: compile layers and loss.
-        gathered_layers: at stage 3 so many layers' weights are gathered once a step, those of the others at each use.
-        whole_gradients: at stage 3 reduce gradients once a step.
-        reason: why these were chosen, for people.
+        gathered_layers: at stage 3, number of layers whose weights are gathered once a step; the others are gathered
+            at each use.
+        whole_gradients: at stage 3, reduce gradients once a step.
+        reason: explanation of these values for people.
         data: hash of each data set's index by role (train, eval).
-        requested: `execution` of the job as it was last taken into account.
+        requested: `execution` of the job as last applied.
         libraries: versions at the first start.
-        changes: what changed since, each with the step from which it applied.
+        changes: later changes, each with the first step that it applies to.
     """
 
     version: int
@@ -62,32 +63,32 @@ class RunPlan:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunPlan:
-        """From what `to_json` gave; what older plans lack has a default."""
+        """Inverse of `to_json`; fields that older plans lack get their defaults."""
         fields = {to_snake(name): entry for name, entry in value.items()}
         return cls(**{**fields, "changes": tuple(fields["changes"])})
 
     def change(self, step: int, **values: Any) -> RunPlan:
-        """The plan with new values from `step` on, recorded; itself where they are what it has."""
-        news = {name: value for name, value in values.items() if getattr(self, name) != value}
-        if not news:
+        """The plan with new values from `step` on, and a record of them; the same plan if nothing changes."""
+        changed = {name: value for name, value in values.items() if getattr(self, name) != value}
+        if not changed:
             return self
-        record = {"step": step, **{to_camel(name): [getattr(self, name), value] for name, value in news.items()}}
-        return replace(self, version=self.version + 1, changes=(*self.changes, record), **news)
+        record = {"step": step, **{to_camel(name): [getattr(self, name), value] for name, value in changed.items()}}
+        return replace(self, version=self.version + 1, changes=(*self.changes, record), **changed)
 
     @property
     def evaluation_batch_size(self) -> int:
-        """Samples of an evaluation batch: without gradients four micro-batches fit, unless layers take the memory."""
+        """Samples of an evaluation batch: four micro-batches fit without gradients, or one with gathered layers."""
         return self.micro_batch_size * (1 if self.gathered_layers else 4)
 
     @property
     def can_use_less_memory(self) -> bool:
-        """Whether `use_less_memory` has something to change."""
+        """Whether `use_less_memory` can change anything."""
         return self.whole_gradients or self.gathered_layers > 0 or self.micro_batch_size > 1
 
     def use_less_memory(self, step: int) -> RunPlan:
         """The plan after a worker ran out of memory.
 
-        It gives up whole gradients, or else the layers that stay gathered, or else half the micro-batch.
+        It turns off whole gradients, or else gathered layers, or else it halves the micro-batch.
         """
         if self.whole_gradients:
             return self.change(step, whole_gradients=False)
@@ -95,28 +96,28 @@ class RunPlan:
             return self.change(step, gathered_layers=0)
         return self.change(step, micro_batch_size=self.micro_batch_size // 2)
 
-    def follow(self, execution: ExecutionSpec, step: int) -> RunPlan:
-        """The plan after the user's changes of `execution`: explicit values that are new since the last look.
+    def apply_execution(self, execution: ExecutionSpec, step: int) -> RunPlan:
+        """The plan with the explicit values of `execution` that have changed since they were last applied.
 
-        What is to be offloaded decides about the lowest ZeRO stage.
+        Offloading sets the minimum ZeRO stage.
         """
-        wanted = requested(execution)
-        news = {
+        now_requested = requested(execution)
+        changed = {
             to_snake(name): value
-            for name, value in wanted.items()
+            for name, value in now_requested.items()
             if value != "auto" and value != self.requested.get(name, "auto")
         }
-        stage = max(news.get("zero_stage", self.zero_stage), LOWEST_STAGE[execution.offload])
-        news["zero_stage"] = stage
-        if execution.offload != "none" or any(getattr(self, name) != value for name, value in news.items()):
-            news |= NOTHING_SPARE  # they were planned beside what is changed, and may not fit now
-        return replace(self.change(step, **news), requested=wanted)
+        stage = max(changed.get("zero_stage", self.zero_stage), LOWEST_STAGE[execution.offload])
+        changed["zero_stage"] = stage
+        if execution.offload != "none" or any(getattr(self, name) != value for name, value in changed.items()):
+            changed |= MOST_MEMORY_SAVING  # they were planned for the old values, and may not fit with the new ones
+        return replace(self.change(step, **changed), requested=now_requested)
 
     def check_data(self, data: dict[str, str]) -> None:
-        """Refuse to go on with other data than the run began with.
+        """Check that the data sets are those that the run began with.
 
         Raises:
-            JobError: an index is not the one that the first start saw.
+            JobError: the index of a data set has changed since the first start.
         """
         for role, digest in self.data.items():
             if data.get(role) != digest:
@@ -127,11 +128,11 @@ class RunPlan:
 
 
 def requested(execution: ExecutionSpec) -> dict[str, Any]:
-    """What a job asks for of the values that a plan resolves."""
+    """The job's values of the settings that a plan resolves, `auto` included."""
     names = ("zero_stage", "micro_batch_size", "gradient_checkpointing", "compile")
     return {to_camel(name): getattr(execution, name) for name in names}
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what the numbers depend on, with Python's."""
+    """Versions of Python and of the libraries that determine the numerical results."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}

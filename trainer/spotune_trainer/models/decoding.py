@@ -1,4 +1,4 @@
-"""Greedy answers to tokenised prompts: one way for evaluation, `spotune predict` and the export's configuration."""
+"""Greedy generation from tokenized prompts, for evaluation, `spotune predict` and the export's configuration."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Pulse(StoppingCriteria):
-    """Beats once a token and stops nothing; what the callback raises ends the generation."""
+class HeartbeatCriteria(StoppingCriteria):
+    """Calls back after each token, and never stops generation. An exception from the callback ends it."""
 
     def __init__(self, heartbeat: Callable[[], None]) -> None:
         self._heartbeat = heartbeat
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
-        """Beat; no sequence of `input_ids` [batch, sequence] is finished by it."""
+        """False for each sequence of `input_ids` [batch, sequence]: none is finished."""
         self._heartbeat()
         return torch.zeros(input_ids.size(0), dtype=torch.bool, device=input_ids.device)
 
 
-def aligned_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pretrained: bool) -> GenerationConfig:
-    """The model's generation configuration with the special tokens of the tokenizer it was trained with.
+def generation_config_with_special_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pretrained: bool
+) -> GenerationConfig:
+    """The model's generation configuration, with the special tokens of the tokenizer that it is trained with.
 
-    A pretrained model keeps its own ends of text beside the tokenizer's (chat models have several). Those of a model
-    from scratch are only defaults of its configuration class and may be ordinary tokens here.
+    A pretrained model keeps its own end-of-text tokens in addition to the tokenizer's (chat models have several). For
+    a model trained from scratch, those are defaults of its configuration class and may be ordinary tokens here.
     """
     config = copy.deepcopy(model.generation_config)
-    ends = {int(token) for token in [tokenizer.eos_token_id] if token is not None}
-    if pretrained or not ends:
+    eos_ids = {int(token) for token in [tokenizer.eos_token_id] if token is not None}
+    if pretrained or not eos_ids:
         own = config.eos_token_id
-        ends |= set(own if isinstance(own, list) else [] if own is None else [own])
-    config.eos_token_id = sorted(ends)[0] if len(ends) == 1 else sorted(ends)
+        eos_ids |= set(own if isinstance(own, list) else [] if own is None else [own])
+    config.eos_token_id = sorted(eos_ids)[0] if len(eos_ids) == 1 else sorted(eos_ids)
     config.pad_token_id = tokenizer.pad_token_id
     if model.config.is_encoder_decoder:
         config.decoder_start_token_id = model.config.decoder_start_token_id
@@ -46,7 +48,7 @@ def aligned_config(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, p
 
 
 def greedy_config(base: GenerationConfig, max_new_tokens: int) -> GenerationConfig:
-    """`base` without sampling and beams, ending after `max_new_tokens` tokens."""
+    """`base` without sampling or beam search, for at most `max_new_tokens` tokens."""
     config = copy.deepcopy(base)
     config.update(
         do_sample=False,
@@ -70,15 +72,18 @@ def generate_texts(
     heartbeat: Callable[[], None] = lambda: None,
     synced_gpus: bool = False,
 ) -> list[str]:
-    """Answers to tokenised prompts, without special tokens, in one batch.
+    """Generate an answer to each prompt, in one batch.
 
     Args:
         model: on the device to generate on.
-        tokenizer: of the model; has a padding token.
-        prompts: token ids, of any lengths; padded on the left for causal models, on the right for seq2seq.
-        config: as made by `greedy_config`.
+        tokenizer: the model's; it must have a padding token.
+        prompts: token ids of any lengths; padded here, on the left for causal models, on the right for seq2seq.
+        config: see `greedy_config`.
         heartbeat: called once a token; an exception from it ends the generation.
-        synced_gpus: go on until every rank is done, as ZeRO-3 needs it.
+        synced_gpus: continue until every rank is done, which ZeRO stage 3 requires.
+
+    Returns:
+        The answers as text, without special tokens.
     """
     causal = not model.config.is_encoder_decoder
     width = max(len(prompt) for prompt in prompts)
@@ -93,7 +98,7 @@ def generate_texts(
         input_ids=input_ids.to(model.device),
         attention_mask=mask.to(model.device),
         generation_config=config,
-        stopping_criteria=StoppingCriteriaList([Pulse(heartbeat)]),
+        stopping_criteria=StoppingCriteriaList([HeartbeatCriteria(heartbeat)]),
         synced_gpus=synced_gpus,
     )
     answers = tokens[:, width:] if causal else tokens

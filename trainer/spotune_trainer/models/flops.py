@@ -1,9 +1,9 @@
-"""Model FLOPs utilisation (MFU): the arithmetic a step needs by its formula, over what the devices could do.
+"""Model FLOPs utilization (MFU): the operations that a step needs by a formula, over what the devices can do.
 
-The count is llm-foundry's (https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking#mfu), after
-PaLM (Chowdhery et al. 2022, appendix B): 6 N floating-point operations per token for forward and backward through N
-parameters, and 12 L d T for attention over T tokens in L layers of width d. Recomputed activations do not count.
-Weights that are not trained, beside an adapter, get no gradient: 4 N for those.
+The formula is llm-foundry's (https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking#mfu), after
+PaLM (Chowdhery et al. 2022, appendix B). A token takes 6 N floating-point operations in forward and backward through N
+parameters, and 12 L d T in attention over T tokens, in L layers of width d. Recomputed activations do not count. With
+an adapter the model's own weights are frozen and get no gradient: 4 N.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Peak dense FLOP/s (without sparsity) by dtype, from NVIDIA's data sheets; float32 without TF32, as is torch's default.
-# The name is what torch.cuda.get_device_name() says; the first pattern that is found in it counts.
+# The patterns match torch.cuda.get_device_name(); the first match is taken.
 _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     # NVIDIA Blackwell Architecture data sheet (HGX B200: 36 PFLOP/s of 8 with sparsity)
     (r"\bB200\b", {"bfloat16": 2250e12, "float16": 2250e12}),
@@ -41,15 +41,15 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the formula needs to know of a model.
+    """The sizes of a model that the formula needs.
 
     Attributes:
-        parameters: of the decoder, its embeddings included; of the whole model where it has no encoder.
-        layers: of the decoder.
+        parameters: number of parameters of the decoder with its embeddings; without an encoder, of the whole model.
+        layers: number of layers of the decoder.
         hidden_size: width of a layer.
-        encoder_parameters: of the encoder, 0 for causal models.
-        encoder_layers: of the encoder.
-        frozen: whether the parameters are not trained; those of an adapter beside them are not counted.
+        encoder_parameters: number of parameters of the encoder; 0 for causal models.
+        encoder_layers: number of layers of the encoder; 0 for causal models.
+        frozen: the parameters are not trained, only an adapter is. The adapter's parameters are not counted.
     """
 
     parameters: int
@@ -60,8 +60,8 @@ class ModelShape:
     frozen: bool = False
 
     @classmethod
-    def of(cls, model: PreTrainedModel, *, frozen: bool = False) -> ModelShape:
-        """The shape of a whole model, before its parameters are partitioned; embeddings that are shared count once."""
+    def from_model(cls, model: PreTrainedModel, *, frozen: bool = False) -> ModelShape:
+        """The shape of a model whose parameters are not partitioned yet. Shared embeddings count once."""
         config: Any = model.config.get_text_config()
         total, layers = _count(model), int(config.num_hidden_layers)
         if not model.config.is_encoder_decoder:
@@ -71,12 +71,12 @@ class ModelShape:
         return cls(total - encoder, int(decoder_layers), int(config.hidden_size), encoder, layers, frozen)
 
     def flops(self, rows: int, sequence: float, target: float = 0.0) -> float:
-        """Floating-point operations of forward and backward for some rows.
+        """Floating-point operations of a forward and backward pass.
 
         Args:
-            rows: how many.
-            sequence: their length in tokens, of the input for encoder-decoders.
-            target: tokens of an encoder-decoder's target; they attend to themselves and to the input.
+            rows: number of sequences.
+            sequence: their length in tokens; for an encoder-decoder, of the input.
+            target: length of an encoder-decoder's target in tokens. They attend to the target and to the input.
         """
         if not self.encoder_layers:
             return rows * self._stack_flops(self.parameters, self.layers, sequence, sequence)
@@ -90,17 +90,17 @@ class ModelShape:
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Dense floating-point operations a second of a device, None where it is not known, as for any CPU.
+    """Peak dense floating-point operations per second of a device; None if unknown, as for any CPU.
 
     Args:
-        device_name: as `torch.cuda.get_device_name()` gives it.
+        device_name: from `torch.cuda.get_device_name()`.
         dtype: `model.dtype` of the job.
     """
     return next((peaks.get(dtype) for pattern, peaks in _PEAKS if re.search(pattern, device_name)), None)
 
 
 def mfu(flops: float, seconds: float, devices: int, peak: float | None) -> float | None:
-    """Share of the devices' peak that was used, from 0 to 1; None where the peak is not known or no time has passed."""
+    """Fraction of the devices' peak that was used, 0 to 1; None if the peak is unknown or no time has passed."""
     return flops / (seconds * devices * peak) if peak and seconds > 0 else None
 
 

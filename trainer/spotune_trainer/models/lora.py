@@ -1,9 +1,9 @@
-"""Low-rank adapters: small matrices that are trained beside a model whose own weights stay as they are (by `peft`).
+"""LoRA adapters, by `peft`: small matrices are trained, and the model's own weights are frozen.
 
-LoRA adds `alpha / r * B A` to a weight matrix, A of shape [r, in] and B of [out, r] (Hu et al. 2021, section 4.1). B
-begins as zeros, and A is drawn from `training.seed`: every rank and attempt has the same ones. A checkpoint holds the
-matrices alone; the weights beside them are read from the source again, and quantised again where they are kept in 4
-bits.
+LoRA adds `alpha / r * B A` to a weight matrix, with A of shape [r, in] and B of shape [out, r] (Hu et al. 2021,
+section 4.1). B is zero at first, and A is drawn from `training.seed`, so all ranks and attempts start with the same
+values. A checkpoint holds A and B alone. The frozen weights are read from the model's source again, and with
+`adapter.quantization: nf4` quantized again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spotune.errors import JobError
 from spotune.job import AdapterSpec, FinetuneJob
-from spotune_trainer.models.nf4 import quantise_layers
+from spotune_trainer.models.nf4 import quantize_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -25,55 +25,55 @@ if TYPE_CHECKING:
 
 
 def attach_adapter(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
-    """The model with its adapter, whose matrices are all that is trained; as it is where the job has no adapter.
+    """Add the job's adapter to the model and freeze everything else. Without an adapter the model is unchanged.
 
     Raises:
-        JobError: the adapter's target modules are not in the model, or it has no layers that can be quantised.
+        JobError: the model does not have the target modules, or has no layers that can be quantized.
     """
     if job.spec.adapter is not None:
         if job.spec.adapter.quantization == "nf4":
-            quantise_layers(model)
-        _adapt(model, job, job.spec.adapter)
+            quantize_layers(model)
+        _add_lora(model, job, job.spec.adapter)
     return model
 
 
-def fill_adapter(model: PreTrainedModel, job: FinetuneJob, parameters: Mapping[str, Tensor]) -> PeftModel:
-    """The model with its adapter trained.
+def attach_trained_adapter(model: PreTrainedModel, job: FinetuneJob, parameters: Mapping[str, Tensor]) -> PeftModel:
+    """Add a trained adapter to the model, for an export.
 
     Args:
-        model: the one that the adapter was trained beside, as its source has it.
-        job: has an adapter.
-        parameters: fp32 masters of the adapter's matrices, by their names in the model of `attach_adapter`.
+        model: as loaded from `model.source`.
+        job: must have an adapter.
+        parameters: fp32 masters of the adapter's matrices, by their names in the model that `attach_adapter` returns.
 
     Raises:
-        JobError: the matrices are not those of the job's adapter.
+        JobError: names or shapes of the matrices do not fit the job's adapter and model.
     """
     assert job.spec.adapter is not None
-    adapted = _adapt(model, job, job.spec.adapter)
-    places = {name: place for name, place in model.named_parameters() if place.requires_grad}
+    adapted = _add_lora(model, job, job.spec.adapter)
+    targets = {name: target for name, target in model.named_parameters() if target.requires_grad}
     wrong = sorted(
         name
-        for name in places.keys() | parameters.keys()
-        if name not in places or name not in parameters or places[name].shape != parameters[name].shape
+        for name in targets.keys() | parameters.keys()
+        if name not in targets or name not in parameters or targets[name].shape != parameters[name].shape
     )
     if wrong:
         raise JobError(
-            f"the adapter's matrix {wrong[0]!r} ({len(wrong)} in all) does not fit model.source: the model changed "
-            "since the run began. Put it back and export again."
+            f"the adapter's matrix {wrong[0]!r} ({len(wrong)} in all) does not fit model.source: the model has changed "
+            "since the run started. Restore the original model and export again."
         )
-    for name, place in places.items():
-        place.data = parameters[name].detach().to("cpu", torch.float32, copy=True)
+    for name, target in targets.items():
+        target.data = parameters[name].detach().to("cpu", torch.float32, copy=True)
     return adapted
 
 
-def _adapt(model: PreTrainedModel, job: FinetuneJob, adapter: AdapterSpec) -> PeftModel:
-    """Put the adapter's matrices into the model, beside the modules they belong to."""
+def _add_lora(model: PreTrainedModel, job: FinetuneJob, adapter: AdapterSpec) -> PeftModel:
+    """Add LoRA matrices to the target modules, in place."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     lora, spec = adapter.lora, job.spec.model
     config = LoraConfig(
         r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # any number will do
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # typed as int; any number works
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
         task_type=TaskType.SEQ_2_SEQ_LM if spec.task == "seq2seq" else TaskType.CAUSAL_LM,
@@ -82,9 +82,9 @@ def _adapt(model: PreTrainedModel, job: FinetuneJob, adapter: AdapterSpec) -> Pe
     )
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by names that it is giving up
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
             torch.manual_seed(job.spec.training.seed)
-            # Of the model's own dtype, as every other parameter: the masters are fp32.
+            # No autocast: like all parameters the matrices have the model's dtype, and fp32 masters.
             adapted: PeftModel = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise JobError(

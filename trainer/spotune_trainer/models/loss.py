@@ -1,4 +1,7 @@
-"""The training loss of a micro-batch: a sum over label tokens, so that a step's mean is the same at any world size."""
+"""The training loss of a micro-batch.
+
+It is a sum over label tokens, not a mean: the mean over a whole step is then the same at any world size.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from transformers import masking_utils
 
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
 from spotune_trainer.models.fused_linear_cross_entropy import loss_head
-from spotune_trainer.models.packed_attention import attends_within_documents
-from spotune_trainer.models.patching import replaced
+from spotune_trainer.models.packed_attention import uses_packed_attention
+from spotune_trainer.models.patching import patched
 
 
 def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy summed over the label tokens of `batch`, in fp32.
+    """Cross-entropy in fp32, summed over the label tokens of `batch`.
 
     Args:
         model: a transformers model or a DeepSpeed engine around one.
@@ -34,15 +37,15 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
     if module.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = module.prepare_decoder_input_ids_from_labels(labels)
     else:
-        # A causal model's output at position i is about token i + 1, and that of the last one about nothing.
+        # A causal model predicts token i + 1 at position i, and nothing at the last position.
         labels = functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS)
     head = loss_head(module)
-    maskless = batch.document_starts is not None and attends_within_documents(module)
-    if maskless:
-        inputs["cu_seq_lens_q"] = batch.document_starts
-    with nobody_looks_for_documents() if maskless or batch.position_ids is None else nullcontext():
+    uses_varlen_kernel = batch.cu_seq_lens is not None and uses_packed_attention(module)
+    if uses_varlen_kernel:
+        inputs["cu_seq_lens_q"] = batch.cu_seq_lens
+    with skip_packing_detection() if uses_varlen_kernel or batch.position_ids is None else nullcontext():
         if head is not None:
-            with head.scoring(labels, label_smoothing):
+            with head.returning_loss(labels, label_smoothing):
                 loss: Tensor = model(**inputs).logits
             return loss
         logits = model(**inputs).logits
@@ -55,12 +58,15 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
     )
 
 
-def nobody_looks_for_documents() -> AbstractContextManager[None]:
-    """Keep transformers from asking the device whether rows are packed, where that is known."""
-    return replaced(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+def skip_packing_detection() -> AbstractContextManager[None]:
+    """Keep transformers from searching the position ids for packed rows: the host would wait for the GPU's answer."""
+    return patched(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
 
 
-def weightless_batch(task: Task) -> Batch:
-    """One short row, whose loss is to be multiplied by zero: it keeps a rank without work in step with the rest."""
+def zero_weight_batch(task: Task) -> Batch:
+    """One short row for a rank that has no samples left. Its loss is multiplied by zero.
+
+    The rank so takes part in the collectives of the step.
+    """
     row = {"input_ids": np.zeros(2, dtype=np.int64), "labels": np.zeros(2, dtype=np.int64)}
     return collate([row], task, pad_token_id=0)

@@ -1,9 +1,10 @@
-"""Attention within the documents of packed rows, without a mask.
+"""Packed attention: each token attends within its own document, without a mask.
 
-A mask of rows of several documents is a tensor of [batch, 1, row, row], with which PyTorch leaves its flash kernel for
-one that computes every score. Here the rows of a batch are one sequence whose documents begin where `cu_seq_lens_q`
-says, as in FlashAttention (Dao 2023) for sequences of various lengths, so that no score between documents is computed.
-Batches that are not packed are left to PyTorch's scaled dot-product attention.
+A row of packed training data holds several documents. A mask for it is a tensor [batch, 1, row, row], and with any mask
+PyTorch replaces its flash kernel by one that computes every score. Here all rows of a batch are passed as one sequence
+with the cumulative lengths of its documents (`cu_seq_lens_q`), as FlashAttention takes sequences of different lengths
+(Dao 2023). Scores between documents are not computed. Batches that are not packed go to PyTorch's scaled dot-product
+attention (SDPA).
 """
 
 from __future__ import annotations
@@ -23,37 +24,37 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spotune.worker")
 
-NAME = "documents"
-"""Of this attention, among those of transformers."""
+ATTENTION_NAME = "documents"
+"""Name under which this attention is registered with transformers."""
 MODEL_TYPES = frozenset({"gemma", "gpt_neox", "llama", "mistral", "phi3", "qwen2", "qwen3"})
-"""Models whose attention is causal softmax over plain scores, in a window or not."""
-_LARGEST_HEAD = 256
-_HEAD_MULTIPLE = 8
-_FIRST_CAPABILITY = (8, 0)  # Ampere: what PyTorch's flash kernel is for
+"""Models with plain causal softmax attention, with or without a sliding window."""
+_MAX_HEAD_SIZE = 256
+_HEAD_SIZE_MULTIPLE = 8
+_FIRST_CAPABILITY = (8, 0)  # Ampere: the minimum for PyTorch's flash kernel
 
 
-def attend_within_documents(model: PreTrainedModel) -> bool:
-    """Have the model attend so on packed rows, where it can on this device; whether it does."""
+def enable_packed_attention(model: PreTrainedModel) -> bool:
+    """Switch the model to packed attention if model and device support it; returns whether they do."""
     config = model.config
     if config.model_type not in MODEL_TYPES or config._attn_implementation != "sdpa":
         return False
     if getattr(config, "attention_dropout", 0.0) or not _has_kernel(model.dtype):
         return False
-    if _head_size(config) > _LARGEST_HEAD or _head_size(config) % _HEAD_MULTIPLE:
+    if _head_size(config) > _MAX_HEAD_SIZE or _head_size(config) % _HEAD_SIZE_MULTIPLE:
         return False
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
-    logger.info("attention: packed rows by flash attention within each document")
+    AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+    model.set_attn_implementation(ATTENTION_NAME)
+    logger.info("attention: flash attention within each document of packed rows")
     return True
 
 
-def attends_within_documents(model: PreTrainedModel) -> bool:
-    """Whether packed batches come with the starts of their documents instead of a mask."""
-    return bool(model.config._attn_implementation == NAME)
+def uses_packed_attention(model: PreTrainedModel) -> bool:
+    """Whether the model takes packed batches with `cu_seq_lens_q` instead of a mask."""
+    return bool(model.config._attn_implementation == ATTENTION_NAME)
 
 
-def attend(
+def packed_attention_forward(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -65,30 +66,30 @@ def attend(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it.
+    """Attention, with the signature that transformers calls.
 
     Args:
         module: the attention layer.
         query: [batch, heads, row, head size].
-        key: as `query`, of fewer heads where they are shared.
-        value: as `key`.
-        attention_mask: of batches that are not packed.
-        cu_seq_lens_q: int32 [documents + 1], where each document begins in the rows, one after the other, and the end;
-            documents without a token may stand there. None: the batch is not packed.
-        scaling: of the scores.
-        sliding_window: tokens that a token sees, itself included; None: all before it.
-        kwargs: for scaled dot-product attention.
+        key: like `query`; with grouped-query attention it has fewer heads.
+        value: like `key`.
+        attention_mask: for batches that are not packed.
+        cu_seq_lens_q: int32 [documents + 1]: where each document begins in the concatenated rows, and the end of the
+            last one. Empty documents are allowed. None: the batch is not packed.
+        scaling: factor of the scores; None: 1 / sqrt(head size).
+        sliding_window: number of tokens that a token attends to, itself included; None: all before it.
+        kwargs: passed to SDPA.
 
     Returns:
-        [batch, row, heads, head size], and no scores.
+        Output [batch, row, heads, head size], and None instead of attention weights.
     """
     if cu_seq_lens_q is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
     batch, heads, width, head_size = query.shape
-    before = -1 if sliding_window is None or sliding_window > width else sliding_window - 1
-    asked, keys, values = (_as_one_sequence(each) for each in (query, key, value))
-    attended = flash_attention(asked, keys, values, cu_seq_lens_q, width, scaling, (before, 0))
+    left_window = -1 if sliding_window is None or sliding_window > width else sliding_window - 1
+    queries, keys, values = (_as_one_sequence(each) for each in (query, key, value))
+    attended = flash_attention(queries, keys, values, cu_seq_lens_q, width, scaling, (left_window, 0))
     return attended.reshape(batch, width, heads, head_size), None
 
 
@@ -96,26 +97,38 @@ def flash_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    starts: Tensor,
-    longest: int,
+    cu_seq_lens: Tensor,
+    max_seq_len: int,
     scaling: float | None,
     window: tuple[int, int],
 ) -> Tensor:
-    """Causal attention within the documents of one sequence, [tokens, heads, head size], by PyTorch's flash kernel.
+    """Causal attention within the documents of one sequence, by PyTorch's flash kernel.
 
-    By the operator under `torch.nn.attention.varlen.varlen_attn`: that function prefers a kernel of cuDNN's in newer
-    versions, which was not measured here, and takes other arguments from version to version.
+    It calls the operator below `torch.nn.attention.varlen.varlen_attn`. The arguments of that function change from
+    version to version, and newer versions prefer a cuDNN kernel, which is not measured here.
+
+    Args:
+        query: [tokens, heads, head size].
+        key: likewise.
+        value: likewise.
+        cu_seq_lens: int32 [documents + 1].
+        max_seq_len: upper bound of the documents' lengths.
+        scaling: factor of the scores; None: 1 / sqrt(head size).
+        window: numbers of tokens before and after a token that it attends to; -1: no limit.
+
+    Returns:
+        [tokens, heads, head size].
     """
     is_causal = window == (-1, 0)
     output, *_ = torch.ops.torch_attn._varlen_attn(
-        query, key, value, starts, starts, longest, longest, is_causal, scaling, list(window)
+        query, key, value, cu_seq_lens, cu_seq_lens, max_seq_len, max_seq_len, is_causal, scaling, list(window)
     )
     attended: Tensor = output
     return attended
 
 
 def _as_one_sequence(rows: Tensor) -> Tensor:
-    """[batch, heads, row, head size] as [batch x row, heads, head size]."""
+    """[batch, heads, row, head size] -> [batch x row, heads, head size]."""
     return rows.transpose(1, 2).flatten(0, 1)
 
 

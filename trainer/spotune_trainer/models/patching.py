@@ -1,4 +1,4 @@
-"""For a while, another function in the place of one that a library looks up by its name."""
+"""Temporarily replace a function that a library looks up by name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, function: Any) -> Iterator[None]:
-    """Within it `owner` has that `function` by that name; afterwards the one it had."""
+def patched(owner: Any, name: str, function: Any) -> Iterator[None]:
+    """Within it `owner.name` is `function`; afterwards it is again what it was."""
     original = getattr(owner, name)
     setattr(owner, name, function)
     try:

@@ -1,7 +1,7 @@
-"""From a job's `model` section to the transformers configuration, model and tokenizer it names.
+"""Load what a job's `model` section names: the transformers configuration, model and tokenizer.
 
-The only place that turns a source (`hf://owner/name` or a folder) into a transformers object, so that the worker, the
-export and `spotune predict` agree on what a source means and on what is said when it cannot be loaded.
+This is the only module that turns a source (`hf://owner/name` or a folder) into a transformers object. Worker, export
+and `spotune predict` therefore accept the same sources and raise the same errors.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Worth another attempt: the volume or the Hub is at fault, not the job.
-_STORAGE_FAULTS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT})
+# Errors of the volume or the Hub, not of the job: another attempt may succeed.
+_STORAGE_ERRNOS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT})
 _TRANSIENT_STATUSES = frozenset(status for status in http.HTTPStatus if status >= 500 or status == 429)
 
-_FEWEST_TOKENS = 2
+_MIN_VOCABULARY = 2
 _TOKENIZER_HINT = " Name a source that has one in model.tokenizer."
 
 _AUTO_MODELS: Mapping[str, Any] = {"seq2seq": AutoModelForSeq2SeqLM, "causal": AutoModelForCausalLM}
@@ -48,17 +48,19 @@ def load_config(job: FinetuneJob) -> PretrainedConfig:
     """The transformers configuration of `model.source`, checked against the job's task and attention.
 
     Raises:
-        JobError: the source does not exist, is no model, or does not fit `model.task` or `execution.attention`.
+        JobError: the source does not exist, is not a model, or does not fit `model.task` or `execution.attention`.
         InfrastructureError: the Hub could not be reached.
     """
     model = job.spec.model
-    with _explained("model.source", model.source):
+    with _load_errors("model.source", model.source):
         config: PretrainedConfig = AutoConfig.from_pretrained(
-            locate(model.source, "model.source"), revision=model.revision, trust_remote_code=model.trust_remote_code
+            resolve_source(model.source, "model.source"),
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
         )
     _check_task(config, job)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = config.pad_token_id  # as every pretrained T5 has it
+        config.decoder_start_token_id = config.pad_token_id  # as in every pretrained T5
     if job.spec.execution.attention != "auto":
         config._attn_implementation = job.spec.execution.attention
         _check_attention(config, job)
@@ -66,12 +68,12 @@ def load_config(job: FinetuneJob) -> PretrainedConfig:
 
 
 def build_model(job: FinetuneJob) -> PreTrainedModel:
-    """The model to start training from, on the CPU (or under the caller's `deepspeed.zero.Init`), in `model.dtype`.
+    """The model to start training from, in `model.dtype`, on the CPU (or partitioned, within `deepspeed.zero.Init`).
 
-    `initialise: random` draws the weights from `training.seed` alone: every rank and attempt builds the same one.
+    `initialise: random` draws the weights from `training.seed` alone: all ranks and attempts build the same model.
 
     Raises:
-        JobError: the source does not exist, is no model, has no weights, or does not fit the job.
+        JobError: the source does not exist, is not a model, has no weights, or does not fit the job.
         InfrastructureError: the Hub could not be reached.
     """
     model, config = job.spec.model, load_config(job)
@@ -84,14 +86,14 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
                 config, dtype=dtype, trust_remote_code=model.trust_remote_code
             )
         return built
-    with _explained("model.source", model.source):
+    with _load_errors("model.source", model.source):
         built, report = auto_model.from_pretrained(
-            locate(model.source, "model.source"),
+            resolve_source(model.source, "model.source"),
             config=config,
             revision=model.revision,
             dtype=dtype,
             trust_remote_code=model.trust_remote_code,
-            use_safetensors=True,  # any other file of weights is a pickle
+            use_safetensors=True,  # other weight files are pickles, which can run code
             output_loading_info=True,
         )
     missing = sorted(report["missing_keys"])
@@ -105,23 +107,24 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
     return built
 
 
-def build_skeleton(job: FinetuneJob) -> PreTrainedModel:
-    """The model of `model.source` without storage (on the `meta` device): its names, shapes and configurations."""
+def build_on_meta_device(job: FinetuneJob) -> PreTrainedModel:
+    """The model of `model.source` on the `meta` device: names, shapes and configurations without memory for weights."""
     with torch.device("meta"):
         return _without_weights(job)
 
 
-def build_unfilled(job: FinetuneJob) -> PreTrainedModel:
-    """The model for a checkpoint to fill: as from `build_model`, but its parameters hold whatever was in memory.
+def build_uninitialized(job: FinetuneJob) -> PreTrainedModel:
+    """The model of `build_model` with uninitialized parameters, to be filled from a checkpoint.
 
-    Nothing is read and nothing is drawn, which for a large model takes longer than all else at the start of a worker.
-    A model with buffers that are saved with its weights is built in full: a checkpoint holds parameters alone.
+    Reading or drawing the weights of a large model is the longest part of a worker's start, and is left out here. A
+    model with persistent buffers is built by `build_model`, because a checkpoint holds parameters only.
     """
     with no_init_weights():
         model = _without_weights(job)
-    model.tie_weights()  # part of the initialisation that was left out
+    model.tie_weights()  # no_init_weights skips this as well
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return build_model(job) if model.state_dict().keys() - parameters else model
+    persistent_buffers = model.state_dict().keys() - parameters
+    return build_model(job) if persistent_buffers else model
 
 
 def _without_weights(job: FinetuneJob) -> PreTrainedModel:
@@ -130,35 +133,36 @@ def _without_weights(job: FinetuneJob) -> PreTrainedModel:
         config, dtype=DTYPES[model.dtype], trust_remote_code=model.trust_remote_code
     )
     if model.initialise == "pretrained":
-        # Where the source has none, the model's own default stays, as in `from_pretrained`.
+        # If the source has none, the model keeps its default, as in `from_pretrained`.
         with contextlib.suppress(OSError):
-            source = locate(model.source, "model.source")
+            source = resolve_source(model.source, "model.source")
             built.generation_config = GenerationConfig.from_pretrained(source, revision=model.revision)
     return built
 
 
 def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
-    """The tokenizer of `model.tokenizer`, or of `model.source`; a missing padding token becomes the end-of-text token.
+    """The tokenizer of `model.tokenizer`, or else of `model.source`.
+
+    If it has no padding token, the end-of-text token is used for padding.
 
     Raises:
-        JobError: the source does not exist, holds no tokenizer, or the tokenizer has no end-of-text token.
+        JobError: the source does not exist or has no tokenizer, or the tokenizer has no end-of-text token.
         InfrastructureError: the Hub could not be reached.
     """
     model = job.spec.model
     field, source = ("model.tokenizer", model.tokenizer) if model.tokenizer else ("model.source", model.source)
     revision = "main" if model.tokenizer else model.revision
-    with _explained(field, source, what="tokenizer"):
+    with _load_errors(field, source, what="tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            locate(source, field), revision=revision, trust_remote_code=model.trust_remote_code
+            resolve_source(source, field), revision=revision, trust_remote_code=model.trust_remote_code
         )
-    # Without files transformers makes an empty tokenizer for some models, which knows its special tokens alone.
-    if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < _FEWEST_TOKENS:
-        raise JobError(
-            f"{field}: no tokenizer can be loaded from {source!r}: there is no vocabulary in it.{_TOKENIZER_HINT}"
-        )
+    # If the files are missing, transformers returns an empty tokenizer for some models: it has special tokens only.
+    if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < _MIN_VOCABULARY:
+        raise JobError(f"{field}: no tokenizer can be loaded from {source!r}: it has no vocabulary.{_TOKENIZER_HINT}")
     if tokenizer.eos_token_id is None:
         raise JobError(
-            f"{field}: the tokenizer of {source!r} has no end-of-text token (eos_token), so no answer would end."
+            f"{field}: the tokenizer of {source!r} has no end-of-text token (eos_token), so generation would never "
+            "stop. Name a tokenizer that has one."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -166,47 +170,51 @@ def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
 
 
 def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise JobError when the tokenizer has tokens for which the model has no embedding."""
+    """Raise JobError if the tokenizer has more tokens than the model has embeddings."""
     rows = config.get_text_config().vocab_size
     if len(tokenizer) > rows:
         raise JobError(
             f"model.tokenizer has {len(tokenizer)} tokens but the model's vocabulary has {rows} (vocab_size in its "
-            "config.json): they do not belong together. Name the tokenizer of this model, or raise vocab_size when "
-            "training from scratch."
+            "config.json): the tokenizer is not this model's. Name the tokenizer of this model, or raise vocab_size "
+            "when training from scratch."
         )
 
 
 def load_exported(directory: Path, task: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model (CPU, dtype as saved, eval mode) and tokenizer of an export directory.
+    """Model (on the CPU, in the saved dtype, in eval mode) and tokenizer of an export directory.
 
     Raises:
-        JobError: the directory holds no model that transformers can load for this task.
+        JobError: transformers cannot load a model for this task from the directory.
     """
-    with _explained("export", str(directory)):
+    with _load_errors("export", str(directory)):
         model: PreTrainedModel = _AUTO_MODELS[task].from_pretrained(str(directory), dtype="auto")
-    with _explained("export", str(directory), what="tokenizer"):
+    with _load_errors("export", str(directory), what="tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(directory))
     model.train(False)
     return model, tokenizer
 
 
-def locate(source: str, field: str) -> str:
-    """What transformers calls a source: the repository id of `hf://owner/name`, or the path of an existing folder."""
+def resolve_source(source: str, field: str) -> str:
+    """What transformers loads a source from: the repository id of `hf://owner/name`, or the path of a folder.
+
+    Raises:
+        JobError: the source has another scheme, or the folder does not exist.
+    """
     if source.startswith("hf://"):
         return source.removeprefix("hf://").strip("/")
     if re.match(r"[a-z0-9]+://", source):
-        raise JobError(f"{field}: {source!r} cannot be loaded. A model is named as hf://owner/name or as a folder.")
+        raise JobError(f"{field}: {source!r} cannot be loaded. Give hf://owner/name or a folder.")
     if not Path(source).is_dir():
         raise JobError(
-            f"{field}: there is no folder {source!r}. A model is named as a folder (relative to the job file) or as "
-            "hf://owner/name for one on the Hugging Face Hub."
+            f"{field}: there is no folder {source!r}. Give a folder (relative to the job file), or hf://owner/name "
+            "for a model on the Hugging Face Hub."
         )
     return source
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep the bars of transformers out of logs and of our own live view."""
+    """Disable the progress bars of transformers, which disturb logs and the live view."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -228,13 +236,13 @@ def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
 
 
 def _check_attention(config: PretrainedConfig, job: FinetuneJob) -> None:
-    """Refuse an attention implementation that the model, or this installation, does not have."""
-    wanted = job.spec.execution.attention
+    """Raise JobError if the model or this installation lacks `execution.attention`."""
+    attention = job.spec.execution.attention
     model = _MAPPINGS[job.spec.model.task].get(type(config), None)
-    support = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}.get(wanted)
+    support = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}.get(attention)
     if support and model is not None and not getattr(model, support, False):
-        raise JobError(f"execution.attention: {config.model_type} models have no {wanted}: use auto or eager")
-    if wanted == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        raise JobError(f"execution.attention: {config.model_type} models have no {attention}: use auto or eager")
+    if attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise JobError(
             "execution.attention: flash_attention_2 needs the package flash-attn in the image (cluster.image), built "
             "for its CUDA and PyTorch: use auto, which takes PyTorch's own flash attention where the model has it"
@@ -242,8 +250,8 @@ def _check_attention(config: PretrainedConfig, job: FinetuneJob) -> None:
 
 
 @contextmanager
-def _explained(field: str, source: str, what: str = "model") -> Iterator[None]:
-    """Turn what transformers raises for an unloadable source into one sentence with the field's name."""
+def _load_errors(field: str, source: str, what: str = "model") -> Iterator[None]:
+    """Turn what transformers raises for a source into a JobError or InfrastructureError that names the field."""
     try:
         with no_progress_bars():
             yield
@@ -251,7 +259,7 @@ def _explained(field: str, source: str, what: str = "model") -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         reason = _one_line(error)
-        if isinstance(error, OSError) and error.errno in _STORAGE_FAULTS:
+        if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
             raise InfrastructureError(f"{field}: reading {source!r} failed: {reason}") from error
         if source.startswith("hf://") and _is_outage(error):
             raise InfrastructureError(
@@ -262,7 +270,7 @@ def _explained(field: str, source: str, what: str = "model") -> Iterator[None]:
 
 
 def _is_outage(error: BaseException | None) -> bool:
-    """Whether the network, not the name, is at fault: looked for along the chain of causes."""
+    """Whether the error, or one that it was raised from, is a failure of the network or of the Hub."""
     while error is not None:
         if isinstance(error, GatedRepoError):
             return False

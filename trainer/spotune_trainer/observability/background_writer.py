@@ -1,7 +1,6 @@
-"""Small files of a job's volume, written by a thread, so that training does not wait for the volume.
+"""Write small files from a thread, so that training does not wait for the volume.
 
-A disk that takes a checkpoint's gigabytes may keep everybody else waiting, even for the few hundred bytes of a
-heartbeat.
+While a volume takes a checkpoint's gigabytes, it may delay everything else, even the few hundred bytes of a heartbeat.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ logger = logging.getLogger("spotune.worker")
 
 
 class BackgroundWriter:
-    """Appends lines in their order, and replaces one file by its newest content; from `start` to `close`.
+    """Appends lines to files in their order, and replaces one file by its newest content. Runs from `start` to `close`.
 
-    Lines that the volume does not take are kept and tried again with whatever is asked for next.
+    If the volume refuses lines, they are kept and tried again with the next request.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._lines: deque[tuple[Path, dict[str, Any]]] = deque()
-        self._lines_asked = self._lines_written = 0
+        self._lines_requested = self._lines_written = 0
         self._newest: tuple[Path, dict[str, Any]] | None = None
-        self._asked = self._tried = 0
+        self._requested = self._attempted = 0
         self._is_closing = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -39,29 +38,29 @@ class BackgroundWriter:
         self._thread.start()
 
     def append(self, path: Path, record: dict[str, Any]) -> None:
-        """Append a line to a file, after those before it."""
+        """Append a JSON line to a file, after all lines requested before."""
         with self._changed:
             self._lines.append((path, record))
-            self._lines_asked += 1
-            self._ask()
+            self._lines_requested += 1
+            self._request()
 
     def replace(self, path: Path, value: dict[str, Any]) -> None:
-        """Replace a file by JSON; not durable, and left out where it does not fit or a newer one follows at once."""
+        """Replace a file by JSON, without fsync. Skipped if the volume refuses it or a newer value follows first."""
         with self._changed:
             self._newest = path, value
-            self._ask()
+            self._request()
 
     def flush(self) -> bool:
-        """Wait until the volume was asked to take all that was said before; whether it has all the lines."""
+        """Wait until every earlier request has been attempted; returns whether all lines are written."""
         with self._changed:
-            self._ask()
-            asked, lines = self._asked, self._lines_asked
-            self._changed.wait_for(lambda: self._tried >= asked or self._error is not None)
-            self._raise()
+            self._request()
+            requested, lines = self._requested, self._lines_requested
+            self._changed.wait_for(lambda: self._attempted >= requested or self._error is not None)
+            self._raise_error()
             return self._lines_written >= lines
 
     def close(self) -> None:
-        """Try once more, and end the thread."""
+        """Flush once more and stop the thread."""
         try:
             self.flush()
         finally:
@@ -70,13 +69,13 @@ class BackgroundWriter:
                 self._changed.notify_all()
             self._thread.join()
 
-    def _ask(self) -> None:
-        self._raise()
-        self._asked += 1
+    def _request(self) -> None:
+        self._raise_error()
+        self._requested += 1
         self._changed.notify_all()
 
-    def _raise(self) -> None:
-        """An error that is not the volume's is a mistake of whoever asked."""
+    def _raise_error(self) -> None:
+        """Raise an error of the thread: errors of the volume are retried, so this one is a bug of the caller."""
         if self._error is not None:
             raise self._error
 
@@ -84,31 +83,31 @@ class BackgroundWriter:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._asked > self._tried or self._is_closing)
+                    self._changed.wait_for(lambda: self._requested > self._attempted or self._is_closing)
                     if self._is_closing:
                         return
-                    asked, lines = self._asked, self._lines_asked
+                    requested, lines = self._requested, self._lines_requested
                     newest, self._newest = self._newest, None
                 self._write_lines(lines)
                 if newest is not None:
-                    with suppress(OSError):  # a volume that is full now may be grown: the next one says it all
+                    with suppress(OSError):  # the volume may be full; the next value supersedes this one anyway
                         files.write_json(*newest, durable=False)
                 with self._changed:
-                    self._tried = asked
+                    self._attempted = requested
                     self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever asks next
+        except BaseException as error:  # noqa: BLE001 - raised at the caller's next request
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _write_lines(self, until: int) -> None:
-        """Write the lines up to this number, and none that came later: whoever flushes does not wait for those."""
+        """Write the lines up to number `until`, but none requested later: a flush must not wait for those."""
         while self._lines_written < until:
             path, record = self._lines[0]
             try:
                 files.append_json(path, record)
             except OSError as error:
-                logger.warning("%s cannot be written, and will be: %s", path.name, error)
+                logger.warning("cannot write %s; will try again: %s", path.name, error)
                 return
             self._lines.popleft()
             self._lines_written += 1

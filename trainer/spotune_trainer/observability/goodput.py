@@ -1,20 +1,62 @@
-"""Where the time of a job went, over all of its drivers and generations: the ledger in, seconds by part out.
+"""Where the time of a job went: events of the ledger in, seconds by part out.
 
-Time is a line from the first attempt's start to now. Events cut it, and every piece belongs to one part, so the parts
-sum to the wall clock whatever the ledger says. A generation's piece is divided further by what its rank 0 measured
-(`stopwatch.py`). Counted in whole milliseconds, which add up exactly.
+The wall clock from the first attempt to now is one line. Events cut it into intervals, and each interval counts as one
+`Part`, so the parts sum to the wall clock whatever the ledger holds. An example: a job loses a worker after 65 s, and
+its second worker group starts from a checkpoint that lies 15 s of training before the loss::
+
+    time      0         5                                       65          73        75              now
+              |         |                                       |           |         |               |
+    events    attempt-  generation-                             generation- (planning generation-
+              started   started 1                               ended 1,     begins)  started 2,
+                                                                failure               planSeconds 2,
+                                                                                      secondsLost 15
+              |         |                                       |           |         |               |
+    counts    | startup | generation 1, divided by what its     |  waiting  | startup | generation 2, |
+    as        |         | rank 0 measured:                      |           |         | as measured   |
+              |         | startup 10 | productive 45 | lost 5   |           |         | so far        |
+                                     |  30   |  15   |
+                                             |___.___|
+                                                 |
+                      rolled back: lost, too, as soon as generation 2 starts without these steps
+
+    result    startup 5 + 10 + 2, productive 45 - 15, lost 5 + 15, waiting 8, and what generation 2 measured
+
+The rules behind the picture:
+
+1. An event begins a part, which lasts until the next event:
+
+   ===========================================  ========  =======================================
+   event                                        begins    from
+   ===========================================  ========  =======================================
+   attempt-started                              startup   its time
+   generation-started                           startup   `planSeconds` before its time (planning)
+   waiting, failure                             waiting   its time
+   attempt-ended, another attempt follows       waiting   `lastSeen`, the driver's last sign of life
+   attempt-ended for good                       stopped   `lastSeen`, too; its time if not recorded
+   stopped, finished                            stopped   its time
+   ===========================================  ========  =======================================
+
+2. A stopped job stays stopped until the next attempt-started, whatever late events are recorded in between.
+3. A generation that has ended fills the interval [start, start + `seconds`), cut short at the next start of an attempt
+   or a generation. Within it the measured `parts` count, and time that they do not cover is lost. What follows until
+   the next event is startup (processes end).
+4. `secondsLost` of a generation's start moves from productive to lost: steps after the checkpoint that it restores.
+5. The interval since the last event is open. `TimeBreakdown.seconds` closes it at a given time; if a generation runs,
+   it is divided by what its rank 0 has measured so far (`stopwatch.py`).
+
+Everything is counted in whole milliseconds, which add up exactly.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spotune.goodput import Part
 
-ACCOUNTED_EVENTS = frozenset(
+TIMELINE_EVENTS = frozenset(
     {
         "attempt-started",
         "attempt-ended",
@@ -26,167 +68,224 @@ ACCOUNTED_EVENTS = frozenset(
         "finished",
     }
 )
-"""Events that say where time goes; the others of a ledger are passed over."""
+"""Events that cut the timeline; `time_breakdown` ignores all others of a ledger."""
 
 _FINAL_EXIT_CODES = (0, 20, 30)
-"""Of a driver after which nobody starts the next one by himself."""
+"""Exit codes of a driver after which the supervisor starts no other attempt by itself."""
 
 Record = Mapping[str, Any]
-Seconds = dict[Part, float]
+SecondsByPart = dict[Part, float]
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What is known of the time up to `since`, and what goes on from there.
+class TimeBreakdown:
+    """The time of a job: closed intervals by part, and the open interval since the last event.
 
     Attributes:
-        spent: milliseconds by part.
-        since: when the last event was, in milliseconds since the epoch; None before the first.
-        part: what goes on.
-        generation: the worker group that runs, None where none does.
+        closed: milliseconds by part, up to `open_since`.
+        open_since: time of the last event, in milliseconds since the epoch; None before the first.
+        open_part: the part that the last event began.
+        running_generation: the worker group that runs in the open interval; None if there is none.
     """
 
-    spent: Mapping[Part, int]
-    since: int | None
-    part: Part
-    generation: int | None
+    closed: Mapping[Part, int]
+    open_since: int | None
+    open_part: Part
+    running_generation: int | None
 
-    def seconds(self, now: float, measured: Mapping[str, float] | None = None, doing: Part | None = None) -> Seconds:
+    def seconds(
+        self, now: float, measured: Mapping[str, float] | None = None, current_part: Part | None = None
+    ) -> SecondsByPart:
         """Seconds by part until `now`.
 
         Args:
-            now: seconds since the epoch; what lies before the last event does not count.
-            measured: of the generation that runs, by its rank 0 so far.
-            doing: what this rank is doing: the time of which it has not said anything yet.
+            now: seconds since the epoch; a time before the last event counts as the time of that event.
+            measured: seconds by part that rank 0 of the running generation has measured so far.
+            current_part: what that rank is doing; time of the open interval that `measured` lacks counts as this.
         """
-        spent = Counter(self.spent)
-        if self.since is not None:
-            length = max(0, _milliseconds(now) - self.since)
-            if self.generation is None:
-                measured, doing = None, None
-            spent.update(_divide(length, measured or {}, doing or self.part))
-        return {part: spent[part] / 1000 for part in Part}
+        total = Counter(self.closed)
+        if self.open_since is not None:
+            length = max(0, _milliseconds(now) - self.open_since)
+            if self.running_generation is None:
+                measured, current_part = None, None
+            total.update(_divide(length, measured or {}, current_part or self.open_part))
+        return {part: total[part] / 1000 for part in Part}
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """Something begins: a part, or the piece of a generation until `end`."""
+class _PartBegins:
+    """From `time` (milliseconds since the epoch) on, the job's time counts as `part`."""
 
     time: int
     part: Part
-    number: int = 0
-    end: int | None = None
-    parts: Mapping[str, float] | None = None
-    lost: int = 0
-    sets_out: bool = False
+    is_new_attempt: bool = False
 
 
-def tally(records: Iterable[Record]) -> Tally:
-    """What the events of a ledger, in their order, say about the time until the last of them."""
-    marks = sorted(_marks([record for record in records if record["event"] in ACCOUNTED_EVENTS]), key=_time)
-    spent: Counter[Part] = Counter()
-    cursor = marks[0].time if marks else None
-    part, generation = Part.STARTUP, None
-    for index, mark in enumerate(marks):
-        assert cursor is not None, "it was set to the first mark's time"
-        spent[part] += max(0, mark.time - cursor)
-        cursor = max(cursor, mark.time)
-        generation = None
-        if part is not Part.STOPPED or mark.sets_out:
-            part = mark.part
-        if mark.parts is not None and mark.end is not None:
-            end = max(cursor, mark.end)
-            spent.update(_divide(end - cursor, mark.parts, Part.LOST))
-            cursor = end
-        elif mark.number and index == len(marks) - 1:
-            generation = mark.number
-        rolled_back = min(mark.lost, spent[Part.PRODUCTIVE])
-        spent.update({Part.PRODUCTIVE: -rolled_back, Part.LOST: rolled_back})
-    return Tally(spent, cursor, part, generation)
+@dataclass(frozen=True)
+class _Run:
+    """How a generation ran: until `end` (milliseconds since the epoch), with `measured` seconds by part."""
+
+    end: int
+    measured: Mapping[str, float]
 
 
-def _marks(records: Sequence[Record]) -> list[_Mark]:
+@dataclass(frozen=True)
+class _GenerationStarts:
+    """A worker group starts at `time` (milliseconds since the epoch).
+
+    Attributes:
+        generation: its number.
+        rolled_back: productive milliseconds of the steps after the checkpoint that it restores.
+        run: None while its end is not recorded.
+    """
+
+    time: int
+    generation: int
+    rolled_back: int
+    run: _Run | None
+
+
+_Cut = _PartBegins | _GenerationStarts
+
+
+def time_breakdown(events: Iterable[Record]) -> TimeBreakdown:
+    """The time up to the last event of a ledger, by part; see the rules in the module's docstring.
+
+    Args:
+        events: records of the ledger, in its order.
+    """
+    cuts = _timeline([event for event in events if event["event"] in TIMELINE_EVENTS])
+    closed: Counter[Part] = Counter()
+    position = cuts[0].time if cuts else None
+    part = Part.STARTUP
+    for cut in cuts:
+        assert position is not None, "it is the time of the first cut"
+        closed[part] += max(0, cut.time - position)
+        position = max(position, cut.time)
+        if isinstance(cut, _PartBegins):
+            part = cut.part if part is not Part.STOPPED or cut.is_new_attempt else part
+            continue
+        part = Part.STARTUP if part is not Part.STOPPED else part
+        if cut.run is not None:
+            end = max(position, cut.run.end)
+            closed.update(_divide(end - position, cut.run.measured, Part.LOST))
+            position = end
+        rolled_back = min(cut.rolled_back, closed[Part.PRODUCTIVE])
+        closed.update({Part.PRODUCTIVE: -rolled_back, Part.LOST: rolled_back})
+    return TimeBreakdown(closed, position, part, _running_generation(cuts))
+
+
+def _running_generation(cuts: Sequence[_Cut]) -> int | None:
+    """The generation that started last, if nothing has happened since."""
+    last = cuts[-1] if cuts else None
+    return last.generation if isinstance(last, _GenerationStarts) and last.run is None else None
+
+
+def _timeline(events: Sequence[Record]) -> list[_Cut]:
+    """Where the events cut the time, in order of time."""
     ended: dict[int, Record] = {}
-    for record in records:
-        if record["event"] == "generation-ended":
-            ended.setdefault(record["generation"], record)
-    starts = sorted(_at(record) for record in records if record["event"] in ("attempt-started", "generation-started"))
-    return [mark for record in records for mark in _marks_of(record, ended, starts)]
+    for event in events:
+        if event["event"] == "generation-ended":
+            ended.setdefault(event["generation"], event)
+    starts = sorted(_time(event) for event in events if event["event"] in ("attempt-started", "generation-started"))
+    return sorted((cut for event in events for cut in _cuts(event, ended, starts)), key=lambda cut: cut.time)
 
 
-def _marks_of(record: Record, ended: Mapping[int, Record], starts: Sequence[int]) -> list[_Mark]:
-    at = _at(record)
-    match record["event"]:
+def _cuts(event: Record, ended: Mapping[int, Record], starts: Sequence[int]) -> Iterator[_Cut]:
+    """Where one event cuts the time.
+
+    Args:
+        event: of `TIMELINE_EVENTS`.
+        ended: the generation-ended event of each generation that has one.
+        starts: when attempts and generations started, ascending.
+    """
+    time = _time(event)
+    match event["event"]:
         case "attempt-started":
-            return [_Mark(at, Part.STARTUP, sets_out=True)]
+            yield _PartBegins(time, Part.STARTUP, is_new_attempt=True)
         case "waiting" | "failure":
-            return [_Mark(at, Part.WAITING)]
+            yield _PartBegins(time, Part.WAITING)
         case "stopped" | "finished":
-            return [_Mark(at, Part.STOPPED)]
+            yield _PartBegins(time, Part.STOPPED)
         case "attempt-ended":
-            last_seen = record.get("lastSeen")
-            seen = min(at, _milliseconds(last_seen)) if last_seen is not None else at
-            goes_on = record["exitCode"] not in _FINAL_EXIT_CODES
-            return [_Mark(seen, Part.WAITING if goes_on else Part.STOPPED)]
+            last_sign = event.get("lastSeen")
+            is_final = event["exitCode"] in _FINAL_EXIT_CODES
+            yield _PartBegins(
+                time if last_sign is None else min(time, _milliseconds(last_sign)),
+                Part.STOPPED if is_final else Part.WAITING,
+            )
         case "generation-started":
-            number = record["generation"]
-            planned = at - _milliseconds(record.get("planSeconds", 0.0))
-            marks = [_Mark(planned, Part.STARTUP)]
-            lost = _milliseconds(record.get("secondsLost", 0.0))
-            if number not in ended:
-                return [*marks, _Mark(at, Part.STARTUP, number, lost=lost)]
-            end = at + _milliseconds(ended[number]["seconds"])
-            # A lost head's workers may outlive it: their time is their successor's as soon as there is one.
-            end = min(end, next((start for start in starts if start > at), end))
-            return [*marks, _Mark(at, Part.STARTUP, number, end, ended[number].get("parts", {}), lost)]
-    return []
+            yield _PartBegins(time - _milliseconds(event.get("planSeconds", 0.0)), Part.STARTUP)
+            generation = event["generation"]
+            rolled_back = _milliseconds(event.get("secondsLost", 0.0))
+            run = _run(time, ended[generation], starts) if generation in ended else None
+            yield _GenerationStarts(time, generation, rolled_back, run)
+
+
+def _run(started: int, ended: Record, starts: Sequence[int]) -> _Run:
+    """The interval of a generation that has ended, by its generation-ended event."""
+    end = started + _milliseconds(ended["seconds"])
+    # Workers may outlive a lost head. From the next start on, the time is their successors'.
+    next_start = next((start for start in starts if start > started), end)
+    return _Run(min(end, next_start), ended.get("parts", {}))
 
 
 def generation_parts(
-    progress: Record | None, began: float, seconds: float, steps_seconds: float, *, failed: bool
+    progress: Record | None, started: float, seconds: float, steps_seconds: float, *, failed: bool
 ) -> dict[str, float]:
     """Seconds by part of a generation that has ended; they sum to `seconds`.
 
     Args:
-        progress: its `progress.json`; None where its workers never began.
-        began: when it was started, in seconds since the epoch.
-        seconds: from then to its end.
+        progress: its `progress.json`; None if its workers never began.
+        started: when it was started, in seconds since the epoch.
+        seconds: from its start to its end.
         steps_seconds: productive seconds of the steps that it logged.
-        failed: whether it ended otherwise than it was meant to. What it did after its last logged step is lost then.
+        failed: whether it ended by a failure. The time after its last logged step is lost then.
     """
-    measured = measured_parts(progress, began) if progress else {}
+    measured = measured_parts(progress, started) if progress else {}
     if failed and progress:
-        under_way = measured.get(Part.PRODUCTIVE, 0.0) - steps_seconds
-        measured |= {Part.PRODUCTIVE: steps_seconds, Part.LOST: max(0.0, under_way)}
-    rest = Part.LOST if failed and progress else Part.STARTUP
-    divided = _divide(_milliseconds(seconds), measured, rest)
+        unfinished_step = measured.get(Part.PRODUCTIVE, 0.0) - steps_seconds
+        measured |= {Part.PRODUCTIVE: steps_seconds, Part.LOST: max(0.0, unfinished_step)}
+    unmeasured = Part.LOST if failed and progress else Part.STARTUP
+    divided = _divide(_milliseconds(seconds), measured, unmeasured)
     return {str(part): divided[part] / 1000 for part in Part if divided[part]}
 
 
-def measured_parts(progress: Record, began: float) -> dict[str, float]:
-    """Seconds by part since a generation began, as its rank 0 measured them; its process had to be started first."""
+def measured_parts(progress: Record, started: float) -> dict[str, float]:
+    """Seconds by part since a generation was started, as rank 0 measured them, plus the start of its process.
+
+    Args:
+        progress: its `progress.json`.
+        started: when the generation was started, in seconds since the epoch.
+    """
     measured = dict(progress.get("seconds", {}))
-    measured[Part.STARTUP] = measured.get(Part.STARTUP, 0.0) + max(0.0, progress["startedAt"] - began)
+    measured[Part.STARTUP] = measured.get(Part.STARTUP, 0.0) + max(0.0, progress["startedAt"] - started)
     return measured
 
 
-def _divide(length: int, measured: Mapping[str, float], rest: Part) -> Counter[Part]:
-    """A length of time by part, productive last where it is too short for all; what nobody measured goes to `rest`."""
+def _divide(length: int, measured: Mapping[str, float], unmeasured: Part) -> Counter[Part]:
+    """Divide an interval into parts that sum to its length.
+
+    If the measured parts exceed the length, productive is the first to be cut. If they fall short of it, the remainder
+    counts as `unmeasured`.
+
+    Args:
+        length: of the interval, in milliseconds.
+        measured: seconds by part.
+        unmeasured: the part of the time that `measured` does not cover.
+    """
     divided: Counter[Part] = Counter()
-    left = length
+    remainder = length
     for part in reversed(Part):
-        divided[part] = min(left, max(0, _milliseconds(measured.get(part, 0.0))))
-        left -= divided[part]
-    divided[rest] += left
+        divided[part] = min(remainder, max(0, _milliseconds(measured.get(part, 0.0))))
+        remainder -= divided[part]
+    divided[unmeasured] += remainder
     return divided
 
 
-def _time(mark: _Mark) -> int:
-    return mark.time
-
-
-def _at(record: Record) -> int:
-    return _milliseconds(record["time"])
+def _time(event: Record) -> int:
+    """When an event happened, in milliseconds since the epoch."""
+    return _milliseconds(event["time"])
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,7 +1,7 @@
-"""Goodput as it is published, and what the ledger has to hold for it: the figures of generations that have ended.
+"""Goodput as it is published, and the ledger entries that it is computed from.
 
-A generation's own figures lie in its folder, so that they outlive its driver: what a lost head could not record is
-recorded by the next driver, from the last sign of life in the files of the workers.
+The measurements of a generation lie in its own folder, so they outlive its driver. A head may be lost before its driver
+records the end of a generation. The next driver then records it, from the last sign of life in the workers' files.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ from spotune_trainer.checkpoint.generations import steps_after
 from spotune_trainer.files import LineReader
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
-from spotune_trainer.observability.goodput import ACCOUNTED_EVENTS, generation_parts, measured_parts, tally
+from spotune_trainer.observability.goodput import TIMELINE_EVENTS, generation_parts, measured_parts, time_breakdown
 
 
-class GoodputAccount:
-    """Goodput of a job so far. Reads of the ledger only what is new, and no steps at all.
+class GoodputMeter:
+    """The goodput of a job so far. Each call reads only the ledger's new events, and no steps.
 
     Args:
-        directory: of the job.
+        directory: the job's folder.
     """
 
     def __init__(self, directory: JobDirectory) -> None:
-        self._events = LineReader(directory.ledger)
-        self._records: list[dict[str, Any]] = []
-        self._tally = tally([])
+        self._reader = LineReader(directory.ledger)
+        self._events: list[dict[str, Any]] = []
+        self._breakdown = time_breakdown([])
 
-    def figures(self, now: float, progress: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def metrics(self, now: float, progress: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """`goodput` and `goodputParts` of `status.json` and `result.json`.
 
         Args:
             now: seconds since the epoch.
-            progress: `progress.json` of the worker group that runs, if it has written one.
+            progress: `progress.json` of the running worker group, if it has written one.
         """
-        news = [record for record in self._events.read() if record["event"] in ACCOUNTED_EVENTS]
-        if news:
-            self._records += news
-            self._tally = tally(self._records)
-        measured, doing = {}, None
-        if progress is not None and self._tally.generation is not None and self._tally.since is not None:
-            measured, doing = measured_parts(progress, self._tally.since / 1000), Part(progress["part"])
-        seconds = self._tally.seconds(now, measured, doing)
+        new_events = [event for event in self._reader.read() if event["event"] in TIMELINE_EVENTS]
+        if new_events:
+            self._events += new_events
+            self._breakdown = time_breakdown(self._events)
+        breakdown, measured, current_part = self._breakdown, {}, None
+        if progress is not None and breakdown.running_generation is not None and breakdown.open_since is not None:
+            measured = measured_parts(progress, breakdown.open_since / 1000)
+            current_part = Part(progress["part"])
+        seconds = breakdown.seconds(now, measured, current_part)
         share = goodput(seconds)
         return {
             "goodput": None if share is None else round(share, 4),
@@ -53,43 +54,45 @@ class GoodputAccount:
         }
 
 
-def record_end(ledger: Ledger, directory: JobDirectory, generation: int, ended: float, *, failed: bool) -> None:
-    """Record the end of a generation that the ledger has seen start, and where its time went.
+def record_generation_ended(
+    ledger: Ledger, directory: JobDirectory, generation: int, ended: float, *, failed: bool
+) -> None:
+    """Record the end of a generation, and where its time went.
 
     Args:
-        ledger: of the job.
+        ledger: of the job; holds the generation's start.
         directory: of the job.
         generation: its number.
         ended: when it ended, in seconds since the epoch.
-        failed: whether it ended otherwise than it was meant to.
+        failed: whether it ended by a failure.
     """
-    start = next(record for record in ledger.records("generation-started") if record["generation"] == generation)
-    began = start["time"]
+    start = next(event for event in ledger.records("generation-started") if event["generation"] == generation)
+    started = start["time"]
     logs = directory.generation_logs(generation)
     steps = list(files.read_lines(logs.steps))
     productive = sum(step.get("productiveSeconds", 0.0) for step in steps)
-    seconds = round(max(0.0, ended - began), 3)
+    seconds = round(max(0.0, ended - started), 3)
     ledger.append(
         "generation-ended",
         generation=generation,
         worldSize=start["worldSize"],
         seconds=seconds,
         steps=len(steps),
-        parts=generation_parts(files.read_json(logs.progress), began, seconds, productive, failed=failed),
+        parts=generation_parts(files.read_json(logs.progress), started, seconds, productive, failed=failed),
     )
 
 
-def record_lost_ends(ledger: Ledger, directory: JobDirectory) -> None:
-    """Record the end of generations whose driver was lost with them: they lived until their workers' last sign."""
-    ended = {record["generation"] for record in ledger.records("generation-ended")}
+def record_lost_generations(ledger: Ledger, directory: JobDirectory) -> None:
+    """Record the end of generations that were lost with their driver: the last sign of life of their workers."""
+    ended = {event["generation"] for event in ledger.records("generation-ended")}
     for start in ledger.records("generation-started"):
         if start["generation"] not in ended:
             progress = files.read_json(directory.generation_logs(start["generation"]).progress)
             last_sign = min(progress["time"], time.time()) if progress else start["time"]
-            record_end(ledger, directory, start["generation"], last_sign, failed=True)
+            record_generation_ended(ledger, directory, start["generation"], last_sign, failed=True)
 
 
-def seconds_lost(directory: JobDirectory, step: int) -> float:
-    """Productive seconds of the steps after `step`, which a worker group that starts from it makes again."""
+def productive_seconds_after(directory: JobDirectory, step: int) -> float:
+    """Productive seconds of the steps after `step`: lost work for a worker group that starts from there."""
     lost: float = sum(record.get("productiveSeconds", 0.0) for record in steps_after(directory, step))
     return round(lost, 3)

@@ -1,8 +1,8 @@
-"""What a worker tells the world: heartbeat, phase, steps and events, in the folder of its generation.
+"""A worker's progress reports: heartbeat, phase, steps and events, in the folder of its generation.
 
-Rank 0 writes, in a thread of its own; the driver reads it and makes `status.json` and the ledger of it, so that a
-worker of a superseded generation can write as much as it likes without anybody believing it. Every rank guards itself
-against a hang: each beat winds up its `HangGuard`.
+Rank 0 writes these files from a background thread. The driver reads them and writes `status.json` and the ledger from
+them. It reads only the generation that it started, so a worker of a superseded one cannot falsify either. Every rank
+has a watchdog against hangs, which each heartbeat resets.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import errno
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import GenerationLogs
+from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.background_writer import BackgroundWriter
 from spotune_trainer.observability.stopwatch import Stopwatch
-from spotune_trainer.observability.watchdog import HangGuard
+from spotune_trainer.observability.watchdog import Watchdog
 
 logger = logging.getLogger("spotune.worker")
 
@@ -31,42 +31,30 @@ _WRITE_EVERY_SECONDS = 0.5
 _RATE_WINDOW_STEPS = 50
 
 
-class Phase(StrEnum):
-    """What a run is doing, in the words of `status.json`."""
-
-    STARTING = "Starting"
-    """No driver has said anything yet, or not since the job was tried again."""
-    PREPARING = "Preparing"
-    WAITING_FOR_WORKERS = "WaitingForWorkers"
-    LOADING = "Loading"
-    TRAINING = "Training"
-    EVALUATING = "Evaluating"
-    EXPORTING = "Exporting"
-    DONE = "Done"
-    FAILED = "Failed"
-
-
 @dataclass(frozen=True)
 class StepRecord:
     """One line of `steps.jsonl`; `step` is the number of optimizer steps done after it.
 
     Attributes:
-        loss: mean per label token; None where it is not finite.
-        skipped: loss or gradient was not finite, so that the step changed no weights.
+        loss: mean per label token; None if it is not finite.
+        skipped: whether the step changed no weights, since its loss or gradient was not finite.
         samples: hash over (id, token bytes) of the rows that went through backward, as 16 hex digits.
-        tokens: label tokens that carried loss, over all ranks.
-        seconds: wall time of the step on rank 0, with what came between it and the step before.
-        productiveSeconds: of these, without waiting for data and checkpoints and without evaluation.
-        mfu: model FLOPs utilisation, None where the device's peak is not known.
+        tokens: all tokens that went through the model, over all ranks: the tokens of the encoder's or causal model's
+            input, plus, for seq2seq models, the decoder's input tokens. Padding is not counted.
+        labelTokens: label tokens that carried loss, over all ranks; the loss is the mean over them.
+        seconds: wall time on rank 0 since the end of the previous step.
+        productiveSeconds: the part of `seconds` without waiting for data and checkpoints and without evaluation.
+        mfu: model FLOPs utilisation; None if the device's peak is not known.
     """
 
     generation: int
     step: int
     epoch: float
     loss: float | None
-    gradNorm: float | None  # noqa: N815 - the file's own spelling
+    gradNorm: float | None  # noqa: N815 - the file's spelling
     learningRate: float  # noqa: N815
     tokens: int
+    labelTokens: int  # noqa: N815
     seconds: float
     productiveSeconds: float  # noqa: N815
     worldSize: int  # noqa: N815
@@ -75,8 +63,25 @@ class StepRecord:
     mfu: float | None
 
 
-class Journal:
-    """One rank's account of its work; a context manager. Only rank 0 writes files, every rank beats."""
+def tokens_of(record: Mapping[str, Any]) -> int | None:
+    """All tokens of a line of `steps.jsonl`; None in older files, whose `tokens` were the label tokens."""
+    return int(record["tokens"]) if "labelTokens" in record else None
+
+
+def label_tokens_of(record: Mapping[str, Any]) -> int:
+    """Label tokens of a line of `steps.jsonl`, also of an older file."""
+    return int(record.get("labelTokens", record["tokens"]))
+
+
+class ProgressReporter:
+    """Reports the progress of one rank; a context manager. Only rank 0 writes files; every rank sends heartbeats.
+
+    Args:
+        logs: the log folder of the generation.
+        rank: of this process.
+        hang_timeout_seconds: longest time between two heartbeats; then the watchdog ends the process.
+        clock: seconds, monotonic.
+    """
 
     def __init__(
         self,
@@ -87,25 +92,25 @@ class Journal:
     ) -> None:
         self.logs = logs
         self.rank = rank
-        self._guard = HangGuard(logs.stacks(rank), hang_timeout_seconds, clock)
+        self._watchdog = Watchdog(logs.stacks(rank), hang_timeout_seconds, clock)
         self._clock = clock
-        self.spent = Stopwatch(clock)
+        self.stopwatch = Stopwatch(clock)
         self._state: dict[str, Any] = {
             "startedAt": time.time(),
             "heartbeat": 0,
             "phase": Phase.LOADING.value,
             "startup": {},
         }
-        self._written = self._mark = float("-inf")
+        self._last_write = self._startup_since = float("-inf")
         self._window: deque[tuple[float, int, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
         self._writer = BackgroundWriter()
 
     def __enter__(self) -> Self:
-        self._guard.__enter__()
+        self._watchdog.__enter__()
         if self.rank == 0:
             self._writer.start()
-        self._mark = self._clock()
-        self.beat()
+        self._startup_since = self._clock()
+        self.heartbeat()
         return self
 
     def __exit__(
@@ -116,53 +121,53 @@ class Journal:
             if self.rank == 0:
                 self._writer.close()
         finally:
-            self._guard.__exit__(kind, error, trace)
+            self._watchdog.__exit__(kind, error, trace)
 
-    def beat(self) -> None:
-        """Something was achieved: wind up the hang guard and, now and then, write the heartbeat."""
+    def heartbeat(self) -> None:
+        """Report that the process makes progress: reset the watchdog and, if due, write `progress.json`."""
         self._state["heartbeat"] += 1
-        self._guard.wind()
-        self.publish()
+        self._watchdog.reset()
+        self.write_if_due()
 
-    def publish(self) -> None:
-        """Write what was set, now and then; nothing need have been achieved."""
-        if self._clock() - self._written >= _WRITE_EVERY_SECONDS:
+    def write_if_due(self) -> None:
+        """Write `progress.json` if it was not written within the last half second. This is not a heartbeat."""
+        if self._clock() - self._last_write >= _WRITE_EVERY_SECONDS:
             self._write()
 
-    def enter(self, phase: Phase) -> None:
-        """Begin a phase."""
+    def set_phase(self, phase: Phase) -> None:
+        """Begin a phase; written at once."""
         logger.info("%s", phase.value)
         self._state["phase"] = phase.value
-        self.beat()
+        self.heartbeat()
         self._write()
 
-    def started(self, part: str) -> None:
-        """A part of the start-up is done; its seconds count since the part before."""
+    def record_startup(self, part: str) -> None:
+        """Record the seconds that a part of the startup took: from the end of the previous part until now."""
         now = self._clock()
-        self._state["startup"][part] = round(now - self._mark, 3)
-        logger.info("%s took %.1f s", part, now - self._mark)
-        self._mark = now
-        self.beat()
+        self._state["startup"][part] = round(now - self._startup_since, 3)
+        logger.info("%s took %.1f s", part, now - self._startup_since)
+        self._startup_since = now
+        self.heartbeat()
 
-    def set(self, **values: Any) -> None:
-        """Set fields of `progress.json`."""
+    def update(self, **values: Any) -> None:
+        """Update fields of `progress.json`, which is written later."""
         self._state.update(values)
 
-    def step(self, record: StepRecord, samples: int, total_steps: int) -> None:
-        """A step is done and known to all ranks.
+    def record_step(self, record: StepRecord, samples: int, total_steps: int) -> None:
+        """Record an optimizer step that all ranks have finished.
 
         Args:
-            record: its line.
-            samples: number of samples in it, for the rate.
-            total_steps: steps of the whole run, for the time left.
+            record: its line for `steps.jsonl`.
+            samples: number of samples in the step, for the rate.
+            total_steps: steps of the whole run, for the remaining time.
         """
         self._append(self.logs.steps, record.__dict__)
         self._window.append((record.seconds, record.tokens, samples))
         seconds = sum(entry[0] for entry in self._window) or 1e-9
         rate = len(self._window) / seconds
         if record.loss is not None:
-            self.set(loss=record.loss)
-        self.set(
+            self.update(loss=record.loss)
+        self.update(
             step=record.step,
             totalSteps=total_steps,
             epoch=round(record.epoch, 4),
@@ -174,15 +179,15 @@ class Journal:
             etaSeconds=round((total_steps - record.step) / rate, 1),
         )
 
-    def event(self, name: str, **values: Any) -> None:
-        """Append an event for the ledger (rank 0)."""
+    def record_event(self, name: str, **values: Any) -> None:
+        """Append an event for the ledger; only rank 0 does."""
         self._append(self.logs.events, {"time": time.time(), "event": name, **values})
 
     def sync(self) -> None:
-        """Write what was said so far and make the steps durable, before a commit relies on them; from any thread.
+        """Write everything reported so far and fsync the steps, before a commit relies on them; from any thread.
 
         Raises:
-            OSError: the volume does not take them.
+            OSError: the volume does not accept them yet.
         """
         if self.rank != 0:
             return
@@ -196,8 +201,8 @@ class Journal:
             self._writer.append(path, record)
 
     def _write(self) -> None:
-        self._written = self._clock()
+        self._last_write = self._clock()
         if self.rank == 0:
-            seconds = {part: round(value, 3) for part, value in self.spent.seconds().items()}
-            state = {"time": time.time(), **deepcopy(self._state), "part": self.spent.part, "seconds": seconds}
+            seconds = {part: round(value, 3) for part, value in self.stopwatch.seconds().items()}
+            state = {"time": time.time(), **deepcopy(self._state), "part": self.stopwatch.part, "seconds": seconds}
             self._writer.replace(self.logs.progress, state)

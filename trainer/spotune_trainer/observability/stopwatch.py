@@ -1,4 +1,4 @@
-"""What a worker's time is spent on: exactly one part at any moment, so the parts sum to the time since its start."""
+"""Measure where a worker's time goes: one `Part` at any moment, so the parts sum to the time since the start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Seconds by part, since it was made; for one thread.
+    """Seconds by part since it was created. It starts with `Part.STARTUP`, and is not thread-safe.
 
     Args:
         clock: seconds, monotonic.
@@ -23,39 +23,39 @@ class Stopwatch:
         self._clock = clock
         self._since = clock()
         self._seconds = dict.fromkeys(Part, 0.0)
-        self._lap = 0.0
+        self._last_lap = 0.0
         self.part = Part.STARTUP
 
     def seconds(self) -> dict[Part, float]:
-        """What each part took so far, the one that goes on included."""
+        """Seconds of each part so far, the current one included; parts without any time are left out."""
         self._switch(self.part)
         return {part: seconds for part, seconds in self._seconds.items() if seconds}
 
     @contextmanager
-    def on(self, part: Part) -> Iterator[None]:
-        """Spend the time of this context on `part`, and then on what it was spent on before."""
-        before = self.part
+    def measure(self, part: Part) -> Iterator[None]:
+        """Count the time of this context as `part`; afterwards the previous part continues."""
+        previous = self.part
         self._switch(part)
         try:
             yield
         finally:
-            self._switch(before)
+            self._switch(previous)
 
-    def each(self, part: Part, items: Iterable[T]) -> Iterator[T]:
-        """The items, with the time that they take to come spent on `part`."""
+    def measure_each(self, part: Part, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items; the time until each of them is available counts as `part`."""
         iterator = iter(items)
         while True:
-            with self.on(part):
+            with self.measure(part):
                 try:
                     item = next(iterator)
                 except StopIteration:
                     return
             yield item
 
-    def lap(self) -> float:
+    def productive_lap(self) -> float:
         """Productive seconds since the last call."""
         productive = self.seconds().get(Part.PRODUCTIVE, 0.0)
-        seconds, self._lap = productive - self._lap, productive
+        seconds, self._last_lap = productive - self._last_lap, productive
         return seconds
 
     def _switch(self, part: Part) -> None:

@@ -1,7 +1,7 @@
-"""Ends a process that achieves nothing any more, with the stacks of all its threads on the volume.
+"""A watchdog: ends a process that makes no progress, and writes the stacks of all its threads to the volume.
 
-The timer is one of the interpreter's C code and needs no lock of Python: it runs out though every thread waits for
-ever, in a collective, for a file or for a lock. A process has only one, so guards follow one another and do not nest.
+The timer runs in C (`faulthandler`) and does not need the GIL. It fires even if every thread is blocked in a
+collective, on a file or on a lock. A process has only one such timer, so watchdogs must not be nested.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import Self
 
 
-class HangGuard:
-    """A context manager: within it the process ends with status 1 if `wind` is not called for too long.
+class Watchdog:
+    """A context manager: ends the process with status 1 if `reset` is not called for `timeout_seconds`.
 
     Args:
-        stacks: file for the stacks; empty while the guard has not ended the process.
-        timeout_seconds: so long may nothing be achieved.
+        stacks: the file for the stacks; it stays empty unless the watchdog fires.
+        timeout_seconds: longest time between two calls of `reset`.
         clock: seconds, monotonic.
     """
 
@@ -27,12 +27,12 @@ class HangGuard:
         self._path = stacks
         self._timeout_seconds = timeout_seconds
         self._clock = clock
-        self._wound = float("-inf")
+        self._last_reset = float("-inf")
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._stacks = self._path.open("w", encoding="utf-8")
-        self.wind()
+        self.reset()
         return self
 
     def __exit__(
@@ -41,9 +41,9 @@ class HangGuard:
         faulthandler.cancel_dump_traceback_later()
         self._stacks.close()
 
-    def wind(self) -> None:
-        """Something was achieved; cheap, since the timer is set anew once a second at most."""
+    def reset(self) -> None:
+        """Restart the timer: the process has made progress. Cheap, since it does so at most once a second."""
         now = self._clock()
-        if now - self._wound >= min(1.0, self._timeout_seconds / 4):
+        if now - self._last_reset >= min(1.0, self._timeout_seconds / 4):
             faulthandler.dump_traceback_later(self._timeout_seconds, exit=True, file=self._stacks)
-            self._wound = now
+            self._last_reset = now

@@ -1,99 +1,159 @@
-"""One attempt as Ray sees it, however Ray fares: silent, slow, or gone."""
+"""One attempt as seen from outside: its state in Ray (`AttemptWatch`), and what it publishes (`RunWatch`)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnavailableError, RayJob
+from spotune.job import RetrySpec
+from spotune_trainer import files
+from spotune_trainer.files import LineReader
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.observability.logs.event_messages import event_message, startup_message
+from spotune_trainer.supervisor.console import View
+from spotune_trainer.supervisor.failure_policy import HeartbeatWatch
+from spotune_trainer.supervisor.ray_head.head import RayHead
+from spotune_trainer.supervisor.ray_head.jobs_client import JobsUnavailableError, RayJob
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long things may take, in seconds.
+    """Intervals and timeouts of a supervisor, in seconds.
 
     Attributes:
-        poll: between two looks at the driver.
-        hang_margin: on top of `retry.hangTimeout`, within which the workers notice a hang by themselves.
-        notice: that workers get to commit and leave when the supervisor is told to stop.
-        end: that a driver gets to end when Ray was asked to end it.
-        silence: of a Jobs API whose processes are alive, after which they count as lost.
+        poll: between two polls of the driver.
+        hang_margin: added to `retry.hangTimeout`, within which the workers detect a hang themselves.
+        notice: given to the workers to commit when the supervisor is terminated.
+        stop: given to a driver to end after Ray was asked to stop it.
+        unavailable: a Jobs API that does not answer for so long counts as lost, although its processes run.
     """
 
     poll: float = 0.5
     hang_margin: float = 60.0
     notice: float = 60.0
-    end: float = 20.0
-    silence: float = 120.0
-
-
-class RayHead(Protocol):
-    """The Ray that drivers run in."""
-
-    def find(self, record: Mapping[str, Any] | None) -> bool:
-        """Take over what `record` of an earlier supervisor describes; False where that is gone."""
-
-    def start(self) -> None:
-        """Have a Ray that runs."""
-
-    def is_alive(self) -> bool:
-        """Whether it runs; cheap."""
-
-    def client(self) -> JobsClient:
-        """A client of its Jobs API."""
-
-    def record(self) -> dict[str, Any] | None:
-        """What `find` needs."""
-
-    def end(self) -> None:
-        """Give it up, with all that runs in it."""
+    stop: float = 20.0
+    unavailable: float = 120.0
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One driver: its number, counted over the life of the job directory, and its id in Ray."""
+    """One driver.
+
+    Attributes:
+        number: counted from 1 over the life of the job directory.
+        submission_id: of the driver in Ray.
+    """
 
     number: int
     submission_id: str
 
 
-class WatchedAttempt:
-    """Asks Ray how one attempt is, and ends it."""
+class AttemptWatch:
+    """Polls Ray for one attempt, and stops it."""
 
     def __init__(self, head: RayHead, attempt: Attempt, timing: Timing) -> None:
         self._head = head
         self._id = attempt.submission_id
         self._timing = timing
         self._client = head.client()
-        self._answered = time.monotonic()
-        self._last = RayJob(self._id, "PENDING", None, "", {})
-        self._end_asked: float | None = None
+        self._last_response = time.monotonic()
+        self._last_job = RayJob(self._id, "PENDING", None, "", {})
+        self._stop_requested: float | None = None
 
-    def look(self) -> RayJob | None:
-        """The attempt as Ray knows it; None where it is lost. While Ray is silent, as it was."""
+    def poll(self) -> RayJob | None:
+        """The attempt in Ray, or None if it is lost. While Ray does not answer, the last known state.
+
+        Shuts the head down if Ray has not answered, or has not stopped the attempt, within the timeouts.
+        """
         now = time.monotonic()
-        overdue = self._end_asked is not None and now - self._end_asked > self._timing.end
-        if overdue or now - self._answered > self._timing.silence:
-            self._head.end()
+        overdue = self._stop_requested is not None and now - self._stop_requested > self._timing.stop
+        if overdue or now - self._last_response > self._timing.unavailable:
+            self._head.shut_down()
         if not self._head.is_alive():
             return None
         try:
             job = self._client.find(self._id)
         except JobsUnavailableError:
-            return self._last if self._head.is_alive() else None
-        self._answered = time.monotonic()
+            return self._last_job if self._head.is_alive() else None
+        self._last_response = time.monotonic()
         if job is not None:
-            self._last = job
+            self._last_job = job
         return job
 
-    def end(self) -> None:
-        """Ask Ray, once, to end the attempt; if that takes too long `look` gives up the whole Ray."""
-        if self._end_asked is not None:
+    def stop(self) -> None:
+        """Ask Ray once to stop the attempt; if that takes too long, `poll` shuts the head down."""
+        if self._stop_requested is not None:
             return
-        self._end_asked = time.monotonic()
+        self._stop_requested = time.monotonic()
         try:
             self._client.stop(self._id)
         except JobsUnavailableError:
-            self._head.end()
+            self._head.shut_down()
+
+
+class RunWatch:
+    """Reads the driver's status and the ledger's new events, shows them, and watches the heartbeat.
+
+    Args:
+        directory: of the job.
+        retry: returns the job's current `retry` section; `hangTimeout` may change while the job runs.
+        view: shows the run.
+        hang_margin: seconds, see `Timing`.
+        verbose: also show how long each part of the start-up took.
+
+    Attributes:
+        status: the last content of `status.json`; empty before there is one.
+        highest_step: the highest step of any status so far.
+        startup_seconds: durations of the start-up's parts that the supervisor measures, by name.
+        heartbeat: of the driver.
+    """
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        retry: Callable[[], RetrySpec],
+        view: View,
+        hang_margin: float,
+        *,
+        verbose: bool,
+    ) -> None:
+        self._directory = directory
+        self._retry = retry
+        self._view = view
+        self._hang_margin = hang_margin
+        self._show_startup = verbose
+        self._events = LineReader(directory.ledger)
+        self.status: dict[str, Any] = {}
+        self.highest_step = 0
+        self.startup_seconds: dict[str, float] = {}
+        self.heartbeat = HeartbeatWatch(self._hang_seconds(), time.monotonic())
+
+    def skip_earlier_events(self) -> None:
+        """Do not show the events that are in the ledger already."""
+        self._events.read()
+
+    def poll(self) -> None:
+        """Read the status and new events, and show them."""
+        self.heartbeat.timeout_seconds = self._hang_seconds()
+        for event in self._events.read():
+            if text := event_message(event):
+                self._view.log(text)
+        status = files.read_json(self._directory.status)
+        if status is None:
+            return
+        self.status = status
+        self.heartbeat.observe(status["heartbeat"], time.monotonic())
+        self.highest_step = max(self.highest_step, status.get("step") or 0)
+        self._view.show(status)
+        if self._show_startup and status["phase"] == "Training" and self._has_stepped():
+            self._show_startup = False
+            self._view.log(startup_message({**self.startup_seconds, **status.get("startup", {})}))
+
+    def _has_stepped(self) -> bool:
+        return (self.status.get("step") or 0) > (self.status.get("resumedFromStep") or 0)
+
+    def _hang_seconds(self) -> float:
+        """A heartbeat that does not change for so long means a hang."""
+        return self._retry().hang_timeout.seconds + self._hang_margin

@@ -1,6 +1,6 @@
-"""How a run looks: one live panel in a terminal, plain lines elsewhere, a table at the end.
+"""Display of a run: a live panel in a terminal, plain lines elsewhere, and a table of results at the end.
 
-Both views are fed the same two things, the newest status and sentences about events; neither reads a file.
+Both views get the newest status and messages about events; neither reads a file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spotune.formatting import duration, evaluation, goodput, progress, restarts, score, scores_of
+from spotune.formatting import (
+    duration,
+    evaluation,
+    goodput,
+    progress,
+    restarts,
+    score,
+    scores_of,
+)
 
 _LINE_EVERY_SECONDS = 5.0
 _MESSAGE_LENGTH = 200
 
 
 class View(Protocol):
-    """What the supervisor shows a run on."""
+    """Shows a run to people."""
 
     def __enter__(self) -> Self: ...
 
@@ -32,17 +40,17 @@ class View(Protocol):
     ) -> None: ...
 
     def show(self, status: Mapping[str, Any]) -> None:
-        """The newest status."""
+        """Show the newest status."""
 
-    def say(self, text: str) -> None:
-        """Something happened."""
+    def log(self, text: str) -> None:
+        """Show a message about an event."""
 
 
 class PlainView:
-    """A line for every event and change of phase, and while stepping one every few seconds.
+    """Writes a line for each event and each change of phase, and one every few seconds while steps are made.
 
     Args:
-        write: takes a line without its end.
+        write: takes a line without line break.
         clock: monotonic seconds.
     """
 
@@ -50,8 +58,8 @@ class PlainView:
         self._write = write
         self._clock = clock
         self._phase: str | None = None
-        self._said: str | None = None
-        self._written = float("-inf")
+        self._last_message: str | None = None
+        self._written_at = float("-inf")
         self._step: int | None = None
 
     def __enter__(self) -> Self:
@@ -63,30 +71,30 @@ class PlainView:
         return None
 
     def show(self, status: Mapping[str, Any]) -> None:
-        """Write a line where there is something new."""
+        """Write a line if the phase has changed, or for a new step every few seconds."""
         self._show_message(status.get("message"))
         new_phase = status["phase"] != self._phase
-        stepped = status.get("step") != self._step and self._clock() - self._written >= _LINE_EVERY_SECONDS
+        stepped = status.get("step") != self._step and self._clock() - self._written_at >= _LINE_EVERY_SECONDS
         if not new_phase and not stepped:
             return
         self._phase, self._step = status["phase"], status.get("step")
-        self._written = self._clock()
-        figures = progress(status)
-        self._write(f"{self._phase}: {figures}" if figures else str(self._phase))
+        self._written_at = self._clock()
+        line = progress(status)
+        self._write(f"{self._phase}: {line}" if line else str(self._phase))
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Write a line."""
-        self._said = text
+        self._last_message = text
         self._write(text)
 
     def _show_message(self, message: str | None) -> None:
-        """Why the run waits or what failed last; what an event has just said is not said again."""
-        if message and message != self._said and message not in (self._said or ""):
-            self.say(message)
+        """Write the status's message, unless the last event contained it already."""
+        if message and message != self._last_message and message not in (self._last_message or ""):
+            self.log(message)
 
 
 class LiveView:
-    """A panel that is redrawn in place; events scroll above it."""
+    """Redraws a panel in place; events scroll above it."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
@@ -107,13 +115,13 @@ class LiveView:
         """Redraw the panel."""
         self._live.update(panel(self._name, status))
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a line above the panel."""
         self._console.print(Text(text), highlight=False)
 
 
 def panel(name: str, status: Mapping[str, Any]) -> RenderableType:
-    """The whole state of a run on a few lines."""
+    """The state of a run on a few lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -152,19 +160,26 @@ def _checkpoint(status: Mapping[str, Any]) -> str:
 
 
 def summary(name: str, result: Mapping[str, Any]) -> RenderableType:
-    """The figures of a finished run."""
+    """A table of the results of a finished run.
+
+    Args:
+        name: of the job.
+        result: content of `result.json`. Its `tokens` are all that went through the model, without padding; `mfu`, from
+            measured step times, is known on GPUs only. Values that are not known are left out.
+    """
     rows: dict[str, tuple[str, Callable[[Any], str]]] = {
         "steps": ("steps", "{:,}".format),
         "samples": ("samples", "{:,}".format),
-        "trainLoss": ("mean loss", "{:.4f}".format),
-        "evalLoss": ("evaluation loss", "{:.4f}".format),
+        "tokens": ("tokens", "{:,}".format),
         "tokensPerSecond": ("tokens/s", "{:,.0f}".format),
         "samplesPerSecond": ("samples/s", "{:,.1f}".format),
         "mfu": ("MFU", "{:.1%}".format),
-        "peakMemoryBytes": ("peak memory of a worker", lambda value: f"{value / 1e9:.2f} GB"),
         "wallSeconds": ("wall clock", duration),
-        "goodput": ("goodput", lambda value: goodput(value, result.get("goodputParts") or {})),
         "restarts": ("restarts", str),
+        "goodput": ("goodput", lambda value: goodput(value, result.get("goodputParts") or {})),
+        "trainLoss": ("mean loss", "{:.4f}".format),
+        "evalLoss": ("evaluation loss", "{:.4f}".format),
+        "peakMemoryBytes": ("peak memory of a worker", lambda value: f"{value / 1e9:.2f} GB"),
         "export": ("model", str),
     }
     table = Table(title=f"{name} is trained", title_justify="left", show_header=False, box=None, padding=(0, 2))

@@ -1,43 +1,43 @@
-"""The supervisor of a cluster: stays until its pod goes, whatever becomes of the attempts.
+"""The resident supervisor of a pod: it runs until SIGTERM, also after its job has failed or is trained.
 
-`spotune run` leaves when an attempt cannot go on, for a person sees it and starts it again. In a pod nobody does: what
-is not the job's own fault is tried again, a supervisor whose job is trained elsewhere waits until that one falls
-silent, one that was told to stop waits until it is told to start, and an outcome stays readable at `/progress` until
-the operator has taken the pod away, or the job file has changed.
+`spotune run` ends when an attempt cannot continue, because a person sees it and starts it again. A pod has no such
+person, so the daemon reacts to each result:
+
+    result of a run                      what the daemon does next
+    trained, or the job's own error      shows the result at `/progress` until the job file changes
+    stopped                              waits for `POST /start`
+    superseded by another supervisor     waits until the heartbeat of that one is stale
+    infrastructure, unusable volume      runs again after some seconds
 """
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from spotune.errors import InfrastructureError, JobError, SupersededError, UsageError
+from spotune.errors import InfrastructureError, JobError, StoppedError, SupersededError, UsageError
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.observability.progress import Phase
-from spotune_trainer.supervisor.control import Orders, Standing, State
-from spotune_trainer.supervisor.supervisor import StoppedError
+from spotune_trainer.job_directory.status import Phase, publish_phase
+from spotune_trainer.supervisor.control import ControlSignals, SupervisorState, SupervisorStatus
+from spotune_trainer.supervisor.signals import terminate_on_signal
 
-SILENCE_SECONDS = 180.0
-"""So long must the heartbeat of another supervisor's run stand still before this one takes over."""
-AGAIN_SECONDS = 10.0
+TAKEOVER_SECONDS = 180.0
+"""This supervisor takes over from another one whose heartbeat has not changed for so long."""
+RETRY_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 
-Say = Callable[[str], None]
 
-
-class Stay:
+class SupervisorDaemon:
     """Runs a job's supervisor again and again, and waits in between.
 
     Args:
         directory: of the job.
         run: runs a supervisor until the model is trained, with the errors of `Supervisor.run`.
-        orders: what it is to do; signals are orders to leave.
-        standing: told what it is doing.
+        control: requests to the supervisor; SIGTERM and SIGINT request termination.
+        status: set to what the daemon is doing.
         file_changed: whether the job file has changed since `run` read it.
-        say: tells a person.
+        log: writes a line for people.
         sleep: waits for some seconds.
     """
 
@@ -45,112 +45,94 @@ class Stay:
         self,
         directory: JobDirectory,
         run: Callable[[], None],
-        orders: Orders,
-        standing: Standing,
+        control: ControlSignals,
+        status: SupervisorStatus,
         file_changed: Callable[[], bool],
-        say: Say,
+        log: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory = directory
         self._run = run
-        self._orders = orders
-        self._standing = standing
+        self._control = control
+        self._status = status
         self._file_changed = file_changed
-        self._say = say
+        self._log = log
         self._sleep = sleep
 
-    def until_told_to_leave(self) -> None:
-        """Train, and stay until SIGTERM or SIGINT.
+    def run_until_terminated(self) -> None:
+        """Train, then keep the result readable, until SIGTERM or SIGINT.
 
         Raises:
-            JobError: the job cannot be trained as it is; raised when it leaves, so that the outcome is seen until then.
+            JobError: the job cannot be trained as it is. Raised at termination; until then `/progress` shows it.
         """
         outcome: JobError | None = None
-        with self._signals():
-            while not self._orders.leaving:
+        with terminate_on_signal(self._control):
+            while not self._control.terminating:
                 try:
                     outcome = self._train()
-                except OSError as error:  # a volume that is away or full comes back
-                    self._wait(f"{error}; once more in {AGAIN_SECONDS:.0f} s", AGAIN_SECONDS)
+                except OSError as error:  # an unmounted or full volume can recover
+                    self._retry_later(error)
         if outcome is not None:
             raise outcome
 
     def _train(self) -> JobError | None:
-        """Run a supervisor to its end, and wait for a reason to run another; the error of a job that has failed."""
+        """Run a supervisor once, then wait for a reason to run again; returns the error of a job that has failed."""
         try:
             self._run()
         except StoppedError:
-            self._stay_stopped()
+            self._wait_while_stopped()
         except JobError as error:
-            self._stay_failed(error)
+            self._show_failure(error)
             return error
         except SupersededError as error:
-            message = f"{error}: waiting until it has been silent for {SILENCE_SECONDS:.0f} s"
-            self._wait(message, SILENCE_SECONDS, while_beating=True)
+            message = f"{error}: waiting until it has been silent for {TAKEOVER_SECONDS:.0f} s"
+            self._wait(message, TAKEOVER_SECONDS, restart_on_heartbeat=True)
         except (InfrastructureError, UsageError) as error:
-            if isinstance(error, InfrastructureError) and self._orders.stopping:
-                self._stay_stopped()
+            if isinstance(error, InfrastructureError) and self._control.stopping:
+                self._wait_while_stopped()
             else:
-                self._wait(f"{error}; once more in {AGAIN_SECONDS:.0f} s", AGAIN_SECONDS)
+                self._retry_later(error)
         else:
-            self._say("trained; waiting to be taken away")
-            self._standing.say(State.TRAINED)
-            self._wait_for_another_file()
+            self._log("trained; waiting for the pod to be deleted")
+            self._status.set(SupervisorState.TRAINED)
+            self._wait_for_changed_file()
         return None
 
-    def _stay_stopped(self) -> None:
-        """Until told to start; another job file is taken in by a run that starts nothing."""
-        self._say("stopped")
-        self._standing.say(State.STOPPED)
-        while self._orders.stopping and not (self._orders.leaving or self._file_changed()):
+    def _wait_while_stopped(self) -> None:
+        """Wait for `resume`, or for a changed job file, which the next run reads without starting an attempt."""
+        self._log("stopped")
+        self._status.set(SupervisorState.STOPPED)
+        while self._control.stopping and not (self._control.terminating or self._file_changed()):
             self._sleep(_POLL_SECONDS)
 
-    def _stay_failed(self, error: JobError) -> None:
-        """Show at `/progress` that the job cannot be trained, and why, until its file is another one."""
-        self._say(str(error))
+    def _show_failure(self, error: JobError) -> None:
+        """Show at `/progress` why the job cannot be trained, until its file changes."""
+        self._log(str(error))
         publish_phase(self._directory, Phase.FAILED, str(error))
-        self._standing.say(State.FAILED, str(error))
-        self._wait_for_another_file()
+        self._status.set(SupervisorState.FAILED, str(error))
+        self._wait_for_changed_file()
 
-    def _wait_for_another_file(self) -> None:
-        while not self._orders.leaving:
+    def _wait_for_changed_file(self) -> None:
+        while not self._control.terminating:
             if self._file_changed():
-                self._say("the job file has changed")
+                self._log("the job file has changed")
                 return
             self._sleep(_POLL_SECONDS)
 
-    def _wait(self, message: str, seconds: float, *, while_beating: bool = False) -> None:
-        """Wait until there are other orders, and with `while_beating` anew whenever the heartbeat has changed."""
-        self._say(message)
-        self._standing.say(State.WAITING, message)
-        stopping, waited = self._orders.stopping, 0.0
-        heartbeat = self._heartbeat() if while_beating else None
-        while waited < seconds and self._orders.stopping == stopping and not self._orders.leaving:
+    def _retry_later(self, error: Exception) -> None:
+        self._wait(f"{error}; retrying in {RETRY_SECONDS:.0f} s", RETRY_SECONDS)
+
+    def _wait(self, message: str, seconds: float, *, restart_on_heartbeat: bool = False) -> None:
+        """Wait for some seconds, or until a request comes; `restart_on_heartbeat` restarts the wait at each beat."""
+        self._log(message)
+        self._status.set(SupervisorState.WAITING, message)
+        stopping, waited = self._control.stopping, 0.0
+        heartbeat = self._heartbeat() if restart_on_heartbeat else None
+        while waited < seconds and self._control.stopping == stopping and not self._control.terminating:
             self._sleep(_POLL_SECONDS)
             waited += _POLL_SECONDS
-            if while_beating and heartbeat != (heartbeat := self._heartbeat()):
+            if restart_on_heartbeat and heartbeat != (heartbeat := self._heartbeat()):
                 waited = 0.0
 
     def _heartbeat(self) -> object:
         return (files.read_json(self._directory.status) or {}).get("heartbeat")
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """As PID 1 of a container, a process without handlers would not even see SIGTERM."""
-        before = {
-            number: signal.signal(number, lambda *_: self._orders.leave()) for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def publish_phase(directory: JobDirectory, phase: Phase, message: str | None) -> None:
-    """Put a phase into the status that no driver is there to say; what one has said of the same phase is kept."""
-    status = files.read_json(directory.status) or {}
-    if status.get("phase") != phase:
-        directory.root.mkdir(parents=True, exist_ok=True)
-        changes = {"phase": phase.value, "message": message, "time": time.time()}
-        files.write_json(directory.status, {"heartbeat": 0, **status, **changes})

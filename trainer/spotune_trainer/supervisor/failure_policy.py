@@ -1,4 +1,4 @@
-"""What the supervisor decides, as pure functions: how an attempt ended, what follows, and whether it hangs."""
+"""The supervisor's decisions as pure functions: how a driver exited, what follows, and whether a driver hangs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from spotune.retry import Failure, FailureCause, GiveUp, decide, failures_withou
 from spotune_trainer.supervisor.ray_head.jobs_client import RayJob
 
 
-class Ending(StrEnum):
-    """How an attempt ended.
+class DriverExit(StrEnum):
+    """How the driver of an attempt exited.
 
-    CRASHED is an exit code that the driver never gives on purpose, so a fault of the driver itself or of its Python;
-    VANISHED is a driver that a signal ended, or that went down with its Ray.
+    CRASHED is an exit code that the driver never returns on purpose, so a bug of the driver or of its Python.
+    VANISHED is a driver that a signal killed, or that was lost with its Ray head.
     """
 
     DONE = "done"
@@ -28,114 +28,116 @@ class Ending(StrEnum):
     HUNG = "hung"
 
 
-_ENDING_OF_EXIT_CODE = {
-    0: Ending.DONE,
-    InfrastructureError.exit_code: Ending.INFRASTRUCTURE,
-    JobError.exit_code: Ending.FAILED,
-    SupersededError.exit_code: Ending.SUPERSEDED,
+_EXIT_OF_CODE = {
+    0: DriverExit.DONE,
+    InfrastructureError.exit_code: DriverExit.INFRASTRUCTURE,
+    JobError.exit_code: DriverExit.FAILED,
+    SupersededError.exit_code: DriverExit.SUPERSEDED,
 }
 _FINAL_EXIT_CODE = {
-    Ending.DONE: 0,
-    Ending.FAILED: JobError.exit_code,
-    Ending.SUPERSEDED: SupersededError.exit_code,
+    DriverExit.DONE: 0,
+    DriverExit.FAILED: JobError.exit_code,
+    DriverExit.SUPERSEDED: SupersededError.exit_code,
 }
 _FIRST_EXIT_CODE_OF_A_SIGNAL = 128
 _CAUSE = {
-    Ending.INFRASTRUCTURE: FailureCause.INFRASTRUCTURE,
-    Ending.CRASHED: FailureCause.INFRASTRUCTURE,
-    Ending.VANISHED: FailureCause.HEAD_LOST,
-    Ending.HUNG: FailureCause.HANG,
+    DriverExit.INFRASTRUCTURE: FailureCause.INFRASTRUCTURE,
+    DriverExit.CRASHED: FailureCause.INFRASTRUCTURE,
+    DriverExit.VANISHED: FailureCause.HEAD_LOST,
+    DriverExit.HUNG: FailureCause.HANG,
 }
 
 
-def ending_of(job: RayJob | None, *, hung: bool = False) -> Ending | None:
-    """How an attempt ended; None while it runs.
+def classify_driver_exit(job: RayJob | None, *, hung: bool = False) -> DriverExit | None:
+    """How the driver of an attempt exited; None while it runs.
 
     Args:
-        job: what Ray knows of it; None when this Ray has never seen it, or is gone.
-        hung: whether we ended it because of its heartbeat.
+        job: the attempt in Ray; None where the head is gone or has no record of the attempt.
+        hung: whether the supervisor stopped the driver because its heartbeat was stale.
     """
     if job is None:
-        return Ending.HUNG if hung else Ending.VANISHED
+        return DriverExit.HUNG if hung else DriverExit.VANISHED
     if not job.has_ended:
         return None
-    if job.exit_code in _ENDING_OF_EXIT_CODE:
-        return _ENDING_OF_EXIT_CODE[job.exit_code]
+    if job.exit_code in _EXIT_OF_CODE:
+        return _EXIT_OF_CODE[job.exit_code]
     if hung:
-        return Ending.HUNG
-    by_itself = job.exit_code is not None and 0 < job.exit_code < _FIRST_EXIT_CODE_OF_A_SIGNAL
-    return Ending.CRASHED if by_itself else Ending.VANISHED
+        return DriverExit.HUNG
+    exited_by_itself = job.exit_code is not None and 0 < job.exit_code < _FIRST_EXIT_CODE_OF_A_SIGNAL
+    return DriverExit.CRASHED if exited_by_itself else DriverExit.VANISHED
 
 
-def cause_of(ending: Ending) -> FailureCause:
-    """The cause that an ending which is not final counts as."""
-    return _CAUSE[ending]
+def failure_cause(driver_exit: DriverExit) -> FailureCause:
+    """The cause under which an exit is counted that is followed by another attempt."""
+    return _CAUSE[driver_exit]
 
 
 @dataclass(frozen=True)
-class SubmitAgain:
-    """Start the next attempt after `after_seconds`."""
+class Resubmit:
+    """Submit the next attempt after `after_seconds`."""
 
     after_seconds: float
 
 
 @dataclass(frozen=True)
-class Leave:
+class ExitSupervisor:
     """End the supervisor with this exit code."""
 
     exit_code: int
 
 
-def next_move(
-    ending: Ending, failures: Sequence[Failure], policy: RetrySpec, *, now: float, stopping: bool
-) -> SubmitAgain | Leave:
-    """What follows the end of an attempt.
+def next_action(
+    driver_exit: DriverExit, failures: Sequence[Failure], policy: RetrySpec, *, now: float, stopping: bool
+) -> Resubmit | ExitSupervisor:
+    """What follows the exit of a driver.
+
+    The driver applies the limits of the job's `retry` section and the supervisor its backoff. The one exception is a
+    driver that crashes again and again without a new step: it cannot apply a limit itself, so the supervisor gives up.
 
     Args:
-        ending: how it ended.
-        failures: of the attempts of this supervisor, oldest first; the last one is this ending where it is a failure.
-        policy: the job's `retry` section. The driver applies its limits, we its backoff; only a driver that crashes
-            again and again without a new step is not started for ever, since nothing would ever tell its user.
-        now: on the clock of the failures.
-        stopping: whether the supervisor was told to stop.
+        driver_exit: how the driver exited.
+        failures: of this supervisor's attempts, oldest first, including this exit if it is a failure.
+        policy: the job's `retry` section.
+        now: Unix time in seconds, as in the failures.
+        stopping: whether a stop was requested.
     """
-    if ending in _FINAL_EXIT_CODE:
-        return Leave(_FINAL_EXIT_CODE[ending])
-    crashes = len(failures_without_progress(failures)) if ending is Ending.CRASHED else 0
+    if driver_exit in _FINAL_EXIT_CODE:
+        return ExitSupervisor(_FINAL_EXIT_CODE[driver_exit])
+    crashes = len(failures_without_progress(failures)) if driver_exit is DriverExit.CRASHED else 0
     if stopping or crashes >= policy.app_failure_limit:
-        return Leave(InfrastructureError.exit_code)
+        return ExitSupervisor(InfrastructureError.exit_code)
     decision = decide(failures, policy.model_copy(update={"max_gpu_hours": 0}), now=now, can_use_less_memory=False)
-    assert not isinstance(decision, GiveUp), "lost drivers are started again for ever"
-    return SubmitAgain(decision.after_seconds)
+    assert not isinstance(decision, GiveUp), "lost drivers are resubmitted without a limit"
+    return Resubmit(decision.after_seconds)
 
 
 class HeartbeatWatch:
-    """Tells a driver that works from one that hangs: the heartbeat in `status.json` must change.
+    """Detects a hung driver: the heartbeat in `status.json` no longer changes.
 
     Args:
-        timeout_seconds: so long it may stay the same.
-        now: on any clock that does not go backwards.
+        timeout_seconds: time without a change after which the heartbeat is stale.
+        now: seconds on a monotonic clock, as for all methods.
     """
 
     def __init__(self, timeout_seconds: float, now: float) -> None:
         self.timeout_seconds = timeout_seconds
         self._heartbeat: int | None = None
-        self._changed = now
+        self._changed_at = now
 
     def restart(self, now: float) -> None:
-        """A new attempt begins: it has the whole time for its first beat."""
-        self._changed = now
+        """Give a new attempt the whole timeout for its first heartbeat."""
+        self._changed_at = now
 
     def observe(self, heartbeat: int | None, now: float) -> None:
-        """Take note of the heartbeat; None where there is none yet."""
+        """Record the present heartbeat; None if there is none yet."""
         if heartbeat != self._heartbeat:
             self._heartbeat = heartbeat
-            self._changed = now
+            self._changed_at = now
 
     def age_seconds(self, now: float) -> float:
-        """Seconds since the last change."""
-        return now - self._changed
+        """Seconds since the heartbeat last changed."""
+        return now - self._changed_at
 
     def is_stale(self, now: float) -> bool:
-        """Whether it has been the same for too long."""
+        """Whether the heartbeat has not changed for longer than the timeout."""
         return self.age_seconds(now) > self.timeout_seconds

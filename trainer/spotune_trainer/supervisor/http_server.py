@@ -1,12 +1,11 @@
-"""Progress over HTTP: `/progress` for programs and people, `/metrics` for Prometheus, `/healthz` for the kubelet.
+"""HTTP server of a run: `/progress` for programs and people, `/metrics` for Prometheus, `/healthz` for the kubelet.
 
-Everything comes from `status.json` at the moment of the request; there is no state here.
+Each response is made from `status.json` at the time of the request; the server keeps no state.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
 import threading
@@ -16,22 +15,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.status import read_status
 
 _POLL_SECONDS = 0.05
-_FOLLOW_SECONDS = 1.0
-_FULL_BYTES = 1 << 20
-"""With less than this a volume counts as full."""
-_IDLE_SECONDS = 60
-"""A connection without a request, or on which nothing can be sent, is closed after this time."""
-_MOST_BODY_BYTES = 4096
-_MOST_UNREAD_BLOCKS = 256
+_STREAM_POLL_SECONDS = 1.0
+_IDLE_TIMEOUT_SECONDS = 60
+"""A connection is closed after this time without a request, or without progress in sending."""
+_MAX_BODY_BYTES = 4096
+_MAX_DISCARDED_BLOCKS = 256
 _GAUGES = {
     "step": ("step", "Optimizer steps done."),
     "totalSteps": ("total_steps", "Optimizer steps of the whole run."),
@@ -40,7 +36,10 @@ _GAUGES = {
     "evalLoss": ("eval_loss", "Loss of the last evaluation, per token."),
     "learningRate": ("learning_rate", "Learning rate of the last step."),
     "gradNorm": ("gradient_norm", "Norm of the last step's gradients before clipping."),
-    "tokensPerSecond": ("tokens_per_second", "Label tokens trained on per second, over all workers."),
+    "tokensPerSecond": (
+        "tokens_per_second",
+        "Tokens that go through the model per second, without padding, over all workers.",
+    ),
     "samplesPerSecond": ("samples_per_second", "Samples trained on per second, over all workers."),
     "mfu": ("mfu_ratio", "Model FLOPs utilisation."),
     "etaSeconds": ("eta_seconds", "Estimated time to the last step."),
@@ -51,60 +50,64 @@ _GAUGES = {
 
 
 @dataclass(frozen=True)
-class Page:
-    """A whole answer."""
+class Response:
+    """A complete response.
+
+    Attributes:
+        content_type: media type without charset.
+    """
 
     status: HTTPStatus
-    kind: str
-    text: str
+    content_type: str
+    body: str
 
 
 @dataclass(frozen=True)
-class Stream:
-    """An answer that goes on, perhaps for ever.
+class StreamingResponse:
+    """A response that is sent in parts, possibly without end.
 
     Attributes:
-        texts: its parts, made with a function that waits a little and says whether anybody still listens.
+        parts: yields the parts. It gets a function that waits briefly and returns whether the client is connected.
     """
 
-    texts: Callable[[Callable[[], bool]], Iterator[str]]
+    parts: Callable[[Callable[[], bool]], Iterator[str]]
 
 
 Query = Mapping[str, str]
-"""Parameters of a URL; of one that is given several times the last."""
+"""Query parameters of a URL; of a repeated parameter the last value."""
 
 
 class ProgressServer:
-    """Serves one job's progress from threads of its own; a context manager.
+    """Serves one job's progress from its own threads; a context manager.
 
     Args:
         directory: of the job.
-        sickness: why the job is not well, or None while it is; asked by `/healthz`.
+        health_problem: returns why the job is unhealthy, or None; called for `/healthz`.
         host: address to listen on.
-        port: 0 for any free one.
-        pages: further answers to GET by path, or others than ours.
-        actions: answers to POST by path, made from the body.
+        port: 0 for any free port.
+        get_routes: handlers of GET by path, added to the default ones or replacing them.
+        post_routes: handlers of POST by path, called with the body.
     """
 
     def __init__(
         self,
         directory: JobDirectory,
-        sickness: Callable[[], str | None],
+        health_problem: Callable[[], str | None],
         host: str = "127.0.0.1",
         port: int = 0,
-        pages: Mapping[str, Callable[[Query], Page | Stream]] = MappingProxyType({}),
-        actions: Mapping[str, Callable[[bytes], Page]] = MappingProxyType({}),
+        get_routes: Mapping[str, Callable[[Query], Response | StreamingResponse]] = MappingProxyType({}),
+        post_routes: Mapping[str, Callable[[bytes], Response]] = MappingProxyType({}),
     ) -> None:
         class Handler(_Handler):
             pass
 
-        Handler.pages = {
-            "/progress": lambda _: _progress_page(read_status(directory)),
-            "/metrics": lambda _: _metrics_page(read_status(directory)),
-            "/healthz": lambda _: _health_page(sickness()),
-            **pages,
+        Handler.get_routes = {
+            "/progress": lambda _: _progress_response(read_status(directory)),
+            "/metrics": lambda _: _metrics_response(read_status(directory)),
+            "/healthz": lambda _: _health_response(health_problem()),
+            **get_routes,
         }
-        Handler.actions = actions
+        Handler.post_routes = post_routes
         Handler.closing = self._closing = threading.Event()
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
@@ -114,7 +117,7 @@ class ProgressServer:
 
     @property
     def url(self) -> str:
-        """Where it can be reached from this machine."""
+        """The server's URL on this machine."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Self:
@@ -131,74 +134,75 @@ class ProgressServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers with the page of the path, by GET, or the action of the path, by POST."""
+    """Calls the handler of the request's method and path."""
 
     protocol_version = "HTTP/1.1"
-    timeout = _IDLE_SECONDS
-    pages: Mapping[str, Callable[[Query], Page | Stream]]
-    actions: Mapping[str, Callable[[bytes], Page]]
+    timeout = _IDLE_TIMEOUT_SECONDS
+    get_routes: Mapping[str, Callable[[Query], Response | StreamingResponse]]
+    post_routes: Mapping[str, Callable[[bytes], Response]]
     closing: threading.Event
 
     def do_GET(self) -> None:
-        """Answer with a page, or name those that there are."""
+        """Respond by the path's handler, or list the paths that exist."""
         url = urlsplit(self.path)
-        page = self.pages.get(url.path)
-        if page is None:
-            self._refuse(url.path, self.actions, "POST")
+        handler = self.get_routes.get(url.path)
+        if handler is None:
+            self._send_unknown(url.path, self.post_routes, "POST")
             return
         try:
-            answer = page(dict(parse_qsl(url.query)))
-        except OSError as error:  # the volume is away
-            answer = Page(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{error}\n")
-        if isinstance(answer, Page):
-            self._send(answer)
+            response = handler(dict(parse_qsl(url.query)))
+        except OSError as error:  # the volume is unavailable
+            response = Response(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{error}\n")
+        if isinstance(response, Response):
+            self._send(response)
         else:
-            self._stream(answer)
+            self._stream(response)
 
     def do_POST(self) -> None:
-        """Do what the path says, or name what there is."""
+        """Call the path's handler with the body, or list the paths that exist."""
         path = urlsplit(self.path).path
-        action = self.actions.get(path)
+        handler = self.post_routes.get(path)
         length = self.headers.get("Content-Length", "0")
-        if action is None:
-            self._refuse(path, self.pages, "GET")
-            self._leave_the_rest()
-        elif "Transfer-Encoding" in self.headers or not length.isdecimal() or int(length) > _MOST_BODY_BYTES:
-            reason = f"send a body with a Content-Length of at most {_MOST_BODY_BYTES} bytes\n"
-            self._send(Page(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "text/plain", reason))
-            self._leave_the_rest()
+        if handler is None:
+            self._send_unknown(path, self.get_routes, "GET")
+            self._discard_body()
+        elif "Transfer-Encoding" in self.headers or not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
+            reason = f"send a body with a Content-Length of at most {_MAX_BODY_BYTES} bytes\n"
+            self._send(Response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "text/plain", reason))
+            self._discard_body()
         else:
-            self._send(action(self.rfile.read(int(length))))
+            self._send(handler(self.rfile.read(int(length))))
 
-    def _leave_the_rest(self) -> None:
-        """Close without having read the body, but late: closing at once would take the answer back on its way."""
+    def _discard_body(self) -> None:
+        """Read and drop the body before closing: closing at once would reset the connection and lose the response."""
         self.close_connection = True
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
-            self.connection.settimeout(_FOLLOW_SECONDS)
-            for _ in range(_MOST_UNREAD_BLOCKS):
-                if not self.connection.recv(_MOST_BODY_BYTES):
+            self.connection.settimeout(_STREAM_POLL_SECONDS)
+            for _ in range(_MAX_DISCARDED_BLOCKS):
+                if not self.connection.recv(_MAX_BODY_BYTES):
                     return
 
-    def _refuse(self, path: str, others: Mapping[str, Any], method: str) -> None:
-        if path in others:
-            self._send(Page(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", f"{path} is for {method}\n"), allow=method)
+    def _send_unknown(self, path: str, other_routes: Mapping[str, Any], method: str) -> None:
+        if path in other_routes:
+            message = f"{path} accepts only {method}\n"
+            self._send(Response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", message), allow=method)
             return
-        known = ", ".join([*self.pages, *(f"POST {name}" for name in self.actions)])
-        self._send(Page(HTTPStatus.NOT_FOUND, "text/plain", f"there is {known}\n"))
+        known = ", ".join([*self.get_routes, *(f"POST {name}" for name in self.post_routes)])
+        self._send(Response(HTTPStatus.NOT_FOUND, "text/plain", f"unknown path; available: {known}\n"))
 
-    def _send(self, page: Page, allow: str = "") -> None:
-        content = page.text.encode()
-        self.send_response(page.status)
-        self.send_header("Content-Type", f"{page.kind}; charset=utf-8")
+    def _send(self, response: Response, allow: str = "") -> None:
+        content = response.body.encode()
+        self.send_response(response.status)
+        self.send_header("Content-Type", f"{response.content_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         if allow:
             self.send_header("Allow", allow)
         self.end_headers()
         self.wfile.write(content)
 
-    def _stream(self, stream: Stream) -> None:
-        """Send the parts as they come: in chunks, or to a client of HTTP/1.0 until the connection closes."""
+    def _stream(self, response: StreamingResponse) -> None:
+        """Send the parts as they come: chunked, or for HTTP/1.0 until the connection is closed."""
         chunked = self.request_version != "HTTP/1.0"
         self.close_connection = True
         self.send_response(HTTPStatus.OK)
@@ -206,90 +210,66 @@ class _Handler(BaseHTTPRequestHandler):
         if chunked:
             self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        with suppress(ConnectionError, TimeoutError):  # who read it has seen enough
-            for text in stream.texts(self._is_listened_to):
+        with suppress(ConnectionError, TimeoutError):  # the client has closed the connection
+            for text in response.parts(self._client_is_connected):
                 content = text.encode()
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content) if chunked else content)
             if chunked:
                 self.wfile.write(b"0\r\n\r\n")
 
-    def _is_listened_to(self) -> bool:
-        """Wait a little; whether the client is still there, and the server too."""
+    def _client_is_connected(self) -> bool:
+        """Wait briefly; returns whether the client is still connected and the server still runs."""
         poll = select.poll()
         poll.register(self.connection, select.POLLIN | select.POLLHUP)
-        if poll.poll(_FOLLOW_SECONDS * 1000):
+        if poll.poll(_STREAM_POLL_SECONDS * 1000):
             if self.connection.recv(1, socket.MSG_PEEK) == b"":
                 return False
-            time.sleep(_FOLLOW_SECONDS)  # it has sent more, which nobody will read
+            time.sleep(_STREAM_POLL_SECONDS)  # the client has sent unexpected data; leave it unread
         return not self.closing.is_set()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Requests are not worth a line."""
+        """Log nothing for requests."""
 
 
-def read_status(directory: JobDirectory) -> dict[str, Any] | None:
-    """What the driver last published, with its age; None before it has.
-
-    On a volume without any space left nobody can publish that there is none, so that is seen from here.
-
-    Raises:
-        OSError, ValueError: the volume is away, or the file is damaged.
-    """
-    status: dict[str, Any] | None = files.read_json(directory.status)
-    if status is not None:
-        status["ageSeconds"] = round(max(0.0, time.time() - status["time"]), 3)
-        status["checkpointProblem"] = _full(directory.root) or status.get("checkpointProblem")
-    return status
-
-
-def _full(path: Path) -> str | None:
-    """That a volume is full, in words; None while there is space for a status."""
-    volume = os.statvfs(path)
-    free, size = volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize
-    if free > _FULL_BYTES:
-        return None
-    return f"No space left on the volume, of whose {size / 1e9:,.1f} GB {free / 1e6:,.1f} MB are free"
-
-
-def _progress_page(status: dict[str, Any] | None) -> Page:
+def _progress_response(status: dict[str, Any] | None) -> Response:
     if status is None:
         text = '{"message": "the driver has not started yet"}\n'
-        return Page(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", text)
-    return Page(HTTPStatus.OK, "application/json", json.dumps(status) + "\n")
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", text)
+    return Response(HTTPStatus.OK, "application/json", json.dumps(status) + "\n")
 
 
-def _health_page(sickness: str | None) -> Page:
-    if sickness is not None:
-        return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", sickness + "\n")
-    return Page(HTTPStatus.OK, "text/plain", "ok\n")
+def _health_response(health_problem: str | None) -> Response:
+    if health_problem is not None:
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", health_problem + "\n")
+    return Response(HTTPStatus.OK, "text/plain", "ok\n")
 
 
-def _metrics_page(status: dict[str, Any] | None) -> Page:
+def _metrics_response(status: dict[str, Any] | None) -> Response:
     lines = metrics_lines(status or {})
-    return Page(HTTPStatus.OK, "text/plain; version=0.0.4", "".join(f"{line}\n" for line in lines))
+    return Response(HTTPStatus.OK, "text/plain; version=0.0.4", "".join(f"{line}\n" for line in lines))
 
 
 def metrics_lines(status: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of Prometheus' text format for a status with `ageSeconds`; unknown values are left out."""
+    """Lines in Prometheus' text format for a status with `ageSeconds`; unknown values are omitted."""
     for field, (name, meaning) in _GAUGES.items():
         yield from _metric(name, "gauge", meaning, {"": status.get(field)})
     scores = {f'{{metric="{metric}"}}': score for metric, score in (status.get("evalScores") or {}).items()}
     yield from _metric("eval_score", "gauge", "Scores of the last evaluation's answers.", scores)
-    yield from _metric("status_age_seconds", "gauge", "Age of these figures.", {"": status.get("ageSeconds")})
+    yield from _metric("status_age_seconds", "gauge", "Age of this status.", {"": status.get("ageSeconds")})
     checkpoint = status.get("lastCheckpoint") or {}
     yield from _metric("checkpoint_step", "gauge", "Step of the last commit.", {"": checkpoint.get("step")})
     yield from _metric(
         "checkpoint_timestamp_seconds", "gauge", "Unix time of the last commit.", {"": checkpoint.get("time")}
     )
     workers = {f'{{state="{state}"}}': count for state, count in (status.get("workers") or {}).items()}
-    yield from _metric("workers", "gauge", "Workers running and wanted.", workers)
+    yield from _metric("workers", "gauge", "Workers running and desired.", workers)
     restarts = {f'{{cause="{cause}"}}': count for cause, count in (status.get("restarts") or {}).items()}
     yield from _metric("restarts_total", "counter", "Ends of worker groups and drivers by cause.", restarts)
     yield from _metric("steps_lost_total", "counter", "Steps trained and then lost.", {"": status.get("stepsLost")})
     parts = {f'{{part="{part}"}}': seconds for part, seconds in (status.get("goodputParts") or {}).items()}
     yield from _metric("time_seconds", "gauge", "Where the time went; the parts sum to the wall clock.", parts)
     phase = {f'{{phase="{status["phase"]}"}}': 1} if "phase" in status else {}
-    yield from _metric("phase", "gauge", "1 for what the run is doing.", phase)
+    yield from _metric("phase", "gauge", "1 for the current phase.", phase)
 
 
 def _metric(name: str, kind: str, meaning: str, samples: Mapping[str, float | None]) -> Iterator[str]:

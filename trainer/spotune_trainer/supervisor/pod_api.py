@@ -1,4 +1,4 @@
-"""What the supervisor of a pod serves beyond progress: what it is doing, orders to stop and start, and the logs."""
+"""The HTTP API of a pod's supervisor: its progress and state, the run's logs, and requests to stop and start."""
 
 from __future__ import annotations
 
@@ -9,90 +9,90 @@ from http import HTTPStatus
 from typing import Any
 
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.status import Phase, read_status
 from spotune_trainer.observability.logs import run_logs
-from spotune_trainer.observability.progress import Phase
-from spotune_trainer.supervisor.control import Orders, Standing
-from spotune_trainer.supervisor.http_server import Page, Query, Stream, read_status
+from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
+from spotune_trainer.supervisor.http_server import Query, Response, StreamingResponse
 
-_STOP_SECONDS = 60.0
-_MOST_STOP_SECONDS = 3600.0
-_MOST_LINES = 100_000
+_DEFAULT_GRACE_SECONDS = 60.0
+_MAX_GRACE_SECONDS = 3600.0
+_MAX_LINES = 100_000
 
 
-class PodPages:
-    """The pages and actions of one job in a pod.
+class PodApi:
+    """The routes of one job in a pod, in addition to those of `ProgressServer`.
 
     Args:
         directory: of the job.
-        orders: that the actions give.
-        standing: what the supervisor says of itself.
+        control: receives the requests to stop and start.
+        status: the supervisor's part of `/progress`.
     """
 
-    def __init__(self, directory: JobDirectory, orders: Orders, standing: Standing) -> None:
+    def __init__(self, directory: JobDirectory, control: ControlSignals, status: SupervisorStatus) -> None:
         self._directory = directory
-        self._orders = orders
-        self._standing = standing
-        self._last: dict[str, Any] = {}
+        self._control = control
+        self._supervisor = status
+        self._last_status: dict[str, Any] = {}
 
     @property
-    def pages(self) -> Mapping[str, Callable[[Query], Page | Stream]]:
-        """Answers to GET by path."""
+    def get_routes(self) -> Mapping[str, Callable[[Query], Response | StreamingResponse]]:
+        """Handlers of GET by path."""
         return {"/progress": self._progress, "/logs": self._logs}
 
     @property
-    def actions(self) -> Mapping[str, Callable[[bytes], Page]]:
-        """Answers to POST by path."""
+    def post_routes(self) -> Mapping[str, Callable[[bytes], Response]]:
+        """Handlers of POST by path."""
         return {"/stop": self._stop, "/start": self._start}
 
-    def _progress(self, _query: Query) -> Page:
-        return _json(HTTPStatus.OK, {**self._status(), "supervisor": self._standing.as_json()})
+    def _progress(self, _query: Query) -> Response:
+        return _json(HTTPStatus.OK, {**self._status(), "supervisor": self._supervisor.as_json()})
 
     def _status(self) -> dict[str, Any]:
-        """The driver's status; while it cannot be read the last one that could."""
+        """The driver's status; while it cannot be read, the last one that could be."""
         try:
             status = read_status(self._directory)
         except (OSError, ValueError) as error:
-            age = {"ageSeconds": round(time.time() - self._last["time"], 3)} if self._last else {}
+            age = {"ageSeconds": round(time.time() - self._last_status["time"], 3)} if self._last_status else {}
             return {
                 "phase": Phase.STARTING.value,
-                **self._last,
+                **self._last_status,
                 **age,
                 "message": f"the status cannot be read: {error}",
             }
-        self._last = status or {}
+        self._last_status = status or {}
         return status or {"phase": Phase.STARTING.value}
 
-    def _logs(self, query: Query) -> Page | Stream:
+    def _logs(self, query: Query) -> Response | StreamingResponse:
         lines = query.get("lines")
-        if lines is not None and not (lines.isdecimal() and int(lines) <= _MOST_LINES):
-            return _refusal(f"lines={lines}: give a whole number up to {_MOST_LINES}")
+        if lines is not None and not (lines.isdecimal() and int(lines) <= _MAX_LINES):
+            return _bad_request(f"lines={lines}: give a whole number up to {_MAX_LINES}")
         follow, count = query.get("follow", "0") == "1", int(lines) if lines is not None else None
 
         def texts(wait: Callable[[], bool]) -> Iterator[str]:
             return run_logs.stream(self._directory, count, wait if follow else None)
 
-        return Stream(texts)
+        return StreamingResponse(texts)
 
-    def _stop(self, body: bytes) -> Page:
+    def _stop(self, body: bytes) -> Response:
         try:
             request: Any = json.loads(body) if body.strip() else {}
         except ValueError as error:
-            return _refusal(f'the body is not JSON ({error}): send {{"seconds": 60}}, or nothing')
-        seconds: Any = request.get("seconds", _STOP_SECONDS) if isinstance(request, dict) else None
-        if type(seconds) not in (int, float) or not 0 < seconds <= _MOST_STOP_SECONDS:
-            most = f"{_MOST_STOP_SECONDS:.0f}"
-            return _refusal(f'send {{"seconds": N}}, with N up to {most} for the last commit, or nothing for 60')
-        self._orders.stop(float(seconds))
-        return _json(HTTPStatus.OK, self._standing.as_json())
+            return _bad_request(f'the body is not JSON ({error}): send {{"seconds": 60}}, or nothing')
+        seconds: Any = request.get("seconds", _DEFAULT_GRACE_SECONDS) if isinstance(request, dict) else None
+        if type(seconds) not in (int, float) or not 0 < seconds <= _MAX_GRACE_SECONDS:
+            maximum = f"{_MAX_GRACE_SECONDS:.0f}"
+            return _bad_request(f'send {{"seconds": N}}, with N up to {maximum} for the last commit, or nothing for 60')
+        self._control.suspend(float(seconds))
+        return _json(HTTPStatus.OK, self._supervisor.as_json())
 
-    def _start(self, _body: bytes) -> Page:
-        self._orders.start()
-        return _json(HTTPStatus.OK, self._standing.as_json())
-
-
-def _json(status: HTTPStatus, content: Mapping[str, Any]) -> Page:
-    return Page(status, "application/json", json.dumps(content) + "\n")
+    def _start(self, _body: bytes) -> Response:
+        self._control.resume()
+        return _json(HTTPStatus.OK, self._supervisor.as_json())
 
 
-def _refusal(sentence: str) -> Page:
-    return _json(HTTPStatus.BAD_REQUEST, {"message": sentence})
+def _json(status: HTTPStatus, content: Mapping[str, Any]) -> Response:
+    return Response(status, "application/json", json.dumps(content) + "\n")
+
+
+def _bad_request(message: str) -> Response:
+    return _json(HTTPStatus.BAD_REQUEST, {"message": message})

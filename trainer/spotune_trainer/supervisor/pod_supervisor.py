@@ -1,54 +1,48 @@
-"""What the supervisor of a pod does from reading its job file to the trained model; `Stay` has it done again and again.
+"""One run of a pod's supervisor, from reading the job file to the trained model; `SupervisorDaemon` repeats it.
 
-Preflight comes before the first attempt, and before anything is put into the job's folder. While attempts run, the job
-file is read again and again.
+The preflight comes before the first attempt and before anything is written to the job's folder. While attempts run, the
+job file is polled for changes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
+from spotune.errors import StoppedError
 from spotune.fingerprint import fingerprint
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.job_directory.job import check_directory, check_meaning, is_trained
+from spotune_trainer.job_directory.job import is_trained
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.lock import locked_if_possible
-from spotune_trainer.observability.progress import Phase
-from spotune_trainer.supervisor.attempt import RayHead, Timing
+from spotune_trainer.job_directory.status import Phase, publish_phase
+from spotune_trainer.supervisor.attempt import Timing
 from spotune_trainer.supervisor.console import View
-from spotune_trainer.supervisor.control import Orders, Standing, State
-from spotune_trainer.supervisor.daemon import publish_phase
+from spotune_trainer.supervisor.control import ControlSignals, SupervisorState, SupervisorStatus
 from spotune_trainer.supervisor.job_watch import JobFile, put_changed_job
-from spotune_trainer.supervisor.preflight.checks import Preflight
-from spotune_trainer.supervisor.supervisor import StoppedError, Supervisor
+from spotune_trainer.supervisor.preflight.admission import check_directory, check_fingerprint
+from spotune_trainer.supervisor.preflight.runner import Preflight
+from spotune_trainer.supervisor.ray_head.head import RayHead
+from spotune_trainer.supervisor.supervisor import Supervisor
 
-PREFLIGHT_AGAIN_SECONDS = 30.0
-_SECONDS_FOR_THE_LOCK = 30.0
+PREFLIGHT_RETRY_SECONDS = 30.0
+_LOCK_TIMEOUT_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 
 
-class AnsweringRay(RayHead, Protocol):
-    """A Ray that somebody else keeps running, and that may be away."""
-
-    def answers(self) -> bool:
-        """Whether it answers now."""
-
-
 class PodSupervisor:
-    """Trains one job on the Ray of its pod.
+    """Trains one job on the Ray head of its pod.
 
     Args:
         directory: of the job.
-        job_file: that the job is read from.
-        preflight: what comes before the first attempt.
-        head: the Ray of the pod.
-        view: what to show the run on.
-        orders: what it is to do.
-        standing: told what it is doing.
-        timing: how long things may take.
+        job_file: source of the job.
+        preflight: runs the checks before the first attempt.
+        head: the Ray head of the pod.
+        view: shows the run.
+        control: requests to the supervisor.
+        status: set to what the supervisor is doing.
+        timing: intervals and timeouts.
         sleep: waits for some seconds.
     """
 
@@ -57,10 +51,10 @@ class PodSupervisor:
         directory: JobDirectory,
         job_file: JobFile,
         preflight: Preflight,
-        head: AnsweringRay,
+        head: RayHead,
         view: View,
-        orders: Orders,
-        standing: Standing,
+        control: ControlSignals,
+        status: SupervisorStatus,
         timing: Timing | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -69,86 +63,89 @@ class PodSupervisor:
         self._preflight = preflight
         self._head = head
         self._view = view
-        self._orders = orders
-        self._standing = standing
+        self._control = control
+        self._status = status
         self._timing = timing
         self._sleep = sleep
         self._supervisor: Supervisor | None = None
         self._passed_for = ""
         self.url = ""
-        """Where progress is served; set once it is."""
+        """Where progress is served; set once the server runs."""
 
     def run(self) -> None:
         """Train until the model is trained.
 
         Raises:
-            StoppedError: it was told to stop, and nothing runs.
-            JobError, InfrastructureError, SupersededError: as of `Supervisor.run`.
-            UsageError: the folder of the job cannot be used, or there is no job file.
+            StoppedError: a stop was requested, and nothing runs.
+            JobError, InfrastructureError, SupersededError: as in `Supervisor.run`.
+            UsageError: the folder of the job cannot be used, or the job file does not exist.
         """
         job = self._job_file.read()
-        check_meaning(self._directory, job)
+        check_fingerprint(self._directory, job)
         if is_trained(self._directory, job):
             return
-        if self._orders.stopping and not self._directory.job.exists():
+        if self._control.stopping and not self._directory.job.exists():
             raise StoppedError("stopped before the first attempt")
         job = self._pass_preflight(job)
         check_directory(self._directory, job)
-        with locked_if_possible(self._directory, _SECONDS_FOR_THE_LOCK, self._view.say):
+        with locked_if_possible(self._directory, _LOCK_TIMEOUT_SECONDS, self._view.log):
             put_changed_job(self._directory, job)
-            if not self._standing.passed:
+            if not self._status.preflight.passed:
                 self._drain()
             self._preflight.record()
             while not is_trained(self._directory, self._job_file.current()):
                 self._wait_for_ray()
                 self._supervise()
 
-    def sickness(self) -> str | None:
-        """Why it is not well; None while it is, or while nothing runs that could be ill."""
+    def health_problem(self) -> str | None:
+        """Why the driver looks hung; None while it is healthy or no driver runs."""
         supervisor = self._supervisor
-        return supervisor.sickness() if supervisor is not None else None
+        return supervisor.health_problem() if supervisor is not None else None
 
     def _pass_preflight(self, job: FinetuneJob) -> FinetuneJob:
-        """The job that passed. One that is to stop is let through: an attempt of an earlier life may still run."""
-        while not self._orders.stopping and self._passed_for != fingerprint(job):
-            self._standing.say(State.PREFLIGHT)
+        """Repeat the preflight until it passes, and return the job that passed.
+
+        After a stop request the job is returned unchecked, because an earlier supervisor's attempt may still run.
+        """
+        while not self._control.stopping and self._passed_for != fingerprint(job):
+            self._status.set(SupervisorState.PREFLIGHT)
             if self._preflight.passes(job):
                 self._passed_for = fingerprint(job)
-                self._view.say("preflight passed")
+                self._view.log("preflight passed")
                 break
             failures = self._preflight.failures()
-            self._view.say(f"preflight: {failures}; once more in {PREFLIGHT_AGAIN_SECONDS:.0f} s")
-            self._standing.say(State.PREFLIGHT, failures)
-            self._wait_for_a_change(PREFLIGHT_AGAIN_SECONDS)
+            self._view.log(f"preflight failed: {failures}; retrying in {PREFLIGHT_RETRY_SECONDS:.0f} s")
+            self._status.set(SupervisorState.PREFLIGHT, failures)
+            self._wait_for_change(PREFLIGHT_RETRY_SECONDS)
             job = self._job_file.read()
-            check_meaning(self._directory, job)
+            check_fingerprint(self._directory, job)
         return job
 
-    def _wait_for_a_change(self, seconds: float) -> None:
-        """Wait, but not on when the job file has changed, or when told to stop."""
+    def _wait_for_change(self, seconds: float) -> None:
+        """Wait for some seconds, or until the job file changes or a stop is requested."""
         waited = 0.0
-        while waited < seconds and not self._orders.stopping and not self._job_file.has_changed():
+        while waited < seconds and not self._control.stopping and not self._job_file.has_changed():
             self._sleep(_POLL_SECONDS)
             waited += _POLL_SECONDS
-        if self._orders.stopping and not self._directory.job.exists():
+        if self._control.stopping and not self._directory.job.exists():
             raise StoppedError("stopped before the first attempt")
 
     def _wait_for_ray(self) -> None:
-        """Until it answers; when told to stop the supervisor itself finds out whether anything runs there."""
-        while not self._orders.stopping and not self._head.answers():
-            self._standing.say(State.WAITING, f"Ray does not answer yet at {self._head.client().url}")
+        """Wait until Ray responds. After a stop request `Supervisor` itself asks Ray whether an attempt still runs."""
+        while not self._control.stopping and not self._head.is_responding():
+            self._status.set(SupervisorState.WAITING, f"Ray does not answer yet at {self._head.client().url}")
             self._job_file.current()
             self._sleep(_POLL_SECONDS)
 
     def _drain(self) -> None:
-        """End what an earlier life of this supervisor has left running; without preflight nothing new may start."""
+        """Stop an attempt that an earlier supervisor left running; before the preflight passed, none may start."""
         supervisor = self._new_supervisor()
         supervisor.drain()
         self._run(supervisor)
         raise StoppedError("stopped; the last attempt had trained the model")
 
     def _supervise(self) -> None:
-        self._standing.say(State.RUNNING)
+        self._status.set(SupervisorState.RUNNING)
         if (files.read_json(self._directory.status) or {}).get("phase") in (Phase.FAILED, Phase.DONE):
             publish_phase(self._directory, Phase.STARTING, None)
         self._run(self._new_supervisor())
@@ -159,7 +156,7 @@ class PodSupervisor:
             lambda: self._job_file.current().spec.retry,
             self._head,
             self._view,
-            orders=self._orders,
+            control=self._control,
             beside_head=True,
             timing=self._timing,
         )

@@ -1,4 +1,4 @@
-"""Why a rank fails: the cause that the retry policy knows, and the text for people, beside the rank's logs."""
+"""Failures of ranks: an exception becomes a cause for the retry policy and a message for the user."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from spotune.errors import DataError, InfrastructureError, JobError, SpotuneErro
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
-from spotune_trainer.engine.determinism import REFUSED
+from spotune_trainer.engine.determinism import NO_DETERMINISTIC_KERNEL
 from spotune_trainer.job_directory.layout import GenerationLogs
-from spotune_trainer.worker_group.rank_process import RankFailure
+from spotune_trainer.training.task import RankFailure
 
 _GLOO_SIGNS = ("gloo", "connection closed by peer", "connection reset by peer")
 
 
 def classify(error: BaseException) -> FailureCause:
-    """The cause of an exception raised in a worker."""
+    """The failure cause of an exception that a rank raised."""
     if isinstance(error, JobError):
         return FailureCause.DATA if isinstance(error, DataError) else FailureCause.APP_ERROR
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -36,7 +36,7 @@ def classify(error: BaseException) -> FailureCause:
 
 
 def describe(rank: int, error: BaseException) -> RankFailure:
-    """Why a rank fails that ends with `error`."""
+    """The failure of `rank` that `error` caused."""
     checkpoint = error.checkpoint if isinstance(error, CorruptCheckpointError) else None
     return RankFailure(
         rank=rank,
@@ -51,12 +51,12 @@ def describe(rank: int, error: BaseException) -> RankFailure:
 def _message(error: BaseException) -> str:
     if isinstance(error, SpotuneError):
         return str(error)
-    refused = re.search(rf"(\w+)[^\n\"']*? {REFUSED}", str(error))  # perhaps quoted by the compiler
+    refused = re.search(rf"(\w+)[^\n\"']*? {NO_DETERMINISTIC_KERNEL}", str(error))  # torch.compile quotes the message
     if refused:
-        return f"execution.deterministic: {refused[1]} {REFUSED}: set it to false, or use another model"
+        return f"execution.deterministic: {refused[1]} {NO_DETERMINISTIC_KERNEL}: set it to false, or use another model"
     return f"{type(error).__name__}: {error}"
 
 
 def record_failure(logs: GenerationLogs, failure: RankFailure) -> None:
-    """Write down why a rank fails, for people; the driver hears it from the agent of the node."""
+    """Write the failure beside the rank's logs, for users. The driver gets it from the node's agent instead."""
     files.write_json(logs.failure(failure.rank), asdict(failure))

@@ -1,119 +1,143 @@
-"""What follows the last step: evaluation, export, and the figures of the run."""
+"""What follows the last step: evaluation, export, and the summary of the run. Also evaluation between steps."""
 
 from __future__ import annotations
 
 import resource
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import distributed
 
-from spotune_trainer.checkpoint.generations import refuse_superseded, surviving_steps
-from spotune_trainer.checkpoint.layout import Checkpoint, open_checkpoint
+from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
 from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.data.schedule import SampleSchedule
-from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, Ranks, evaluate
+from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, RankGroup, evaluate
 from spotune_trainer.export.huggingface import export_model
-from spotune_trainer.observability.progress import Phase
-
-if TYPE_CHECKING:
-    from spotune_trainer.training.worker import Worker
+from spotune_trainer.job_directory.status import Phase
+from spotune_trainer.observability.progress import label_tokens_of, tokens_of
+from spotune_trainer.training.context import TrainContext
 
 _SHOWN_CHARACTERS = 1000
 
 
-def finish(worker: Worker) -> dict[str, Any]:
-    """Evaluate and export the trained model; the figures for `result.json`, complete on rank 0."""
-    evaluation = evaluate_now(worker, worker.total_steps)
-    figures: dict[str, Any] = {
-        "peakMemoryBytes": _peak_memory_bytes(worker),
-        **(_evaluation_figures(evaluation) if evaluation else {}),
+def finalize(context: TrainContext, checkpoint: CheckpointName, release: Callable[[], None]) -> dict[str, Any]:
+    """Evaluate and export the trained model. All ranks call it together; rank 0 exports.
+
+    Args:
+        context: of the rank.
+        checkpoint: of the last step; its weights are exported.
+        release: frees the engine, which the export does not need. Called on rank 0 after the evaluation.
+
+    Returns:
+        The summary for `result.json`, complete on rank 0.
+
+    Raises:
+        SupersededError: a later generation has started; nothing is exported.
+    """
+    evaluation = run_evaluation(context, context.total_steps)
+    summary: dict[str, Any] = {
+        "peakMemoryBytes": _peak_memory_bytes(context.control),
+        **(_evaluation_summary(evaluation) if evaluation else {}),
     }
-    if worker.rank != 0:
-        return figures
-    figures |= step_figures(surviving_steps(worker.directory), worker.datasets.schedule)
-    worker.journal.enter(Phase.EXPORTING)
-    checkpoint = open_checkpoint(worker.directory.checkpoints / str(worker.final_checkpoint()))
-    assert isinstance(checkpoint, Checkpoint)
-    refuse_superseded(worker.directory, worker.task.generation)
-    worker.release()
-    sha256 = export_model(read_parameters(checkpoint), worker.job, worker.directory.export, figures)
-    worker.journal.event("exported", sha256=sha256)
-    return {**figures, "exportSha256": sha256}
+    if context.rank != 0:
+        return summary
+    summary |= summarize_steps(surviving_steps(context.directory), context.datasets.schedule)
+    context.reporter.set_phase(Phase.EXPORTING)
+    opened = open_checkpoint(context.directory.checkpoints / str(checkpoint))
+    assert isinstance(opened, Checkpoint)
+    raise_if_superseded(context.directory, context.task.generation)
+    release()
+    sha256 = export_model(read_parameters(opened), context.job, context.directory.export, summary)
+    context.reporter.record_event("exported", sha256=sha256)
+    return {**summary, "exportSha256": sha256}
 
 
-def evaluate_now(worker: Worker, step: int) -> EvaluationResult | None:
-    """Evaluate after `step` optimizer steps, on all ranks; None where the job evaluates nothing."""
-    if worker.datasets.evaluation is None:
+def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
+    """Evaluate the model after `step` optimizer steps, on all ranks; None if the job has no evaluation data."""
+    if context.datasets.evaluation is None:
         return None
-    worker.journal.enter(Phase.EVALUATING)
+    context.reporter.set_phase(Phase.EVALUATING)
     result = evaluate(
-        worker.engine.module,
-        worker.datasets.evaluation,
-        worker.tokenizer,
-        worker.job,
-        batch_size=worker.plan.evaluation_batch_size,
-        sample_ids=worker.datasets.evaluation_ids.tolist(),
-        ranks=Ranks(worker.rank, worker.world_size, worker.control),
-        zero_stage=worker.engine.zero_optimization_stage(),
-        heartbeat=worker.journal.beat,
+        context.engine.module,
+        context.datasets.evaluation,
+        context.tokenizer,
+        context.job,
+        batch_size=context.plan.evaluation_batch_size,
+        sample_ids=context.datasets.evaluation_ids.tolist(),
+        ranks=RankGroup(context.rank, context.world_size, context.control),
+        zero_stage=context.engine.zero_optimization_stage(),
+        heartbeat=context.reporter.heartbeat,
     )
-    worker.journal.set(evalLoss=result.loss, evalScores=result.known_scores)
-    worker.journal.event(
+    context.reporter.update(evalLoss=result.loss, evalScores=result.defined_scores)
+    context.reporter.record_event(
         "evaluated",
         step=step,
         loss=result.loss,
         **_scores(result),
         samples=result.samples,
-        predictions=[_shown(prediction) for prediction in result.predictions],
+        predictions=[_shortened(prediction) for prediction in result.predictions],
     )
     return result
 
 
-def _shown(prediction: Prediction) -> dict[str, Any]:
-    """An answer for people, no text of it longer than they would read."""
+def _shortened(prediction: Prediction) -> dict[str, Any]:
+    """A prediction for the event log, its texts cut to a length that people read."""
     texts = {"prompt": prediction.prompt, "prediction": prediction.prediction, "reference": prediction.reference}
     return {name: textwrap.shorten(text, _SHOWN_CHARACTERS) for name, text in texts.items()} | {
         "scores": dict(prediction.scores)
     }
 
 
-def step_figures(records: Sequence[Mapping[str, Any]], schedule: SampleSchedule) -> dict[str, Any]:
-    """Figures over the steps that led to the model: their number, samples, mean loss, and rates while training."""
+def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: SampleSchedule) -> dict[str, Any]:
+    """Summary of the steps that led to the model: their number, samples, mean loss, and rates while training.
+
+    Args:
+        records: one for each step, as in `steps.jsonl`. Older files have label tokens only: `tokens` is then None, and
+            the rate is that of the newer steps.
+        schedule: of the run; says how many samples the steps had.
+    """
     steps = len(records)
-    epochs, rest = divmod(steps, schedule.steps_per_epoch)
-    samples = epochs * schedule.num_samples + rest * schedule.global_batch_size
+    epochs, steps_of_last_epoch = divmod(steps, schedule.steps_per_epoch)
+    samples = epochs * schedule.num_samples + steps_of_last_epoch * schedule.global_batch_size
     seconds = sum(record["seconds"] for record in records)
+    counted = [(tokens, record["seconds"]) for record in records if (tokens := tokens_of(record)) is not None]
+    counted_tokens, counted_seconds = sum(tokens for tokens, _ in counted), sum(seconds for _, seconds in counted)
     losses = [record["loss"] for record in records if record["loss"] is not None]
-    used = [record["mfu"] * record["seconds"] for record in records if record["mfu"] is not None]
+    measured = [(record["mfu"], record["seconds"]) for record in records if record["mfu"] is not None]
+    measured_seconds = sum(seconds for _, seconds in measured)
     return {
         "steps": steps,
         "samples": samples,
+        "tokens": counted_tokens if len(counted) == steps else None,
+        "labelTokens": sum(label_tokens_of(record) for record in records),
         "trainLoss": sum(losses) / max(len(losses), 1),
-        "tokensPerSecond": round(sum(record["tokens"] for record in records) / seconds, 1) if seconds else None,
+        "tokensPerSecond": round(counted_tokens / counted_seconds, 1) if counted_seconds else None,
         "samplesPerSecond": round(samples / seconds, 1) if seconds else None,
-        "mfu": round(sum(used) / seconds, 4) if used else None,
+        "mfu": round(sum(mfu * seconds for mfu, seconds in measured) / measured_seconds, 4)
+        if measured_seconds
+        else None,
     }
 
 
-def _evaluation_figures(result: EvaluationResult) -> dict[str, Any]:
+def _evaluation_summary(result: EvaluationResult) -> dict[str, Any]:
     return {"evalLoss": result.loss, **_scores(result)}
 
 
 def _scores(result: EvaluationResult) -> dict[str, Any]:
-    """Scores of the metrics that we have, None where not asked for, and `scores` of the user's functions by name."""
-    ours = {"exactMatch": result.exact_match, "executionAccuracy": result.execution_accuracy}
-    return {**ours, "scores": result.own_scores}
+    """Built-in metrics (None if not requested), and under `scores` those of the user's functions, by name."""
+    built_in = {"exactMatch": result.exact_match, "executionAccuracy": result.execution_accuracy}
+    return {**built_in, "scores": result.custom_scores}
 
 
-def _peak_memory_bytes(worker: Worker) -> int:
-    """Largest memory of any rank: the device's where there is one, else the process's resident set."""
+def _peak_memory_bytes(control: Any) -> int:
+    """Peak memory of the rank that used most: memory of its GPU, or, without GPUs, the resident set of its process."""
     if torch.cuda.is_available():
-        mine = torch.cuda.max_memory_allocated()
+        peak = torch.cuda.max_memory_allocated()
     else:
-        mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    most = torch.tensor([mine], dtype=torch.int64)
-    distributed.all_reduce(most, op=distributed.ReduceOp.MAX, group=worker.control)
-    return int(most.item())
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    largest = torch.tensor([peak], dtype=torch.int64)
+    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=control)
+    return int(largest.item())

@@ -1,10 +1,9 @@
-"""One forward pass as DeepSpeed's flops profiler sees it, once in a run, in `profile/` of the job's directory.
+"""Profiles one forward pass of a run with DeepSpeed's flops profiler; the result is in the job's `profile/` folder.
 
-It is a pass beside the training: over the micro-batch that the step begins with, but as in an evaluation, without
-gradients and dropout. Layers and loss run as they are written, not as torch.compile makes them: the profiler counts
-calls of PyTorch's functions, and a compiled layer makes none. Weights, optimizer and randomness stay as they are; the
-seed of dropout is set anew for each micro-batch that is trained on. All ranks take part, since ZeRO-3 gathers weights
-from all of them, and rank 0 counts.
+The pass is an extra one, over the first micro-batch of the step, in evaluation mode: no gradients, no dropout. It runs
+uncompiled, because the profiler counts calls of PyTorch's functions, which compiled layers do not make. It changes
+neither weights nor optimizer nor training randomness: dropout is seeded again for each micro-batch. All ranks take
+part, since ZeRO-3 gathers weights from all of them; rank 0 counts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch.nn import functional
 from spotune.errors import JobError
 from spotune_trainer import files
 from spotune_trainer.data.batches import Batch
-from spotune_trainer.evaluation.evaluate import evaluating
+from spotune_trainer.evaluation.evaluate import evaluation_mode
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.models.nf4 import Linear4bit
@@ -33,43 +32,43 @@ logger = logging.getLogger("spotune.worker")
 
 _TOP_MODULES = 3
 _UNCOUNTABLE = (AssertionError, AttributeError, IndexError, NotImplementedError, TypeError)
-"""What the profiler raises where a function is called in a way that it does not know."""
+"""What the profiler raises if a function is called in a way that it does not support."""
 
 
 class FlopsProfile:
-    """The profile of a run; made before the first step from `step` on for which there is none.
+    """The profile of a run; made once, before step `step` or, if a run resumes after it, before its next step.
 
     Args:
         directory: of the job.
-        step: `execution.flopsProfile`; 0: none is wanted.
+        step: `execution.flopsProfile`; 0: no profile.
         rank: of this process.
-        control: group of all ranks, which begin together.
+        control: gloo group of all ranks.
     """
 
     def __init__(self, directory: JobDirectory, step: int, rank: int, control: Any) -> None:
         self._directory = directory
         self._step = step
         self._rank = rank
-        is_wanted = [step > 0 and not directory.flops_profile.exists()]
-        if step > 0:  # ranks may not see the same of a volume
-            distributed.broadcast_object_list(is_wanted, src=0, group=control)
-        self._is_wanted = is_wanted[0]
+        is_pending = [step > 0 and not directory.flops_profile.exists()]
+        if step > 0:  # a network volume may show ranks different states
+            distributed.broadcast_object_list(is_pending, src=0, group=control)
+        self._is_pending = is_pending[0]
 
     def is_due(self, step: int) -> bool:
-        """Whether it is to be made before the step of this number."""
-        return self._is_wanted and step >= self._step
+        """Whether to make the profile before the step of this number."""
+        return self._is_pending and step >= self._step
 
     def make(self, engine: Any, batch: Batch, step: int) -> None:
-        """Make it, on all ranks together, each with a batch of its own on the engine's device.
+        """Make the profile. All ranks call it together, each with a batch of its own on the engine's device.
 
         Raises:
             JobError: the profiler cannot count this model.
         """
-        batch = replace(batch, document_starts=None)  # attention by a mask is counted, the kernel without one is not
-        self._is_wanted = False
+        batch = replace(batch, cu_seq_lens=None)  # the profiler counts attention with a mask only
+        self._is_pending = False
         model = engine.module
-        with evaluating(model), torch.compiler.set_stance("force_eager"):
-            summed_loss(model, batch)  # what is done at the first call alone is not to be timed
+        with evaluation_mode(model), torch.compiler.set_stance("force_eager"):
+            summed_loss(model, batch)  # warm-up, not timed
             if self._rank != 0:
                 summed_loss(model, batch)
                 return
@@ -84,11 +83,11 @@ class FlopsProfile:
                 self._write(profiler, batch, step)
 
     def _write(self, profiler: Any, batch: Batch, step: int) -> None:
-        """Both files, that for programs last: it is what says that there is a profile."""
+        """Write both files, the JSON last: its existence marks the profile as made."""
         with redirect_stdout(io.StringIO()) as printed:
             profiler.print_model_profile(profile_step=step, top_modules=_TOP_MODULES)
         rows, width = batch.input_ids.shape
-        figures = {
+        counts = {
             "step": step,
             "rows": rows,
             "sequence": width,
@@ -100,18 +99,18 @@ class FlopsProfile:
         try:
             self._directory.profile.mkdir(exist_ok=True)
             files.write_text(self._directory.profile / "flops.txt", printed.getvalue())
-            files.write_json(self._directory.flops_profile, figures)
+            files.write_json(self._directory.flops_profile, counts)
         except OSError as error:
             logger.warning("the profile of step %d cannot be written: %s", step, error)
         else:
-            logger.info("step %d is profiled: %s", step, self._directory.profile)
+            logger.info("profile of step %d written to %s", step, self._directory.profile)
 
 
 @contextmanager
 def _profiling(engine: Any) -> Iterator[Any]:
-    """The profiler at work, right at ZeRO-3 too; it leaves nothing behind.
+    """Run the profiler, with right counts at ZeRO-3, too; all its patches are removed afterwards.
 
-    There parameters are cut up, and DeepSpeed's own linear function calls another one that is counted once more.
+    At ZeRO-3 parameters are partitioned, and DeepSpeed's linear function calls PyTorch's, which would count twice.
     """
     profiler = FlopsProfiler(engine.module, engine)
     modules = list(engine.module.modules())
@@ -133,7 +132,7 @@ def _profiling(engine: Any) -> Iterator[Any]:
 
 
 def _parameters(module: nn.Module) -> int:
-    """How many parameters a module has, those of other ranks and those in 4 bits too."""
+    """Number of parameters of a module, including partitions on other ranks and weights in 4 bits."""
     floats = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in module.parameters())
     return floats + sum(
         layer.in_features * layer.out_features for layer in module.modules() if isinstance(layer, Linear4bit)

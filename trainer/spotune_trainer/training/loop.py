@@ -1,10 +1,16 @@
-"""The training loop: micro-batches, loss over the step's tokens, backward, clip, step; and what all ranks agree on.
+"""The training loop: micro-batches -> loss over the step's tokens -> backward -> clip -> step -> agree on flags.
 
-Every step has one small all-reduce. It carries the step's token count and the flags (commit, notice, stop, leave), so
-that all ranks act at the same step, and the outcome of the step before (loss, row hash), so that no second one is
-needed. The host waits for that outcome, and so for the device, only once the next forward pass is on its way.
-Micro-batch g of a step goes to rank g mod world size; ranks without one run a weightless batch. Dropout is seeded from
-(seed, step, g) and the learning rate is a function of the step: nothing random or scheduled needs saving.
+Exactness at every world size. Micro-batch g of a step belongs to rank g mod world size; a rank without one runs a batch
+of zero weight, since collectives need all ranks. The loss is the sum over the step's label tokens divided by their
+number, not a mean of means. Dropout is seeded by (seed, step, g), and the learning rate is a function of the step, so
+no random state and no scheduler state needs saving.
+
+One small all-reduce per step, on the host. It carries, for the step that starts, its numbers of tokens and the flags of
+all ranks (commit, notice, stop, leave), so that all ranks act after the same step. For the step before, it carries the
+results (loss, row hash). The host reads them from the device only after it has launched the next forward pass, so the
+device does not idle:
+
+    step k:  forward(0) | all-reduce: tokens and flags of k, results of k-1 | backward, forward(1), ..., optimizer step
 """
 
 from __future__ import annotations
@@ -21,40 +27,53 @@ import xxhash
 from torch import Tensor, distributed
 
 from spotune.errors import JobError
-from spotune.job import TrainingSpec
-from spotune_trainer.data.batches import Batch, Task, combine_hashes
+from spotune_trainer.data.batches import combine_hashes
 from spotune_trainer.data.loader import MicroBatches
-from spotune_trainer.data.schedule import SampleSchedule
-from spotune_trainer.engine.build import LearningRate, gradient_norm_before_update, set_learning_rate
+from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
 from spotune_trainer.job_directory.notice import Flags
-from spotune_trainer.models.flops import ModelShape, mfu
-from spotune_trainer.models.loss import summed_loss, weightless_batch
-from spotune_trainer.observability.progress import Journal, StepRecord
-from spotune_trainer.training.nonfinite_steps import BadSteps, spoiled_by
+from spotune_trainer.models.loss import summed_loss, zero_weight_batch
+from spotune_trainer.observability.progress import StepRecord
+from spotune_trainer.training.context import TrainContext
+from spotune_trainer.training.nonfinite_steps import BadSteps, nan_unless_finite
 
-_WORD = 1 << 32
+_TWO_TO_32 = 1 << 32
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens of a step.
+
+    Attributes:
+        all: that go through the model, without padding (`Batch.tokens`); rates count these.
+        labels: that carry loss; the loss is the mean over these.
+    """
+
+    all: int
+    labels: int
 
 
 @dataclass
-class Outcome:
-    """This rank's share of one step's outcome.
+class PendingStep:
+    """A step that is done, but whose results the ranks have not added up yet; this rank's share of them.
 
     Attributes:
         step: optimizer steps done after it.
-        learning_rate: rate of the step.
-        tokens: label tokens of the step, over all ranks.
+        learning_rate: of the step.
+        tokens: all tokens of the step that go through the model, over all ranks (`Batch.tokens`).
+        label_tokens: label tokens of the step, over all ranks.
         samples: samples of the step, over all ranks.
-        loss_sum: summed loss of this rank's rows, fp64, on the device until the next step asks for it.
+        loss_sum: summed loss of this rank's rows, fp64; stays on the device until the next step reads it.
         row_hash: combined hash of the rows that went through backward.
-        flops: floating-point operations of this rank's rows by the formula of MFU.
-        grad_norm: norm of the gradient before clipping, the same on all ranks; None where it is not computed.
+        flops: floating-point operations of this rank's rows, by the MFU formula (`models/flops.py`).
+        grad_norm: norm of the gradient before clipping, the same on all ranks; None if it is not computed.
         seconds: wall time of the step.
-        productive_seconds: of these, those that went into the step itself.
+        productive_seconds: the part of `seconds` that went into the step itself.
     """
 
     step: int
     learning_rate: float
     tokens: int
+    label_tokens: int
     samples: int
     loss_sum: Tensor
     row_hash: int = 0
@@ -65,196 +84,201 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A finished optimizer step and what the ranks agreed on before it."""
+class FinishedStep:
+    """A finished optimizer step.
+
+    Attributes:
+        number: optimizer steps done after it.
+        flags: what all ranks agreed to do now.
+    """
 
     number: int
     flags: Flags
 
 
-class Speed:
-    """Turns rows and seconds into model FLOPs utilisation, for one kind of model on one kind of device."""
-
-    def __init__(self, shape: ModelShape, peak_flops: float | None) -> None:
-        self._shape = shape
-        self._peak = peak_flops
-
-    def flops(self, batch: Batch) -> float:
-        """Floating-point operations of forward and backward for one batch, its padding not counted."""
-        lengths, labels = batch.input_lengths, batch.label_lengths
-        return self._shape.flops(len(lengths), float(lengths.mean()), float(labels.mean()))
-
-    def utilisation(self, flops: float, seconds: float, world_size: int) -> float | None:
-        """Part of the devices' peak that was used; None where the peak is not known, as on any CPU."""
-        used = mfu(flops, seconds, world_size, self._peak)
-        return None if used is None else round(used, 4)
-
-
 class TrainingLoop:
-    """Runs optimizer steps of one engine on one rank."""
+    """Runs optimizer steps of one engine on one rank.
+
+    Args:
+        context: of the rank.
+        bad_steps: counts non-finite steps.
+        before_update: called before each optimizer step, which overwrites weights and optimizer states.
+
+    Attributes:
+        learning_rate: learning rate of a 0-based step.
+    """
 
     def __init__(
-        self,
-        *,
-        engine: Any,
-        task: Task,
-        training: TrainingSpec,
-        schedule: SampleSchedule,
-        learning_rate: LearningRate,
-        total_steps: int,
-        accumulation: int,
-        generation: int,
-        journal: Journal,
-        speed: Speed,
-        control: Any,
-        before_update: Callable[[], None] = lambda: None,
+        self, context: TrainContext, bad_steps: BadSteps, before_update: Callable[[], None] = lambda: None
     ) -> None:
-        self.engine = engine
-        self.training = training
-        self.schedule = schedule
-        self.learning_rate = learning_rate
-        self.total_steps = total_steps
-        self.accumulation = accumulation
-        self.generation = generation
-        self.journal = journal
-        self.speed = speed
-        self.control = control
+        self.engine = context.engine
+        self.training = context.job.spec.training
+        self.schedule = context.datasets.schedule
+        self.learning_rate = learning_rate(self.training, context.total_steps)
+        self.total_steps = context.total_steps
+        self.accumulation = context.accumulation
+        self.generation = context.task.generation
+        self.reporter = context.reporter
+        self.mfu_meter = context.mfu_meter
+        self.control = context.control
         self.before_update = before_update
-        self.world_size = distributed.get_world_size(control)
-        self.bad_steps = BadSteps(training.max_bad_steps, loss_is_scaled=engine.fp16_enabled())
-        self._weightless = weightless_batch(task).to(engine.device)
-        self._pending: Outcome | None = None
+        self.world_size = context.world_size
+        self.bad_steps = bad_steps
+        self._zero_weight_batch = zero_weight_batch(context.job.spec.model.task).to(self.engine.device)
+        self._pending: PendingStep | None = None
 
-    def run(self, batches: Iterable[MicroBatches], first_step: int, ask: Callable[[int], Flags]) -> Iterator[Step]:
-        """Train on each step's micro-batches, yielding after each one.
+    def run(
+        self, batches: Iterable[MicroBatches], first_step: int, propose_flags: Callable[[int], Flags]
+    ) -> Iterator[FinishedStep]:
+        """Train on each step's micro-batches; yields after each optimizer step.
 
         Args:
             batches: this rank's micro-batches, one list for each step.
             first_step: optimizer steps done before.
-            ask: what this rank wants done after the step of that number; rank 0 decides about commits.
+            propose_flags: what this rank proposes to do after the step of that number.
+
+        Raises:
+            JobError: a step has no label token, or too many steps in a row are not finite.
         """
         started = time.monotonic()
         for step, micro_batches in enumerate(batches, start=first_step):
-            # The device is to have work while the ranks agree.
-            first_loss = self._forward(step, micro_batches, 0)
-            tokens, flags = self._agree(step, micro_batches, ask(step + 1))
-            outcome = self._train(step, micro_batches, tokens, first_loss)
+            first_loss = self._forward(step, micro_batches, 0)  # the device works while the ranks agree
+            totals, flags = self._agree(step, micro_batches, propose_flags(step + 1))
+            pending = self._forward_backward_step(step, micro_batches, totals, first_loss)
             now = time.monotonic()
-            outcome.seconds, started = now - started, now
-            outcome.productive_seconds = self.journal.spent.lap()
-            self._pending = outcome
-            yield Step(step + 1, flags)
+            pending.seconds, started = now - started, now
+            pending.productive_seconds = self.reporter.stopwatch.productive_lap()
+            self._pending = pending
+            yield FinishedStep(step + 1, flags)
 
-    def settle(self) -> None:
-        """Log the last step now instead of with the next one: before a commit, an evaluation, the end."""
+    def log_pending_step(self) -> None:
+        """Log the last step now, not with the next one. For use before a commit, an evaluation or the exit."""
         if self._pending is not None:
-            self._exchange(0, Flags())
+            self._all_reduce(TokenCounts(0, 0), Flags())
 
     def _forward(self, step: int, micro_batches: MicroBatches, index: int) -> Tensor:
-        """Summed loss of this rank's micro-batch of that index, or of a weightless one where it has none."""
+        """Summed loss of this rank's micro-batch `index`; of a batch of zero weight if it has fewer micro-batches."""
         if index >= len(micro_batches):
-            return summed_loss(self.engine, self._weightless)
+            return summed_loss(self.engine, self._zero_weight_batch)
         g, batch = micro_batches[index]
-        torch.manual_seed(_seed(self.training.seed, step, g))
+        torch.manual_seed(_dropout_seed(self.training.seed, step, g))
         return summed_loss(self.engine, batch.to(self.engine.device), self.training.label_smoothing)
 
-    def _train(self, step: int, micro_batches: MicroBatches, tokens: int, loss: Tensor) -> Outcome:
+    def _forward_backward_step(
+        self, step: int, micro_batches: MicroBatches, tokens: TokenCounts, loss: Tensor
+    ) -> PendingStep:
+        """Backward of all micro-batches, clipping, and the optimizer step.
+
+        Args:
+            step: 0-based.
+            micro_batches: of this rank.
+            tokens: of the step, over all ranks.
+            loss: summed loss of the first micro-batch, whose forward pass has been launched already.
+        """
         rate = self.learning_rate(step)
         set_learning_rate(self.engine, rate)
-        nothing = torch.zeros((), dtype=torch.float64, device=self.engine.device)
-        outcome = Outcome(step + 1, rate, tokens, self.schedule.sample_ids(step).size, nothing)
-        weight = self.world_size / tokens
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.engine.device)
+        pending = PendingStep(step + 1, rate, tokens.all, tokens.labels, self.schedule.sample_ids(step).size, loss_sum)
+        weight = self.world_size / tokens.labels  # DeepSpeed averages gradients over the ranks
         for index in range(self.accumulation):
             if index > 0:
                 loss = self._forward(step, micro_batches, index)
             if index < len(micro_batches):
                 batch = micro_batches[index][1]
-                self.engine.backward(loss * spoiled_by(loss, weight), scale_wrt_gas=False)
-                outcome.loss_sum += loss.detach()
-                outcome.row_hash = combine_hashes([outcome.row_hash, *batch.row_hashes()])
-                outcome.flops += self.speed.flops(batch)
+                self.engine.backward(loss * nan_unless_finite(loss, weight), scale_wrt_gas=False)
+                pending.loss_sum += loss.detach()
+                pending.row_hash = combine_hashes([pending.row_hash, *batch.row_hashes()])
+                pending.flops += self.mfu_meter.flops(batch)
             else:
                 self.engine.backward(loss * 0.0, scale_wrt_gas=False)
             if index == self.accumulation - 1:
-                outcome.grad_norm = gradient_norm_before_update(self.engine)
+                pending.grad_norm = gradient_norm_before_update(self.engine)
                 self.before_update()
-            self.engine.step()
-            self.journal.beat()
-        if outcome.grad_norm is None:
-            outcome.grad_norm = self.engine.get_global_grad_norm()
-        return outcome
+            self.engine.step()  # clips and updates after the last micro-batch only
+            self.reporter.heartbeat()
+        if pending.grad_norm is None:
+            pending.grad_norm = self.engine.get_global_grad_norm()
+        return pending
 
-    def _agree(self, step: int, micro_batches: MicroBatches, wanted: Flags) -> tuple[int, Flags]:
-        """Token count of the whole step and the flags of all ranks."""
-        tokens, flags = self._exchange(sum(batch.tokens for _, batch in micro_batches), wanted)
-        if tokens == 0:
+    def _agree(self, step: int, micro_batches: MicroBatches, proposed: Flags) -> tuple[TokenCounts, Flags]:
+        """Tokens of the whole step, and the flags that any rank proposed."""
+        mine = TokenCounts(
+            all=sum(batch.tokens for _, batch in micro_batches),
+            labels=sum(batch.loss_tokens for _, batch in micro_batches),
+        )
+        tokens, flags = self._all_reduce(mine, proposed)
+        if tokens.labels == 0:
             raise JobError(
                 f"dataset: no row of step {step + 1} has a label token (samples {self._samples(step)}); "
                 "completions are empty or cut away by dataset.maxLength"
             )
         return tokens, flags
 
-    def _exchange(self, tokens: int, wanted: Flags) -> tuple[int, Flags]:
+    def _all_reduce(self, tokens: TokenCounts, proposed: Flags) -> tuple[TokenCounts, Flags]:
+        """Sum tokens and flags over the ranks. The same all-reduce sums the results of the pending step, if any."""
         last = self._pending
-        mine = torch.tensor(
+        values = torch.tensor(
             [
-                tokens,
-                wanted.commit,
-                wanted.notice,
-                wanted.stop,
-                wanted.leave,
+                tokens.labels,
+                proposed.commit,
+                proposed.notice,
+                proposed.stop,
+                proposed.leave,
                 last.loss_sum.item() if last else 0.0,
-                # Two halves, each exact in a double whatever the world size.
-                last.row_hash % _WORD if last else 0,
+                # In halves of 32 bits, whose sums over the ranks are exact in a double.
+                last.row_hash % _TWO_TO_32 if last else 0,
                 last.row_hash >> 32 if last else 0,
                 last.flops if last else 0.0,
+                tokens.all,
             ],
             dtype=torch.float64,
         )
-        distributed.all_reduce(mine, group=self.control)
-        total, commit, notice, stop, leave, loss_sum, low, high, flops = mine.tolist()
+        distributed.all_reduce(values, group=self.control)
+        label_tokens, commit, notice, stop, leave, loss_sum, low, high, flops, all_tokens = values.tolist()
         self._pending = None
         if last is not None:
             last.flops = flops
-            self._log(last, loss_sum / last.tokens, (int(low) + (int(high) << 32)) % (1 << 64))
-        return int(total), Flags(commit > 0, notice > 0, stop > 0, leave > 0)
+            self._log(last, loss_sum / last.label_tokens, (int(low) + (int(high) << 32)) % (1 << 64))
+        return TokenCounts(int(all_tokens), int(label_tokens)), Flags(commit > 0, notice > 0, stop > 0, leave > 0)
 
-    def _log(self, outcome: Outcome, loss: float, row_hash: int) -> None:
-        grad_norm = float(outcome.grad_norm) if outcome.grad_norm is not None else None
-        samples = partial(self._samples, outcome.step - 1)
-        skipped = self.bad_steps.take_in(outcome.step, loss, grad_norm, samples)
+    def _log(self, last: PendingStep, loss: float, row_hash: int) -> None:
+        """Record a step, given its mean loss and the hash of its rows over all ranks."""
+        grad_norm = float(last.grad_norm) if last.grad_norm is not None else None
+        samples = partial(self._samples, last.step - 1)
+        skipped = self.bad_steps.record(last.step, loss, grad_norm, samples)
         if skipped:
-            self.journal.event("step-skipped", step=outcome.step, loss=_finite(loss), samples=samples())
-            self.journal.set(skippedSteps=self.bad_steps.total)
+            self.reporter.record_event("step-skipped", step=last.step, loss=_finite(loss), samples=samples())
+            self.reporter.update(skippedSteps=self.bad_steps.total)
         record = StepRecord(
             generation=self.generation,
-            step=outcome.step,
-            epoch=outcome.step / self.schedule.steps_per_epoch,
+            step=last.step,
+            epoch=last.step / self.schedule.steps_per_epoch,
             loss=_finite(loss),
             gradNorm=_finite(grad_norm),
-            learningRate=outcome.learning_rate,
-            tokens=outcome.tokens,
-            seconds=round(outcome.seconds, 6),
-            productiveSeconds=round(outcome.productive_seconds, 6),
+            learningRate=last.learning_rate,
+            tokens=last.tokens,
+            labelTokens=last.label_tokens,
+            seconds=round(last.seconds, 6),
+            productiveSeconds=round(last.productive_seconds, 6),
             worldSize=self.world_size,
             samples=f"{row_hash:016x}",
             skipped=skipped,
-            mfu=self.speed.utilisation(outcome.flops, outcome.seconds, self.world_size),
+            mfu=self.mfu_meter.mfu(last.flops, last.seconds, self.world_size),
         )
-        self.journal.step(record, outcome.samples, self.total_steps)
+        self.reporter.record_step(record, last.samples, self.total_steps)
 
-    def _samples(self, step: int, most: int = 8) -> str:
-        """The first sample ids of a 0-based step, for people."""
+    def _samples(self, step: int, limit: int = 8) -> str:
+        """The first sample ids of a 0-based step, for messages."""
         ids = self.schedule.sample_ids(step)
-        shown = ", ".join(str(int(i)) for i in ids[:most])
-        return shown + (", ..." if len(ids) > most else "")
+        shown = ", ".join(str(int(i)) for i in ids[:limit])
+        return shown + (", ..." if len(ids) > limit else "")
 
 
-def _seed(seed: int, step: int, micro_batch: int) -> int:
-    """Seed of one micro-batch's dropout, independent of rank and world size."""
+def _dropout_seed(seed: int, step: int, micro_batch: int) -> int:
+    """Seed of the dropout of one micro-batch; it depends on neither rank nor world size."""
     return xxhash.xxh3_64_intdigest(f"{seed}/{step}/{micro_batch}".encode()) >> 1
 
 
 def _finite(value: float | None) -> float | None:
-    """The value, or None in place of one that JSON has no word for."""
+    """The value; None if it is NaN or infinite, which JSON cannot represent."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Steps whose loss or gradient is not finite: no weights come of them, they are counted, and too many end the run.
+"""Steps with a non-finite loss or gradient ("bad steps"): they change no weights, and too many in a row end the run.
 
-That a step is bad shows in the norm of its reduced gradient, which all ranks know before they update: a loss that is
-not finite is made to spoil the gradient (`spoiled_by`), whatever its own derivative is.
+All ranks detect a bad step by the norm of the reduced gradient, which they have before the optimizer step. A loss can
+be non-finite although its gradient is finite; `nan_unless_finite` then makes the gradient NaN, too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from spotune.errors import JobError
 _REMEDY = "lower training.learningRate, set training.maxGradNorm, or try model.dtype float32 in case it overflowed"
 
 
-def spoiled_by(loss: Tensor, weight: float) -> Tensor:
-    """`weight`, or NaN where `loss` (a scalar) is not finite: a factor that leaves no finite gradient of a bad loss."""
+def nan_unless_finite(loss: Tensor, weight: float) -> Tensor:
+    """`weight` if `loss` (a scalar) is finite, else NaN; computed on the device.
+
+    The loss is multiplied by it before backward, so a non-finite loss always gives a NaN gradient.
+    """
     return weight + 0.0 * loss.detach()
 
 
@@ -25,13 +28,13 @@ class BadSteps:
     """Counts bad steps; the same on all ranks.
 
     Args:
-        limit: `training.maxBadSteps`: so many in a row are passed over.
-        loss_is_scaled: whether the gradient of a finite loss may overflow since the loss is scaled up, as in float16.
-            Such a step changes no weights either, but it is no bad one: the next has a smaller scale.
+        limit: `training.maxBadSteps`: how many in a row are skipped before the run fails.
+        loss_is_scaled: whether the loss is scaled up, as in float16. The gradient of a finite loss may then overflow.
+            Such a step is skipped, but does not count as bad: the next one has a smaller scale.
 
     Attributes:
         in_a_row: bad steps since the last good one.
-        total: all steps of the run that changed no weights.
+        total: all skipped steps of the run.
     """
 
     def __init__(self, limit: int, *, loss_is_scaled: bool = False) -> None:
@@ -41,20 +44,20 @@ class BadSteps:
         self.total = 0
 
     def restore(self, in_a_row: int, total: int) -> None:
-        """Go on from what a checkpoint says."""
+        """Set both counts to those of a checkpoint."""
         self.in_a_row, self.total = in_a_row, total
 
-    def take_in(self, step: int, loss: float, grad_norm: float | None, samples: Callable[[], str]) -> bool:
-        """Whether the step changed no weights.
+    def record(self, step: int, loss: float, grad_norm: float | None, samples: Callable[[], str]) -> bool:
+        """Count a step. Returns whether it was skipped: whether it changed no weights.
 
         Args:
             step: optimizer steps done after it.
-            loss: its mean loss per token.
+            loss: its mean loss per label token.
             grad_norm: its gradient's norm before clipping.
-            samples: its sample ids, for people; asked for only where the run ends.
+            samples: returns its sample ids for the message; called only if the run fails.
 
         Raises:
-            JobError: it is one bad step in a row too many.
+            JobError: more than `limit` steps in a row are bad.
         """
         if math.isfinite(loss) and (grad_norm is None or math.isfinite(grad_norm)):
             self.in_a_row = 0
@@ -64,9 +67,9 @@ class BadSteps:
             return True
         self.in_a_row += 1
         if self.in_a_row > self._limit:
-            what = f"the loss of step {step} is {loss}"
+            problem = f"the loss of step {step} is {loss}"
             if math.isfinite(loss):
-                what = f"the gradient of step {step} is not finite"
-            passed_over = f", after {self._limit} such steps in a row that were skipped" if self._limit else ""
-            raise JobError(f"training: {what} (samples {samples()}){passed_over}: {_REMEDY}")
+                problem = f"the gradient of step {step} is not finite"
+            skipped = f", after {self._limit} such steps in a row that were skipped" if self._limit else ""
+            raise JobError(f"training: {problem} (samples {samples()}){skipped}: {_REMEDY}")
         return True

@@ -1,4 +1,4 @@
-"""What a worker group is asked to do, and how it may end."""
+"""What driver, node agents and ranks exchange: the task of a generation, placements, and results of ranks."""
 
 from __future__ import annotations
 
@@ -11,28 +11,105 @@ from spotune.plan.checkpoint_interval import SECONDS_TO_PREEMPTION
 from spotune_trainer.job_directory.layout import GenerationLogs, JobDirectory
 
 
-class Ending(StrEnum):
-    """How a worker group ends that does not fail."""
+@dataclass(frozen=True)
+class RankPlacement:
+    """Position of a rank in its group and on its node, and where the group meets.
+
+    Attributes:
+        rank: 0-based, over the whole group.
+        local_rank: 0-based among the ranks of its node; also the index of its GPU.
+        local_world_size: number of ranks on its node.
+        world_size: number of ranks in the group.
+        address: IP address of rank 0's node.
+        port: free port on that node, for the group's rendezvous.
+    """
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    world_size: int
+    address: str
+    port: int
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that torch and DeepSpeed read, as torchrun sets them."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why one rank failed.
+
+    Attributes:
+        rank: 0-based, over the whole group.
+        cause: a `FailureCause`; None if the checkpoint is corrupt.
+        kind: class name of the exception.
+        message: one line for users.
+        details: the traceback.
+        checkpoint: name of the checkpoint, if that is corrupt.
+    """
+
+    rank: int
+    cause: str | None
+    kind: str
+    message: str
+    details: str
+    checkpoint: str | None = None
+
+
+class RankExit(StrEnum):
+    """Why a rank exited that did not fail; the same on all ranks of a group."""
 
     TRAINED = "trained"
+    """All steps are done."""
     STOPPED = "stopped"
-    """Committed and left, as the whole run was told to."""
-    LEFT = "left"
-    """Committed and left, so that another group can go on."""
+    """Committed, then stopped: the whole run is to stop."""
+    YIELDED = "yielded"
+    """Committed, then exited so that another worker group can continue."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How the process of a rank ended.
+
+    Attributes:
+        rank: 0-based, over the whole group.
+        status: exit status of the process, negative for a signal.
+        exit: why it exited; None if it failed or was killed.
+        summary: of the run, from rank 0 of a group that trained to the end.
+        failure: why it failed, if it could report that.
+        hung: its watchdog ended it.
+        killed: its agent killed it, because another rank had failed.
+    """
+
+    rank: int
+    status: int
+    exit: RankExit | None = None
+    summary: dict[str, Any] | None = None
+    failure: RankFailure | None = None
+    hung: bool = False
+    killed: bool = False
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """What the driver asks of every rank of one generation; plain values, since it travels to other machines.
+    """What the driver asks of every rank of one generation. Plain values, since it is sent to other machines.
 
     Attributes:
         directory: the job's folder on the volume.
-        generation: number that this worker group claimed.
-        restore: name of the checkpoint to start from; None: from the beginning.
+        generation: number that the driver claimed for this worker group.
+        restore: name of the checkpoint to start from; None to start from the beginning.
         job: the job as JSON.
         plan: the plan as JSON.
-        seconds_to_preemption: mean time until a worker is taken away, as far as is known.
-        commit_seconds: what the last commit took until it was durable; None: there was none.
+        seconds_to_preemption: mean time until a worker is preempted, estimated from this run.
+        commit_seconds: how long the last commit took until it was durable; None if there was none.
     """
 
     directory: str
@@ -44,6 +121,11 @@ class WorkerTask:
     commit_seconds: float | None = None
 
     @property
+    def job_directory(self) -> JobDirectory:
+        """The job's folder on the volume."""
+        return JobDirectory(Path(self.directory))
+
+    @property
     def logs(self) -> GenerationLogs:
-        """What the ranks of this generation write."""
-        return JobDirectory(Path(self.directory)).generation_logs(self.generation)
+        """Files that the ranks of this generation write."""
+        return self.job_directory.generation_logs(self.generation)

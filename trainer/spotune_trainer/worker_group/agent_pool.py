@@ -1,11 +1,11 @@
-"""The agents on the nodes of a cluster, as the driver has them: mustered, asked, and led through worker groups."""
+"""The driver's pool of node agents: one Ray actor on each node of the cluster, which runs the ranks of that node."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,69 +16,91 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from spotune.errors import InfrastructureError
-from spotune_trainer.driver.scaling import slots_by_node
-from spotune_trainer.training.task import WorkerTask
-from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, NodeAgent, NodeFacts
-from spotune_trainer.worker_group.rank_process import Place, RankEnd
-from spotune_trainer.worker_group.result import GroupEnd, Room, explain
+from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
+from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, NodeAgent, NodeInfo
+from spotune_trainer.worker_group.result import GroupResult, Slots, classify_exit
+
+
+def slots_by_node(nodes: Iterable[Mapping[str, Any]], gpus: bool) -> dict[str, int]:
+    """Worker slots of each living node of a Ray cluster: one for each whole GPU or, without GPUs, each CPU.
+
+    Args:
+        nodes: what `ray.nodes()` returns.
+        gpus: whether workers train on GPUs.
+    """
+    resource = "GPU" if gpus else "CPU"
+    slots = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in nodes if node["Alive"]}
+    return {node: number for node, number in slots.items() if number > 0}
+
 
 logger = logging.getLogger("spotune.driver")
 
 _CALLS_AT_ONCE = 8
-_ANSWER_SECONDS = 30.0
+_REPLY_SECONDS = 30.0
 _IMPORT_SECONDS = 300.0
-"""So long may the first process of a node take, which waits for the imports."""
-_NEXT_TRY_SECONDS = 5.0
-"""An agent that died is not followed by another one on its node before that."""
+"""Timeout of the first process on a node, which waits for the imports of the fork server."""
+_RESTART_SECONDS = 5.0
+"""Delay before a dead agent is replaced on its node."""
 
 
 def draining_nodes() -> dict[str, float]:
-    """Nodes of the Ray cluster that are going away, each with its deadline in seconds since the epoch (0: none).
+    """Draining nodes of the Ray cluster, each with its deadline in seconds since the epoch (0: no deadline).
 
-    What Ray Train's own watcher of preemptions asks; there is no public way to it.
+    Ray Train's preemption watcher uses the same call. Ray has no public API for it.
     """
     return {node: deadline / 1000 for node, deadline in ray_state.get_draining_nodes().items()}
 
 
 @dataclass
 class _Agent:
-    """One agent.
+    """One agent, and the references of the two calls that show its state (see `AgentPool`).
 
     Attributes:
         node: Ray's id of its node.
-        slots: ranks that it has room for.
+        slots: number of ranks that it can run.
         gpus: whether they train on GPUs.
-        handle: the actor.
-        there: the reference of its facts, once it is there.
-        gone: the reference of a call that ends with it.
-        places: of the ranks of the group that runs.
+        handle: of the actor.
+        info_ref: result of `NodeAgent.info()`; resolves once the actor has started.
+        death_ref: result of `NodeAgent.block_forever()`; resolves, with an error, once the actor is dead.
+        placements: of the ranks of the running group; empty if it runs none.
     """
 
     node: str
     slots: int
     gpus: bool
     handle: Any
-    there: Any
-    gone: Any
-    places: list[Place] = field(default_factory=list)
+    info_ref: Any
+    death_ref: Any
+    placements: list[RankPlacement] = field(default_factory=list)
 
-    def is_there(self) -> bool:
-        return bool(ray.wait([self.there], timeout=0)[0])
+    def is_ready(self) -> bool:
+        return bool(ray.wait([self.info_ref], timeout=0)[0])
 
-    def is_gone(self) -> bool:
-        return bool(ray.wait([self.gone], timeout=0)[0])
+    def is_dead(self) -> bool:
+        return bool(ray.wait([self.death_ref], timeout=0)[0])
 
-    def facts(self) -> NodeFacts:
-        facts: NodeFacts = ray.get(self.there, timeout=_ANSWER_SECONDS)
-        return facts
+    def info(self) -> NodeInfo:
+        info: NodeInfo = ray.get(self.info_ref, timeout=_REPLY_SECONDS)
+        return info
 
 
-class Agents:
-    """One agent on each node that stays; what it takes to start a rank is ready on all of them at all times.
+class AgentPool:
+    """Keeps one agent on each node that is not draining, so that a rank can be forked there at any time.
+
+    The Ray references of three calls serve as events, which the pool polls with `ray.wait`:
+
+        pool                                   NodeAgent (actor)
+          | -- info() ---------------------------> |   info_ref resolves: started, imports are under way
+          | -- block_forever() ------------------> |   death_ref resolves with an error: actor or node is dead
+          | -- run_ranks(task, placements) ------> |   one call for each group; resolves with its RankResults,
+          |                                        |   or with an error if the agent dies meanwhile
+          | -- abort(generation) ----------------> |   a rank elsewhere has failed: run_ranks ends within a grace period
+
+    An agent that dies is replaced. An agent on a draining node is kept while it runs ranks, then killed.
 
     Args:
-        nodes: the cluster's nodes, as `ray.nodes()` gives them.
-        draining: those that are going away, with their deadlines.
+        nodes: the cluster's nodes, as `ray.nodes()` returns them.
+        draining: the draining ones, with their deadlines.
     """
 
     def __init__(
@@ -92,67 +114,73 @@ class Agents:
         self._not_before: dict[str, float] = {}
         self._lock = threading.RLock()
 
-    def muster(self, gpus: bool) -> Room:
-        """Have an agent on every node that stays and, but for those of the group that runs, on no other."""
+    def ensure(self, gpus: bool) -> Slots:
+        """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
+
+        Returns:
+            Slots of all nodes that are not draining, and of those whose agent is ready.
+        """
         with self._lock:
-            room = slots_by_node(self._nodes(), gpus)
+            slots_of = slots_by_node(self._nodes(), gpus)
             for node in self._draining():
-                room.pop(node, None)
+                slots_of.pop(node, None)
             for agent in list(self._agents.values()):
-                if agent.is_gone():
-                    self._bury(agent)
-                elif not agent.places and (agent.gpus, agent.slots) != (gpus, room.get(agent.node)):
-                    self._dismiss(agent)
-            for node, slots in room.items():
+                if agent.is_dead():
+                    self._forget_dead(agent)
+                elif not agent.placements and (agent.gpus, agent.slots) != (gpus, slots_of.get(agent.node)):
+                    self._kill(agent)
+            for node, slots in slots_of.items():
                 if node not in self._agents and time.monotonic() >= self._not_before.get(node, 0.0):
                     self._agents[node] = _start(node, slots, gpus)
-            ready = [agent.slots for agent in self._agents.values() if agent.node in room and agent.is_there()]
-            return Room(sum(room.values()), sum(ready))
+            ready = [agent.slots for agent in self._agents.values() if agent.node in slots_of and agent.is_ready()]
+            return Slots(sum(slots_of.values()), sum(ready))
 
     def draining(self) -> Mapping[str, float]:
-        """Nodes that are going away, each with its deadline in seconds since the epoch (0: none)."""
+        """Draining nodes, each with its deadline in seconds since the epoch (0: no deadline)."""
         return self._draining()
 
     def occupied(self) -> set[str]:
-        """Nodes that ranks of the running group are on."""
+        """Nodes that run ranks of the current group."""
         with self._lock:
-            return {agent.node for agent in self._agents.values() if agent.places}
+            return {agent.node for agent in self._agents.values() if agent.placements}
 
     def worker_memory_bytes(self, workers: int, gpus: bool) -> int:
-        """Memory of one of `workers` ranks: its GPU's, or its share of a node's; asked of an agent that is there.
+        """Memory in bytes of one of `workers` ranks: of its GPU, or its share of a node. Asks an agent that is ready.
 
         Raises:
-            InfrastructureError: none of them answers.
+            InfrastructureError: no agent replies.
         """
         with self._lock:
-            there = [agent for agent in self._agents.values() if agent.is_there()]
-        for agent in there:
+            ready = [agent for agent in self._agents.values() if agent.is_ready()]
+        for agent in ready:
             with suppress(RayError):
                 if gpus:
                     return int(ray.get(agent.handle.gpu_memory_bytes.remote(), timeout=_IMPORT_SECONDS))
-                return agent.facts().memory_bytes // min(agent.slots, workers)
-        raise InfrastructureError("no node says how much memory a worker has: the workers were lost meanwhile")
+                return agent.info().memory_bytes // min(agent.slots, workers)
+        raise InfrastructureError(
+            "the memory of a worker is unknown: no node agent replied; the nodes may have been lost"
+        )
 
-    def run_group(self, task: WorkerTask, world_size: int) -> GroupEnd:
-        """Run one generation on `world_size` ranks until it ends."""
-        ends: list[RankEnd] = []
+    def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
+        """Run one generation on `world_size` ranks; returns when all of them have exited."""
+        results: list[RankResult] = []
         lost: dict[int, str] = {}
-        text = f"there is no room for {world_size} workers any more"
+        ray_error = f"there are no longer slots for {world_size} workers"
         try:
-            if self._take_places(world_size):
-                text = self._lead(task, ends, lost)
+            if self._place_ranks(world_size):
+                ray_error = self._run_ranks(task, results, lost)
         except RayError as error:
-            text = str(error)
+            ray_error = str(error)
         finally:
             with self._lock:
                 for agent in self._agents.values():
-                    agent.places = []
-        return explain(task.logs, ends, lost, text)
+                    agent.placements = []
+        return classify_exit(task.logs, results, lost, ray_error)
 
-    def _take_places(self, world_size: int) -> bool:
-        """Give each rank its place, on as few nodes as can be; whether there is one for all."""
+    def _place_ranks(self, world_size: int) -> bool:
+        """Assign ranks to agents, on as few nodes as possible. Returns False if there are not enough slots."""
         with self._lock:
-            ready = [agent for agent in self._agents.values() if agent.is_there() and not agent.is_gone()]
+            ready = [agent for agent in self._agents.values() if agent.is_ready() and not agent.is_dead()]
             ready.sort(key=lambda agent: (-agent.slots, agent.node))
             shares: list[tuple[_Agent, range]] = []
             taken = 0
@@ -164,61 +192,66 @@ class Agents:
             if taken < world_size:
                 return False
             first = shares[0][0]
-            address = first.facts().address
-            port = ray.get(first.handle.free_port.remote(), timeout=_ANSWER_SECONDS)
+            address = first.info().address
+            port = ray.get(first.handle.free_port.remote(), timeout=_REPLY_SECONDS)
             for agent, share in shares:
-                agent.places = [
-                    Place(rank, rank - share.start, len(share), world_size, address, port) for rank in share
+                agent.placements = [
+                    RankPlacement(rank, rank - share.start, len(share), world_size, address, port) for rank in share
                 ]
             return True
 
-    def _lead(self, task: WorkerTask, ends: list[RankEnd], lost: dict[int, str]) -> str:
-        """Have all agents run their ranks to the end; how they ended goes to `ends` and `lost`.
+    def _run_ranks(self, task: WorkerTask, results: list[RankResult], lost: dict[int, str]) -> str:
+        """Run the placed ranks until all have exited; once one fails, the others are aborted.
+
+        Args:
+            task: of the generation.
+            results: gets the results of ranks.
+            lost: gets the ranks whose agent died or does not reply, with the class of Ray's error.
 
         Returns:
-            str: what Ray said last about a lost agent.
+            Ray's last error about a lost agent; empty if none was lost.
         """
         with self._lock:
-            leading = [agent for agent in self._agents.values() if agent.places]
-        running = {agent.handle.run.remote(task, agent.places): agent for agent in leading}
-        text, patience = "", None
+            hosts = [agent for agent in self._agents.values() if agent.placements]
+        running = {agent.handle.run_ranks.remote(task, agent.placements): agent for agent in hosts}
+        ray_error, timeout = "", None
         while running:
-            done, _ = ray.wait(list(running), num_returns=1, timeout=patience)
-            for call in done or list(running):  # who does not answer any more is as good as gone
+            done, _ = ray.wait(list(running), num_returns=1, timeout=timeout)
+            for call in done or list(running):  # an agent that does not reply in time counts as lost
                 agent = running.pop(call)
                 try:
-                    ended: list[RankEnd] = ray.get(call, timeout=0)
-                    failed = any(end.status for end in ended)
-                    ends += ended
+                    finished: list[RankResult] = ray.get(call, timeout=0)
+                    failed = any(result.status for result in finished)
+                    results += finished
                 except RayError as error:
-                    text, failed = str(error), True
-                    lost |= {place.rank: type(error).__name__ for place in agent.places}
-                    self._dismiss(agent)
-                if failed and patience is None:
-                    patience = GRACE_SECONDS + _ANSWER_SECONDS
+                    ray_error, failed = str(error), True
+                    lost |= {place.rank: type(error).__name__ for place in agent.placements}
+                    self._kill(agent)
+                if failed and timeout is None:
+                    timeout = GRACE_SECONDS + _REPLY_SECONDS
                     for other in running.values():
-                        other.handle.end.remote(task.generation)
-        return text
+                        other.handle.abort.remote(task.generation)
+        return ray_error
 
-    def _dismiss(self, agent: _Agent) -> None:
-        """End an agent."""
+    def _kill(self, agent: _Agent) -> None:
+        """Kill an agent and forget it."""
         with suppress(RayError):
             ray.kill(agent.handle)
         with self._lock:
             self._agents.pop(agent.node, None)
 
-    def _bury(self, agent: _Agent) -> None:
-        """Forget an agent that has died, and say why."""
+    def _forget_dead(self, agent: _Agent) -> None:
+        """Forget an agent that has died, and log why."""
         try:
-            ray.get(agent.gone)
+            ray.get(agent.death_ref)
         except RayError as error:
-            logger.warning("the agent on node %s is gone: %s", agent.node, str(error).strip().splitlines()[0])
+            logger.warning("the agent on node %s died: %s", agent.node, str(error).strip().splitlines()[0])
         self._agents.pop(agent.node, None)
-        self._not_before[agent.node] = time.monotonic() + _NEXT_TRY_SECONDS
+        self._not_before[agent.node] = time.monotonic() + _RESTART_SECONDS
 
 
 def _start(node: str, slots: int, gpus: bool) -> _Agent:
-    """An agent that takes all slots of a node: Ray drains nodes with nothing to do at once."""
+    """Start an agent that occupies all slots of a node. Ray would drain a node without work at once."""
     actor: Any = ray.remote(NodeAgent)
     handle = actor.options(
         num_cpus=0 if gpus else slots,
@@ -226,4 +259,4 @@ def _start(node: str, slots: int, gpus: bool) -> _Agent:
         max_concurrency=_CALLS_AT_ONCE,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     ).remote(gpus)
-    return _Agent(node, slots, gpus, handle, there=handle.facts.remote(), gone=handle.stay.remote())
+    return _Agent(node, slots, gpus, handle, info_ref=handle.info.remote(), death_ref=handle.block_forever.remote())

@@ -1,18 +1,18 @@
-"""What the fork server of a node imports once, so that every rank forked from it starts in milliseconds.
+"""Imports of a node's fork server, so that every rank forked from it starts in milliseconds.
 
-Nothing here may touch a GPU: CUDA cannot be used in a process whose parent has begun to.
+Nothing here may initialise CUDA: a forked process cannot use CUDA if its parent has initialised it.
 """
 # ruff: noqa: F401
 
 import gc
 
-# Every engine above stage 0 imports it, and most of torch's compiler with it.
+# Every engine above stage 0 imports it, and with it most of torch's compiler.
 import deepspeed.runtime.zero.muon.original_muon
 import deepspeed.runtime.zero.stage3
 import deepspeed.runtime.zero.stage_1_and_2
 
 import spotune_trainer.training.worker
 
-# Collecting garbage in a rank would otherwise walk through all of the above, and copy the memory it is in.
+# Otherwise a garbage collection in a rank visits all objects of these modules and copies their memory pages.
 gc.collect()
 gc.freeze()

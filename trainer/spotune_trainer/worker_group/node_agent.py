@@ -1,8 +1,8 @@
-"""The agent of one node: a Ray actor that outlives worker groups, and forks the ranks of each.
+"""The agent of one node: a Ray actor that outlives worker groups and forks the ranks of each.
 
-What takes long at the start of a rank is importing torch, DeepSpeed and transformers. A fork server on each node does
-that once, while the driver still plans, and the ranks of every generation are forked from it: processes of their own,
-which leave nothing behind, neither memory of a GPU nor a broken process group.
+Starting a rank is slow because of the imports of torch, DeepSpeed and transformers. A fork server on each node imports
+them once, while the driver plans. Ranks are processes forked from it, so their exit frees everything they hold: GPU
+memory as well as broken process groups.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from multiprocessing.connection import Connection
 import ray.util
 
 from spotune.plan.devices import machine_memory_bytes
-from spotune_trainer.training.task import WorkerTask
-from spotune_trainer.worker_group.rank_process import Place, RankEnd, has_hung, run_rank
+from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
+from spotune_trainer.worker_group.rank_process import has_hung, run_rank
 
 GRACE_SECONDS = 2.0
-"""So long may the other ranks say what they saw of it once one has failed; then they are killed."""
+"""Once a rank has failed, the others have this long to report their own failure; then they are killed."""
 
-_LOOK_EVERY_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _FORKING = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
-class NodeFacts:
-    """What the driver asks of a node.
+class NodeInfo:
+    """Address and memory of a node.
 
     Attributes:
-        address: by which other nodes reach it.
+        address: IP address that other nodes reach it by.
         memory_bytes: of the node, or of its container.
     """
 
@@ -46,7 +46,7 @@ class NodeFacts:
 
 
 class NodeAgent:
-    """Forks ranks, and tells how they end; Ray calls its methods in threads of their own.
+    """Forks ranks and reports how they exited. Ray calls each method in a thread of its own (see `AgentPool`).
 
     Args:
         gpus: whether the ranks train on GPUs.
@@ -60,56 +60,56 @@ class NodeAgent:
         forkserver.ensure_running()
         self._deadlines: dict[int, float] = {}
 
-    def facts(self) -> NodeFacts:
-        """What is to be known of this node."""
-        return NodeFacts(ray.util.get_node_ip_address(), machine_memory_bytes())
+    def info(self) -> NodeInfo:
+        """Address and memory of this node."""
+        return NodeInfo(ray.util.get_node_ip_address(), machine_memory_bytes())
 
     def gpu_memory_bytes(self) -> int:
-        """Memory of the node's first GPU, seen by a process of its own: the agent takes up none of it."""
+        """Memory of the node's first GPU. A separate process reads it, so that the agent itself uses no GPU memory."""
         receiver, sender = _FORKING.Pipe(duplex=False)
         _FORKING.Process(target=_send_gpu_memory, args=(sender,)).start()
         sender.close()
         return int(receiver.recv())
 
     def free_port(self) -> int:
-        """A port of this node that nobody listens on now."""
+        """A free TCP port of this node."""
         with socket.create_server(("", 0)) as listener:
             return int(listener.getsockname()[1])
 
-    def stay(self) -> None:
-        """Never returns: whoever waits for it learns at once that the agent or its node is gone."""
+    def block_forever(self) -> None:
+        """Never returns. A caller that waits for it gets an error as soon as the agent or its node is dead."""
         threading.Event().wait()
 
-    def run(self, task: WorkerTask, places: Sequence[Place]) -> list[RankEnd]:
-        """Run the ranks of this node to their end; once one fails, the others have `GRACE_SECONDS`."""
-        ranks = [_Rank(task, place) for place in places]
+    def run_ranks(self, task: WorkerTask, placements: Sequence[RankPlacement]) -> list[RankResult]:
+        """Run ranks on this node until all have exited. Once one fails, the others have `GRACE_SECONDS`."""
+        ranks = [_Rank(task, place) for place in placements]
         while running := [rank for rank in ranks if rank.status is None]:
             for rank in running:
-                rank.look()
+                rank.poll()
                 if rank.status:
-                    self.end(task.generation)
+                    self.abort(task.generation)
                 elif time.monotonic() > self._deadlines.get(task.generation, float("inf")):
                     rank.kill()
-            connection.wait([waited for rank in running for waited in rank.waited_for()], _LOOK_EVERY_SECONDS)
+            connection.wait([handle for rank in running for handle in rank.wait_handles()], _POLL_SECONDS)
         self._deadlines.pop(task.generation, None)
-        return [rank.end() for rank in ranks]
+        return [rank.result() for rank in ranks]
 
-    def end(self, generation: int) -> None:
-        """A rank of this generation has failed: end those of this node in `GRACE_SECONDS`."""
+    def abort(self, generation: int) -> None:
+        """A rank of this generation has failed, here or elsewhere: kill the others after `GRACE_SECONDS`."""
         self._deadlines.setdefault(generation, time.monotonic() + GRACE_SECONDS)
 
 
 class _Rank:
-    """The process of a rank, and what it said.
+    """The process of a rank, and the result that it sent.
 
     Attributes:
         status: exit status, negative for a signal; None while it runs.
     """
 
-    def __init__(self, task: WorkerTask, place: Place) -> None:
+    def __init__(self, task: WorkerTask, place: RankPlacement) -> None:
         self._rank = place.rank
         self._logs = task.logs
-        self._said: RankEnd | None = None
+        self._reported: RankResult | None = None
         self._receiver, sender = _FORKING.Pipe(duplex=False)
         self._process = _FORKING.Process(target=run_rank, args=(task, place, sender))
         self._process.start()
@@ -117,29 +117,29 @@ class _Rank:
         self._killed = False
         self.status: int | None = None
 
-    def waited_for(self) -> list[Connection | int]:
-        """What becomes readable once there is something to see."""
+    def wait_handles(self) -> list[Connection | int]:
+        """Handles that become readable once `poll` has something to do."""
         return [self._process.sentinel] if self._receiver.closed else [self._process.sentinel, self._receiver]
 
-    def look(self) -> None:
-        """Take in what it says, and whether it has ended."""
-        status = self._process.exitcode  # first: what an ended process has said lies in the pipe
+    def poll(self) -> None:
+        """Receive its result, if there is one, and update `status`."""
+        status = self._process.exitcode  # read first: the result of an exited process is still in the pipe
         if not self._receiver.closed and self._receiver.poll():
             with suppress(EOFError):
-                self._said = self._receiver.recv()
+                self._reported = self._receiver.recv()
             self._receiver.close()
         self.status = status
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._killed = True
         self._process.kill()
 
-    def end(self) -> RankEnd:
-        """How it ended, once it has."""
+    def result(self) -> RankResult:
+        """How the process ended. To be called once `status` is set."""
         assert self.status is not None
-        said = self._said or RankEnd(self._rank, self.status)
-        return replace(said, status=self.status, hung=has_hung(self._logs, self._rank), killed=self._killed)
+        reported = self._reported or RankResult(self._rank, self.status)
+        return replace(reported, status=self.status, hung=has_hung(self._logs, self._rank), killed=self._killed)
 
 
 def _send_gpu_memory(sender: Connection) -> None:

@@ -1,4 +1,4 @@
-"""A worker group: who runs it, how it may end, and why it did."""
+"""Results of a worker group, the interfaces of what runs one, and how results of ranks become that of the group."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any, Protocol
 
 from spotune.retry import FailureCause
 from spotune_trainer.job_directory.layout import GenerationLogs
-from spotune_trainer.training.task import Ending, WorkerTask
-from spotune_trainer.worker_group.rank_process import RankEnd, RankFailure
+from spotune_trainer.training.task import RankExit, RankFailure, RankResult, WorkerTask
 
-_MEMORY_USED_UP = "OutOfMemoryError"
-"""What Ray says of an agent that it ended because the memory of its node was used up."""
+_RAY_OUT_OF_MEMORY = "OutOfMemoryError"
+"""Class of Ray's error for an agent that it killed because its node ran out of memory."""
 
-# One rank's error makes the others complain about the connection: theirs says least.
-_MOST_TELLING = (
+# Most informative first: after one rank's error the others fail with communication errors.
+_CAUSES_BY_PRIORITY = (
     FailureCause.OUT_OF_MEMORY,
     FailureCause.APP_ERROR,
     FailureCause.DATA,
@@ -27,31 +26,31 @@ _MOST_TELLING = (
 
 @dataclass(frozen=True)
 class Trained:
-    """The group trained to the end; the figures of the run."""
+    """The group trained to the end; the summary of the run."""
 
-    figures: dict[str, Any]
+    summary: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The group committed and left, as a notice asked it to."""
+    """The group committed and stopped, because the run is to stop."""
 
 
 @dataclass(frozen=True)
-class Left:
-    """The group committed and left, so that another one goes on."""
+class Yielded:
+    """The group committed and exited, so that another group continues."""
 
 
 @dataclass(frozen=True)
 class Superseded:
-    """A later generation has started; this driver must leave."""
+    """A later generation has started; this driver must exit."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class CorruptCheckpoint:
-    """What the group was to start from is corrupt."""
+    """The checkpoint to start from is corrupt."""
 
     checkpoint: str
     message: str
@@ -59,22 +58,22 @@ class CorruptCheckpoint:
 
 @dataclass(frozen=True)
 class Failed:
-    """The group ended for a cause that the retry policy judges."""
+    """The group failed; the retry policy decides what follows."""
 
     cause: FailureCause
     message: str
 
 
-GroupEnd = Trained | Stopped | Left | Superseded | CorruptCheckpoint | Failed
+GroupResult = Trained | Stopped | Yielded | Superseded | CorruptCheckpoint | Failed
 
 
 @dataclass(frozen=True)
-class Room:
-    """How many workers there is room for.
+class Slots:
+    """Number of workers that the cluster can run.
 
     Attributes:
-        nodes: on the nodes that are alive and stay.
-        ready: of these, on nodes whose agent is there.
+        nodes: slots of nodes that are alive and not draining.
+        ready: of these, slots of nodes whose agent is ready.
     """
 
     nodes: int
@@ -82,78 +81,82 @@ class Room:
 
 
 class NodeAgents(Protocol):
-    """Those on the nodes of a cluster (see `agents`)."""
+    """State of a cluster's nodes (see `agent_pool.AgentPool`)."""
 
     def draining(self) -> Mapping[str, float]:
-        """Nodes that are going away, each with its deadline in seconds since the epoch (0: none)."""
+        """Draining nodes, each with its deadline in seconds since the epoch (0: no deadline)."""
 
-    def muster(self, gpus: bool) -> Room:
-        """Have an agent on every node that stays."""
+    def ensure(self, gpus: bool) -> Slots:
+        """Start an agent on every node that is not draining."""
 
     def occupied(self) -> set[str]:
-        """Nodes that workers of the running group are on."""
+        """Nodes that run ranks of the current group."""
 
 
-class GroupAgents(NodeAgents, Protocol):
-    """Those on the nodes of a cluster, who also run groups."""
+class WorkerGroupRunner(NodeAgents, Protocol):
+    """A cluster that runs worker groups."""
 
     def worker_memory_bytes(self, workers: int, gpus: bool) -> int:
-        """Memory of one of so many workers."""
+        """Memory of one of `workers` workers, in bytes."""
 
-    def run_group(self, task: WorkerTask, world_size: int) -> GroupEnd:
-        """Run one generation on so many workers until it ends."""
+    def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
+        """Run one generation on `world_size` workers; returns when all have exited."""
 
 
-def explain(logs: GenerationLogs, ends: Sequence[RankEnd], lost: Mapping[int, str], text: str) -> GroupEnd:
-    """Why a group ended.
+def classify_exit(
+    logs: GenerationLogs, results: Sequence[RankResult], lost: Mapping[int, str], ray_error: str
+) -> GroupResult:
+    """The result of a group, from those of its ranks.
 
     Args:
         logs: folder of the generation.
-        ends: how ranks ended, as far as the agents of their nodes could tell.
-        lost: ranks whose node or agent is gone, with what Ray says about it.
-        text: Ray's own account, where nobody else has one.
+        results: of the ranks whose node agent replied.
+        lost: ranks whose node or agent died, with the class of Ray's error.
+        ray_error: message of Ray, used if there is no better one.
     """
-    if ends and not lost and not any(end.status for end in ends):
-        return _ending(ends)
-    failures = [end.failure for end in ends if end.failure is not None]
+    if results and not lost and not any(result.status for result in results):
+        return _common_exit(results)
+    failures = [result.failure for result in results if result.failure is not None]
     for failure in failures:
         if failure.checkpoint is not None:
             return CorruptCheckpoint(failure.checkpoint, failure.message)
         if failure.kind == "SupersededError":
             return Superseded(failure.message)
-    hung = [end.rank for end in ends if end.hung]
+    hung = [result.rank for result in results if result.hung]
     if hung:
         ranks = ", ".join(str(rank) for rank in hung)
         message = f"rank {ranks} made no progress within retry.hangTimeout; stacks are in {logs.stacks(hung[0])}"
         return Failed(FailureCause.HANG, message)
-    killed = [rank for rank, reason in lost.items() if reason == _MEMORY_USED_UP]
+    killed = [rank for rank, reason in lost.items() if reason == _RAY_OUT_OF_MEMORY]
     if killed:
-        message = f"rank {killed[0]} was ended by Ray because the memory of its node was used up"
+        message = f"rank {killed[0]} was killed by Ray because its node ran out of memory"
         return Failed(FailureCause.OUT_OF_MEMORY, message)
     gone = dict(lost) | {
-        end.rank: _status(end.status) for end in ends if end.status and not (end.failure or end.killed)
+        result.rank: _status(result.status)
+        for result in results
+        if result.status and not (result.failure or result.killed)
     }
     if gone and _first(failures, FailureCause.OUT_OF_MEMORY) is None:
         ranks = ", ".join(f"rank {rank} ({reason})" for rank, reason in sorted(gone.items()))
         return Failed(FailureCause.WORKER_LOST, f"lost {ranks}")
-    for cause in _MOST_TELLING:
+    for cause in _CAUSES_BY_PRIORITY:
         found = _first(failures, cause)
         if found is not None:
             return Failed(cause, f"rank {found.rank}: {found.message}")
-    return Failed(FailureCause.WORKER_LOST, f"the worker group could not be started or was lost: {text}")
+    return Failed(FailureCause.WORKER_LOST, f"the worker group could not be started or was lost: {ray_error}")
 
 
-def _ending(ends: Sequence[RankEnd]) -> GroupEnd:
-    """What a group came to that did not fail: all ranks say the same, rank 0 has the figures."""
-    first = min(ends, key=lambda end: end.rank)
-    match first.ending:
-        case Ending.STOPPED:
+def _common_exit(results: Sequence[RankResult]) -> GroupResult:
+    """Result of a group without failures. All ranks exited for the same reason; rank 0 has the summary."""
+    first = min(results, key=lambda result: result.rank)
+    match first.exit:
+        case RankExit.STOPPED:
             return Stopped()
-        case Ending.LEFT:
-            return Left()
-        case Ending.TRAINED:
-            return Trained(first.figures or {})
-    raise AssertionError("a rank that ends well says what it came to")
+        case RankExit.YIELDED:
+            return Yielded()
+        case RankExit.TRAINED:
+            return Trained(first.summary or {})
+    raise AssertionError("a rank that exits with status 0 reports why")
 
 
 def _first(failures: Sequence[RankFailure], cause: FailureCause) -> RankFailure | None:
@@ -161,5 +164,5 @@ def _first(failures: Sequence[RankFailure], cause: FailureCause) -> RankFailure 
 
 
 def _status(status: int) -> str:
-    """An exit status for people."""
+    """An exit status for messages: the name of a signal, or the number."""
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"

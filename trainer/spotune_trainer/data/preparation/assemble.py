@@ -1,4 +1,4 @@
-"""Complete parts to one dataset: shards numbered through, index, manifest, moved to its place as a whole."""
+"""Joins complete parts into one dataset: renumbers the shards, writes index and manifest, and renames the folder."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MANIFEST = "manifest.json"
 _QUANTILES = (0.5, 0.9, 0.99)
 
 
-def publish(
+def assemble_dataset(
     staged: Path,
     output: Path,
     summaries: Sequence[PartSummary],
     folders: Mapping[str, str],
     manifest: Mapping[str, Any],
 ) -> None:
-    """Turn the parts in ``staged`` into ``output``. May be killed at any moment and repeated.
+    """Move the parts in ``staged`` into the dataset ``output``. May be killed at any time and run again.
 
     Args:
-        staged: Folder of the parts.
-        output: Does not exist, is empty, or is replaced.
-        summaries: Of the parts, in order.
-        folders: Folder of each split within the output.
+        staged: Staging folder with the parts.
+        output: The dataset's folder; replaced if it exists.
+        summaries: Of all parts, in order.
+        folders: Folder of each split, relative to the output.
         manifest: Content of ``manifest.json``.
     """
     final = staged / "final"
@@ -40,7 +40,7 @@ def publish(
         index = []
         for number, (source, shard) in enumerate(_staged_shards(staged, summaries, split)):
             name = f"shard.{number:05d}.mds"
-            if source.exists():  # or else a run before this one moved it
+            if source.exists():  # otherwise an earlier, killed run has moved it
                 source.rename(target / name)
             index.append(shard | {"raw_data": shard["raw_data"] | {"basename": name}})
         write_text(target / INDEX, json.dumps({"version": 2, "shards": index}, sort_keys=True))
@@ -52,7 +52,7 @@ def publish(
 
 
 def statistics(counts: SplitCounts) -> dict[str, Any]:
-    """The counts of a split as the manifest has them."""
+    """The counts of a split in the format of the manifest."""
     return {
         "documents": counts.documents,
         "samples": counts.samples,
@@ -73,15 +73,15 @@ def _staged_shards(staged: Path, summaries: Sequence[PartSummary], split: str) -
 
 
 def _quantiles(lengths: Counter[int]) -> dict[str, float]:
-    """Mean, quantiles (nearest rank) and maximum of the documents' lengths before truncation."""
+    """Mean, quantiles (nearest-rank method) and maximum of the documents' lengths in tokens, before truncation."""
     documents = lengths.total()
     found: dict[str, float] = {"mean": round(sum(length * count for length, count in lengths.items()) / documents, 2)}
     ordered = sorted(lengths)
     for quantile in _QUANTILES:
-        rank, seen = math.ceil(quantile * documents), 0
+        rank, counted = math.ceil(quantile * documents), 0
         for length in ordered:
-            seen += lengths[length]
-            if seen >= rank:
+            counted += lengths[length]
+            if counted >= rank:
                 found[f"p{quantile * 100:.0f}"] = length
                 break
     return found | {"max": ordered[-1]}

@@ -1,4 +1,4 @@
-"""Several short documents in one row, so that few of a row's tokens are padding."""
+"""Sequence packing: several short documents in one row, so that few of its tokens are padding."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spotune_trainer.data.tokenization import TokenArray, TokenisedDocument
+from spotune_trainer.data.tokenization import TokenArray, TokenizedDocument
 
-_ROWS_OPEN = 64  # more fill rows better and mix documents from further apart
+_MAX_OPEN_ROWS = 64  # a higher limit fills rows better, but mixes documents that are further apart in the input
 
 
 @dataclass
 class PackedRow:
     """Documents that share a row."""
 
-    documents: list[TokenisedDocument] = field(default_factory=list)
+    documents: list[TokenizedDocument] = field(default_factory=list)
 
     @property
     def input_ids(self) -> TokenArray:
-        """Tokens of all documents, one after the other: ``[tokens]``."""
+        """Tokens of all documents, concatenated: ``[tokens]``."""
         return np.concatenate([document.input_ids for document in self.documents])
 
     @property
     def labels(self) -> TokenArray:
-        """Labels of all documents: ``[tokens]``."""
+        """Labels of all documents, concatenated: ``[tokens]``."""
         return np.concatenate([document.labels for document in self.documents])
 
     @property
@@ -36,19 +36,25 @@ class PackedRow:
 
 
 class Packer:
-    """Best fit with a bounded number of open rows: a document goes into the fullest open row that it fits into.
+    """Packs documents by best fit: each goes into the fullest open row that has space for it.
 
-    The result depends on the documents and their order alone.
+    At most 64 rows are open. The result depends only on the documents and their order.
+
+    Args:
+        row_length: Maximum tokens per row.
     """
 
     def __init__(self, row_length: int) -> None:
         self._row_length = row_length
-        self._open: list[tuple[int, int]] = []  # (tokens free, number of the row), ascending
+        self._open: list[tuple[int, int]] = []  # (free tokens, number of the row), ascending
         self._rows: dict[int, PackedRow] = {}
         self._started = 0
 
-    def add(self, document: TokenisedDocument) -> Iterator[PackedRow]:
-        """Place a document of at most the row's length; yields a row that became full or had to make room."""
+    def add(self, document: TokenizedDocument) -> Iterator[PackedRow]:
+        """Pack a document of at most ``row_length`` tokens; yields the row that this completes, if any.
+
+        A row is complete when it is full, or when it is the fullest and too many rows are open.
+        """
         size = len(document.input_ids)
         position = bisect_left(self._open, (size, -1))
         if position < len(self._open):
@@ -59,17 +65,17 @@ class Packer:
             self._rows[number] = PackedRow()
         self._rows[number].documents.append(document)
         insort(self._open, (free - size, number))
-        if self._open[0][0] == 0 or len(self._open) > _ROWS_OPEN:
+        if self._open[0][0] == 0 or len(self._open) > _MAX_OPEN_ROWS:
             yield self._rows.pop(self._open.pop(0)[1])
 
-    def rest(self) -> Iterator[PackedRow]:
-        """The rows that are still open, in the order in which they were begun."""
+    def flush(self) -> Iterator[PackedRow]:
+        """Yield the rows that are still open, in the order in which they were started."""
         yield from self._rows.values()
         self._rows, self._open = {}, []
 
 
-def split_document(document: TokenisedDocument, row_length: int) -> Iterator[TokenisedDocument]:
-    """Cut a long plain text into pieces of a row each, instead of losing what does not fit."""
-    for begin in range(0, len(document.input_ids), row_length):
-        ids, labels = document.input_ids[begin : begin + row_length], document.labels[begin : begin + row_length]
-        yield TokenisedDocument(ids, labels, full_length=document.full_length, truncated=False)
+def split_document(document: TokenizedDocument, row_length: int) -> Iterator[TokenizedDocument]:
+    """Split a long plain text into documents of at most ``row_length`` tokens, instead of truncating it."""
+    for start in range(0, len(document.input_ids), row_length):
+        ids, labels = document.input_ids[start : start + row_length], document.labels[start : start + row_length]
+        yield TokenizedDocument(ids, labels, full_length=document.full_length, truncated=False)

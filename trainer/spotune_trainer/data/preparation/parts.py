@@ -1,7 +1,7 @@
-"""One part of the raw input, tokenised into shards in a folder of its own.
+"""Tokenizes one part of the raw input into MDS shards, in a folder of its own.
 
-A part is written under a temporary name and renamed when it is complete, so a folder with its final name is whole,
-whenever the process that wrote it was killed.
+The folder is written under a temporary name and renamed when it is complete. So a folder with its final name is always
+complete, even if the writing process is killed at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from spotune.errors import JobError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
-from spotune_trainer.data.tokenization import Document, Renderer, RowError, TextOptions, TokenisedDocument, Tokeniser
+from spotune_trainer.data.tokenization import (
+    Document,
+    DocumentTokenizer,
+    RowError,
+    RowRenderer,
+    TextOptions,
+    TokenizedDocument,
+)
 from spotune_trainer.files import fsync_directory, fsync_file, write_json
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "eval")
 SHARD_HASH = "xxh3_64"
 _SUMMARY = "part.json"
-_DOCUMENTS_AT_ONCE = 256  # a tokenizer's overhead per call shrinks with it
+_TOKENIZER_BATCH = 256  # documents per tokenizer call, to amortize its overhead
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,10 @@ class PartOptions:
     """How a part is written.
 
     Attributes:
-        text: What is made of a row.
-        eval_fraction: Part of the documents that goes into ``eval``, chosen by a hash of their content.
+        text: How rows become text and tokens.
+        eval_fraction: Fraction of the documents that go into the split ``eval``, chosen by a hash of their text.
         eval_seed: Seed of that hash.
-        shard_size: Bytes at which a shard is closed.
+        shard_size: Maximum bytes per shard.
     """
 
     text: TextOptions
@@ -54,17 +61,17 @@ class PartOptions:
 
 @dataclass
 class SplitCounts:
-    """What went into one split of a part.
+    """Counts of one split. The field names are keys of ``part.json``.
 
     Attributes:
-        documents: Raw rows.
-        samples: Rows written; fewer than documents when packed.
+        documents: Raw rows read.
+        samples: Rows written to shards; with packing fewer than documents.
         tokens: Input tokens written.
         loss_tokens: Labels that carry loss.
-        truncated: Documents of which something was cut off.
-        dropped: Documents without any token to learn from, such as when the prompt alone fills the row.
-        lengths: How many documents have how many input tokens before truncation.
-        shards: Entries of the shards' index.
+        truncated: Documents that were truncated.
+        dropped: Documents without a token that carries loss, for example because the prompt fills the whole row.
+        lengths: Histogram: number of documents by input tokens before truncation.
+        shards: The shards' entries for ``index.json``.
     """
 
     documents: int = 0
@@ -77,7 +84,7 @@ class SplitCounts:
     shards: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: SplitCounts) -> None:
-        """Count in what another part has."""
+        """Add the counts of another part."""
         self.documents += other.documents
         self.samples += other.samples
         self.tokens += other.tokens
@@ -90,13 +97,13 @@ class SplitCounts:
 
 @dataclass
 class PartSummary:
-    """What a part became, by split."""
+    """What was written for one part: counts by split."""
 
     splits: dict[str, SplitCounts]
 
 
 def read_summary(folder: Path) -> PartSummary | None:
-    """The summary of a complete part, or None."""
+    """The summary of a complete part; None if the part is not complete."""
     try:
         content = json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -108,10 +115,10 @@ def read_summary(folder: Path) -> PartSummary | None:
 
 
 def write_part(folder: Path, part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase) -> PartSummary:
-    """Tokenise a part into ``folder/train`` and ``folder/eval``, unless that was done before.
+    """Tokenize a part into ``folder/train`` and ``folder/eval``. Does nothing if the part is complete.
 
     Raises:
-        JobError: A row cannot be read or made into text; names file and line.
+        JobError: A row cannot be read or rendered. The message names file and line.
     """
     done = read_summary(folder)
     if done is not None:
@@ -132,30 +139,30 @@ def write_part(folder: Path, part: Part, options: PartOptions, tokenizer: PreTra
 def _write_documents(
     part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase, writers: dict[str, _SplitWriter]
 ) -> None:
-    tokeniser = Tokeniser(options.text, tokenizer)
-    documents = _documents(part, Renderer(options.text, tokenizer))
-    while chunk := list(islice(documents, _DOCUMENTS_AT_ONCE)):
-        for document, tokens in zip(chunk, tokeniser.tokenise(chunk), strict=True):
-            writers[_split_of(document, options)].add(document, tokens)
+    document_tokenizer = DocumentTokenizer(options.text, tokenizer)
+    documents = _render_rows(part, RowRenderer(options.text, tokenizer))
+    while chunk := list(islice(documents, _TOKENIZER_BATCH)):
+        for document, tokens in zip(chunk, document_tokenizer.tokenize(chunk), strict=True):
+            writers[_assign_split(document, options)].add(document, tokens)
 
 
-def _documents(part: Part, renderer: Renderer) -> Iterator[Document]:
-    for piece in part:
-        for number, row in piece.rows(renderer.columns):
+def _render_rows(part: Part, renderer: RowRenderer) -> Iterator[Document]:
+    for file_range in part:
+        for number, row in file_range.rows(renderer.columns):
             try:
                 yield renderer.render(row)
             except RowError as error:
-                raise JobError(f"{piece.place(number)}: {error}") from error
+                raise JobError(f"{file_range.location(number)}: {error}") from error
 
 
-def _split_of(document: Document, options: PartOptions) -> str:
-    """Duplicates have the same hash, so they never lie on both sides."""
-    share = xxhash.xxh3_64_intdigest(document.content, seed=options.eval_seed) / 2**64
+def _assign_split(document: Document, options: PartOptions) -> str:
+    """The split of a document, by a hash of its text, so that duplicates go into the same split."""
+    share = xxhash.xxh3_64_intdigest(document.dedup_key, seed=options.eval_seed) / 2**64
     return "eval" if share < options.eval_fraction else "train"
 
 
 class _SplitWriter:
-    """Writes the rows of one split of a part as MDS shards and counts them."""
+    """Writes the rows of one split as MDS shards, and counts them."""
 
     def __init__(self, folder: Path, options: PartOptions, *, packing: bool) -> None:
         self._folder = folder
@@ -166,7 +173,7 @@ class _SplitWriter:
             out=str(folder), columns=self._columns(), hashes=[SHARD_HASH], size_limit=options.shard_size
         )
 
-    def add(self, document: Document, tokens: TokenisedDocument) -> None:
+    def add(self, document: Document, tokens: TokenizedDocument) -> None:
         counts = self._counts
         counts.documents += 1
         counts.truncated += tokens.truncated
@@ -185,12 +192,12 @@ class _SplitWriter:
 
     def finish(self) -> SplitCounts:
         if self._packer is not None:
-            for row in self._packer.rest():
+            for row in self._packer.flush():
                 self._write_packed(row)
         self._writer.finish()
         index = self._folder / "index.json"
         self._counts.shards = json.loads(index.read_text(encoding="utf-8"))["shards"]
-        index.unlink()  # a part is no dataset
+        index.unlink()  # a part is not a dataset of its own
         for shard in self._counts.shards:
             fsync_file(self._folder / shard["raw_data"]["basename"])
         fsync_directory(self._folder)
@@ -206,7 +213,7 @@ class _SplitWriter:
             columns["completion"] = "str"
         return columns | dict.fromkeys(self._text.keep, "str")
 
-    def _row(self, document: Document, tokens: TokenisedDocument) -> dict[str, Any]:
+    def _row(self, document: Document, tokens: TokenizedDocument) -> dict[str, Any]:
         row: dict[str, Any] = {"input_ids": tokens.input_ids, **document.kept}
         if self._text.has_labels:
             row |= {"labels": tokens.labels, "completion": document.completion}
@@ -222,7 +229,7 @@ class _SplitWriter:
         self._writer.write(row)
         self._counts.samples += 1
 
-    def _loss_tokens(self, tokens: TokenisedDocument) -> int:
-        # The first token of a causal document has nothing before it to be predicted from.
+    def _loss_tokens(self, tokens: TokenizedDocument) -> int:
+        # The first token of a causal document is not predicted, because no token precedes it.
         labels = tokens.labels if self._text.task == "seq2seq" else tokens.labels[1:]
         return int((labels != NO_LOSS).sum())

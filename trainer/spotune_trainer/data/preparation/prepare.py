@@ -1,10 +1,13 @@
-"""Raw text files to a dataset of tokenised MDS shards, on all cores.
+"""Prepares a dataset: raw text files to tokenized MDS shards, on all cores.
 
-The input is cut into parts that depend on the files alone; each becomes a folder of shards in a staging folder beside
-the output. When all are there they are made into one dataset, which is renamed to the output folder: it is never seen
-half-written. A killed run goes on with the parts that are missing. What is in the staging folder belongs to a key over
-options, tokenizer and the content of the input, so a change of any of them starts anew. The output is the same to
-the byte, whatever the number of processes and kills.
+1. The input is split into parts. The split depends on the files only.
+2. Each part is tokenized into shards, in a staging folder beside the output.
+3. When all parts are complete, they are joined into one dataset, which is renamed to the output folder. So the output
+   folder is never incomplete.
+
+A run that is killed continues with the missing parts. The staging folder is keyed by a hash of the options, the
+tokenizer and the content of the input; if one of them changes, preparation starts over. The output is byte-identical
+for any number of processes and kills.
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from spotune.errors import InfrastructureError, JobError
-from spotune_trainer.data.preparation.assemble import MANIFEST, publish, statistics
-from spotune_trainer.data.preparation.inputs import InputFile, Part, cut, find_inputs
+from spotune_trainer.data.preparation.assemble import MANIFEST, assemble_dataset, statistics
+from spotune_trainer.data.preparation.inputs import InputFile, Part, find_inputs, split_into_parts
 from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSummary, SplitCounts
 from spotune_trainer.data.preparation.process_pool import write_parts
-from spotune_trainer.data.tokenization import Renderer, TextOptions, Tokeniser
+from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 from spotune_trainer.files import read_json
 
 if TYPE_CHECKING:
@@ -38,22 +41,22 @@ if TYPE_CHECKING:
 
     from spotune.job import FinetuneJob
 
-_VERSION = 1  # of what is written; raised when the same input gives other shards
+_VERSION = 1  # of the output; increased when the same input gives different shards
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How raw files become shards.
+    """How raw files become shards. The field names are written to the manifest and are part of its key.
 
     Attributes:
-        text: What is made of a row.
-        eval_fraction: Part of the documents that goes into ``OUTPUT/eval``, the rest into ``OUTPUT/train``; 0 writes
-            one dataset into ``OUTPUT`` itself.
-        eval_seed: Seed of the choice.
-        shard_size: Bytes at which a shard is closed.
-        part_size: Bytes of input per part.
-        processes: How many work at once; 0: one per core.
-        overwrite: Replace what an earlier run with other input or options wrote to the output folder.
+        text: How rows become text and tokens.
+        eval_fraction: Fraction of the documents that go into ``OUTPUT/eval``; the others go into ``OUTPUT/train``.
+            With 0, one dataset is written into ``OUTPUT`` itself.
+        eval_seed: Seed of that choice.
+        shard_size: Maximum bytes per shard.
+        part_size: Approximate bytes of input per part.
+        processes: Number of processes; 0 means one per core.
+        overwrite: Replace an output folder that was made from other input or with other options.
     """
 
     text: TextOptions
@@ -65,11 +68,11 @@ class PrepareOptions:
     overwrite: bool = False
 
     @staticmethod
-    def of_job(job: FinetuneJob) -> PrepareOptions:
-        """The options that a job's ``dataset`` and ``model.task`` stand for, without a split of its own.
+    def from_job(job: FinetuneJob) -> PrepareOptions:
+        """The options of a job's ``dataset`` and ``model.task``. The data is not split into train and eval.
 
         Raises:
-            JobError: They contradict one another.
+            JobError: The job's settings contradict each other.
         """
         dataset = job.spec.dataset
         try:
@@ -90,16 +93,16 @@ class PrepareOptions:
 
     @property
     def part(self) -> PartOptions:
-        """What the writer of a part needs of it."""
+        """The options for writing one part."""
         return PartOptions(self.text, self.eval_fraction, self.eval_seed, self.shard_size)
 
     @property
     def folders(self) -> dict[str, str]:
-        """Folder of each split that is written, relative to the output."""
+        """The folder of each split, relative to the output."""
         return {split: split for split in SPLITS} if self.eval_fraction else {"train": "."}
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that decides what is written, in camelCase."""
+        """The options that determine the output, with camelCase keys."""
         options = _camel_case(dataclasses.asdict(self))
         del options["processes"], options["overwrite"]
         options["text"]["keep"] = list(self.text.keep)
@@ -108,7 +111,7 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class PrepareProgress:
-    """How far a preparation is; bytes are those of the input, documents those of the finished parts."""
+    """Progress of a preparation: bytes of input, and documents in the parts that are complete."""
 
     parts_done: int
     parts_total: int
@@ -118,17 +121,17 @@ class PrepareProgress:
 
 
 @dataclass(frozen=True)
-class PrepareManifest:
-    """What was made.
+class PreparedDataset:
+    """A dataset that `prepare` wrote, or that existed already.
 
     Attributes:
         folder: The output folder.
-        content: The JSON of ``manifest.json``: ``key``, ``options``, ``tokenizerHash``, ``splits`` and ``sources``.
-        reused: Whether it was there already, made from the same input with the same options.
+        manifest: Content of ``manifest.json``: ``key``, ``options``, ``tokenizerHash``, ``splits`` and ``sources``.
+        reused: Whether the output already existed, made from the same input with the same options.
     """
 
     folder: Path
-    content: dict[str, Any]
+    manifest: dict[str, Any]
     reused: bool
 
 
@@ -138,37 +141,37 @@ def prepare(
     options: PrepareOptions,
     tokenizer: PreTrainedTokenizerBase,
     progress: Callable[[PrepareProgress], None] = lambda _: None,
-) -> PrepareManifest:
-    """Write the shards of ``inputs`` to ``output``; does nothing if they are there already.
+) -> PreparedDataset:
+    """Write the shards of ``inputs`` to ``output``. Does nothing if they exist already.
 
     Args:
         inputs: Files, folders and patterns.
-        output: Folder that becomes the dataset, or the parent of ``train`` and ``eval``.
-        options: How.
-        tokenizer: Turns text into tokens.
-        progress: Called in this process whenever a part is done.
+        output: Folder of the dataset; with an eval fraction, the parent of ``train`` and ``eval``.
+        options: How rows are tokenized and written.
+        tokenizer: The model's tokenizer.
+        progress: Called in this process after each part.
 
     Raises:
-        JobError: The input or the options are wrong (with file and line), and nothing is left behind; or the output
-            folder holds something else.
-        InfrastructureError: Another process prepares the same output, one of ours died, or the disk failed. What was
-            done is kept; run it again.
+        JobError: The input or the options are wrong (the message names file and line); staged files are deleted. Or the
+            output folder has other content.
+        InfrastructureError: Another process is preparing the same output, a process was killed, or the disk failed.
+            Complete parts are kept; run it again.
     """
     columns = _needed_columns(options.text, tokenizer)
     files = find_inputs(inputs)
     staging = output.with_name(f".{output.name}.preparing")
-    with _sole_writer(staging, output), _cleaned_up(staging, output):
-        sources = _describe(files)
-        key = _key(options, tokenizer, sources)
-        existing = _existing(output, key, overwrite=options.overwrite)
+    with _exclusive_staging(staging, output), _staging_cleanup(staging, output):
+        sources = _describe_sources(files)
+        key = _output_key(options, tokenizer, sources)
+        existing = _find_existing(output, key, overwrite=options.overwrite)
         if existing is not None:
             return existing
-        _drop_others(staging, key)
-        parts = cut(files, columns, options.part_size)
+        _remove_stale_staging(staging, key)
+        parts = split_into_parts(files, columns, options.part_size)
         written = write_parts(parts, staging / key, options.part, tokenizer, options.processes)
-        summaries = _report(written, parts, progress)
-        splits = _merge(summaries, options, inputs)
-        content = {
+        summaries = _collect_summaries(written, parts, progress)
+        splits = _merge_counts(summaries, options, inputs)
+        manifest = {
             "version": _VERSION,
             "key": key,
             "tokenizer": str(tokenizer.name_or_path),
@@ -177,12 +180,12 @@ def prepare(
             "splits": {split: statistics(counts) for split, counts in splits.items()},
             "sources": sources,
         }
-        publish(staging / key, output, summaries, options.folders, content)
-        return PrepareManifest(output, content, reused=False)
+        assemble_dataset(staging / key, output, summaries, options.folders, manifest)
+        return PreparedDataset(output, manifest, reused=False)
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 over everything of a tokenizer that decides which tokens a text gets, in hex."""
+    """SHA-256, in hex, over everything that determines a tokenizer's output: class, model, special tokens, template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
@@ -191,40 +194,40 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _needed_columns(text: TextOptions, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
     try:
-        Tokeniser(text, tokenizer)
-        return Renderer(text, tokenizer).columns
+        DocumentTokenizer(text, tokenizer)
+        return RowRenderer(text, tokenizer).columns
     except ValueError as error:
         raise JobError(f"spec.dataset: {error}") from error
 
 
 @contextmanager
-def _sole_writer(staging: Path, output: Path) -> Iterator[None]:
-    """Hold the staging folder's lock, which ends with this process however it ends."""
+def _exclusive_staging(staging: Path, output: Path) -> Iterator[None]:
+    """Hold the lock of the staging folder. The kernel releases it when this process exits or is killed."""
     staging.mkdir(parents=True, exist_ok=True)
     with (staging / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InfrastructureError(f"another process is preparing {output}; wait for it to end") from None
+            raise InfrastructureError(f"another process is preparing {output}; wait until it has finished") from None
         yield
 
 
 @contextmanager
-def _cleaned_up(staging: Path, output: Path) -> Iterator[None]:
-    """Remove the staging folder at the end and after the user's errors; keep it when running again would help."""
+def _staging_cleanup(staging: Path, output: Path) -> Iterator[None]:
+    """Delete the staging folder on success and on a JobError; keep it on errors after which a rerun can continue."""
     try:
         yield
     except JobError:
         shutil.rmtree(staging)
         raise
     except OSError as error:
-        raise InfrastructureError(f"{output} could not be prepared: {error}; run it again to go on") from error
+        raise InfrastructureError(f"{output} could not be prepared: {error}; run it again to continue") from error
     shutil.rmtree(staging)
 
 
-def _describe(files: Sequence[InputFile]) -> list[dict[str, Any]]:
+def _describe_sources(files: Sequence[InputFile]) -> list[dict[str, Any]]:
     """Path, size and checksum of each file."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing and reading release the interpreter
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # reading and hashing release the GIL
         checksums = list(pool.map(_checksum, files))
     return [
         {"path": str(file.path), "bytes": file.size, "xxh3_128": checksum}
@@ -240,8 +243,8 @@ def _checksum(file: InputFile) -> str:
     return digest.hexdigest()
 
 
-def _key(options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, sources: Sequence[dict[str, Any]]) -> str:
-    """Of all that decides the output. Names of files do not, their order and content do."""
+def _output_key(options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, sources: Sequence[dict[str, Any]]) -> str:
+    """Hash of everything that determines the output: options, tokenizer, content and order of the files."""
     content = [(source["bytes"], source["xxh3_128"]) for source in sources]
     return _hash_json([_VERSION, options.as_json(), tokenizer_hash(tokenizer), content])[:16]
 
@@ -255,8 +258,12 @@ def _hash_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _existing(output: Path, key: str, *, overwrite: bool) -> PrepareManifest | None:
-    """What the output folder already holds, if it is what would be written; None if there is room for it."""
+def _find_existing(output: Path, key: str, *, overwrite: bool) -> PreparedDataset | None:
+    """The output, if it already exists with this key; None if it is to be written.
+
+    Raises:
+        JobError: The output folder has other content, and ``overwrite`` does not allow to replace it.
+    """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     try:
@@ -264,24 +271,24 @@ def _existing(output: Path, key: str, *, overwrite: bool) -> PrepareManifest | N
     except ValueError as error:
         raise JobError(str(error)) from error
     if not isinstance(manifest, dict) or "key" not in manifest:
-        raise JobError(f"{output} exists and was not made by `spotune shard`; name a folder that does not exist")
+        raise JobError(f"{output} exists and was not written by `spotune shard`; choose a folder that does not exist")
     if manifest["key"] == key:
-        return PrepareManifest(output, manifest, reused=True)
+        return PreparedDataset(output, manifest, reused=True)
     if not overwrite:
         raise JobError(
-            f"{output} holds shards of other input, or made with other options or another tokenizer; name another "
-            "folder, or replace them with --overwrite"
+            f"{output} has shards that were made from other input, with other options or another tokenizer; choose "
+            "another folder, or replace them with --overwrite"
         )
     return None
 
 
-def _drop_others(staging: Path, key: str) -> None:
+def _remove_stale_staging(staging: Path, key: str) -> None:
     for path in staging.iterdir():
         if path.is_dir() and path.name != key:
             shutil.rmtree(path)
 
 
-def _report(
+def _collect_summaries(
     summaries: Iterator[PartSummary], parts: Sequence[Part], progress: Callable[[PrepareProgress], None]
 ) -> list[PartSummary]:
     sizes = [sum(piece.size for piece in part) for part in parts]
@@ -294,13 +301,13 @@ def _report(
     return done
 
 
-def _merge(
+def _merge_counts(
     summaries: Sequence[PartSummary], options: PrepareOptions, inputs: Sequence[str | Path]
 ) -> dict[str, SplitCounts]:
-    """The counts of each split over all parts.
+    """The counts of each split, summed over all parts.
 
     Raises:
-        JobError: A split is empty.
+        JobError: A split has no samples.
     """
     merged = {split: SplitCounts() for split in options.folders}
     for split, total in merged.items():
@@ -312,12 +319,12 @@ def _merge(
         if not counts.documents:
             total_documents = sum(other.documents for other in merged.values())
             raise JobError(
-                f"a held-out fraction of {options.eval_fraction} leaves no rows of {total_documents} for {split}; "
+                f"with an eval fraction of {options.eval_fraction}, none of the {total_documents} rows is in {split}; "
                 "choose another fraction"
             )
         if not counts.samples:
             raise JobError(
-                f"no row of {split} has a token to learn from: all prompts fill maxLength ({options.text.max_length} "
-                "tokens), or the texts are empty. Raise maxLength."
+                f"no row of {split} has a token that carries loss: all prompts fill maxLength "
+                f"({options.text.max_length} tokens), or the texts are empty. Increase maxLength."
             )
     return merged

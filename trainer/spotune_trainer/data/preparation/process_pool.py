@@ -1,4 +1,4 @@
-"""Parts written by several processes, which end with the process that started them."""
+"""Writes parts in several processes. The processes exit when their parent does."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 def write_parts(
     parts: Sequence[Part], folder: Path, options: PartOptions, tokenizer: PreTrainedTokenizerBase, processes: int
 ) -> Iterator[PartSummary]:
-    """Write every part to ``folder/part-NNNNN`` and yield what became of it, in the order of the parts.
+    """Write every part to ``folder/part-NNNNN`` and yield the summaries, in the order of the parts.
 
     Args:
-        parts: The cut input.
-        folder: Of this input with these options only; parts that are complete in it are not written again.
-        options: How.
-        tokenizer: Turns text into tokens.
-        processes: How many parts are written at once; 0: one per core.
+        parts: The input.
+        folder: Staging folder for this input with these options only. Complete parts in it are not written again.
+        options: How parts are written.
+        tokenizer: The model's tokenizer.
+        processes: Number of processes; 0 means one per core.
 
     Raises:
-        JobError: A part is wrong; always that of the first wrong part.
+        JobError: A part has a wrong row. Always the error of the first such part.
         InfrastructureError: A process was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,39 +43,39 @@ def write_parts(
         for path, part in zip(folders, parts, strict=True):
             yield write_part(path, part, options, tokenizer)
         return
-    # Forked from a server that has imported what is needed, once: importing takes seconds, and a fork of this process
-    # would not survive the locks of its threads, those of the tokenizer among them.
+    # A fork server imports the modules once, which takes seconds. Forking this process instead could deadlock on locks
+    # that its threads hold, such as the tokenizer's.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([write_part.__module__])
     try:
-        with ProcessPoolExecutor(count, context, _set_up, (options, tokenizer)) as pool:
-            yield from pool.map(_write, folders, parts)
+        with ProcessPoolExecutor(count, context, _init_worker, (options, tokenizer)) as pool:
+            yield from pool.map(_write_in_worker, folders, parts)
     except BrokenProcessPool as error:
         raise InfrastructureError(
-            f"a process that tokenises was killed, most likely for lack of memory: use fewer than {count} processes, "
-            "and run it again to go on where it was"
+            f"a tokenizing process was killed, most likely for lack of memory: use fewer than {count} processes and "
+            "run it again; it continues with the missing parts"
         ) from error
 
 
-class _Process:
-    """What a process of the pool keeps from part to part."""
+class _WorkerState:
+    """State of a pool process, set once when it starts."""
 
     options: PartOptions
     tokenizer: PreTrainedTokenizerBase
 
 
-def _set_up(options: PartOptions, tokenizer: PreTrainedTokenizerBase) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are taken by the processes
-    _Process.options = options
-    _Process.tokenizer = tokenizer
+def _init_worker(options: PartOptions, tokenizer: PreTrainedTokenizerBase) -> None:
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the pool's processes use all cores
+    _WorkerState.options = options
+    _WorkerState.tokenizer = tokenizer
 
 
-def _write(folder: Path, part: Part) -> PartSummary:
-    return write_part(folder, part, _Process.options, _Process.tokenizer)
+def _write_in_worker(folder: Path, part: Part) -> PartSummary:
+    return write_part(folder, part, _WorkerState.options, _WorkerState.tokenizer)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -1,9 +1,9 @@
-"""Gradient accumulation fusion: weight gradients are added up by the multiplication that computes them.
+"""Gradient accumulation fusion: the matrix product of a weight gradient adds to the accumulated gradient itself.
 
-A step's gradient is the sum of those of its micro-batches. Autograd computes each and then adds it to what there is:
-six bytes of memory traffic for every parameter in two bytes, after a multiplication that could have begun with the sum
-as it is. Megatron-LM has fused the two by kernels of its own (Narayanan et al. 2021, section 4.2); cuBLAS takes a sum
-to add to, too. What is rounded to the weights' precision is then the new sum, and not also the part that is new.
+The gradient of a step is the sum of its micro-batches' gradients. Autograd computes each one and adds it in another
+kernel, which moves six bytes for each 2-byte parameter. Megatron-LM fuses the two with kernels of its own (Narayanan et
+al. 2021, section 4.2). cuBLAS can do the same: `addmm` starts from the gradient so far. The result is then rounded to
+the weights' precision once, where autograd rounds the micro-batch's gradient and then the sum.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-_owners: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
-"""By the address of their weights: all that compiled code still knows of a parameter."""
+_parameters: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
+"""Parameters by the address of their weights. Compiled code gets a weight as a plain tensor: only the address is left
+to find the parameter, and its `grad`, with."""
 
 
-def add_up_in_products(layers: Iterable[nn.Module]) -> None:
-    """Let linear modules of these layers compute their weights' gradients so, where they are registered."""
+def fuse_gradient_accumulation(layers: Iterable[nn.Module]) -> None:
+    """Replace the linear modules of these layers; it takes effect for weights that `register_weight` has got."""
     for layer in layers:
         for module in layer.modules():
             if type(module) is nn.Linear and module.weight.requires_grad:
-                module.__class__ = _Linear
+                module.__class__ = _FusedLinear
 
 
 def register_weight(parameter: nn.Parameter) -> None:
-    """Say whose weights lie where this parameter's do from now on; gradients add up in its `grad`."""
-    _owners[parameter.data_ptr()] = parameter
+    """Record where a parameter's weights are. Call it again when they move, as at ZeRO stage 3 with each all-gather."""
+    _parameters[parameter.data_ptr()] = parameter
 
 
-class _Linear(nn.Linear):
+class _FusedLinear(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         if not self.training:
             return super().forward(rows)
@@ -44,7 +45,7 @@ class _Linear(nn.Linear):
 
 @torch.library.custom_op("spotune::linear", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def linear(rows: Tensor, weight: Tensor) -> Tensor:
-    """A matrix product with `weight.T`; an operation of our own for the sake of its backward pass."""
+    """`rows @ weight.T`, [rows, out]; a custom operator because of its backward pass."""
     return rows @ weight.T
 
 
@@ -54,31 +55,31 @@ def _(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("spotune::weight_gradient", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def weight_gradient(of_output: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of `weight` in `rows @ weight.T`, with what it has come to in earlier micro-batches.
+def weight_gradient(output_gradient: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of `weight` in `rows @ weight.T`, plus the gradient accumulated in earlier micro-batches.
 
-    That is then the parameter's no longer: autograd is about to make this result its gradient.
+    The accumulated gradient is taken away from the parameter, because autograd next makes this result its gradient.
     """
-    parameter = _owners.get(weight.data_ptr())
+    parameter = _parameters.get(weight.data_ptr())
     if parameter is None or parameter.data_ptr() != weight.data_ptr() or parameter.grad is None:
-        return of_output.T @ rows
+        return output_gradient.T @ rows
     total, parameter.grad = parameter.grad, None
-    return torch.addmm(total, of_output.T, rows, out=total)
+    return torch.addmm(total, output_gradient.T, rows, out=total)
 
 
 @weight_gradient.register_fake
-def _(of_output: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+def _(output_gradient: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
     return torch.empty_like(weight)
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, of_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
     rows, weight = ctx.saved_tensors
-    of_rows = of_output @ weight if ctx.needs_input_grad[0] else None
-    return of_rows, weight_gradient(of_output, rows, weight) if ctx.needs_input_grad[1] else None
+    rows_gradient = output_gradient @ weight if ctx.needs_input_grad[0] else None
+    return rows_gradient, weight_gradient(output_gradient, rows, weight) if ctx.needs_input_grad[1] else None
 
 
-linear.register_autograd(_backward, setup_context=_remember)
+linear.register_autograd(_backward, setup_context=_save_for_backward)

@@ -1,22 +1,19 @@
-"""Layers compiled by torch.compile, and what that took kept on the job's volume for the next start.
+"""Compile the layers of a transformer with torch.compile.
 
-Every repeated layer of a model is compiled as a function of its own, once for all of them: layers are of one code, and
-hooks around them (DeepSpeed gathers weights in them at stage 3) stay outside. Shapes are static. A kernel is then a
-function of its shapes alone, and on GPUs of what the compiler measured to be fastest where it has a choice, which it
-has not for sums with `execution.deterministic`: a run that is resumed computes what it would have computed. Batches are
-padded to few widths (`WIDTH_MULTIPLE`), or each new one would be compiled. Evaluation, whose batches have many shapes,
-runs without.
+A model is a stack of layers with the same code. Each layer is compiled as a function of its own, and all of them share
+the compiled code. Hooks around a layer stay outside of it: at ZeRO stage 3 they gather the weights.
+
+Shapes are static, so that a resumed run computes the same bits. The kernel for a shape depends on that shape alone, not
+on which shapes came before. Where the compiler has a choice of kernels on a GPU it measures them and takes the fastest;
+with `execution.deterministic` it has no such choice for sums. Every new shape is compiled, so batches are padded to a
+multiple of `PAD_TO_MULTIPLE_OF` tokens. Evaluation has batches of many shapes, and runs without compiled layers.
 """
 
 from __future__ import annotations
 
-import logging
-import re
 import shutil
 import sysconfig
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,31 +22,28 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from spotune_trainer import files
-from spotune_trainer.engine.compile.addmm_fusion import SumsOfProducts
-from spotune_trainer.engine.compile.gradient_accumulation_fusion import add_up_in_products
-from spotune_trainer.engine.compile.residual_saving import KeepResidualSums
+from spotune_trainer.engine.compile.addmm_fusion import AddmmFusion
+from spotune_trainer.engine.compile.gradient_accumulation_fusion import fuse_gradient_accumulation
+from spotune_trainer.engine.compile.residual_saving import SaveResidualSums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-logger = logging.getLogger("spotune.worker")
-
-WIDTH_MULTIPLE = 128
-"""Batches are padded to a multiple of so many tokens; matrix units like it, too."""
+PAD_TO_MULTIPLE_OF = 128
+"""Batches are padded to a multiple of so many tokens; GPUs multiply such matrices faster, too."""
 _OPTIONS: dict[str, Any] = {
-    "joint_custom_pre_pass": KeepResidualSums(),
-    "post_grad_custom_pre_pass": SumsOfProducts(),
+    "joint_custom_pre_pass": SaveResidualSums(),
+    "post_grad_custom_pre_pass": AddmmFusion(),
 }
-"""Of torch.compile, which takes layers to be of one code only where these are the very same object."""
-_MOST_SHAPES = 256
-"""Shapes of a layer's input after which torch.compile gives up and runs it as it is."""
+"""Of torch.compile. Layers share compiled code only if their options are the very same object."""
+_MAX_SHAPES = 256
+"""Number of input shapes of a layer after which torch.compile runs it without compiling."""
 
 
-def why_not(*, on_gpus: bool) -> str | None:
-    """What torch.compile lacks on this machine, for people; None where it has all.
+def missing_compiler(*, on_gpus: bool) -> str | None:
+    """What torch.compile needs and this machine does not have, for a message; None if nothing is missing.
 
-    For GPUs Triton builds its launchers in C, for processors kernels are C++.
+    For GPUs Triton compiles kernel launchers from C. For CPUs the kernels themselves are C++.
     """
     compilers = ("cc", "gcc", "clang") if on_gpus else ("g++", "clang++")
     if not any(shutil.which(name) for name in compilers):
@@ -60,31 +54,37 @@ def why_not(*, on_gpus: bool) -> str | None:
 
 
 def compile_layers(model: PreTrainedModel, *, recompute: bool = False) -> list[nn.Module]:
-    """Compile the layers of which the model is a stack, and the norms around it; returns the layers.
+    """Compile the model's layers, and the norms outside of them.
 
-    With `recompute` the backward pass runs a layer again instead of keeping what it needs of it. That is done around
-    what is compiled: a compiler that has it within takes random numbers from generators of its own, which a seed does
-    not reach, and a run with dropout would go on with other ones after a restart. The model must not do it as well.
+    Args:
+        model: the layers' `forward` is replaced.
+        recompute: gradient checkpointing: the backward pass runs a layer again instead of keeping its activations. The
+            model's own checkpointing must be off. The checkpoint goes around the compiled function. Inside of it the
+            compiler would draw dropout masks from generators of its own, which no seed reaches: a resumed run would
+            differ.
+
+    Returns:
+        The layers.
     """
     dynamo: Any = torch._dynamo
-    dynamo.config.recompile_limit = _MOST_SHAPES
-    dynamo.config.accumulated_recompile_limit = max(_MOST_SHAPES, dynamo.config.accumulated_recompile_limit)
+    dynamo.config.recompile_limit = _MAX_SHAPES
+    dynamo.config.accumulated_recompile_limit = max(_MAX_SHAPES, dynamo.config.accumulated_recompile_limit)
     layers = repeated_layers(model)
-    add_up_in_products(layers)
-    within = {module for layer in layers for module in layer.modules()}
-    norms = [m for m in model.modules() if m not in within and "norm" in type(m).__name__.lower()]
+    fuse_gradient_accumulation(layers)
+    in_layers = {module for layer in layers for module in layer.modules()}
+    norms = [m for m in model.modules() if m not in in_layers and "norm" in type(m).__name__.lower()]
     for module in [*layers, *norms]:
-        module.forward = _while_training(module, recompute=recompute and module in layers)
+        module.forward = _compiled_in_training(module, recompute=recompute and module in layers)
     return layers
 
 
 def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks of a transformer, of encoder and decoder: what `transformers` never splits over devices."""
+    """The layers of encoder and decoder: the modules that `transformers` never splits over devices."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _while_training(module: nn.Module, *, recompute: bool) -> Callable[..., Any]:
+def _compiled_in_training(module: nn.Module, *, recompute: bool) -> Callable[..., Any]:
     eager = module.forward
     compiled = torch.compile(eager, dynamic=False, options=_OPTIONS)
     trained = partial(checkpoint, compiled, use_reentrant=False) if recompute else compiled
@@ -93,57 +93,3 @@ def _while_training(module: nn.Module, *, recompute: bool) -> Callable[..., Any]
         return (trained if module.training else eager)(*args, **kwargs)
 
     return forward
-
-
-class CompileCache:
-    """What torch.compile has made, as one file for each kind of device and version of PyTorch.
-
-    Args:
-        folder: of the job's directory; shared by all ranks and generations.
-        writes: whether this rank writes it.
-    """
-
-    def __init__(self, folder: Path, *, writes: bool) -> None:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        self.path = folder / (re.sub(r"[^a-zA-Z0-9.]+", "-", f"{device} torch {torch.__version__}") + ".bin")
-        self._writes = writes
-        self._kept: set[str] = set()
-        self._writing: threading.Thread | None = None
-
-    def load(self) -> None:
-        """Take in what an earlier start has compiled; without it, or where it is damaged, all is compiled again.
-
-        PyTorch checks the file, and says in the log what is wrong with it.
-        """
-        with suppress(OSError):
-            self._kept = _keys(torch.compiler.load_cache_artifacts(self.path.read_bytes()))
-
-    def keep(self) -> None:
-        """Write what has been compiled in this process, if anything is new; in a thread."""
-        if not self._writes or (self._writing is not None and self._writing.is_alive()):
-            return
-        self._writing = threading.Thread(target=self._write, name="compile-cache", daemon=True)
-        self._writing.start()
-
-    def wait(self) -> None:
-        """Wait until what `keep` began is written."""
-        if self._writing is not None:
-            self._writing.join()
-
-    def _write(self) -> None:
-        saved = torch.compiler.save_cache_artifacts()
-        if saved is None or _keys(saved[1]) <= self._kept:
-            return
-        try:
-            self.path.parent.mkdir(exist_ok=True)
-            files.write_bytes(self.path, saved[0])
-        except OSError as error:
-            logger.warning("%s cannot be written: %s", self.path.name, error)
-            return
-        self._kept = _keys(saved[1])
-
-
-def _keys(info: Any) -> set[str]:
-    """Names of the artifacts that torch.compile says it has saved or loaded."""
-    artifacts = info.artifacts if info is not None else {}
-    return {f"{kind}/{key}" for kind, keys in artifacts.items() for key in keys}

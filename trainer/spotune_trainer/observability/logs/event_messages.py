@@ -1,4 +1,4 @@
-"""Events of a run in words for people: a sentence for each event of the ledger, and where the start-up's time went."""
+"""Messages for users: one for each event of the ledger, and one for the time that the startup took."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from spotune.formatting import evaluation, scores_of
 
 
-def startup(parts: Mapping[str, float]) -> str:
-    """Where the time until the first step went: `start-up: ray 4.3 s, submit 1.2 s, ...`."""
+def startup_message(parts: Mapping[str, float]) -> str:
+    """Seconds by part until the first step: `start-up: ray 4.3 s, submit 1.2 s, ...`."""
     listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
     return f"start-up: {listed}"
 
 
-def sentence(event: Mapping[str, Any]) -> str | None:
-    """What a ledger event means, or None for those that people need not see."""
-    say = _SENTENCES.get(str(event["event"]))
-    return say(event) if say else None
+def event_message(event: Mapping[str, Any]) -> str | None:
+    """The message for a ledger event; None if users need not see it."""
+    format_message = _MESSAGES.get(str(event["event"]))
+    return format_message(event) if format_message else None
 
 
 def _attempt_started(event: Mapping[str, Any]) -> str | None:
@@ -26,13 +26,13 @@ def _attempt_started(event: Mapping[str, Any]) -> str | None:
 
 def _attempt_ended(event: Mapping[str, Any]) -> str | None:
     if event["exitCode"] is None:
-        return f"attempt {event['attempt']} is gone without an exit code"
+        return f"attempt {event['attempt']} was lost (no exit code)"
     return None if event["exitCode"] == 0 else f"attempt {event['attempt']} ended with exit code {event['exitCode']}"
 
 
 def _generation_started(event: Mapping[str, Any]) -> str:
     origin = f"from step {event['step']}" if event.get("restoredFrom") else "from the beginning"
-    lost = f", {event['stepsLost']} steps to do again" if event.get("stepsLost") else ""
+    lost = f", {event['stepsLost']} steps to repeat" if event.get("stepsLost") else ""
     how = f"ZeRO-{event['zeroStage']}, micro-batch {event['microBatchSize']}"
     return f"{event['worldSize']} worker(s) start {origin}{lost} ({how})"
 
@@ -49,23 +49,23 @@ def _evaluated(event: Mapping[str, Any]) -> str:
     return f"evaluation after step {event['step']}: {evaluation(event.get('loss'), scores_of(event))}"
 
 
-_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+_MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "attempt-started": _attempt_started,
     "attempt-ended": _attempt_ended,
     "generation-started": _generation_started,
-    "checkpoint-skipped": lambda event: f"checkpoint {event['checkpoint']} is passed over: {event['reason']}",
+    "checkpoint-skipped": lambda event: f"checkpoint {event['checkpoint']} is skipped: {event['reason']}",
     "committed": _committed,
     "failure": _failure,
     "step-skipped": lambda event: (
-        f"step {event['step']} changes nothing: its loss or gradient is not finite (samples {event['samples']})"
+        f"step {event['step']} was skipped: its loss or gradient is not finite (samples {event['samples']})"
     ),
     "evaluated": _evaluated,
-    "exported": lambda _: "the model is exported",
+    "exported": lambda _: "exported the model",
     "leaving": lambda event: (
-        f"{event['reason']}: the workers commit and leave"
+        f"{event['reason']}: the workers commit and exit"
         + (f" within {event['seconds']:.0f} s" if event["seconds"] is not None else "")
     ),
-    "superseded": lambda _: "a later generation of this job runs",
-    "job-changed": lambda event: f"the job was changed: {', '.join(event['fields'])}",
-    "notice": lambda event: f"stopped at step {event['step']}, as asked",
+    "superseded": lambda _: "a later generation of this job is running",
+    "job-changed": lambda event: f"the job changed: {', '.join(event['fields'])}",
+    "notice": lambda event: f"stopped at step {event['step']}, as requested",
 }

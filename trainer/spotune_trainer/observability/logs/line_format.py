@@ -1,4 +1,4 @@
-"""Log files on the job's volume: one format of lines, so that files of many processes can be read in order of time."""
+"""The line format of all log files on the job's volume; every line starts with a timestamp that sorts as text."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z(?= )")
-_OURS = "spotune"
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z(?= )")
+_OWN_LOGGER = "spotune"
 
 
-def stamp(seconds: float) -> str:
-    """A time as lines begin with it: UTC to the millisecond, `2026-01-31T08:15:00.250Z`, which sorts as text.
+def format_timestamp(seconds: float) -> str:
+    """A time in UTC with milliseconds, such as `2026-01-31T08:15:00.250Z`.
 
     Args:
-        seconds: since the epoch.
+        seconds: seconds since the epoch.
     """
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def stamp_of(line: str) -> str:
-    """The time that a line begins with; empty for one that goes on with the line before, as in a traceback."""
-    found = _STAMP.match(line)
+def timestamp_of(line: str) -> str:
+    """The timestamp at the start of a line; empty for a continuation line, as in a traceback."""
+    found = _TIMESTAMP.match(line)
     return found[0] if found else ""
 
 
 class LineFormatter(logging.Formatter):
-    """Time, level and text."""
+    """Formats a record as timestamp, level and message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - its name there
-        """The record's time, as `stamp` writes it."""
-        return stamp(record.created)
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
+        """The record's time, by `format_timestamp`."""
+        return format_timestamp(record.created)
 
 
 @contextmanager
-def logging_to(path: Path) -> Iterator[None]:
-    """Meanwhile write what this process logs to a file too: what is ours, and the warnings of others."""
+def logging_to_file(path: Path) -> Iterator[None]:
+    """Also write this process's logs to a file: all of spotune's records, and warnings of other libraries."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(LineFormatter())
-    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.split(".")[0] == _OURS)
-    root, ours = logging.getLogger(), logging.getLogger(_OURS)
-    level = ours.level
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.split(".")[0] == _OWN_LOGGER)
+    root, own = logging.getLogger(), logging.getLogger(_OWN_LOGGER)
+    level = own.level
     root.addHandler(handler)
-    ours.setLevel(logging.INFO)
+    own.setLevel(logging.INFO)
     try:
         yield
     finally:
-        ours.setLevel(level)
+        own.setLevel(level)
         root.removeHandler(handler)
         handler.close()

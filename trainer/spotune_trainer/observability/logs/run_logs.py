@@ -1,11 +1,11 @@
-"""All logs of a run in order: of every driver, of the workers of every generation, and what the ledger tells.
+"""All logs of a run, merged by time: drivers, workers of all generations, and events of the ledger.
 
 Usage:
     python -m spotune_trainer.observability.logs.run_logs DIR [--follow] [--lines N]
 
-They lie on the volume, so they can be read whatever has become of the processes that wrote them. Attempts follow one
-another; within one, lines come in order of time, each after the name of whose it is: `driver-3`, `gen-7/worker-0`, or
-`job` for what the ledger tells.
+The logs lie on the volume, so they can be read after their processes are gone. Attempts follow one another. Within an
+attempt, lines are sorted by time, and each starts with its source: `driver-3`, `gen-7/worker-0`, or `job` for events
+of the ledger.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from pathlib import Path
 from spotune.errors import UsageError
 from spotune_trainer.files import LineReader
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.observability.logs.event_messages import sentence
-from spotune_trainer.observability.logs.line_format import stamp, stamp_of
+from spotune_trainer.observability.logs.event_messages import event_message
+from spotune_trainer.observability.logs.line_format import format_timestamp, timestamp_of
 
 _POLL_SECONDS = 1.0
-_PIECE_CHARACTERS = 1 << 16
+_BATCH_CHARACTERS = 1 << 16
 _LATEST = 2
-"""So many attempts, and generations of each, may still grow: a lost one may have more to say than its successor."""
+"""How many of the newest attempts, and of the newest generations of each, are followed: a lost one may still write."""
 
 _Line = tuple[str, str]
-"""Time by which lines are ordered, and text."""
+"""Timestamp that lines are sorted by, and text."""
 
 
 @dataclass
 class _Attempt:
-    """One driver: the events of its time, and the generations that it started."""
+    """One driver: the unread events until the next attempt, and the generations that it started."""
 
     number: int
     events: list[_Line] = field(default_factory=list)
@@ -46,35 +46,35 @@ class _Attempt:
 
 
 class _Tail:
-    """The whole lines of a growing file that were not read yet."""
+    """Reads the new complete lines of a growing file."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name = name
         self._path = path
         self._offset = 0
-        self._stamp = ""
+        self._timestamp = ""
 
-    def lines(self) -> Iterator[_Line]:
-        """The lines since the last one that was taken."""
+    def new_lines(self) -> Iterator[_Line]:
+        """The complete lines after the last one that was yielded; a line without a timestamp gets the previous one."""
         try:
             stream = self._path.open("rb")
         except FileNotFoundError:
             return
         with stream:
-            if not self._stamp:  # stacks of a hang have no times: they are put where they were written
-                self._stamp = stamp(self._path.stat().st_mtime) if self._path.suffix == ".txt" else ""
+            if not self._timestamp:  # stacks of a hang have no timestamps: use the file's time
+                self._timestamp = format_timestamp(self._path.stat().st_mtime) if self._path.suffix == ".txt" else ""
             stream.seek(self._offset)
             for content in stream:
                 if not content.endswith(b"\n"):
                     return
                 self._offset += len(content)
                 text = content.decode(errors="replace").rstrip("\n")
-                self._stamp = stamp_of(text) or self._stamp
-                yield self._stamp, f"{self._name}: {text}"
+                self._timestamp = timestamp_of(text) or self._timestamp
+                yield self._timestamp, f"{self._name}: {text}"
 
 
 class RunLogs:
-    """Reads the logs of one job; what was read once does not come again."""
+    """Reads the logs of one job; returns each line at most once."""
 
     def __init__(self, directory: JobDirectory) -> None:
         self._directory = directory
@@ -82,15 +82,15 @@ class RunLogs:
         self._attempts = [_Attempt(0)]
         self._tails: dict[Path, _Tail] = {}
 
-    def history(self) -> Iterator[str]:
-        """All lines there are."""
+    def all_lines(self) -> Iterator[str]:
+        """All unread lines of all attempts."""
         self._read_ledger()
         for attempt in self._attempts:
             for _, text in self._lines_of(attempt):
                 yield text
 
-    def last(self, count: int) -> list[str]:
-        """The last lines; those before them do not come any more."""
+    def last_lines(self, count: int) -> list[str]:
+        """The last `count` lines; marks all earlier lines as read."""
         self._read_ledger()
         found: deque[str] = deque()
         for age, attempt in enumerate(reversed(self._attempts)):
@@ -101,41 +101,41 @@ class RunLogs:
                 deque(self._lines_of(attempt, _LATEST), maxlen=0)
         return list(found)
 
-    def news(self) -> list[str]:
-        """The lines since the last look, by time."""
+    def new_lines(self) -> list[str]:
+        """The lines of the newest attempts that were written since the last call, sorted by time."""
         self._read_ledger()
         lines = [line for attempt in self._attempts[-_LATEST:] for line in self._lines_of(attempt, _LATEST)]
         return [text for _, text in sorted(lines, key=itemgetter(0))]
 
     def _read_ledger(self) -> None:
-        """Which attempts there are, and what happened meanwhile; a generation belongs to the attempt before it."""
+        """Take new events from the ledger. A generation belongs to the attempt that started last before it."""
         for record in self._ledger.read():
             if record["event"] == "attempt-started":
                 self._attempts.append(_Attempt(record["attempt"]))
             if record["event"] == "generation-started":
                 self._attempts[-1].generations.append(record["generation"])
-            if text := sentence(record):
+            if text := event_message(record):
                 self._attempts[-1].events.append(_event_line(record["time"], text))
 
     def _lines_of(self, attempt: _Attempt, latest: int = 0) -> Iterator[_Line]:
-        """The unread lines of an attempt, by time; with `latest`, of its last so many generations only."""
+        """The unread lines of an attempt, sorted by time; of its newest `latest` generations, or of all (0)."""
         events, attempt.events = attempt.events, []
         driver = self._tail(f"driver-{attempt.number}", self._directory.driver_log(attempt.number))
         workers = itertools.chain.from_iterable(map(self._lines_of_generation, attempt.generations[-latest:]))
-        return heapq.merge(events, driver.lines(), workers, key=itemgetter(0))
+        return heapq.merge(events, driver.new_lines(), workers, key=itemgetter(0))
 
     def _lines_of_generation(self, generation: int) -> Iterator[_Line]:
         root = self._directory.generation_logs(generation).root
         paths = sorted((*root.glob("worker-*.log"), *root.glob("stacks-rank-*.txt")), key=_by_rank)
         tails = [self._tail(f"gen-{generation}/{path.stem}", path) for path in paths]
-        return heapq.merge(*(tail.lines() for tail in tails), key=itemgetter(0))
+        return heapq.merge(*(tail.new_lines() for tail in tails), key=itemgetter(0))
 
     def _tail(self, name: str, path: Path) -> _Tail:
         return self._tails.setdefault(path, _Tail(name, path))
 
 
 def _event_line(seconds: float, text: str) -> _Line:
-    return stamp(seconds), f"job: {stamp(seconds)} {text}"
+    return format_timestamp(seconds), f"job: {format_timestamp(seconds)} {text}"
 
 
 def _by_rank(path: Path) -> tuple[str, int]:
@@ -144,47 +144,47 @@ def _by_rank(path: Path) -> tuple[str, int]:
 
 
 def stream(directory: JobDirectory, lines: int | None, follow: Callable[[], bool] | None) -> Iterator[str]:
-    """A run's logs, oldest first, in pieces of whole lines.
+    """A run's logs, oldest first, in batches of complete lines.
 
     Args:
-        directory: of the job.
-        lines: only so many of the last ones; None: all.
-        follow: waits a little, and says whether to look for more; None: end after what there is.
+        directory: the job's folder.
+        lines: number of last lines to start with; None for all.
+        follow: waits a little and returns whether to poll again; None to end after the existing lines.
     """
     logs = RunLogs(directory)
-    yield from _pieces(logs.history() if lines is None else logs.last(lines))
+    yield from _batches(logs.all_lines() if lines is None else logs.last_lines(lines))
     while follow is not None and follow():
-        yield from _pieces(logs.news())
+        yield from _batches(logs.new_lines())
 
 
-def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Lines with their ends, many at a time: one by one they would be as many writes to a socket."""
-    piece, size = [], 0
+def _batches(lines: Iterable[str]) -> Iterator[str]:
+    """Lines with their newlines, joined into batches: single lines would each be a write to a socket."""
+    batch, size = [], 0
     for line in lines:
-        piece.append(line)
+        batch.append(line)
         size += len(line)
-        if size >= _PIECE_CHARACTERS:
-            yield "\n".join([*piece, ""])
-            piece, size = [], 0
-    if piece:
-        yield "\n".join([*piece, ""])
+        if size >= _BATCH_CHARACTERS:
+            yield "\n".join([*batch, ""])
+            batch, size = [], 0
+    if batch:
+        yield "\n".join([*batch, ""])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the logs of a job's folder.
+    """Print the logs of a job.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: its folder does not exist.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the job's folder on the volume")
-    parser.add_argument("--follow", action="store_true", help="go on with what is written from now on")
-    parser.add_argument("--lines", type=int, metavar="N", help="only the last N lines")
+    parser.add_argument("--follow", action="store_true", help="keep printing new lines")
+    parser.add_argument("--lines", type=int, metavar="N", help="print only the last N lines")
     options = parser.parse_args(arguments)
     if not options.directory.is_dir():
-        raise UsageError(f"there is no folder {options.directory}: the run has not begun, or it was removed")
-    for piece in stream(JobDirectory(options.directory), options.lines, _pause if options.follow else None):
-        sys.stdout.write(piece)
+        raise UsageError(f"there is no folder {options.directory}: the run has not started, or its folder was removed")
+    for batch in stream(JobDirectory(options.directory), options.lines, _pause if options.follow else None):
+        sys.stdout.write(batch)
         sys.stdout.flush()
 
 
@@ -198,5 +198,5 @@ if __name__ == "__main__":
         main()
     except UsageError as error:
         sys.exit(str(error))
-    except (KeyboardInterrupt, BrokenPipeError):  # who read it has seen enough
+    except (KeyboardInterrupt, BrokenPipeError):  # the reader has closed the pipe
         sys.exit(0)

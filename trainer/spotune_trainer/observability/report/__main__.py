@@ -1,4 +1,7 @@
-"""Prints the report of a folder, `python -m spotune_trainer.report DIR`: for a pod that has nothing but the volume."""
+"""Print the report of a job directory: `python -m spotune_trainer.observability.report DIR`.
+
+This runs in a pod that has only the volume.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Charts as SVG, to be put into a page: lines over steps, stretches over time, and a bar of parts."""
+"""SVG charts for the report page: lines over steps, worker groups over time, and a bar of parts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from html import escape
 WIDTH, HEIGHT = 560, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 28
 _TICKS = 5
-_MOST_POINTS = 1000
-"""More than a chart has pixels; of more points the extremes of each pixel are drawn."""
+_MAX_POINTS = 1000
+"""More than a chart has pixels. Longer lines are thinned to the extremes of each group of points."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart.
+    """A line in a chart.
 
     Attributes:
         name: For the legend.
-        points: (x, y), by growing x.
-        dotted: Whether single points are drawn, too.
+        points: (x, y), ascending by x.
+        dotted: Whether each point is drawn as a dot, too.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Line:
 
 
 def line_chart(title: str, lines: Sequence[Line]) -> str:
-    """A chart of lines over steps; empty if there are no points."""
+    """A chart of lines over steps; an empty string if there are no points."""
     drawn = [line for line in lines if line.points]
     if not drawn:
         return ""
@@ -54,14 +54,14 @@ def line_chart(title: str, lines: Sequence[Line]) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time.
+    """An interval on a timeline.
 
     Attributes:
         start: Unix time.
         end: Unix time.
         height: From 0 to 1.
         kind: Its CSS class.
-        label: What is shown when one points at it.
+        label: Shown on hover.
     """
 
     start: float
@@ -71,13 +71,13 @@ class Bar:
     label: str
 
 
-def timeline(title: str, bars: Sequence[Bar], marks: Sequence[float], legend: Mapping[str, str]) -> str:
-    """Bars over time, with a mark below for each moment."""
+def timeline(title: str, bars: Sequence[Bar], moments: Sequence[float], legend: Mapping[str, str]) -> str:
+    """Bars over time, with a tick below them for each of the moments (Unix time)."""
     if not bars:
         return ""
-    begin, end = min(bar.start for bar in bars), max(*(bar.end for bar in bars), *marks, 0.0)
-    hours = max(end - begin, 1.0)
-    across = Axis(0.0, hours, _LEFT, 2 * WIDTH - _RIGHT)
+    begin, end = min(bar.start for bar in bars), max(*(bar.end for bar in bars), *moments, 0.0)
+    seconds = max(end - begin, 1.0)
+    across = Axis(0.0, seconds, _LEFT, 2 * WIDTH - _RIGHT)
     top, base = _TOP, 96
     drawn = []
     for bar in bars:
@@ -86,9 +86,9 @@ def timeline(title: str, bars: Sequence[Bar], marks: Sequence[float], legend: Ma
         place = f'x="{x:.1f}" y="{base - height:.1f}" width="{max(right - x, 1.5):.1f}" height="{height:.1f}"'
         drawn.append(f'<rect class="bar {bar.kind}" {place}><title>{escape(bar.label)}</title></rect>')
     drawn += [
-        f'<path class="mark" d="M{across.at(mark - begin):.1f},{base + 2} v6"/>'
-        for mark in marks
-        if begin <= mark <= end
+        f'<path class="moment" d="M{across.at(moment - begin):.1f},{base + 2} v6"/>'
+        for moment in moments
+        if begin <= moment <= end
     ]
     for tick in across.ticks():
         place = f"{across.at(tick):.1f}"
@@ -100,7 +100,7 @@ def timeline(title: str, bars: Sequence[Bar], marks: Sequence[float], legend: Ma
 
 
 def parts_bar(title: str, parts: Mapping[str, float]) -> str:
-    """One bar of all parts that are not zero, each with its share in the legend."""
+    """One bar divided into the parts that are not zero; the legend shows each share."""
     total = sum(parts.values())
     if total <= 0:
         return ""
@@ -118,7 +118,7 @@ def parts_bar(title: str, parts: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """From values to pixels."""
+    """A linear scale from values [low, high] to pixels [first, last]."""
 
     low: float
     high: float
@@ -126,12 +126,12 @@ class Axis:
     last: float
 
     def at(self, value: float) -> float:
-        """The pixel of a value."""
+        """The pixel position of a value."""
         span = self.high - self.low
         return self.first + (self.last - self.first) * ((value - self.low) / span if span else 0.5)
 
     def ticks(self) -> list[float]:
-        """Round values within it: multiples of 1, 2 or 5 times a power of ten."""
+        """Round values within [low, high]: multiples of 1, 2 or 5 times a power of ten."""
         span = self.high - self.low
         if span <= 0:
             return [self.low]
@@ -143,20 +143,20 @@ class Axis:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """No more points than can be told apart: of each group the lowest and the highest, so that a spike stays."""
-    if len(points) <= _MOST_POINTS:
+    """At most `_MAX_POINTS` points: the lowest and the highest of each group, so spikes remain visible."""
+    if len(points) <= _MAX_POINTS:
         return list(points)
-    size = math.ceil(2 * len(points) / _MOST_POINTS)
+    size = math.ceil(2 * len(points) / _MAX_POINTS)
     kept: list[tuple[float, float]] = []
     for start in range(0, len(points), size):
         group = points[start : start + size]
-        ends = {min(group, key=lambda point: point[1]), max(group, key=lambda point: point[1])}
-        kept += sorted(ends)
+        extremes = {min(group, key=lambda point: point[1]), max(group, key=lambda point: point[1])}
+        kept += sorted(extremes)
     return kept
 
 
 def duration(seconds: float) -> str:
-    """A length of time in the two largest units that say something."""
+    """A duration in its two largest units, such as `1 h 05 min`."""
     whole = round(seconds)
     days, hours, minutes = whole // 86400, whole % 86400 // 3600, whole % 3600 // 60
     if days:

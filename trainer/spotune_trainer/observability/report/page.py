@@ -1,4 +1,4 @@
-"""The report's page: one file with nothing outside of it, no script, and colours for light and dark."""
+"""Render the report: one HTML file without scripts or external resources, with light and dark colours."""
 
 from __future__ import annotations
 
@@ -11,53 +11,64 @@ import yaml
 from jinja2 import Environment, PackageLoader
 
 from spotune.formatting import score, scores_of
-from spotune_trainer.observability.report.charts import Bar, Line, duration, line_chart, parts_bar, timeline
-from spotune_trainer.observability.report.run_summary import Story, Stretch, read_story
+from spotune_trainer.observability.progress import tokens_of
+from spotune_trainer.observability.report.charts import (
+    Bar,
+    Line,
+    duration,
+    line_chart,
+    parts_bar,
+    timeline,
+)
+from spotune_trainer.observability.report.run_summary import RunSummary, WorkerGroup, read_summary
 
-_KINDS = {"left": "left", "done": "done", "preempted": "left", "": "runs"}
-"""Class of a worker group by its ending; any other is a loss."""
-_LEGEND = {"done": "exported", "runs": "runs, or was told to stop", "left": "left in time", "lost": "lost"}
-_OF_THE_PLAN = ("zeroStage", "microBatchSize", "gradientCheckpointing", "reason", "fingerprint", "libraries", "changes")
+_GROUP_CLASSES = {"left": "left", "done": "done", "preempted": "left", "": "runs"}
+"""CSS class of a worker group by its outcome; any other outcome is a failure."""
+_LEGEND = {"done": "finished", "runs": "running or stopped", "left": "exited after a commit", "lost": "lost or failed"}
+_PLAN_FIELDS = ("zeroStage", "microBatchSize", "gradientCheckpointing", "reason", "fingerprint", "libraries", "changes")
 
 
 def report_of_directory(root: Path) -> str:
-    """The page about the job in a folder.
+    """The HTML report of the job in the folder `root`.
 
     Raises:
-        UsageError: There is no job in it.
+        UsageError: The folder holds no job.
     """
-    return render_page(read_story(root))
+    return render_page(read_summary(root))
 
 
-def render_page(story: Story) -> str:
-    """The report of a job as HTML."""
+def render_page(summary: RunSummary) -> str:
+    """The report as HTML."""
     environment = Environment(
-        loader=PackageLoader("spotune_trainer.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("spotune_trainer.observability.report", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.globals.update(duration=duration, number=_number, score=score, judged=_judged)
-    plan = {name: story.plan[name] for name in _OF_THE_PLAN if story.plan.get(name) not in (None, [], {})}
+    environment.globals.update(duration=duration, number=_number, score=score, metrics_of_answer=_metrics_of_answer)
+    plan = {name: summary.plan[name] for name in _PLAN_FIELDS if summary.plan.get(name) not in (None, [], {})}
     return environment.get_template("page.html").render(
-        story=story,
-        phase=story.status.get("phase", "Starting"),
-        told=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(story.told)),
-        message=story.status.get("message") or story.status.get("checkpointProblem"),
-        figures=list(_figures(story)),
-        evaluations=[(each, scores_of(each)) for each in story.evaluations],
-        metrics=_metrics(story),
-        predictions=story.evaluations[-1].get("predictions", []) if story.evaluations else [],
-        curves=[chart for chart in _curves(story) if chart],
-        groups=_groups(story),
-        parts=parts_bar("", story.status.get("goodputParts") or {}),
+        summary=summary,
+        phase=summary.status.get("phase", "Starting"),
+        updated=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(summary.updated)),
+        message=summary.status.get("message") or summary.status.get("checkpointProblem"),
+        key_metrics=list(_key_metrics(summary)),
+        evaluations=[(each, scores_of(each)) for each in summary.evaluations],
+        score_titles=_score_titles(summary),
+        predictions=summary.evaluations[-1].get("predictions", []) if summary.evaluations else [],
+        curves=[chart for chart in _curves(summary) if chart],
+        timeline=_timeline(summary),
+        parts=parts_bar("", summary.status.get("goodputParts") or {}),
         plan=_yaml(plan) if plan else "",
-        job=_yaml(story.job),
+        job=_yaml(summary.job),
     )
 
 
-def _figures(story: Story) -> Iterator[tuple[str, str]]:
-    """Names and values of what is known."""
-    status, result = story.status, story.result
+def _key_metrics(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    """(name, value) of each key metric that has a value."""
+    status, result = summary.status, summary.result
     step, total = status.get("step"), status.get("totalSteps")
-    figures = {
+    values = {
         "step": f"{step:,} of {total:,}" if step is not None and total else "",
         "loss": _number(status.get("loss"), 4),
         "evaluation loss": _number(status.get("evalLoss"), 4),
@@ -68,47 +79,53 @@ def _figures(story: Story) -> Iterator[tuple[str, str]]:
         "restarts": f"{sum((status.get('restarts') or {}).values())}",
         "steps lost": _number(status.get("stepsLost"), 0),
         "wall clock": duration(sum((status.get("goodputParts") or {}).values())),
-        "time to go": duration(status["etaSeconds"]) if status.get("etaSeconds") else "",
+        "time left": duration(status["etaSeconds"]) if status.get("etaSeconds") else "",
     }
-    return ((name, text) for name, text in figures.items() if text)
+    return ((name, text) for name, text in values.items() if text)
 
 
-def _metrics(story: Story) -> dict[str, str]:
-    """Titles by metric of all scores in the evaluations."""
-    return {metric: score(metric, value)[0] for each in story.evaluations for metric, value in scores_of(each).items()}
+def _score_titles(summary: RunSummary) -> dict[str, str]:
+    """Column titles of all scores in the evaluations, by metric."""
+    return {
+        metric: score(metric, value)[0] for each in summary.evaluations for metric, value in scores_of(each).items()
+    }
 
 
-def _curves(story: Story) -> Iterator[str]:
-    def of_steps(key: str) -> list[tuple[float, float]]:
-        return [(step["step"], float(step[key])) for step in story.steps if step.get(key) is not None]
+def _curves(summary: RunSummary) -> Iterator[str]:
+    def points_of(key: str) -> list[tuple[float, float]]:
+        return [(step["step"], float(step[key])) for step in summary.steps if step.get(key) is not None]
 
-    evaluated = [(each["step"], each["loss"]) for each in story.evaluations if each.get("loss") is not None]
-    yield line_chart("Loss", [Line("training", of_steps("loss")), Line("evaluation", evaluated, dotted=True)])
-    rate = [(step["step"], step["tokens"] / step["seconds"]) for step in story.steps if step.get("seconds")]
-    yield line_chart("Label tokens per second", [Line("tokens/s", rate)])
-    yield line_chart("Norm of the gradient", [Line("norm", of_steps("gradNorm"))])
-    yield line_chart("Learning rate", [Line("rate", of_steps("learningRate"))])
-    yield line_chart("Model FLOPs utilisation", [Line("MFU", of_steps("mfu"))])
+    evaluated = [(each["step"], each["loss"]) for each in summary.evaluations if each.get("loss") is not None]
+    yield line_chart("Loss", [Line("training", points_of("loss")), Line("evaluation", evaluated, dotted=True)])
+    rate = [
+        (step["step"], tokens / step["seconds"])
+        for step in summary.steps
+        if step.get("seconds") and (tokens := tokens_of(step)) is not None
+    ]
+    yield line_chart("Tokens per second", [Line("tokens/s", rate)])
+    yield line_chart("Gradient norm", [Line("norm", points_of("gradNorm"))])
+    yield line_chart("Learning rate", [Line("rate", points_of("learningRate"))])
+    yield line_chart("Model FLOPs utilisation", [Line("MFU", points_of("mfu"))])
 
 
-def _groups(story: Story) -> str:
-    most = max((each.world_size for each in story.stretches), default=1)
+def _timeline(summary: RunSummary) -> str:
+    largest = max((group.world_size for group in summary.groups), default=1)
     bars = [
         Bar(
-            each.start,
-            each.start + each.seconds(story.told),
-            each.world_size / most,
-            _KINDS.get(each.ending, "lost"),
-            _label(each),
+            group.start,
+            group.start + group.seconds(summary.updated),
+            group.world_size / largest,
+            _GROUP_CLASSES.get(group.outcome, "lost"),
+            _label(group),
         )
-        for each in story.stretches
+        for group in summary.groups
     ]
-    commits = [each["time"] for each in story.commits]
-    return timeline("Workers over time, and a tick for each commit", bars, commits, _LEGEND)
+    commits = [each["time"] for each in summary.commits]
+    return timeline("Number of workers over time; ticks below are commits", bars, commits, _LEGEND)
 
 
-def _label(stretch: Stretch) -> str:
-    return f"group {stretch.generation}: {stretch.world_size} workers from step {stretch.first_step:,}. {stretch.why}"
+def _label(group: WorkerGroup) -> str:
+    return f"group {group.generation}: {group.world_size} workers from step {group.first_step:,}. {group.description}"
 
 
 def _yaml(value: Mapping[str, Any]) -> str:
@@ -119,11 +136,11 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def _judged(scores: Mapping[str, bool | float | None]) -> str:
-    """The metrics that an answer is right by, and its scores by the others."""
-    right = [metric for metric, value in scores.items() if value is True]
+def _metrics_of_answer(scores: Mapping[str, bool | float | None]) -> str:
+    """The metrics by which an answer is correct, and its scores by metrics with a scale."""
+    correct = [metric for metric, value in scores.items() if value is True]
     scored = {metric: value for metric, value in scores.items() if isinstance(value, float)}
-    return ", ".join([*right, *(f"{metric} {value:.4g}" for metric, value in scored.items())])
+    return ", ".join([*correct, *(f"{metric} {value:.4g}" for metric, value in scored.items())])
 
 
 def _share(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a report tells, gathered from the files of a job's folder; the folder may be of a job that still runs."""
+"""The content of a report, read from the files of a job's folder; the job may still be running."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from spotune_trainer.job_directory.ledger import Ledger
 
 
 @dataclass(frozen=True)
-class Stretch:
+class WorkerGroup:
     """One worker group, from its start to its end.
 
     Attributes:
         generation: Its number.
         start: Unix time.
         end: Unix time; None while it runs.
-        world_size: Its workers.
-        first_step: That it began from.
-        steps: That it made.
-        ending: Why it ended: the cause of a failure, `left`, `done`, or empty while it runs or nobody knows.
-        message: What was said about it.
+        world_size: Number of workers.
+        first_step: Number of steps already done when it started.
+        steps: Number of steps that it logged; 0 while it runs.
+        outcome: How it ended: the cause of its failure, `left` (for a group of another size), or `done`. Empty while it
+            runs, or if the ledger has no reason.
+        message: Details of the outcome.
     """
 
     generation: int
@@ -36,102 +37,112 @@ class Stretch:
     world_size: int
     first_step: int
     steps: int
-    ending: str
+    outcome: str
     message: str
 
     def seconds(self, now: float) -> float:
-        """How long it ran, or has run until `now` (Unix time)."""
+        """Seconds that it ran, or has run until `now` (Unix time)."""
         return (self.end or now) - self.start
 
     @property
-    def why(self) -> str:
-        """Why it ended, in words; that it runs where nothing else is known."""
-        if not self.ending:
-            return "" if self.end else "runs"
-        return f"{self.ending}: {self.message}" if self.message else self.ending
+    def description(self) -> str:
+        """The outcome with its message; empty if it is not known."""
+        if not self.outcome:
+            return "" if self.end else "running"
+        return f"{self.outcome}: {self.message}" if self.message else self.outcome
 
 
 @dataclass(frozen=True)
-class Story:
+class RunSummary:
     """A job so far.
 
     Attributes:
         name: Of the job.
-        job: As it was written, in JSON.
-        told: Unix time of the newest thing that is known.
+        job: `job.json`.
+        updated: Unix time of the newest event or status.
         status: `status.json`.
         plan: `plan.json`.
-        result: `result.json`; empty while the job is not trained.
-        steps: Records of the steps that led to the model, in order, each once.
-        stretches: Worker groups in order.
+        result: `result.json`; empty until the job is finished.
+        steps: Records of the steps that led to the model, in order, each step once.
+        groups: Worker groups in order.
         commits: Events `committed` in order.
         evaluations: Events `evaluated` in order.
     """
 
     name: str
     job: Mapping[str, Any]
-    told: float
+    updated: float
     status: Mapping[str, Any]
     plan: Mapping[str, Any]
     result: Mapping[str, Any]
     steps: Sequence[Mapping[str, Any]]
-    stretches: Sequence[Stretch]
+    groups: Sequence[WorkerGroup]
     commits: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
 
 
-def read_story(root: Path) -> Story:
-    """The story of the job in a folder.
+def read_summary(root: Path) -> RunSummary:
+    """The summary of the job in the folder `root`.
 
     Raises:
-        UsageError: There is no job in it.
+        UsageError: The folder holds no job.
     """
     directory = JobDirectory(root)
     job = files.read_json(directory.job)
     if job is None:
         raise UsageError(f"{root} is not the directory of a job: there is no job.json in it")
-    ledger = Ledger(directory)
-    records = ledger.records()
+    events = Ledger(directory).records()
     status = files.read_json(directory.status) or {}
     steps = surviving_steps(directory) if directory.generations.exists() else []
-    told = max([status.get("time", 0.0), *(record["time"] for record in records)], default=time.time())
-    return Story(
+    updated = max([status.get("time", 0.0), *(event["time"] for event in events)], default=time.time())
+    return RunSummary(
         name=job["metadata"]["name"],
         job=job,
-        told=told,
+        updated=updated,
         status=status,
         plan=files.read_json(directory.plan) or {},
         result=files.read_json(directory.result) or {},
         steps=steps,
-        stretches=_stretches(records),
-        commits=[record for record in records if record["event"] == "committed"],
-        evaluations=[record for record in records if record["event"] == "evaluated"],
+        groups=_worker_groups(events),
+        commits=[event for event in events if event["event"] == "committed"],
+        evaluations=[event for event in events if event["event"] == "evaluated"],
     )
 
 
-def _stretches(records: Sequence[Mapping[str, Any]]) -> list[Stretch]:
-    ends: dict[int, Mapping[str, Any]] = {}
-    endings: dict[int, tuple[str, str]] = {}
-    for record in records:
-        number = record.get("generation")
-        if number is None:
+def _worker_groups(events: Sequence[Mapping[str, Any]]) -> list[WorkerGroup]:
+    ended: dict[int, Mapping[str, Any]] = {}
+    outcomes: dict[int, tuple[str, str]] = {}
+    for event in events:
+        generation = event.get("generation")
+        if generation is None:
             continue
-        if record["event"] == "generation-ended":
-            ends[number] = record
-        elif record["event"] == "failure":
-            endings[number] = (record["cause"], record["message"])
-        elif record["event"] in ("left", "exported"):
-            endings[number] = ("left", "for another number of workers") if record["event"] == "left" else ("done", "")
-    return [_stretch(record, ends, endings) for record in records if record["event"] == "generation-started"]
+        match event["event"]:
+            case "generation-ended":
+                ended[generation] = event
+            case "failure":
+                outcomes[generation] = (event["cause"], event["message"])
+            case "left":
+                outcomes[generation] = ("left", "another number of workers continues")
+            case "exported":
+                outcomes[generation] = ("done", "")
+    return [_worker_group(event, ended, outcomes) for event in events if event["event"] == "generation-started"]
 
 
-def _stretch(
-    started: Mapping[str, Any], ends: Mapping[int, Mapping[str, Any]], endings: Mapping[int, tuple[str, str]]
-) -> Stretch:
-    number = started["generation"]
-    ended = ends.get(number, {})
-    ending, message = endings.get(number, ("", ""))
-    # A generation that went down with its driver is recorded by the next one: its own seconds tell when it ended.
-    end = started["time"] + ended["seconds"] if ended else None
-    steps = ended.get("steps", 0)
-    return Stretch(number, started["time"], end, started["worldSize"], started["step"], steps, ending, message)
+def _worker_group(
+    started: Mapping[str, Any], ended: Mapping[int, Mapping[str, Any]], outcomes: Mapping[int, tuple[str, str]]
+) -> WorkerGroup:
+    generation = started["generation"]
+    ended_event = ended.get(generation, {})
+    outcome, message = outcomes.get(generation, ("", ""))
+    # The event may be written much later, by the next driver. So the end follows from the seconds that it records.
+    end = started["time"] + ended_event["seconds"] if ended_event else None
+    return WorkerGroup(
+        generation,
+        started["time"],
+        end,
+        started["worldSize"],
+        started["step"],
+        ended_event.get("steps", 0),
+        outcome,
+        message,
+    )

@@ -1,8 +1,8 @@
-"""Tracking servers: the same curves, in a thread of their own that neither training nor its status waits for.
+"""Send curves to a tracking server from a background thread, which neither training nor its status waits for.
 
-A server is asked for the last step that it has, and is given the surviving steps after it. So one run there has every
-step once, whatever became of drivers, worker groups and the network meanwhile. A step that was lost and made again is
-not sent again.
+On connecting, the thread asks the server for the last step that it has, and sends the surviving steps after it. So the
+run there has every step once, whatever happens to drivers, worker groups and the network. A step that was lost and
+repeated is not sent again.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from spotune.retry import backoff_seconds
 from spotune_trainer.checkpoint.generations import steps_after
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
-from spotune_trainer.observability.progress import Phase
+from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.tracking.tracker import evaluation_point, step_point
 
 logger = logging.getLogger("spotune.tracking")
 
 Kind = Literal["step", "evalStep"]
-"""Of a point: the name of the curve that says how far a server is."""
+"""Kind of a point, and the name of the curve that holds its step numbers on the server."""
 KINDS: tuple[Kind, ...] = ("step", "evalStep")
 
 _SEND_EVERY_SECONDS = 5.0
-_MOST_AT_ONCE = 100
+_MAX_BATCH_POINTS = 100
 _BACKOFF_SECONDS = (5.0, 300.0)
-_LAST_SECONDS = 60.0
-"""That the end of a run waits for a server to take the rest."""
-_STOP_SECONDS = 3.0
-"""That a driver waits which another one will follow, and send what is missing."""
+_FINAL_TIMEOUT_SECONDS = 60.0
+"""How long the end of a run waits for the server to accept the remaining points."""
+_RESTART_TIMEOUT_SECONDS = 3.0
+"""How long a driver waits if another one will follow: that one sends the missing points."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Values by curve at a step."""
+    """The values of curves at a step."""
 
     kind: Kind
     step: int
@@ -46,121 +46,122 @@ class Point:
 
     @classmethod
     def of_step(cls, record: Mapping[str, Any]) -> Point:
-        """Of a line of `steps.jsonl`."""
+        """The point of a line of `steps.jsonl`."""
         return cls("step", record["step"], step_point(record))
 
     @classmethod
     def of_evaluation(cls, record: Mapping[str, Any]) -> Point:
-        """Of an `evaluated` event."""
+        """The point of an `evaluated` event."""
         return cls("evalStep", record["step"], evaluation_point(record))
 
 
 class Service(Protocol):
-    """A connection to a server, for one run. Every method may raise whatever its client raises."""
+    """A connection to a tracking server for one run. Any method may raise any exception of its client library."""
 
     def last_step(self, kind: Kind) -> int:
-        """The last step that the run there has a point of this kind for, 0 where there is none."""
+        """The last step for which the server has a point of this kind; 0 if there is none."""
 
     def log(self, points: Sequence[Point]) -> None:
-        """Send points, each with its step as the value of its `kind`."""
+        """Send points; each also logs its step number as the curve named by its `kind`."""
 
     def close(self, phase: Phase) -> None:
-        """Say how the run stands, and leave."""
+        """Set the status of the run and disconnect."""
 
 
-def history(directory: JobDirectory) -> Iterable[Point]:
-    """All points of a run until now, by its files."""
+def run_history(directory: JobDirectory) -> Iterable[Point]:
+    """All points of a run so far, from the files of its directory."""
     yield from map(Point.of_step, steps_after(directory, 0))
     yield from map(Point.of_evaluation, Ledger(directory).records("evaluated"))
 
 
 class RemoteTracker:
-    """Keeps one run of a server up to date.
+    """Keeps the run on one tracking server up to date.
 
     Args:
-        name: of the service, for people.
+        name: name of the service, for log messages.
         connect: opens a connection.
-        earlier: points of the run until now; asked for with every new connection.
-        send_every_seconds: pause between two looks at what is new.
+        read_history: returns all points of the run so far; called after each new connection.
+        send_every_seconds: pause between two batches.
     """
 
     def __init__(
         self,
         name: str,
         connect: Callable[[], Service],
-        earlier: Callable[[], Iterable[Point]],
+        read_history: Callable[[], Iterable[Point]],
         send_every_seconds: float = _SEND_EVERY_SECONDS,
     ) -> None:
         self._name = name
         self._connect = connect
-        self._earlier = earlier
+        self._read_history = read_history
         self._pause = send_every_seconds
-        self._news: deque[Point] = deque()
-        self._ending = threading.Event()
+        self._new_points: deque[Point] = deque()
+        self._closing = threading.Event()
         self._phase = Phase.PREPARING
         self._thread = threading.Thread(target=self._run, name=f"tracking-{name}", daemon=True)
 
     def rewind(self, step: int) -> None:
-        """Begin; what came after `step` and is lost is made again, and known already."""
+        """Start the thread. Nothing is discarded: the server already has the lost steps, which will be repeated."""
         if not self._thread.ident:
             self._thread.start()
 
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Note a step, to be sent."""
-        self._news.append(Point.of_step(record))
+    def log_step(self, record: Mapping[str, Any]) -> None:
+        """Queue a step."""
+        self._new_points.append(Point.of_step(record))
 
-    def evaluated(self, record: Mapping[str, Any]) -> None:
-        """Note an evaluation, to be sent."""
-        self._news.append(Point.of_evaluation(record))
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Queue an evaluation."""
+        self._new_points.append(Point.of_evaluation(record))
 
     def close(self, phase: Phase) -> None:
-        """Give the server a while to take the rest."""
+        """Wait a limited time for the server to accept the remaining points."""
         self._phase = phase
-        self._ending.set()
+        self._closing.set()
         if self._thread.ident:
-            seconds = _LAST_SECONDS if phase in (Phase.DONE, Phase.FAILED) else _STOP_SECONDS
-            self._thread.join(seconds)
+            is_final = phase in (Phase.DONE, Phase.FAILED)
+            timeout = _FINAL_TIMEOUT_SECONDS if is_final else _RESTART_TIMEOUT_SECONDS
+            self._thread.join(timeout)
             if self._thread.is_alive():
-                logger.warning("%s did not take the last points within %.0f s", self._name, seconds)
+                logger.warning("%s did not accept the last points within %.0f s", self._name, timeout)
 
     def _run(self) -> None:
         failures = 0
         while True:
             try:
-                self._feed(self._connect())
-            except Exception as error:  # noqa: BLE001 - whatever a tracking server does, training goes on
+                self._send_points(self._connect())
+            except Exception as error:  # noqa: BLE001 - no failure of a tracking server may stop training
                 failures += 1
                 backoff = backoff_seconds(failures, *_BACKOFF_SECONDS)
-                logger.warning("%s: %s: %s; trying again in %.0f s", self._name, type(error).__name__, error, backoff)
-                if self._ending.wait(backoff):
+                logger.warning("%s: %s: %s; retrying in %.0f s", self._name, type(error).__name__, error, backoff)
+                if self._closing.wait(backoff):
                     return
             else:
                 return
 
-    def _feed(self, service: Service) -> None:
-        """Send what the server lacks, until the end."""
+    def _send_points(self, service: Service) -> None:
+        """Send the points that the server does not have, until `close` is called."""
         last = {kind: service.last_step(kind) for kind in KINDS}
-        points = list(self._earlier())
+        points = list(self._read_history())
         while True:
-            is_last = self._ending.is_set()
-            while self._news:
-                points.append(self._news.popleft())
-            lacking = [each for each in points if each.step > last[each.kind]]
-            for start in range(0, len(lacking), _MOST_AT_ONCE):
-                if chunk := _each_once(lacking[start : start + _MOST_AT_ONCE], last):
-                    service.log(chunk)
+            is_last = self._closing.is_set()
+            while self._new_points:
+                points.append(self._new_points.popleft())
+            missing = [point for point in points if point.step > last[point.kind]]
+            for start in range(0, len(missing), _MAX_BATCH_POINTS):
+                if batch := _without_repeated(missing[start : start + _MAX_BATCH_POINTS], last):
+                    service.log(batch)
             points = []
             if is_last:
                 service.close(self._phase)
                 return
-            self._ending.wait(self._pause)
+            self._closing.wait(self._pause)
 
 
-def _each_once(points: Iterable[Point], last: dict[Kind, int]) -> list[Point]:
-    """Points beyond the last of their kind, which they become."""
-    found = []
-    for each in points:
-        if each.step > last[each.kind]:
-            last[each.kind] = each.step
-            found.append(each)
-    return found
+def _without_repeated(points: Iterable[Point], last: dict[Kind, int]) -> list[Point]:
+    """The points whose step exceeds the last one of their kind. Updates `last`."""
+    new = []
+    for point in points:
+        if point.step > last[point.kind]:
+            last[point.kind] = point.step
+            new.append(point)
+    return new

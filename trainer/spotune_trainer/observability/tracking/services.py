@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow, by their own clients: one run for a job's directory, whatever drivers come and go."""
+"""Weights & Biases and MLflow, through their own clients: one run for each job directory, across all drivers."""
 
 from __future__ import annotations
 
@@ -12,43 +12,44 @@ from spotune.job import FinetuneJob
 from spotune.job.output import MlflowSpec, WandbSpec
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.observability.progress import Phase
-from spotune_trainer.observability.tracking.remote import Kind, Point, RemoteTracker, history
+from spotune_trainer.job_directory.status import Phase
+from spotune_trainer.observability.tracking.remote import Kind, Point, RemoteTracker, run_history
 from spotune_trainer.observability.tracking.tracker import TensorBoardTracker, Tracker
 
-_MEANING = ("model", "adapter", "dataset", "training", "execution")
-_LONGEST_PARAMETER = 6000  # characters that MLflow keeps
+_CONFIG_SECTIONS = ("model", "adapter", "dataset", "training", "execution")
+_MAX_PARAMETER_CHARACTERS = 6000
+"""MLflow's limit for the value of a parameter."""
 _RUN_TAG = "spotune.run"
 
 
-def trackers_of(job: FinetuneJob, directory: JobDirectory) -> list[Tracker]:
-    """The trackers that a job asks for."""
+def create_trackers(job: FinetuneJob, directory: JobDirectory) -> list[Tracker]:
+    """The trackers that a job configures."""
     tracking = job.spec.tracking
-    found: list[Tracker] = [TensorBoardTracker(directory.tensorboard)] if tracking.tensorboard else []
+    trackers: list[Tracker] = [TensorBoardTracker(directory.tensorboard)] if tracking.tensorboard else []
     wandb, mlflow = tracking.wandb, tracking.mlflow
     if wandb is not None:
-        found.append(
-            RemoteTracker("Weights & Biases", lambda: Wandb(wandb, job, directory), lambda: history(directory))
+        trackers.append(
+            RemoteTracker("Weights & Biases", lambda: Wandb(wandb, job, directory), lambda: run_history(directory))
         )
     if mlflow is not None:
-        found.append(RemoteTracker("MLflow", lambda: Mlflow(mlflow, job, directory), lambda: history(directory)))
-    return found
+        trackers.append(RemoteTracker("MLflow", lambda: Mlflow(mlflow, job, directory), lambda: run_history(directory)))
+    return trackers
 
 
 def run_id(directory: JobDirectory) -> str:
-    """The name of a job directory's run on every server, 16 hexadecimal digits; made at the first call."""
+    """The id of a job directory's run on every server: 16 hexadecimal digits, created by the first call."""
     path = directory.logs / "tracking.json"
-    known = files.read_json(path)
-    if known is None:
-        known = {"run": uuid.uuid4().hex[:16]}
-        files.write_json(path, known)
-    return str(known["run"])
+    stored = files.read_json(path)
+    if stored is None:
+        stored = {"run": uuid.uuid4().hex[:16]}
+        files.write_json(path, stored)
+    return str(stored["run"])
 
 
 class Wandb:
-    """A run of Weights & Biases, online or offline as `WANDB_MODE` says, at the server of `WANDB_BASE_URL`.
+    """A run on Weights & Biases; `WANDB_BASE_URL` sets the server, and `WANDB_MODE` sets online or offline.
 
-    Offline, each driver leaves a folder of its own for `wandb sync`; how far they are is noted beside them.
+    Offline, each driver writes its own folder for `wandb sync`, and `logged.json` beside them holds the last steps.
     """
 
     def __init__(self, spec: WandbSpec, job: FinetuneJob, directory: JobDirectory) -> None:
@@ -57,7 +58,7 @@ class Wandb:
         folder = directory.logs / "wandb"
         folder.mkdir(parents=True, exist_ok=True)
         self._progress = folder / "logged.json"
-        # Nothing of the machine or the console: what a run is has its place in the job's directory.
+        # No console output and no facts about the machine: the job's directory has them.
         settings = wandb.Settings(
             console="off", disable_code=True, disable_git=True, save_code=False, silent=True, x_disable_stats=True
         )
@@ -74,12 +75,12 @@ class Wandb:
         self._run.define_metric("eval/*", step_metric="evalStep")
 
     def last_step(self, kind: Kind) -> int:
-        """By the run's summary; offline by what the drivers before have noted."""
-        known: Any = files.read_json(self._progress) or {} if self._run.offline else self._run.summary
-        return int(known.get(kind) or 0)
+        """From the run's summary; offline from `logged.json`, which earlier drivers wrote."""
+        last_steps: Any = files.read_json(self._progress) or {} if self._run.offline else self._run.summary
+        return int(last_steps.get(kind) or 0)
 
     def log(self, points: Sequence[Point]) -> None:
-        """Hand points to the client's own process, which sends them when it can."""
+        """Pass points to the client's own process, which sends them."""
         for point in points:
             self._run.log({**point.values, point.kind: point.step})
         if self._run.offline:
@@ -87,7 +88,7 @@ class Wandb:
             files.write_json(self._progress, (files.read_json(self._progress) or {}) | last)
 
     def close(self, phase: Phase) -> None:
-        """Finished, failed, or preempted: to be resumed."""
+        """Mark the run as finished or failed, or as preempting if another driver will resume it."""
         if phase not in (Phase.DONE, Phase.FAILED):
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if phase is Phase.DONE else 1)
@@ -110,14 +111,14 @@ class Mlflow:
             run = self._client.create_run(experiment, run_name=job.metadata.name, tags={_RUN_TAG: tag})
             self._run = run.info.run_id
             for name, value in _flat(_config(job)).items():
-                self._client.log_param(self._run, name, str(value)[:_LONGEST_PARAMETER])
+                self._client.log_param(self._run, name, str(value)[:_MAX_PARAMETER_CHARACTERS])
 
     def last_step(self, kind: Kind) -> int:
-        """The latest value of the curve that has the steps themselves."""
+        """The latest value of the curve of step numbers."""
         return int(self._client.get_run(self._run).data.metrics.get(kind, 0))
 
     def log(self, points: Sequence[Point]) -> None:
-        """One request for all of them; it is taken as a whole or not at all."""
+        """Send all points in one request, which MLflow accepts as a whole or not at all."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -129,10 +130,10 @@ class Mlflow:
         self._client.log_batch(self._run, metrics=metrics)
 
     def close(self, phase: Phase) -> None:
-        """Finished or failed; a run that goes on stays as it is."""
-        ends = {Phase.DONE: "FINISHED", Phase.FAILED: "FAILED"}
-        if phase in ends:
-            self._client.set_terminated(self._run, ends[phase])
+        """Mark the run as finished or failed; if another driver will resume it, leave it running."""
+        final_status = {Phase.DONE: "FINISHED", Phase.FAILED: "FAILED"}.get(phase)
+        if final_status is not None:
+            self._client.set_terminated(self._run, final_status)
 
     def _experiment(self, name: str) -> str:
         known = self._client.get_experiment_by_name(name)
@@ -140,14 +141,14 @@ class Mlflow:
 
 
 def _config(job: FinetuneJob) -> dict[str, Any]:
-    """What is trained and how, for people who compare runs."""
+    """The sections of the job that determine the result, and its fingerprint; shown for comparing runs."""
     spec = job.spec.model_dump(mode="json", exclude_none=True)
-    return {name: spec[name] for name in _MEANING if name in spec} | {"fingerprint": fingerprint(job)}
+    return {name: spec[name] for name in _CONFIG_SECTIONS if name in spec} | {"fingerprint": fingerprint(job)}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted names."""
-    found: dict[str, Any] = {}
+    """A nested dict as a flat one with dotted names."""
+    flat: dict[str, Any] = {}
     for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

@@ -1,7 +1,7 @@
-"""Trackers: where curves go. The driver feeds them from `steps.jsonl`, so training never waits for one.
+"""Trackers receive a run's curves, and TensorBoard is one. The driver feeds them, so training never waits for them.
 
-One run has one curve over all its generations: when a generation starts from step s, what was logged after s is taken
-back, and nothing appears twice.
+A run has one curve over all its generations. When a generation starts from step s, points after s are discarded, so no
+step appears twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spotune.formatting import scores_of
-from spotune_trainer.observability.progress import Phase
+from spotune_trainer.job_directory.status import Phase
+from spotune_trainer.observability.progress import tokens_of
 
 STEP_CURVES = {
     "train/loss": "loss",
@@ -23,54 +24,60 @@ STEP_CURVES = {
 
 
 class Tracker(Protocol):
-    """Takes points of curves."""
+    """Receives the points of a run's curves."""
 
     def rewind(self, step: int) -> None:
-        """A generation starts after `step`: forget what came after it."""
+        """Discard all points after `step`: a generation starts from there."""
 
-    def step(self, record: Mapping[str, Any]) -> None:
-        """A line of `steps.jsonl`."""
+    def log_step(self, record: Mapping[str, Any]) -> None:
+        """Log a line of `steps.jsonl`."""
 
-    def evaluated(self, record: Mapping[str, Any]) -> None:
-        """An `evaluated` event."""
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Log an `evaluated` event."""
 
     def close(self, phase: Phase) -> None:
-        """Write out what is buffered: the driver ends in a phase, in which the run is done, has failed, or goes on."""
+        """Write what is buffered, since the driver ends. Unless `phase` is final, another driver continues the run."""
 
 
 def step_point(record: Mapping[str, Any]) -> dict[str, float]:
-    """Values by curve of a line of `steps.jsonl`, with its throughput; those that the step has not are left out."""
+    """Values by curve of a line of `steps.jsonl`, and its tokens per second. Missing values are left out.
+
+    Tokens are all that go through the model (see `StepRecord.tokens`); lines of older files do not have their number.
+    """
+    tokens = tokens_of(record)
     values = {curve: record[name] for curve, name in STEP_CURVES.items() if record.get(name) is not None}
-    return values | ({"train/tokensPerSecond": record["tokens"] / record["seconds"]} if record["seconds"] > 0 else {})
+    return values | (
+        {"train/tokensPerSecond": tokens / record["seconds"]} if tokens is not None and record["seconds"] > 0 else {}
+    )
 
 
 def evaluation_point(record: Mapping[str, Any]) -> dict[str, float]:
-    """Values by curve of an `evaluated` event: its loss, and the scores that are known."""
+    """Values by curve of an `evaluated` event: its loss and its scores. Missing values are left out."""
     loss = {"eval/loss": record["loss"]} if record.get("loss") is not None else {}
     return loss | {f"eval/{metric}": value for metric, value in scores_of(record).items()}
 
 
 class TensorBoardTracker:
-    """Event files for TensorBoard."""
+    """Writes event files for TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None
 
     def rewind(self, step: int) -> None:
-        """Open a new event file whose points replace those after `step`."""
-        # Imported on use: TensorBoard's writer takes seconds that a restart need not wait for.
+        """Open a new event file; TensorBoard hides the points of older files after `step` (`purge_step`)."""
+        # Imported on first use: this takes seconds, which would delay each restart.
         from torch.utils.tensorboard import SummaryWriter
 
         self.close(Phase.LOADING)
         self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
 
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Add the step's curves, with its throughput."""
+    def log_step(self, record: Mapping[str, Any]) -> None:
+        """Add the points of a step."""
         self._add(step_point(record), record["step"])
 
-    def evaluated(self, record: Mapping[str, Any]) -> None:
-        """Add the evaluation's curves."""
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Add the points of an evaluation."""
         self._add(evaluation_point(record), record["step"])
 
     def close(self, phase: Phase) -> None:

@@ -1,7 +1,7 @@
-"""One small object of an object store, read without MosaicML streaming, which would bring torch with it.
+"""Reads one small object of an object store without MosaicML streaming, whose import would load torch.
 
-The clients, and the variables that they are set up by, are those that streaming uses, so what can be read here can be
-read there.
+The clients and their environment variables are the ones that streaming uses. So the workers can read what this module
+can read.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ from spotune.errors import InfrastructureError, JobError
 _TIMEOUT_SECONDS = 10
 
 _Reader = Callable[[str, str, int], bytes]
-"""Bucket (or container, or owner of a repository), key, and most bytes to read."""
+"""Takes bucket (or container, or owner of a repository), key, and the maximum number of bytes to read."""
 
 
-def read_object(url: str, most_bytes: int, field: str) -> bytes:
+def read_object(url: str, max_bytes: int, field: str) -> bytes:
     """The first bytes of an object at an `s3://`, `gs://`, `az://` or `hf://` URL.
 
     Args:
         url: of the object.
-        most_bytes: to read.
-        field: of the job that named it, for messages.
+        max_bytes: limit of what is read.
+        field: of the job that names the object, for messages.
 
     Raises:
-        JobError: there is no store of this scheme.
-        InfrastructureError: it could not be read.
+        JobError: the URL's scheme is not supported.
+        InfrastructureError: the object cannot be read.
     """
-    scheme, _, rest = url.partition("://")
-    bucket, _, key = rest.partition("/")
+    scheme, _, location = url.partition("://")
+    bucket, _, key = location.partition("/")
     if scheme not in _READERS:
         raise JobError(
             f"{field}: unknown scheme of {url}; use {', '.join(f'{name}://' for name in _READERS)} or a path"
         )
     try:
-        return _READERS[scheme](bucket, key, most_bytes)
-    except Exception as error:  # the clients of four stores share no base class
+        return _READERS[scheme](bucket, key, max_bytes)
+    except Exception as error:  # the clients of the four stores have no common base class
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InfrastructureError(
-            f"{field}: {url} cannot be read ({reason}): check that it is there, the credentials of the store "
-            "(dataset.credentials, workers.serviceAccountName), and that the cluster may reach it"
+            f"{field}: {url} cannot be read ({reason}): check that it exists, the credentials of the store "
+            "(dataset.credentials, workers.serviceAccountName), and that the cluster can reach it"
         ) from error
 
 
-def _from_s3(bucket: str, key: str, most_bytes: int) -> bytes:
+def _from_s3(bucket: str, key: str, max_bytes: int) -> bytes:
     from botocore import UNSIGNED
     from botocore.exceptions import NoCredentialsError
 
     endpoint = os.environ.get("S3_ENDPOINT_URL")
     try:
-        return _get_object(bucket, key, most_bytes, endpoint_url=endpoint)
+        return _get_object(bucket, key, max_bytes, endpoint_url=endpoint)
     except NoCredentialsError:  # a public bucket needs none
-        return _get_object(bucket, key, most_bytes, UNSIGNED, endpoint_url=endpoint)
+        return _get_object(bucket, key, max_bytes, UNSIGNED, endpoint_url=endpoint)
 
 
-def _from_google(bucket: str, key: str, most_bytes: int) -> bytes:
+def _from_google(bucket: str, key: str, max_bytes: int) -> bytes:
     if "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ:
         access = {"aws_access_key_id": os.environ["GCS_KEY"], "aws_secret_access_key": os.environ["GCS_SECRET"]}
         endpoint = "https://storage.googleapis.com"
-        return _get_object(bucket, key, most_bytes, endpoint_url=endpoint, region_name="auto", **access)
+        return _get_object(bucket, key, max_bytes, endpoint_url=endpoint, region_name="auto", **access)
     from google.cloud.storage import Client  # type: ignore[import-untyped]
 
     blob = Client().bucket(bucket).blob(key)
-    return bytes(blob.download_as_bytes(end=most_bytes - 1, timeout=_TIMEOUT_SECONDS, retry=None))
+    return bytes(blob.download_as_bytes(end=max_bytes - 1, timeout=_TIMEOUT_SECONDS, retry=None))
 
 
-def _from_azure(container: str, name: str, most_bytes: int) -> bytes:
+def _from_azure(container: str, name: str, max_bytes: int) -> bytes:
     from azure.identity import AzureCliCredential, ChainedTokenCredential, DefaultAzureCredential
     from azure.storage.blob import BlobServiceClient
 
     account = os.environ.get("AZURE_ACCOUNT_NAME")
     if not account:
-        raise JobError("the storage account's name is not in the environment as AZURE_ACCOUNT_NAME")
+        raise JobError("the environment variable AZURE_ACCOUNT_NAME is not set: set it to the storage account's name")
     credential: Any = os.environ.get("AZURE_ACCOUNT_ACCESS_KEY") or ChainedTokenCredential(
         AzureCliCredential(), DefaultAzureCredential()
     )
@@ -87,21 +87,22 @@ def _from_azure(container: str, name: str, most_bytes: int) -> bytes:
     }
     with BlobServiceClient(url, credential=credential, **timeouts) as service:
         blob = service.get_blob_client(container, name)
-        return blob.download_blob(offset=0, length=most_bytes).readall()
+        return blob.download_blob(offset=0, length=max_bytes).readall()
 
 
-def _from_the_hub(owner: str, rest: str, most_bytes: int) -> bytes:
+def _from_hub(owner: str, path: str, max_bytes: int) -> bytes:
     from huggingface_hub import hf_hub_download
 
-    names = [owner, *rest.split("/")]
-    repository, path = names[1:3] if owner == "datasets" else names[:2], names[3:] if owner == "datasets" else names[2:]
-    local = hf_hub_download("/".join(repository), "/".join(path), repo_type="dataset")
+    names = [owner, *path.split("/")]
+    if owner == "datasets":
+        names = names[1:]
+    local = hf_hub_download("/".join(names[:2]), "/".join(names[2:]), repo_type="dataset")
     with Path(local).open("rb") as stream:
-        return stream.read(most_bytes)
+        return stream.read(max_bytes)
 
 
-def _get_object(bucket: str, key: str, most_bytes: int, signature: Any = None, **access: Any) -> bytes:
-    """An object by the protocol of S3."""
+def _get_object(bucket: str, key: str, max_bytes: int, signature: Any = None, **access: Any) -> bytes:
+    """The first bytes of an object, by the S3 protocol."""
     from boto3.session import Session
     from botocore.config import Config
 
@@ -113,7 +114,7 @@ def _get_object(bucket: str, key: str, most_bytes: int, signature: Any = None, *
         signature_version=signature,
     )
     found = Session().client("s3", config=config, **access).get_object(Bucket=bucket, Key=key)
-    return bytes(found["Body"].read(most_bytes))
+    return bytes(found["Body"].read(max_bytes))
 
 
-_READERS: dict[str, _Reader] = {"s3": _from_s3, "gs": _from_google, "az": _from_azure, "hf": _from_the_hub}
+_READERS: dict[str, _Reader] = {"s3": _from_s3, "gs": _from_google, "az": _from_azure, "hf": _from_hub}

@@ -1,4 +1,4 @@
-"""Whether what a job reads can be read: the model with its tokenizer, the data, and functions that judge answers."""
+"""Checks of what a job reads: the model with its tokenizer, the data, and the user's metric functions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob
 from spotune.job.metric import is_function
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
-from spotune.plan.execution import setup_of
+from spotune.plan.execution import training_setup
 from spotune.plan.parameters import TrainedParameters
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
-from spotune_trainer.job_directory.job import missing_sources
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.preflight.admission import missing_sources
 from spotune_trainer.supervisor.preflight.object_store import read_object
 
-_Answer = TypeVar("_Answer")
+_Response = TypeVar("_Response")
 
 _CONFIG = "config.json"
 _HUB = "hf://"
@@ -32,30 +32,30 @@ _TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
     "tokenizer_config.json",
 )  # fmt: skip
-_MOST_INDEX_BYTES = 16 << 20
-"""A longer index is taken to be well: parsing it takes more memory than there is beside the head."""
-_AGAIN = "it is looked for again all the time, so upload it, or correct the job"
+_MAX_INDEX_BYTES = 16 << 20
+"""A longer index is accepted unread: parsing it would take more memory than the supervisor has beside the head."""
+_REMEDY = "upload it, or correct the job; the check is repeated by itself"
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the preflight knows of a model.
+    """What the preflight has read about a model.
 
     Attributes:
-        parameters: that are trained, and that stay as they are; None for a kind of model whose size is not computed.
-        sentence: for people.
+        parameters: numbers of trained and frozen parameters; None for a model type whose size is not computed.
+        description: one sentence for people.
     """
 
     parameters: TrainedParameters | None
-    sentence: str
+    description: str
 
 
 def read_model(job: FinetuneJob) -> ModelFacts:
-    """Read the model's configuration, and see that its tokenizer and its weights are there.
+    """Read the model's configuration, and check that its tokenizer and its weights exist.
 
     Raises:
-        JobError: something of it is not there, or is no model.
-        InfrastructureError: the Hugging Face Hub did not give it.
+        JobError: a part of the model is missing, or the source is not a model.
+        InfrastructureError: the Hugging Face Hub did not return it.
     """
     _refuse_missing(job, lambda field: field.startswith("spec.model."))
     spec = job.spec.model
@@ -63,38 +63,41 @@ def read_model(job: FinetuneJob) -> ModelFacts:
     config, names = _config(spec.source, spec.revision, field), _names(spec.source, spec.revision, field)
     if pretrained and not any(name.endswith(_WEIGHTS) for name in names):
         raise JobError(
-            f"{field}: {spec.source} has no weights (*.safetensors, *.bin): name one that has, or set initialise: "
-            "random to train from scratch"
+            f"{field}: {spec.source} has no weights (*.safetensors, *.bin): name a source with weights, or set "
+            "initialise: random to train from scratch"
         )
     if spec.tokenizer:
         field, names = "spec.model.tokenizer", _names(spec.tokenizer, "main", "spec.model.tokenizer")
     tokenizer = next((name for name in _TOKENIZERS if name in names), None)
     if tokenizer is None and not spec.trust_remote_code:
         where = spec.tokenizer or spec.source
-        raise JobError(f"{field}: {where} has no tokenizer: name a source that has one in model.tokenizer")
+        raise JobError(f"{field}: {where} has no tokenizer: name a source with one in model.tokenizer")
     parameters = _count(config, job)
-    size = f"{_whole(parameters) / 1e6:,.1f} million parameters" if parameters is not None else "unknown size"
+    size = f"{_model_size(parameters) / 1e6:,.1f} million parameters" if parameters is not None else "unknown size"
     kind = f"{spec.source} is a {config.get('model_type')} model of {size}"
-    return ModelFacts(parameters, f"{kind}, tokenised by {tokenizer or 'code of its own'}")
+    return ModelFacts(parameters, f"{kind}, tokenised by {tokenizer or 'its own code'}")
 
 
 def count_parameters(job: FinetuneJob) -> TrainedParameters | None:
-    """Parameters by the model's configuration alone; None for a kind of model whose size is not computed.
+    """Number of parameters, from the model's configuration alone; None for a type whose size is not computed.
 
     Raises:
-        JobError: it has none.
-        InfrastructureError: the Hugging Face Hub did not give it.
+        JobError: the source has no configuration.
+        InfrastructureError: the Hugging Face Hub did not return it.
     """
     spec = job.spec.model
     return _count(_config(spec.source, spec.revision, "spec.model.source"), job)
 
 
 def check_data(job: FinetuneJob, directory: JobDirectory) -> str:
-    """That the shards, or the raw data that shards are made of, are there.
+    """Check that the shards exist, or the raw data that shards are made of.
+
+    Returns:
+        One sentence with the numbers of samples and shards.
 
     Raises:
-        JobError: they are not.
-        InfrastructureError: the store did not give them.
+        JobError: they are missing or damaged.
+        InfrastructureError: the object store did not return them.
     """
     _refuse_missing(job, lambda field: not field.startswith("spec.model."))
     dataset = job.spec.dataset
@@ -112,10 +115,10 @@ def check_data(job: FinetuneJob, directory: JobDirectory) -> str:
 
 
 def check_metrics(job: FinetuneJob) -> str:
-    """That the functions of `training.evaluation.metrics` are in this image; they are not run here.
+    """Check that this image has the functions of `training.evaluation.metrics`; they are not run.
 
     Raises:
-        JobError: one of them is not.
+        JobError: a function is missing.
     """
     evaluation = job.spec.training.evaluation
     if missing := missing_functions(evaluation):
@@ -126,7 +129,7 @@ def check_metrics(job: FinetuneJob) -> str:
 def _refuse_missing(job: FinetuneJob, concerns: Callable[[str], bool]) -> None:
     missing = [problem for problem in missing_sources(job) if concerns(problem.field)]
     if missing:
-        raise JobError(f"{'; '.join(map(str, missing))}: {_AGAIN}")
+        raise JobError(f"{'; '.join(map(str, missing))}: {_REMEDY}")
 
 
 # Models
@@ -138,25 +141,25 @@ def _config(source: str, revision: str, field: str) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise JobError(f"{field}: {source} is no model: there is no {_CONFIG} in it; {_AGAIN}") from None
+        raise JobError(f"{field}: {source} is not a model: it has no {_CONFIG}; {_REMEDY}") from None
     except ValueError as error:
-        raise JobError(f"{field}: {_CONFIG} of {source} is not JSON ({error}); {_AGAIN}") from error
+        raise JobError(f"{field}: {_CONFIG} of {source} is not JSON ({error}); {_REMEDY}") from error
     if not isinstance(config, dict):
-        raise JobError(f"{field}: {_CONFIG} of {source} is no JSON object; {_AGAIN}")
+        raise JobError(f"{field}: {_CONFIG} of {source} is not a JSON object; {_REMEDY}")
     return config
 
 
 def _names(source: str, revision: str, field: str) -> Collection[str]:
-    """Names of the files of a source; of one on a Hub that is not to be asked, of those that are here."""
+    """File names of a source. With HF_HUB_OFFLINE, names of the files in the local cache."""
     if not source.startswith(_HUB):
         return {path.name for path in _folder(source, field).iterdir()}
     from huggingface_hub import HfApi, constants, snapshot_download
 
     name = source.removeprefix(_HUB).strip("/")
     if constants.HF_HUB_OFFLINE:
-        folder = _of_the_hub(field, source, lambda: snapshot_download(name, revision=revision, local_files_only=True))
+        folder = _from_hub(field, source, lambda: snapshot_download(name, revision=revision, local_files_only=True))
         return {path.name for path in Path(folder).iterdir()}
-    listed = _of_the_hub(field, source, lambda: HfApi().list_repo_files(name, revision=revision))
+    listed = _from_hub(field, source, lambda: HfApi().list_repo_files(name, revision=revision))
     return {path for path in listed if "/" not in path}
 
 
@@ -164,22 +167,23 @@ def _folder(source: str, field: str) -> Path:
     if "://" in source:
         raise JobError(f"{field}: {source} cannot be loaded: a model is named as hf://owner/name or as a folder")
     if not Path(source).is_dir():
-        raise JobError(f"{field}: {source} is no folder; {_AGAIN}")
+        raise JobError(f"{field}: {source} is not a folder; {_REMEDY}")
     return Path(source)
 
 
 def _download(source: str, revision: str, field: str) -> Path:
-    """A model's `config.json` from the Hub, by way of the cache that the driver reads, too."""
+    """Download a model's `config.json` from the Hub into the cache that the driver uses too."""
     from huggingface_hub import hf_hub_download
 
     name = source.removeprefix(_HUB).strip("/")
-    return Path(_of_the_hub(field, source, lambda: hf_hub_download(name, _CONFIG, revision=revision)))
+    return Path(_from_hub(field, source, lambda: hf_hub_download(name, _CONFIG, revision=revision)))
 
 
-def _of_the_hub(field: str, source: str, ask: Callable[[], _Answer]) -> _Answer:
+def _from_hub(field: str, source: str, call: Callable[[], _Response]) -> _Response:
+    """The result of a call of the Hub's client; raises InfrastructureError with the reason and the remedy."""
     try:
-        return ask()
-    except Exception as error:  # the Hub's client lets through whatever its HTTP client raises
+        return call()
+    except Exception as error:  # the Hub's client passes on any exception of its HTTP client
         reason = textwrap.shorten(str(error) or type(error).__name__, width=300, placeholder=" ...")
         raise InfrastructureError(
             f"{field}: {source} cannot be read from the Hugging Face Hub ({reason}): check the name, the revision, "
@@ -190,11 +194,11 @@ def _of_the_hub(field: str, source: str, ask: Callable[[], _Answer]) -> _Answer:
 def _count(config: Mapping[str, Any], job: FinetuneJob) -> TrainedParameters | None:
     if config.get("model_type") not in SUPPORTED_MODEL_TYPES:
         return None
-    return setup_of(read_architecture(config), job).trained
+    return training_setup(read_architecture(config), job).trained
 
 
-def _whole(parameters: TrainedParameters) -> int:
-    """Parameters of the model itself."""
+def _model_size(parameters: TrainedParameters) -> int:
+    """Parameters of the model itself, without an adapter."""
     return parameters.frozen or parameters.count
 
 
@@ -202,22 +206,22 @@ def _whole(parameters: TrainedParameters) -> int:
 
 
 def _shards(source: str, field: str) -> str:
-    place = f"{source.rstrip('/')}/{_INDEX}"
+    index = f"{source.rstrip('/')}/{_INDEX}"
     if "://" in source:
-        content = read_object(place, _MOST_INDEX_BYTES, field)
-    elif Path(place).is_file():
-        with Path(place).open("rb") as stream:
-            content = stream.read(_MOST_INDEX_BYTES)
+        content = read_object(index, _MAX_INDEX_BYTES, field)
+    elif Path(index).is_file():
+        with Path(index).open("rb") as stream:
+            content = stream.read(_MAX_INDEX_BYTES)
     else:
-        raise JobError(f"{field}: {source} is no dataset of MDS shards: there is no {_INDEX} in it; {_AGAIN}")
-    if len(content) == _MOST_INDEX_BYTES:
-        return f"{source} has an {_INDEX} of more than {_MOST_INDEX_BYTES >> 20} MiB"
+        raise JobError(f"{field}: {source} is not a dataset of MDS shards: it has no {_INDEX}; {_REMEDY}")
+    if len(content) == _MAX_INDEX_BYTES:
+        return f"{source} has an {_INDEX} of more than {_MAX_INDEX_BYTES >> 20} MiB"
     try:
         shards = json.loads(content)["shards"]
         samples = sum(shard["samples"] for shard in shards)
     except (ValueError, KeyError, TypeError) as error:
         raise JobError(
-            f"{field}: {place} is no index of MDS shards ({error}): write it with `spotune shard`"
+            f"{field}: {index} is not an index of MDS shards ({error}): write it with `spotune shard`"
         ) from error
     if samples == 0:
         raise JobError(f"{field}: {source} has no samples")
@@ -232,4 +236,4 @@ def _raw_data(source: str) -> str:
     except JobError as error:
         raise JobError(f"spec.dataset.prepare.source: {error}") from error
     size = decimal(sum(file.size for file in inputs))
-    return f"{source} has {len(inputs):,} files of raw data ({size}), of which shards are made before the first step"
+    return f"{source} has {len(inputs):,} files of raw data ({size}); shards are made of them before the first step"

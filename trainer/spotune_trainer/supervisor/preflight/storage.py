@@ -1,4 +1,4 @@
-"""Whether the job's volume has the room, the semantics and the speed that checkpoints need."""
+"""Checks of the job's volume: free space, file system semantics, and write speed, as checkpoints need them."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from spotune_trainer.job_directory.layout import JobDirectory
 _EXPORT_BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROBE = ".preflight-"
 _BLOCK_BYTES = 8 << 20
-_LEAST_BYTES = 16 << 20
-_MOST_BYTES = 256 << 20
-_MOST_OF_FREE = 0.1
-_MOST_SECONDS = 5.0
+_MIN_MEASURED_BYTES = 16 << 20
+_MAX_MEASURED_BYTES = 256 << 20
+_MAX_SHARE_OF_FREE = 0.1
+_MAX_MEASURED_SECONDS = 5.0
 
 
 class StorageError(InfrastructureError):
-    """The volume does not do for this job."""
+    """The volume cannot hold this job's checkpoints."""
 
 
 @dataclass(frozen=True)
 class StorageNeed:
-    """What a job writes.
+    """What a job writes to its volume.
 
     Attributes:
-        checkpoint: bytes of one checkpoint over all workers; None where that is not known.
-        export: bytes of the finished model; None where that is not known.
-        keep: checkpoints that are kept; one more lies there while it is written.
-        commits: that it makes at most; None: not known.
-        existing: whole checkpoints that lie there already.
-        keep_every_steps: steps after which a checkpoint stays for good; 0: none does.
-        writers: workers that write at the same time.
+        checkpoint: bytes of one checkpoint over all workers; None if unknown.
+        export: bytes of the exported model; None if unknown.
+        keep: number of checkpoints that are kept; one more exists while it is written.
+        commits: maximum number of commits of the run; None if unknown.
+        existing: number of complete checkpoints on the volume.
+        keep_every_steps: `checkpoint.keepEverySteps`; 0 if no checkpoint is kept for good.
+        writers: number of workers, which write at the same time.
     """
 
     checkpoint: int | None
@@ -59,21 +59,21 @@ class StorageNeed:
     commits: int | None = None
 
     @property
-    def missing_bytes(self) -> int | None:
-        """What is still to be written before something is deleted; None where that is not known."""
+    def needed_bytes(self) -> int | None:
+        """Bytes that are written before the first old checkpoint is deleted; None if unknown."""
         if self.checkpoint is None or self.export is None:
             return None
-        return self.missing * self.checkpoint + self.export
+        return self.new_checkpoints * self.checkpoint + self.export
 
     @property
-    def missing(self) -> int:
-        """Checkpoints that are still to find room: one at least, for nothing is deleted before the next is whole."""
+    def new_checkpoints(self) -> int:
+        """Checkpoints that need free space; at least 1, because the next one is completed before a deletion."""
         most = self.keep + 1 if self.commits is None else min(self.keep + 1, self.commits)
         return max(1, most - min(self.keep, self.existing))
 
 
 def storage_need(job: FinetuneJob, parameters: TrainedParameters | None, directory: JobDirectory) -> StorageNeed:
-    """What `job` writes, by the number of its parameters, or by the checkpoints that are there already."""
+    """What `job` writes, computed from the number of its parameters, or else from its existing checkpoints."""
     spec = job.spec
     whole = [found for found in list_checkpoints(directory.checkpoints) if isinstance(found, Checkpoint)]
     size = checkpoint_bytes(parameters.count) if parameters is not None else None
@@ -93,13 +93,13 @@ def storage_need(job: FinetuneJob, parameters: TrainedParameters | None, directo
 
 
 def _commits(job: FinetuneJob) -> int | None:
-    """That a run of so many steps makes at most: by the clock it may be one a step."""
+    """Maximum number of commits; an interval in time can mean one commit a step. None without `maxSteps`."""
     steps, every = job.spec.training.max_steps, job.spec.checkpoint.every
     return None if steps is None else math.ceil(steps / (every if isinstance(every, int) else 1))
 
 
 def _export_bytes(job: FinetuneJob, trained: int, frozen: int) -> int:
-    """The finished model: the adapter alone in float32, or all weights in the model's own precision."""
+    """Bytes of the exported model: the adapter alone in float32, or all weights in the model's dtype."""
     spec = job.spec
     if spec.adapter is not None and not spec.output.merge_adapter:
         return 4 * trained
@@ -109,37 +109,43 @@ def _export_bytes(job: FinetuneJob, trained: int, frozen: int) -> int:
 def check_space(
     need: StorageNeed, root: Path, remedy: str = "Make the volume larger (storage.size), or lower checkpoint.keep"
 ) -> str:
-    """That there is room for the checkpoints and the finished model.
+    """Check that the volume has space for the checkpoints and the exported model.
 
     Args:
         need: what is written.
-        root: folder on the volume.
-        remedy: what to do where there is not.
+        root: folder on the volume; it does not have to exist.
+        remedy: what the error tells the user to do.
+
+    Returns:
+        One sentence with the free and the needed bytes.
 
     Raises:
-        StorageError: there is not.
+        StorageError: there is too little space.
     """
     free = _free_bytes(root)
-    if need.missing_bytes is None or need.checkpoint is None or need.export is None:
-        return f"{decimal(free)} are free; how much is needed is not known, for the size of this model is not computed"
+    if need.needed_bytes is None or need.checkpoint is None or need.export is None:
+        return f"{decimal(free)} are free; the needed space is unknown, as the size of this model type is not computed"
     few = need.commits is not None and need.commits <= need.keep
-    why = "all that it makes" if few else "checkpoint.keep + 1"
-    all_but = f"; {need.existing} there already" if need.existing else ""
-    wanted = (
-        f"{decimal(need.missing_bytes)} are needed: {need.missing} x {decimal(need.checkpoint)} of checkpoints "
-        f"({why}{all_but}) and {decimal(need.export)} of the finished model"
+    reason = "all that it makes" if few else "checkpoint.keep + 1"
+    existing = f"; {need.existing} exist already" if need.existing else ""
+    needed = (
+        f"{decimal(need.needed_bytes)} are needed: {need.new_checkpoints} x {decimal(need.checkpoint)} of checkpoints "
+        f"({reason}{existing}) and {decimal(need.export)} of the finished model"
     )
-    if free < need.missing_bytes:
-        raise StorageError(f"only {decimal(free)} are free, but {wanted}. {remedy}")
+    if free < need.needed_bytes:
+        raise StorageError(f"only {decimal(free)} are free, but {needed}. {remedy}")
     more = f"; another {decimal(need.checkpoint)} every {need.keep_every_steps} steps (checkpoint.keepEverySteps)"
-    return f"{decimal(free)} are free, {wanted}{more if need.keep_every_steps else ''}"
+    return f"{decimal(free)} are free, {needed}{more if need.keep_every_steps else ''}"
 
 
-def check_semantics(root: Path) -> str:
-    """That this user may write there, and that what commits and fencing rest on holds: fsync, rename, exclusive mkdir.
+def check_file_system(root: Path) -> str:
+    """Check that this user can write, and that fsync, rename and mkdir behave as commits and fencing require.
+
+    Returns:
+        One sentence with the user id and the folder.
 
     Raises:
-        StorageError: it does not.
+        StorageError: the user cannot write, or the file system does not follow POSIX.
     """
     who = f"uid {os.getuid()}"
     try:
@@ -160,28 +166,32 @@ def check_semantics(root: Path) -> str:
 def check_commit_time(
     need: StorageNeed, root: Path, notice_seconds: float | None, clock: Callable[[], float] = time.monotonic
 ) -> str:
-    """How long a commit takes at the measured speed, against the notice; one that does not fit is only warned of.
+    """Measure the volume's write speed and compare the time of a commit with the spot notice.
 
     Args:
         need: what is committed.
         root: folder to measure in.
-        notice_seconds: that workers have after a spot notice; None: not known.
+        notice_seconds: time that workers have after a spot notice; None if unknown.
         clock: seconds, monotonic.
 
+    Returns:
+        One sentence with the speed and the time of a commit. It begins with WARNING where the commit is slower than
+        the notice; that is no error.
+
     Raises:
-        StorageError: it cannot be written to.
+        StorageError: the folder cannot be written to.
     """
     free = _free_bytes(root)
-    wanted = min(max(need.checkpoint or 0, _LEAST_BYTES), _MOST_BYTES, int(free * _MOST_OF_FREE))
-    if wanted == 0:
-        raise StorageError(f"only {decimal(free)} are free, too little to measure how fast {root} is")
+    num_bytes = min(max(need.checkpoint or 0, _MIN_MEASURED_BYTES), _MAX_MEASURED_BYTES, int(free * _MAX_SHARE_OF_FREE))
+    if num_bytes == 0:
+        raise StorageError(f"only {decimal(free)} are free, too little to measure the write speed of {root}")
     try:
-        speed = _measure(root, wanted, clock)
+        speed = _measure(root, num_bytes, clock)
     except OSError as error:
-        raise StorageError(f"writing {decimal(wanted)} to {root} failed: {error.strerror or error}") from error
-    measured = f"this volume takes {decimal(int(speed))} a second from one writer"
+        raise StorageError(f"writing {decimal(num_bytes)} to {root} failed: {error.strerror or error}") from error
+    measured = f"one writer writes {decimal(int(speed))} a second to this volume"
     if need.checkpoint is None:
-        return f"{measured}; how long a commit takes is not known, for the size of this model is not computed"
+        return f"{measured}; the time of a commit is unknown, as the size of this model type is not computed"
     shared = need.checkpoint / speed
     apart = shared / need.writers
     span = f"{apart:.1f} s" if need.writers == 1 else f"{apart:.1f} s to {shared:.1f} s with {need.writers} writers"
@@ -192,17 +202,17 @@ def check_commit_time(
         return f"{took}, and fits into the notice of {notice_seconds:.0f} s"
     return (
         f"WARNING: {took}, and {'may' if apart <= notice_seconds else 'does'} not fit into the notice of "
-        f"{notice_seconds:.0f} s: steps since the last commit are then made again. Faster storage, more workers, or "
-        "commits more often (checkpoint.every) help"
+        f"{notice_seconds:.0f} s: steps since the last commit are then repeated. Use faster storage, more workers, "
+        "or commit more often (checkpoint.every)"
     )
 
 
 @contextmanager
 def _probe(root: Path) -> Iterator[Path]:
-    """A folder of our own, which is not there any more afterwards."""
+    """A new folder for a probe; it is removed afterwards, with those of killed probes."""
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(f"{_PROBE}*"):  # of a look that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for abandoned in root.glob(f"{_PROBE}*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
     folder = root / f"{_PROBE}{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     try:
@@ -212,15 +222,15 @@ def _probe(root: Path) -> Iterator[Path]:
 
 
 def _replace_a_file(folder: Path) -> None:
-    """A commit's last step: a file that is whole on the disk takes the place of another."""
+    """Test the last step of a commit: a complete file replaces another by rename."""
     for text in ("old", "new"):
         files.write_text(folder / "file", text)
     if (folder / "file").read_text() != "new":
-        raise StorageError(f"a file that is renamed over another does not replace it in {folder.parent}: {_USE_POSIX}")
+        raise StorageError(f"in {folder.parent} a file renamed over another does not replace it: {_USE_POSIX}")
 
 
 def _claim_a_folder(folder: Path) -> None:
-    """Fencing: of two that make one folder the second fails, whether it makes it there or renames it to there."""
+    """Test what fencing requires: a folder that exists can neither be made again nor be replaced by rename."""
     claimed, draft = folder / "claimed", folder / "draft"
     for path in (claimed, draft):
         path.mkdir()
@@ -230,30 +240,30 @@ def _claim_a_folder(folder: Path) -> None:
     except FileExistsError:
         pass
     else:
-        raise StorageError(f"a folder can be made twice in {folder.parent}: {_USE_POSIX}")
+        raise StorageError(f"in {folder.parent} a folder can be made twice: {_USE_POSIX}")
     try:
         draft.rename(claimed)
     except OSError:
         return
-    raise StorageError(f"a folder can be renamed onto one that is not empty in {folder.parent}: {_USE_POSIX}")
+    raise StorageError(f"in {folder.parent} a folder can be renamed onto one that is not empty: {_USE_POSIX}")
 
 
-_USE_POSIX = "use a file system that keeps POSIX's rules, such as NFS, CephFS or Lustre"
+_USE_POSIX = "use a POSIX file system, such as NFS, CephFS or Lustre"
 
 
-def _measure(root: Path, wanted: int, clock: Callable[[], float]) -> float:
-    """Bytes a second that one writer gets onto the disk, over `wanted` bytes or some seconds."""
-    block = os.urandom(_BLOCK_BYTES)  # nothing that a file system could compress
+def _measure(root: Path, num_bytes: int, clock: Callable[[], float]) -> float:
+    """Durable bytes a second of one writer, measured over `num_bytes` or `_MAX_MEASURED_SECONDS`."""
+    block = os.urandom(_BLOCK_BYTES)  # random, so that the file system cannot compress it
     with _probe(root) as folder, (folder / "file").open("wb", buffering=0) as stream:
         started, written = clock(), 0
-        while written < wanted and clock() - started < _MOST_SECONDS:
-            written += stream.write(block[: wanted - written])
+        while written < num_bytes and clock() - started < _MAX_MEASURED_SECONDS:
+            written += stream.write(block[: num_bytes - written])
             os.fsync(stream.fileno())
         return written / max(clock() - started, 1e-6)
 
 
 def _free_bytes(root: Path) -> int:
-    """Room that an ordinary user has on the volume of a folder, which need not be there yet."""
+    """Bytes that an ordinary user can still write to the volume of a folder, which does not have to exist."""
     nearest = next(path for path in (root, *root.parents) if path.exists())
     found = os.statvfs(nearest)
     return found.f_bavail * found.f_frsize

@@ -1,4 +1,4 @@
-"""A Ray head that somebody else keeps running, known by the address of its Jobs API: KubeRay's, in a head pod."""
+"""A Ray head that KubeRay keeps running in the head pod, reached by the address of its Jobs API."""
 
 from __future__ import annotations
 
@@ -11,47 +11,50 @@ from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnav
 _POLL_SECONDS = 0.5
 
 
-class GivenRay:
-    """As a `RayHead` it is always alive: while it restarts it is silent, and then it knows no attempt of before.
+class AttachedRay:
+    """A `RayHead` that this supervisor neither starts nor ends.
+
+    It counts as alive at all times. While the head restarts it does not respond, and afterwards it has no record of
+    earlier attempts.
 
     Args:
         url: of the Jobs API.
-        token: that it asks for.
-        stopped: asked while waiting for an answer; true ends the wait.
+        token: bearer token of the Jobs API.
+        stopped: polled while `start` waits; true ends the wait.
     """
 
     def __init__(self, url: str, token: str, stopped: Callable[[], bool] = lambda: False) -> None:
         self._client = JobsClient(url, token)
         self._stopped = stopped
 
-    def find(self, record: Mapping[str, Any] | None) -> bool:
-        """False until it answers: what an earlier supervisor noted says nothing about now."""
-        return self.answers()
+    def reattach(self, record: Mapping[str, Any] | None) -> bool:
+        """Whether the head responds now; the address is fixed, so the record is ignored."""
+        return self.is_responding()
 
     def start(self) -> None:
-        """Wait until it answers, however long that takes."""
-        while not self.answers() and not self._stopped():
+        """Wait without a time limit until the head responds."""
+        while not self.is_responding() and not self._stopped():
             time.sleep(_POLL_SECONDS)
 
     def is_alive(self) -> bool:
-        """True: whoever keeps it running starts it again."""
+        """Always true: KubeRay restarts the head."""
         return True
 
-    def client(self) -> JobsClient:
-        """A client of its Jobs API."""
-        return self._client
-
-    def record(self) -> dict[str, Any] | None:
-        """Its address, for people."""
-        return {"url": self._client.url}
-
-    def end(self) -> None:
-        """Nothing: it is not ours."""
-
-    def answers(self) -> bool:
-        """Whether it answers now."""
+    def is_responding(self) -> bool:
+        """Whether the Jobs API answers now."""
         try:
             self._client.version()
         except JobsUnavailableError:
             return False
         return True
+
+    def client(self) -> JobsClient:
+        """A client of the Jobs API."""
+        return self._client
+
+    def record(self) -> dict[str, Any] | None:
+        """The address, for people who read `supervisor.json`."""
+        return {"url": self._client.url}
+
+    def shut_down(self) -> None:
+        """Do nothing: the head belongs to KubeRay."""

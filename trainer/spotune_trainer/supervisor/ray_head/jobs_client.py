@@ -1,7 +1,7 @@
-"""Ray's Jobs REST API, as much as a supervisor needs, with the standard library alone.
+"""Client of Ray's Jobs REST API, limited to what a supervisor needs; standard library only.
 
-The submission id is chosen by the caller and Ray refuses one that it knows, so an attempt whose submission timed out
-can be submitted again without ever running twice.
+The caller chooses the submission id, and Ray refuses an id that it already has. So an attempt whose submission timed
+out can be submitted again without running twice.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _NOT_FOUND = 404
 
 
 class JobsUnavailableError(InfrastructureError):
-    """Ray's Jobs API does not answer, or not as it should."""
+    """Ray's Jobs API does not answer, or answers with an error."""
 
 
 @dataclass(frozen=True)
 class RayJob:
-    """One submission.
+    """One submission in Ray.
 
     Attributes:
         status: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED.
-        exit_code: of the entry point's process; negative where a signal ended it, None where it is not known.
-        message: Ray's words on the status.
+        exit_code: of the entry point's process; negative after a signal, None where Ray does not report it.
+        message: Ray's explanation of the status.
     """
 
     submission_id: str
@@ -43,12 +43,12 @@ class RayJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether the submission has reached a final status."""
         return self.status in _ENDED
 
 
 class JobsClient:
-    """Speaks to the Jobs API of one Ray head; every call raises `JobsUnavailableError` where that does not answer."""
+    """Calls the Jobs API of one Ray head; every call raises `JobsUnavailableError` where the API does not answer."""
 
     def __init__(self, url: str, token: str, timeout_seconds: float = 30.0) -> None:
         self.url = url
@@ -56,20 +56,20 @@ class JobsClient:
         self._timeout_seconds = timeout_seconds
 
     def version(self) -> str:
-        """Ray's version: the smallest thing to ask for."""
+        """Ray's version; the cheapest call, for testing whether the API answers."""
         return str(self._call("GET", "/api/version")["ray_version"])
 
     def list_jobs(self) -> list[RayJob]:
-        """All submissions that this head has seen."""
+        """All submissions that this head has a record of."""
         return [_parse(record) for record in self._call("GET", "/api/jobs/") if record.get("submission_id")]
 
     def find(self, submission_id: str) -> RayJob | None:
-        """One submission, or None where this head has not seen it."""
+        """One submission, or None where this head has no record of it."""
         record = self._call("GET", f"/api/jobs/{submission_id}", missing_is_none=True)
         return _parse(record) if record is not None else None
 
     def submit(self, entrypoint: str, submission_id: str, metadata: Mapping[str, str]) -> None:
-        """Run a command on the head, once, however often this is called with the same id."""
+        """Run a command on the head; repeated calls with the same id run it once."""
         request = {"entrypoint": entrypoint, "submission_id": submission_id, "metadata": dict(metadata)}
         try:
             self._call("POST", "/api/jobs/", request)
@@ -78,13 +78,13 @@ class JobsClient:
                 raise
 
     def stop(self, submission_id: str) -> None:
-        """Ask Ray to end the command: SIGTERM, and SIGKILL a little later. Does not wait."""
+        """Ask Ray to stop the command with SIGTERM and, if needed, SIGKILL. Returns without waiting."""
         self._call("POST", f"/api/jobs/{submission_id}/stop", missing_is_none=True)
 
     def logs(self, submission_id: str) -> str:
-        """What the command wrote so far; empty where this head has not seen it."""
-        answer = self._call("GET", f"/api/jobs/{submission_id}/logs", missing_is_none=True)
-        return str(answer["logs"]) if answer is not None else ""
+        """Output of the command so far; empty where this head has no record of it."""
+        response = self._call("GET", f"/api/jobs/{submission_id}/logs", missing_is_none=True)
+        return str(response["logs"]) if response is not None else ""
 
     def _call(self, method: str, path: str, body: Any = None, *, missing_is_none: bool = False) -> Any:
         request = urllib.request.Request(
@@ -94,8 +94,8 @@ class JobsClient:
             headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
         )
         try:
-            with _NO_PROXY.open(request, timeout=self._timeout_seconds) as answer:
-                return json.load(answer)
+            with _NO_PROXY.open(request, timeout=self._timeout_seconds) as response:
+                return json.load(response)
         except urllib.error.HTTPError as error:
             with error:
                 if missing_is_none and error.code == _NOT_FOUND:

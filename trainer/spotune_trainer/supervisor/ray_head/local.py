@@ -1,8 +1,8 @@
-"""A private Ray head for one job directory on this machine: started, found again, and ended without a trace.
+"""A private Ray head for one job directory on this machine: start it, reattach to it, and remove it completely.
 
-It listens on 127.0.0.1 only, behind a token of its own, keeps everything in one folder under /tmp (the names of unix
-sockets are limited to 107 bytes, so not in the job's directory), and knows nothing of other Rays: `ray stop` would end
-those too, so it is ended by its processes.
+The head listens on 127.0.0.1 only and requires a token of its own. All of its files are in one folder under /tmp: the
+job's directory could make paths of unix sockets longer than the limit of 107 bytes. `ray stop` would also end the other
+Rays of this machine, so the head is shut down by killing its own processes.
 """
 
 from __future__ import annotations
@@ -21,51 +21,52 @@ from typing import Any
 
 from spotune.errors import InfrastructureError
 from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnavailableError
-from spotune_trainer.supervisor.ray_head.processes import Family, Process, boot_id, command_line, find_process
+from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id, command_line, find_process
 
 _START_ATTEMPTS = 3
 _START_TIMEOUT_SECONDS = 120.0
 _ANSWER_TIMEOUT_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's minimum is 75 MiB; models and data never go through the object store."""
-_MARK = "SPOTUNE_LOCAL_RAY"
+_MARKER = "SPOTUNE_LOCAL_RAY"
 _PARTS = {"gcs": "/gcs_server ", "raylet": "/raylet ", "dashboard": "/dashboard.py "}
-"""The processes without which a head is dead, by what their command lines hold."""
+"""The processes that a head needs to work, and the text that identifies each by its command line."""
 
 
 @dataclass(frozen=True)
 class RunningRay:
-    """A head that runs, as `supervisor.json` records it.
+    """A running head, as recorded in `supervisor.json`.
 
     Attributes:
         url: of the Jobs API.
-        address: of the control service, for `ray.init`.
+        address: of Ray's global control service, for `ray.init`.
         temporary: folder of its logs, sockets and token.
         family: all of its processes.
-        parts: those without which it is dead, by name.
-        slots: workers that it has room for.
+        parts: the processes that it needs to work, by name.
+        slots: capacity in workers.
     """
 
     url: str
     address: str
     temporary: Path
-    family: Family
+    family: ProcessFamily
     parts: Mapping[str, Process]
     slots: int
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values."""
-        return {**asdict(self), "temporary": str(self.temporary)}
+        family = {"leader": asdict(self.family)["leader"], "boot": self.family.boot, "mark": self.family.marker}
+        return {**asdict(self), "temporary": str(self.temporary), "family": family}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunningRay:
-        """The head that `to_json` recorded."""
+        """Inverse of `to_json`."""
         family = record["family"]
         return cls(
             url=record["url"],
             address=record["address"],
             temporary=Path(record["temporary"]),
-            family=Family(Process(**family["leader"]), family["boot"], family["mark"]),
+            family=ProcessFamily(Process(**family["leader"]), family["boot"], family["mark"]),
             parts={name: Process(**part) for name, part in record["parts"].items()},
             slots=record["slots"],
         )
@@ -75,58 +76,55 @@ class RunningRay:
         return JobsClient(self.url, _token(self.temporary).read_text(), timeout_seconds)
 
     def is_alive(self) -> bool:
-        """Whether all of its parts run."""
+        """Whether all processes that it needs run."""
         return self.family.boot == boot_id() and all(part.is_alive() for part in self.parts.values())
 
-    def answers(self) -> bool:
+    def is_responding(self) -> bool:
         """Whether it is alive and its Jobs API answers."""
         try:
             return self.is_alive() and bool(self.client(_ANSWER_TIMEOUT_SECONDS).version())
         except (JobsUnavailableError, FileNotFoundError):
             return False
 
-    def end(self) -> None:
-        """End all of its processes and remove its folder."""
-        self.family.end()
+    def shut_down(self) -> None:
+        """Kill all of its processes and remove its folder."""
+        self.family.kill()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 class LocalRay:
-    """The head of one job directory.
+    """The `RayHead` of one job directory on this machine.
 
     Args:
         directory: the job's directory.
-        slots: workers that it has room for.
-        gpus: whether these are GPUs.
+        slots: capacity in workers.
+        gpus: whether each slot has a GPU.
     """
 
     def __init__(self, directory: Path, slots: int, *, gpus: bool) -> None:
         self._log = directory / "logs" / "ray-start.log"
-        self._temporary = temporary_folder(directory)
-        self._mark = mark(directory)
+        self._temporary = ray_folder(directory)
+        self._marker = process_marker(directory)
         self._slots = slots
         self._resources = ["--num-cpus", str(slots), "--num-gpus", str(slots if gpus else 0)]
         self.running: RunningRay | None = None
 
-    def find(self, record: Mapping[str, Any] | None) -> bool:
-        """Take over the head of an earlier supervisor, if it is well and has the right size; another one is ended.
-
-        Args:
-            record: what the earlier supervisor recorded; None where there was none.
-        """
-        earlier = RunningRay.from_json(record) if record else None
-        if earlier is not None and earlier.slots == self._slots and earlier.answers():
+    def reattach(self, record: Mapping[str, Any] | None) -> bool:
+        """Take over the head of an earlier supervisor if it responds and has the same capacity; else shut it down."""
+        if not record:
+            return False
+        earlier = RunningRay.from_json(record)
+        if earlier.slots == self._slots and earlier.is_responding():
             self.running = earlier
             return True
-        if earlier is not None:
-            earlier.end()
+        earlier.shut_down()
         return False
 
     def start(self) -> None:
         """Start a head.
 
         Raises:
-            InfrastructureError: Ray cannot be started; the text ends with what it said.
+            InfrastructureError: Ray cannot be started; the message ends with the last line of its log.
         """
         for attempts_left in reversed(range(_START_ATTEMPTS)):
             try:
@@ -137,8 +135,12 @@ class LocalRay:
                     raise
 
     def is_alive(self) -> bool:
-        """Whether all of its parts run."""
+        """Whether all processes that the head needs run."""
         return self.running is not None and self.running.is_alive()
+
+    def is_responding(self) -> bool:
+        """Whether the head is alive and its Jobs API answers."""
+        return self.running is not None and self.running.is_responding()
 
     def client(self) -> JobsClient:
         """A client of its Jobs API."""
@@ -146,33 +148,33 @@ class LocalRay:
         return self.running.client()
 
     def record(self) -> dict[str, Any] | None:
-        """What `find` needs to find it again."""
+        """The running head as JSON values; None while there is none."""
         return self.running.to_json() if self.running else None
 
-    def end(self) -> None:
-        """End it, if it runs."""
+    def shut_down(self) -> None:
+        """Kill the head and remove its folder, if it runs."""
         if self.running is not None:
-            self.running.end()
+            self.running.shut_down()
             self.running = None
 
     def _start(self) -> RunningRay:
-        _end_unrecorded(self._mark)
+        _kill_unrecorded(self._marker)
         _make_private(self._temporary)
         _write_token(_token(self._temporary))
         dashboard_port, metrics_port = free_ports(2)
-        environment = _environment(self._temporary, self._mark, metrics_port)
+        environment = _environment(self._temporary, self._marker, metrics_port)
         command = _command(self._temporary, dashboard_port, self._resources)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             starter = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        family = Family(find_process(starter.pid), boot_id(), self._mark)
+        family = ProcessFamily(find_process(starter.pid), boot_id(), self._marker)
         try:
             self._wait_for(starter)
             return self._describe(family, dashboard_port)
         except BaseException:
-            family.end()
+            family.kill()
             starter.wait()
             shutil.rmtree(self._temporary, ignore_errors=True)
             raise
@@ -182,37 +184,38 @@ class LocalRay:
             code = starter.wait(_START_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise InfrastructureError(
-                f"Ray did not start within {_START_TIMEOUT_SECONDS:.0f} s{self._said()}"
+                f"Ray did not start within {_START_TIMEOUT_SECONDS:.0f} s{self._log_tail()}"
             ) from error
         if code != 0:
-            raise InfrastructureError(f"Ray did not start (exit code {code}){self._said()}")
+            raise InfrastructureError(f"Ray did not start (exit code {code}){self._log_tail()}")
 
-    def _describe(self, family: Family, dashboard_port: int) -> RunningRay:
+    def _describe(self, family: ProcessFamily, dashboard_port: int) -> RunningRay:
         lines = {process: command_line(process) + " " for process in family.members()}
         parts = {name: process for name, sign in _PARTS.items() for process, line in lines.items() if sign in line}
         if missing := sorted(_PARTS.keys() - parts.keys()):
-            raise InfrastructureError(f"Ray started without {', '.join(missing)}{self._said()}")
+            raise InfrastructureError(f"Ray started without {', '.join(missing)}{self._log_tail()}")
         address = (self._temporary / "ray" / "ray_current_cluster").read_text().strip()
         return RunningRay(f"http://127.0.0.1:{dashboard_port}", address, self._temporary, family, parts, self._slots)
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
+        """The last line of the log as the end of a message."""
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return f": {lines[-1].strip()} (all of it is in {self._log})" if lines else ""
+        return f": {lines[-1].strip()} (the whole log is {self._log})" if lines else ""
 
 
-def temporary_folder(directory: Path) -> Path:
-    """The folder under /tmp for a job directory: short, and the same every time."""
+def ray_folder(directory: Path) -> Path:
+    """The folder under /tmp of a job directory's head: a short path that depends only on the directory."""
     name = hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:8]
     return Path("/tmp") / f"spotune-{os.getuid()}-{name}"  # noqa: S108 - private: made with 0700 or refused
 
 
-def mark(directory: Path) -> str:
-    """The entry of the environment by which all that runs in the Ray of a job directory is known."""
-    return f"{_MARK}={temporary_folder(directory)}"
+def process_marker(directory: Path) -> str:
+    """`NAME=value`, the environment entry of every process that runs in the Ray of a job directory."""
+    return f"{_MARKER}={ray_folder(directory)}"
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now."""
+    """`count` TCP ports of 127.0.0.1 that are free now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [int(listener.getsockname()[1]) for listener in sockets]
@@ -221,19 +224,19 @@ def free_ports(count: int) -> list[int]:
             listener.close()
 
 
-def _end_unrecorded(mark: str) -> None:
-    """End what bears our mark and was never recorded: the supervisor was killed while it started Ray."""
-    Family(None, boot_id(), mark).end()
+def _kill_unrecorded(marker: str) -> None:
+    """Kill a head that was never recorded, because its supervisor was killed while it started Ray."""
+    ProcessFamily(None, boot_id(), marker).kill()
 
 
 def _make_private(folder: Path) -> None:
-    """An empty folder that only we can read.
+    """Make an empty folder that only this user can read.
 
     Raises:
-        InfrastructureError: somebody else owns that name.
+        InfrastructureError: the folder belongs to another user.
     """
     if folder.is_symlink() or (folder.exists() and folder.stat().st_uid != os.getuid()):
-        raise InfrastructureError(f"{folder} belongs to somebody else; remove it, or use another job directory")
+        raise InfrastructureError(f"{folder} belongs to another user: remove it, or use another job directory")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     (folder / "tmp").mkdir()
@@ -260,9 +263,9 @@ def _command(temporary: Path, dashboard_port: int, resources: list[str]) -> list
     ]
 
 
-def _environment(temporary: Path, mark: str, metrics_port: int) -> dict[str, str]:
-    """The environment of Ray, and of the driver and workers within it."""
-    name, value = mark.split("=", 1)
+def _environment(temporary: Path, marker: str, metrics_port: int) -> dict[str, str]:
+    """The environment of Ray, which the driver and the workers inherit."""
+    name, value = marker.split("=", 1)
     kept = {key: text for key, text in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON")}
     return {
         **kept,
@@ -272,8 +275,8 @@ def _environment(temporary: Path, mark: str, metrics_port: int) -> dict[str, str
         "RAY_AUTH_TOKEN_PATH": str(_token(temporary)),
         # Ray's switch for laptops: every node is 127.0.0.1, and no port is open to the network.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_START_HOOK": "spotune_trainer.supervisor.ray_head.start_hook.leave_out_what_one_job_does_not_need",
+        "RAY_START_HOOK": "spotune_trainer.supervisor.ray_head.start_hook.start_only_needed_services",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Whatever a killed process leaves in its temporary folder goes with ours.
+        # Temporary files of killed processes are removed with the folder of the head.
         "TMPDIR": str(temporary / "tmp"),
     }

@@ -1,8 +1,8 @@
-"""Processes of our own on a Linux machine: found again by what a reused pid cannot fake, and ended for certain.
+"""Find and kill all processes that were started for one purpose on a Linux machine, even detached ones.
 
-What Ray starts leaves its parent, its process group and often its command line behind, and jobs leave their session
-too. Three traces remain: the session of what was started as its leader, an entry of the environment that children
-inherit, and the start time that tells a process from a later one with the same number.
+Processes that Ray starts leave their parent, their process group and often their command line; jobs also leave their
+session. Three things still identify them: the session of the process that was started as its leader, an environment
+entry that children inherit, and the start time, which distinguishes a process from a later one with the same pid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spotune.errors import InfrastructureError
 
 _PROC = Path("/proc")
 _DEAD_STATES = frozenset("ZX")
-_LOOK_EVERY_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -26,58 +26,59 @@ class Process:
     """One process.
 
     Attributes:
-        started: clock ticks from the machine's boot to its start.
+        started: clock ticks between the boot of the machine and the start of the process.
     """
 
     pid: int
     started: int
 
     def is_alive(self) -> bool:
-        """Whether it still runs: a zombie does not, nor does another process with its number."""
+        """Whether it still runs. Neither a zombie nor another process with the same pid counts."""
         return find_process(self.pid) == self
 
 
 @dataclass(frozen=True)
-class Family:
-    """All processes that belong together: members of the session of `leader`, and bearers of an environment entry.
+class ProcessFamily:
+    """The processes of the session of `leader`, and all processes with a certain environment entry.
 
     Attributes:
-        leader: what was started as the leader of a session of its own; None where only the mark is known.
-        boot: `boot_id()` at that time.
-        mark: `NAME=value`, an entry of the environment that was given to the leader and to nobody else.
+        leader: the process that was started as the leader of its own session; None where only the marker is known.
+        boot: `boot_id()` when the leader was started.
+        marker: `NAME=value`, an environment entry that only the leader was started with.
     """
 
     leader: Process | None
     boot: str
-    mark: str
+    marker: str
 
     def members(self) -> list[Process]:
-        """Those that run now, never this process nor its session."""
+        """The members that run now, without the session of the calling process."""
         if self.boot != boot_id():
             return []
-        mark = self.mark.encode()
+        marker = self.marker.encode()
         others = [entry for entry in _all_processes() if entry.session != os.getsid(0)]
-        return [entry.process for entry in others if self._in_session(entry) or _has_mark(entry.process.pid, mark)]
+        return [entry.process for entry in others if self._in_session(entry) or _has_marker(entry.process.pid, marker)]
 
-    def end(self, timeout_seconds: float = 10.0) -> None:
-        """Kill all members, and those they start meanwhile, until none is left.
+    def kill(self, timeout_seconds: float = 10.0) -> None:
+        """Kill all members, and processes that they start meanwhile, until none is left.
 
         Raises:
-            InfrastructureError: some cannot be ended.
+            InfrastructureError: some members still run after `timeout_seconds`.
         """
         until = time.monotonic() + timeout_seconds
         while members := self.members():
             if time.monotonic() > until:
                 pids = ", ".join(str(member.pid) for member in members)
-                raise InfrastructureError(f"processes {pids} of an earlier run cannot be ended; end them by hand")
+                raise InfrastructureError(f"processes {pids} of an earlier run cannot be killed: end them by hand")
             for member in members:
                 _kill(member)
-            time.sleep(_LOOK_EVERY_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _in_session(self, entry: _Entry) -> bool:
-        """Whether a process is in our session. The number of a dead leader is not given away while its session lives.
+        """Whether a process is in the leader's session.
 
-        Session 0 is that of everything outside our pid namespace, so of strangers.
+        Linux does not reuse the pid of a dead leader while its session has members. Session 0 contains all
+        processes outside this pid namespace, so it is never a family.
         """
         if self.leader is None or self.leader.pid <= 1 or entry.session != self.leader.pid:
             return False
@@ -88,18 +89,18 @@ class Family:
 
 
 def boot_id() -> str:
-    """What tells one boot of the machine from the next, and so the start times of one from those of the other."""
+    """Identifier of this boot of the machine; start times are comparable only within one boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def find_process(pid: int) -> Process | None:
-    """The process that has this number now; None where there is none, or only a zombie."""
+    """The process with this pid now; None where there is none, or only a zombie."""
     entry = _read(pid)
     return entry.process if entry else None
 
 
 def command_line(process: Process) -> str:
-    """Its command and arguments, separated by spaces; empty when it has ended."""
+    """Command and arguments of a process, separated by spaces; empty once it has ended."""
     try:
         return (_PROC / str(process.pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -122,16 +123,16 @@ def _read(pid: int) -> _Entry | None:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The second field is the name in brackets and may hold anything; the third begins after the last bracket.
+    # The second field is the name in brackets, which may contain any text. The third begins after the last bracket.
     fields = text[text.rindex(")") + 2 :].split()
     if fields[0] in _DEAD_STATES:
         return None
     return _Entry(Process(pid, int(fields[19])), int(fields[3]))
 
 
-def _has_mark(pid: int, mark: bytes) -> bool:
+def _has_marker(pid: int, marker: bytes) -> bool:
     try:
-        return mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return marker in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
 

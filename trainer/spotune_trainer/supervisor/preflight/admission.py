@@ -1,0 +1,177 @@
+"""Admission of a job: read its file, and reject a job or a directory before anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spotune.errors import JobError, Problem, UsageError
+from spotune.fingerprint import changed_fields
+from spotune.job import FinetuneJob
+from spotune.job.output import HUB_TOKEN
+from spotune.job_file.load import SOURCE_FIELDS, parse_job, read_job_file, replace_fields, resolve_paths
+from spotune.job_file.yaml_file import Document
+from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
+from spotune_trainer.job_directory.job import has_commits, job_of
+from spotune_trainer.job_directory.layout import JobDirectory
+
+_GPU_DEVICES = "nvidia[0-9]*"
+
+_NO_SECRETS = "Secrets need a cluster; on one machine set {} in the environment"
+
+_STORE_VARIABLES = (
+    *("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("GCS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_ACCOUNT_NAME"),
+)
+
+
+def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
+    """The job of a file, for a run on this machine: with the command line's options and absolute paths.
+
+    Args:
+        file: the YAML file; relative sources are relative to its folder.
+        changes: new values by camelCase path.
+
+    Raises:
+        UsageError: the file does not exist.
+        JobError: the job is invalid or suspended, or a source, a Secret or a function that it names is missing.
+    """
+    job, document = resolve_job(file, changes)
+    missing = [
+        replace(problem, file=str(file), line=document.line(tuple(problem.field.split("."))))
+        for problem in (
+            *_suspension(job),
+            *missing_sources(job),
+            *missing_secrets(job, os.environ),
+            *_missing_functions(job),
+        )
+    ]
+    if missing:
+        raise JobError(problems=missing)
+    return job
+
+
+def resolve_job(file: Path, changes: Mapping[str, Any]) -> tuple[FinetuneJob, Document]:
+    """The job as in `read_job` but without checking what it names, and its document with the line numbers."""
+    document = read_job_file(file)
+    job = parse_job(document)
+    count = changes.get("spec.workers.count")
+    if count is not None and job.spec.workers.min > count:
+        changes = {**changes, "spec.workers.min": count}
+    job = resolve_paths(replace_fields(job, changes), file.absolute().parent)
+    return job, document
+
+
+def missing_sources(job: FinetuneJob) -> list[Problem]:
+    """A problem for each source that is a local path and does not exist."""
+    return [
+        Problem(f"{source} does not exist", path)
+        for path, source in _local_sources(job)
+        if not Path(source).exists() and not _is_pattern_of_files(source)
+    ]
+
+
+def _suspension(job: FinetuneJob) -> list[Problem]:
+    """A problem if the job is suspended: on one machine nothing would resume it."""
+    reason = "a suspended job is not run: set suspend to false, or leave it out"
+    return [Problem(reason, "spec.suspend")] if job.spec.suspend else []
+
+
+def _missing_functions(job: FinetuneJob) -> list[Problem]:
+    """A problem for each function of `training.evaluation.metrics` that is missing."""
+    return [Problem(reason, f"spec.{FIELD}") for reason in missing_functions(job.spec.training.evaluation)]
+
+
+def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Problem]:
+    """A problem for each Secret that the job names and whose content is not in the environment of this machine."""
+    spec, found = job.spec, []
+    if spec.model.token_secret_ref is not None and not environment.get("HF_TOKEN"):
+        found.append(Problem(_NO_SECRETS.format("HF_TOKEN"), "spec.model.tokenSecretRef"))
+    wandb = spec.tracking.wandb
+    if wandb is not None and wandb.key_secret_ref is not None and not environment.get("WANDB_API_KEY"):
+        found.append(Problem(_NO_SECRETS.format("WANDB_API_KEY"), "spec.tracking.wandb.keySecretRef"))
+    hub = spec.output.hub
+    token = environment.get(HUB_TOKEN) or environment.get("HF_TOKEN")
+    if hub is not None and hub.token_secret_ref is not None and not token:
+        found.append(Problem(_NO_SECRETS.format(HUB_TOKEN), "spec.output.hub.tokenSecretRef"))
+    credentials = spec.dataset.credentials
+    if credentials is not None and not any(environment.get(name) for name in _STORE_VARIABLES):
+        reason = _NO_SECRETS.format("the variables of the object store, such as AWS_ACCESS_KEY_ID,")
+        found.append(Problem(reason, "spec.dataset.credentials"))
+    elif credentials is not None and environment.get("S3_ENDPOINT_URL", "") != credentials.endpoint:
+        reason = "set AWS_ENDPOINT_URL and S3_ENDPOINT_URL to this value in the environment"
+        found.append(Problem(reason, "spec.dataset.credentials.endpoint"))
+    return found
+
+
+def refuse_missing_gpus(job: FinetuneJob) -> None:
+    """Raise JobError if the job needs more GPUs than this machine has."""
+    _refuse_missing_gpus(job, len(list(Path("/dev").glob(_GPU_DEVICES))))
+
+
+def check_directory(directory: JobDirectory, job: FinetuneJob) -> None:
+    """Check that the job can be trained in a directory; writes nothing.
+
+    Raises:
+        UsageError: the directory cannot be written to, or is not a job directory.
+        JobError: it holds checkpoints of a job with another fingerprint.
+    """
+    _check_usable(directory)
+    check_fingerprint(directory, job)
+
+
+def check_fingerprint(directory: JobDirectory, job: FinetuneJob) -> None:
+    """Raise JobError if the directory holds checkpoints of a job that trains something else."""
+    earlier = job_of(directory)
+    if earlier is not None and has_commits(directory):
+        _check_same_fingerprint(directory, earlier, job)
+
+
+def _local_sources(job: FinetuneJob) -> list[tuple[str, str]]:
+    """CamelCase path and value of each source that is a local path."""
+    content = job.model_dump(mode="json", by_alias=True)
+    found = [(path, _value_at(content, path)) for path in SOURCE_FIELDS]
+    return [(path, source) for path, source in found if source and "://" not in source]
+
+
+def _is_pattern_of_files(source: str) -> bool:
+    path = Path(source)
+    return any(path.parent.glob(path.name)) if path.name else False
+
+
+def _value_at(content: Any, path: str) -> Any:
+    for name in path.split("."):
+        content = content.get(name) if isinstance(content, dict) else None
+    return content
+
+
+def _refuse_missing_gpus(job: FinetuneJob, available: int) -> None:
+    workers = job.spec.workers
+    if workers.gpus > 0 and available < workers.min_world_size:
+        has = f"has {available}" if available else "has none"
+        what = f"{workers.min_world_size} GPUs are needed (min x gpus), this machine {has}"
+        remedy = "set workers.gpus to 0 to train on CPUs" if available == 0 else "lower workers.min or workers.gpus"
+        raise JobError(problems=[Problem(f"{what}: {remedy}", "spec.workers")])
+
+
+def _check_usable(directory: JobDirectory) -> None:
+    root = directory.root
+    nearest = next(path for path in (root, *root.parents) if path.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{nearest} is a file: give another --directory")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"{nearest} cannot be written to: give another --directory, or change its permissions")
+    is_job_directory = directory.job.exists() or directory.status.exists()
+    if nearest == root and not is_job_directory and any(not path.name.startswith(".") for path in root.iterdir()):
+        raise UsageError(f"{root} holds other files and no job: give an empty or a new --directory")
+
+
+def _check_same_fingerprint(directory: JobDirectory, earlier: FinetuneJob, job: FinetuneJob) -> None:
+    if changed := changed_fields(earlier, job):
+        raise JobError(
+            f"{directory.root} holds checkpoints of a job that trains something else: {', '.join(changed)} changed. "
+            "Change it back to continue from them, or give another --directory to start over"
+        )

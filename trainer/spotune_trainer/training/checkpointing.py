@@ -1,0 +1,184 @@
+"""A rank's checkpoints while it trains: restore the one that the generation starts from, commit new ones.
+
+A commit copies the state to host memory and returns; `AsyncCheckpointer` writes the files meanwhile. Rank 0 publishes
+the manifest once the files of all ranks are durable. Commits do not overlap: a new one waits for the last one.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from torch import distributed
+
+from spotune.goodput import Part
+from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer, CommitResult
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
+from spotune_trainer.checkpoint.policy import CommitPolicy
+from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
+from spotune_trainer.engine import zero_state
+from spotune_trainer.training.context import TrainContext
+from spotune_trainer.training.nonfinite_steps import BadSteps
+
+
+class Checkpointing:
+    """Restores and commits the training state of one rank.
+
+    Args:
+        context: of the rank; its engine holds the state.
+        policy: decides on rank 0 when to commit.
+        bad_steps: counts of non-finite steps, which checkpoints contain.
+
+    Attributes:
+        last_commit: newest checkpoint that was committed or restored, perhaps not durable yet; None before the first.
+        commit_seconds: how long the last commit took until it was durable; None if there was none.
+    """
+
+    def __init__(self, context: TrainContext, policy: CommitPolicy, bad_steps: BadSteps) -> None:
+        self.context = context
+        self.policy = policy
+        self.bad_steps = bad_steps
+        self.checkpointer = AsyncCheckpointer(
+            context.directory, context.rank, context.world_size, context.job.spec.checkpoint
+        )
+        self.last_commit = context.restore_from
+        self.commit_seconds = context.task.commit_seconds
+
+    def reserve(self) -> None:
+        """Reserve the host memory of the first copy, in the background."""
+        self.checkpointer.reserve(zero_state.fragments_to_save(self.context.engine))
+
+    def restore(self) -> None:
+        """Load the checkpoint that this generation starts from, if there is one. All ranks call it together.
+
+        Raises:
+            CorruptCheckpointError: on all ranks, if one of them found a file that is missing or damaged.
+        """
+        name, engine, reporter = self.context.restore_from, self.context.engine, self.context.reporter
+        if name is None:
+            return
+        checkpoint = open_checkpoint(self.context.directory.checkpoints / str(name))
+        problem = self._load(checkpoint) if isinstance(checkpoint, Checkpoint) else checkpoint.reason
+        self._agree_on(problem)
+        assert isinstance(checkpoint, Checkpoint)
+        manifest = checkpoint.manifest
+        zero_state.set_optimizer_step(engine, manifest.optimizer_step)
+        if manifest.loss_scale is not None:
+            zero_state.set_loss_scale(engine, manifest.loss_scale)
+        zero_state.sync_model_from_masters(engine)
+        skipped = name.step - manifest.optimizer_step
+        self.bad_steps.restore(manifest.bad_steps, skipped)
+        reporter.update(skippedSteps=skipped)
+        reporter.record_event("restored", step=name.step, checkpoint=str(name))
+        reporter.record_startup("restore")
+
+    def is_due(self, step: int) -> bool:
+        """Whether to commit once `step` optimizer steps are done; decided on rank 0."""
+        return self.policy.due(step) and not self.checkpointer.is_busy
+
+    def commit(self, step: int) -> None:
+        """Start to save the state after `step` optimizer steps. `finish_commit` must have been called before."""
+        engine, reporter = self.context.engine, self.context.reporter
+        name = CheckpointName(step, self.context.task.generation)
+        manifest = partial(
+            self._manifest,
+            step,
+            optimizer_step=zero_state.optimizer_step(engine),
+            bad_steps=self.bad_steps.in_a_row,
+            loss_scale=zero_state.loss_scale(engine),
+        )
+        with reporter.stopwatch.measure(Part.CHECKPOINT_STALL):
+            self.checkpointer.save(name, zero_state.fragments_to_save(engine), manifest)
+        self.policy.commit_started()
+        self.last_commit = name
+
+    def poll(self) -> None:
+        """Record the last commit if it has become durable since the last call. Does not wait."""
+        self._record(self.checkpointer.poll())
+
+    def finish_commit(self) -> None:
+        """Wait until no commit is pending.
+
+        A volume that is slow or refuses writes is a known problem, not a hang: heartbeats go on while the commit
+        progresses on any rank. Without any progress the watchdog ends the process.
+        """
+        reporter = self.context.reporter
+
+        def report() -> None:
+            reporter.update(checkpointProblem=self.checkpointer.problem)
+            if self.checkpointer.has_progressed():
+                reporter.heartbeat()
+            else:
+                reporter.write_if_due()
+
+        with reporter.stopwatch.measure(Part.CHECKPOINT_STALL):
+            self._record(self.checkpointer.wait(report))
+
+    def wait_for_staging(self) -> None:
+        """Wait until the state has been copied. To be called before each optimizer step, which overwrites it."""
+        with self.context.reporter.stopwatch.measure(Part.CHECKPOINT_STALL):
+            self.checkpointer.wait_for_staging()
+
+    def _manifest(self, step: int, entries: tuple[FileEntry, ...], **at_that_step: Any) -> Manifest:
+        """Manifest of a commit. Runs in a thread, once the files of all ranks are durable.
+
+        Makes the step records durable first: a checkpoint must not survive without the records of its steps.
+        """
+        context = self.context
+        context.reporter.sync()
+        return Manifest(
+            step=step,
+            generation=context.task.generation,
+            fingerprint=context.plan.fingerprint,
+            plan_version=context.plan.version,
+            world_size=context.world_size,
+            zero_stage=context.plan.zero_stage,
+            time=time.time(),
+            files=entries,
+            parameters=zero_state.parameter_shapes(context.engine),
+            **at_that_step,
+        )
+
+    def _record(self, result: CommitResult | None) -> None:
+        """Report a durable commit on rank 0, and any problem that delays the pending one."""
+        reporter = self.context.reporter
+        reporter.update(checkpointProblem=self.checkpointer.problem)
+        if result is None or result.manifest is None:
+            return
+        self.policy.commit_finished(result.stall_seconds, result.seconds)
+        self.commit_seconds = result.seconds
+        reporter.update(lastCheckpoint={"step": result.name.step, "time": result.manifest.time})
+        reporter.record_event(
+            "committed",
+            step=result.name.step,
+            checkpoint=str(result.name),
+            seconds=round(result.seconds, 3),
+            stallSeconds=round(result.stall_seconds, 4),
+            bytes=sum(entry.size for entry in result.manifest.files),
+        )
+
+    def _load(self, checkpoint: Checkpoint) -> str | None:
+        """Verify this rank's share of the files and read its fragments at the same time.
+
+        Returns:
+            What is wrong with the checkpoint; None if nothing is.
+        """
+        share = checkpoint.manifest.files[self.context.rank :: self.context.world_size]
+        with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
+            verified = verifier.submit(verify, checkpoint, share)
+            try:
+                CheckpointReader(checkpoint).restore(zero_state.fragments_to_load(self.context.engine))
+                verified.result()
+            except CorruptCheckpointError as error:
+                return error.reason
+        return None
+
+    def _agree_on(self, problem: str | None) -> None:
+        """Raise on all ranks if one of them found a problem in the checkpoint."""
+        problems: list[str | None] = [None] * self.context.world_size
+        distributed.all_gather_object(problems, problem, group=self.context.control)
+        reasons = [reason for reason in problems if reason]
+        if reasons:
+            raise CorruptCheckpointError(str(self.context.restore_from), reasons[0])

@@ -1,0 +1,187 @@
+"""What all parts of a rank's training share: job, plan, data, engine and process group. Built once, by set-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import distributed
+
+from spotune.job import FinetuneJob
+from spotune_trainer.checkpoint.layout import CheckpointName
+from spotune_trainer.data.datasets import Datasets, open_datasets
+from spotune_trainer.data.loader import MicroBatchLoader
+from spotune_trainer.engine.build import EngineConfig, build_engine
+from spotune_trainer.engine.compile.cache import CompileCache
+from spotune_trainer.engine.compile.layers import PAD_TO_MULTIPLE_OF
+from spotune_trainer.engine.determinism import use_deterministic_kernels
+from spotune_trainer.engine.process_groups import extend_timeouts
+from spotune_trainer.evaluation.metrics import build_metrics
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.run_plan import RunPlan
+from spotune_trainer.models.flops import ModelShape
+from spotune_trainer.models.lora import attach_adapter
+from spotune_trainer.models.packed_attention import enable_packed_attention
+from spotune_trainer.models.pretrained import DTYPES, build_model, build_uninitialized, check_vocabulary, load_tokenizer
+from spotune_trainer.observability.progress import ProgressReporter
+from spotune_trainer.training.mfu_meter import MfuMeter
+from spotune_trainer.training.task import WorkerTask
+
+
+@dataclass(frozen=True)
+class TrainContext:
+    """State of one rank that does not change from set-up to export.
+
+    Attributes:
+        task: what the driver asked of this generation.
+        job: `task.job`, validated.
+        plan: `task.plan`, parsed.
+        directory: the job's folder on the volume.
+        rank: of this process, 0-based.
+        world_size: number of ranks.
+        reporter: writes progress, step records and events.
+        control: gloo group of all ranks, for collectives on small host tensors.
+        datasets: training and evaluation rows, and the schedule of samples.
+        tokenizer: of the model.
+        total_steps: optimizer steps of the whole run.
+        loader: this rank's micro-batches, from `first_step` on.
+        accumulation: forward passes of each rank in a step.
+        mfu_meter: counts floating-point operations.
+        compile_cache: kernels that torch.compile has made; None if the plan does not compile.
+        engine: DeepSpeed's engine around the model.
+    """
+
+    task: WorkerTask
+    job: FinetuneJob
+    plan: RunPlan
+    directory: JobDirectory
+    rank: int
+    world_size: int
+    reporter: ProgressReporter
+    control: Any
+    datasets: Datasets
+    tokenizer: Any
+    total_steps: int
+    loader: MicroBatchLoader
+    accumulation: int
+    mfu_meter: MfuMeter
+    compile_cache: CompileCache | None
+    engine: Any
+
+    @property
+    def restore_from(self) -> CheckpointName | None:
+        """Checkpoint that this generation starts from; None if it starts from the beginning."""
+        return restore_from(self.task)
+
+    @property
+    def first_step(self) -> int:
+        """Optimizer steps done before this generation."""
+        return self.restore_from.step if self.restore_from else 0
+
+    def release_engine(self) -> None:
+        """Drop the engine, whose memory the export needs. Nothing may use `engine` afterwards."""
+        object.__setattr__(self, "engine", None)
+
+
+def restore_from(task: WorkerTask) -> CheckpointName | None:
+    """Checkpoint that a generation starts from; None if it starts from the beginning."""
+    return CheckpointName.parse(task.restore) if task.restore else None
+
+
+def build_context(
+    task: WorkerTask, job: FinetuneJob, rank: int, world_size: int, reporter: ProgressReporter
+) -> TrainContext:
+    """Set up process groups, data, model and engine of one rank. All ranks call it together.
+
+    The seconds that each part takes are recorded with `reporter`.
+
+    Raises:
+        JobError: the model, the data or the metrics of the job cannot be used.
+    """
+    training, execution = job.spec.training, job.spec.execution
+    plan, directory = RunPlan.from_json(task.plan), task.job_directory
+    use_deterministic_kernels(enabled=execution.deterministic)
+    control: Any = distributed.new_group(backend="gloo")
+    extend_timeouts(job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, control)
+    build_metrics(training.evaluation)  # checked here too: this node may have other packages than the driver's
+
+    datasets = open_datasets(job, directory)
+    reporter.record_startup("data")
+    tokenizer = load_tokenizer(job)
+    total_steps = datasets.schedule.total_steps(training.epochs, training.max_steps)
+    restored = restore_from(task)
+    loader = build_loader(
+        job, plan, datasets, tokenizer, rank, world_size, restored.step if restored else 0, total_steps
+    )
+    loader.prefetch()
+
+    # A checkpoint replaces all weights, except with an adapter: its checkpoints do not contain the frozen weights.
+    model = build_uninitialized(job) if restored and job.spec.adapter is None else build_model(job)
+    if execution.attention == "auto":
+        enable_packed_attention(model)
+    check_vocabulary(model.config, tokenizer)
+    shape = ModelShape.from_model(model, frozen=job.spec.adapter is not None)
+    model = attach_adapter(model, job)
+    reporter.record_startup("model")
+
+    micro_batches = -(-training.global_batch_size // plan.micro_batch_size)
+    config = EngineConfig(
+        zero_stage=plan.zero_stage,
+        micro_batch_size=plan.micro_batch_size,
+        accumulation=-(-micro_batches // world_size),
+        dtype=DTYPES[job.spec.model.dtype],
+        gradient_checkpointing=plan.gradient_checkpointing,
+        offload=execution.offload,
+        compile=plan.compile,
+        gathered_layers=plan.gathered_layers,
+        whole_gradients=plan.whole_gradients,
+    )
+    compile_cache = CompileCache(directory.compiled, writes=rank == 0) if plan.compile else None
+    if compile_cache is not None:
+        compile_cache.load()
+    engine = build_engine(model, training, config)
+    extend_timeouts(job.spec.retry.hang_timeout.seconds, engine.data_parallel_group)
+    engine.train()
+    return TrainContext(
+        task=task,
+        job=job,
+        plan=plan,
+        directory=directory,
+        rank=rank,
+        world_size=world_size,
+        reporter=reporter,
+        control=control,
+        datasets=datasets,
+        tokenizer=tokenizer,
+        total_steps=total_steps,
+        loader=loader,
+        accumulation=config.accumulation,
+        mfu_meter=MfuMeter.for_this_device(shape, job.spec.model.dtype),
+        compile_cache=compile_cache,
+        engine=engine,
+    )
+
+
+def build_loader(
+    job: FinetuneJob,
+    plan: RunPlan,
+    datasets: Datasets,
+    tokenizer: Any,
+    rank: int,
+    world_size: int,
+    first_step: int,
+    last_step: int,
+) -> MicroBatchLoader:
+    """Loader of a rank's micro-batches for steps `first_step` up to, but not including, `last_step`, both 0-based."""
+    return MicroBatchLoader(
+        datasets.train,
+        datasets.schedule,
+        job.spec.model.task,
+        tokenizer.pad_token_id,
+        plan.micro_batch_size,
+        rank,
+        world_size,
+        first_step=first_step,
+        last_step=last_step,
+        pad_to_multiple_of=PAD_TO_MULTIPLE_OF if plan.compile else 1,
+    )
