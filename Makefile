@@ -18,7 +18,7 @@ RUN := runs/text-to-sql
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(READY) ## Build .venv with the pinned versions (instant when nothing changed; installs uv when missing)
@@ -57,7 +57,8 @@ manifests: $(READY) ## Write manifests/, docs/reference/ and what is made from t
 	$(BIN)/spotune crd > manifests/crd.yaml
 	$(BIN)/python charts/generate.py
 	$(BIN)/python -m tests.cluster.chart > manifests/install.yaml
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m docs.pictures
 	$(BIN)/python -m benchmarks.recovery_page > docs/recovery.md
 	$(BIN)/python -m benchmarks.throughput_page
 
@@ -126,10 +127,14 @@ lint: $(READY) ## Style, spelling, and which package may import which
 type: $(READY) ## mypy --strict over code, tests, examples and benchmarks
 	$(BIN)/mypy
 
+.PHONY: test-fast
+test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank processes (under 4 minutes)
+	$(BIN)/pytest -m "not cluster and not ray and not long and not slow"
+
 .PHONY: test
 test: export PYTHONPATH := $(CURDIR)/tests/coverage
-test: lint type ## All that CI runs: lint, type, every test but the long ones, coverage of api >= 95 % and trainer >= 85 %
-	@if $(BIN)/spotune-testcluster check; then $(MAKE) --no-print-directory cluster-build; fi
+test: $(READY) ## All that CI runs: lint, type, every test but the long ones, coverage of api >= 95 % and trainer >= 85 %
+	@$(MAKE) --no-print-directory --jobs 2 lint type cluster-build-here
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-ray
@@ -137,11 +142,16 @@ test: lint type ## All that CI runs: lint, type, every test but the long ones, c
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
+	@echo "The ten slowest tests:"
+	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed 10q
 	@tail --quiet --lines 1 build/pytest-*.txt
 
 # The parts of `make test`. On a Kubernetes some of the time goes by waiting, so what needs one processor runs beside it;
 # what starts a Ray on this machine runs by itself, after both, even if they failed.
-.PHONY: test-here test-kubernetes test-ray
+.PHONY: cluster-build-here test-here test-kubernetes test-ray
+cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
+	@$(BIN)/python -m compileall -q api operator trainer # pods share this folder, and cannot write what changed since the set-up
+	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
 test-here:
 	nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt
 test-kubernetes:

@@ -1,4 +1,4 @@
-"""The pages of the repository as a reader takes them: blocks of code, and the commands in those that are typed."""
+"""Reads the pages of the repository: their blocks of code, and the commands that a reader types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 _FOLDERS = ("*.md", "docs/**/*.md", "examples/**/*.md", "charts/*/*.md", "tests/cluster/*.md")
 PAGES = sorted(page for pattern in _FOLDERS for page in ROOT.glob(pattern))
 _BLOCK = re.compile(r'^```(\w*)(?: title="([^"]*)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
@@ -16,7 +17,7 @@ _SHELLS = ("console", "bash", "sh")
 
 
 def page_name(page: Path) -> str:
-    """The path that a test says which page it is about by."""
+    """The path of a page within the repository, by which a test names it."""
     return str(page.relative_to(ROOT))
 
 
@@ -25,9 +26,9 @@ class Block:
     """A fenced block.
 
     Attributes:
-        language: After the fence; empty where nothing is there.
-        title: The file that a reader makes of it, where it says one.
-        text: Its lines.
+        language: The word after the fence; empty without one.
+        title: Name of the file that a reader makes of the block; empty without one.
+        text: The lines of the block.
     """
 
     language: str
@@ -43,18 +44,18 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 
 @dataclass(frozen=True)
 class Line:
-    """What is typed at one prompt.
+    """A command line that a reader types at one prompt.
 
     Attributes:
-        text: The line, with what it is continued by.
-        shown: Lines that the page has below it.
+        text: The line, with its continuation lines.
+        shown: Lines of output that the page shows below it.
     """
 
     text: str
     shown: tuple[str, ...] = ()
 
     def commands(self) -> Iterator[list[str]]:
-        """The words of each command of it: those of a pipe, a list, a loop, or within another one."""
+        """Yields the words of each command in the line: of pipes, lists, loops and command substitutions."""
         tokens = shlex.shlex(self.text, posix=True, punctuation_chars=True)
         tokens.whitespace_split = True
         command: list[str] = []
@@ -67,7 +68,7 @@ class Line:
 
 
 def lines(page: Path) -> Iterator[Line]:
-    """What a page has typed, in its order."""
+    """Yields the command lines of a page in order."""
     for block in blocks(page, *_SHELLS):
         text = block.text.replace("\\\n", " ")
         if block.language == "console":
@@ -81,7 +82,7 @@ def lines(page: Path) -> Iterator[Line]:
 
 
 def _is_whole(line: str) -> bool:
-    """Whether every quotation in the line ends in it."""
+    """Whether every quotation that begins in the line also ends in it."""
     try:
         shlex.split(line)
     except ValueError:
@@ -90,7 +91,7 @@ def _is_whole(line: str) -> bool:
 
 
 def _simple(words: list[str]) -> Iterator[list[str]]:
-    """A command without what is around it: the head of a loop, variables that it sets, and where its output goes."""
+    """Yields a command without the head of a loop, variables that it sets, and redirections."""
     if ">" in words:
         words = words[: words.index(">")]
     while words and (words[0] in ("do", "export") or re.match(r"[A-Z_]+=", words[0])):

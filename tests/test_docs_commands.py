@@ -1,4 +1,4 @@
-"""What the pages have a reader type is right: run where it takes neither cluster nor training, else looked at."""
+"""Commands on the pages are right: those that need neither cluster nor training are run, the others are parsed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from spotune.cli.main import command_line
 from spotune.job import FinetuneJobSpec
 from spotune.job_file.load import load_job
 from spotune_operator.settings import PREFIX, Settings
-from tests.pages import PAGES, ROOT, Line, blocks, lines, page_name
+from tests import ROOT
+from tests.pages import PAGES, Line, blocks, lines, page_name
 from tests.trainer.support.tiny import save_source
 
 README = ROOT / "README.md"
@@ -34,18 +35,18 @@ PROGRAMS = FILTERS | {
     *("base64", "buildah", "cat", "cd", "cosign", "crane", "jq", "syft", "xargs"),
     *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster", "tar"),
 }
-"""Programs that a page may ask for."""
+"""Programs that a page may use."""
 READERS_FILES = {"job.yaml", "finetunejob.yaml", "-"}
-"""Files that a reader brings; `job.yaml` and `finetunejob.yaml` stand for the job of the README."""
+"""Files that a reader brings; `job.yaml` and `finetunejob.yaml` hold the job of the README."""
 MADE_LATER = ("*/data/*", "*/data", "build/*")
-"""What .gitignore has, and a page makes."""
+"""Paths in .gitignore that a command of the page creates."""
 FILE_OPTIONS = ("-f", "--filename", "--values", "--patch-file", "--config-file", "--file")
 WIDTH = "160"
 COMMAND_LINE = command_line()
 
 TYPED = [(page, line) for page in PAGES for line in lines(page)]
 RUN = [page for page in PAGES if page.parent != REFERENCE]
-"""The examples of the commands' help name files that nobody has."""
+"""Without the reference: the examples in the help of commands name files that do not exist."""
 
 
 def program(words: list[str]) -> str:
@@ -57,7 +58,7 @@ def takes_no_cluster(words: list[str]) -> bool:
 
 
 def runnable(line: Line) -> bool:
-    """Whether a line can be run as it stands: outside of a loop, on what a reader has."""
+    """Whether a line can be run as it is: it has no variables, and uses only commands without a cluster."""
     found = [words for words in line.commands() if program(words) not in FILTERS]
     return bool(found) and "$" not in line.text and all(takes_no_cluster(words) for words in found)
 
@@ -67,8 +68,8 @@ def readers_job() -> str:
     return block.text
 
 
-def is_right_spotune(words: list[str]) -> str:
-    """What is wrong with a command line of ours, by the parser of the command itself; empty if nothing is."""
+def problem_of_spotune(words: list[str]) -> str:
+    """The problem with a `spotune` command line, found by the command's own parser; empty if there is none."""
     command: Any = COMMAND_LINE
     name = "spotune"
     try:
@@ -86,7 +87,7 @@ def is_right_spotune(words: list[str]) -> str:
 
 
 def wrong_values(words: list[str]) -> Iterator[str]:
-    """Values that a Helm command sets and the chart does not have."""
+    """Yields a problem for each value that a Helm command sets and the chart does not have."""
     values = {value.path: value.default for value in documented((CHART / "values.yaml").read_text())}
     for option, given in pairwise(words):
         if option in ("--set", "--set-string"):
@@ -99,7 +100,7 @@ def wrong_values(words: list[str]) -> Iterator[str]:
 
 
 def missing_files(words: list[str]) -> Iterator[str]:
-    """Files of the repository that a command names and that are not there."""
+    """Yields a problem for each file of the repository that a command names and that does not exist."""
     tops = {path.name for path in ROOT.iterdir() if path.is_dir()}
     pairs = [] if program(words) == "spotune" else pairwise(words)
     named = {given for option, given in pairs if option in FILE_OPTIONS} - READERS_FILES
@@ -109,7 +110,7 @@ def missing_files(words: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("page", "line"), TYPED, ids=[f"{page_name(page)}: {line.text}" for page, line in TYPED])
-def test_what_is_typed_can_be(page: Path, line: Line) -> None:
+def test_typed_command_is_valid(page: Path, line: Line) -> None:
     del page
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     problems: list[str] = []
@@ -118,7 +119,7 @@ def test_what_is_typed_can_be(page: Path, line: Line) -> None:
         if name not in PROGRAMS:
             problems.append(f"what is {name}?")
         if name == "spotune":
-            problems.append(is_right_spotune(words[1:]))
+            problems.append(problem_of_spotune(words[1:]))
         if name == "make":
             problems += [f"there is no target {word}" for word in words[1:] if "=" not in word and word not in targets]
         if name == "helm":
@@ -129,7 +130,7 @@ def test_what_is_typed_can_be(page: Path, line: Line) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """What a reader has: the examples, a job, and the Hub's t5-small, which is a tiny one here."""
+    """A folder as a reader has it: the examples, a job, and t5-small from the Hub, here a tiny model."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("data"))
     for name in READERS_FILES - {"-"}:
         (tmp_path / name).write_text(readers_job())
@@ -141,7 +142,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("page", [page for page in RUN if any(runnable(line) for line in lines(page))], ids=page_name)
-def test_what_takes_no_cluster_does_what_the_page_shows(page: Path, place: Path) -> None:
+def test_command_without_cluster_prints_what_the_page_shows(page: Path, place: Path) -> None:
     for block in blocks(page, "json", "yaml", "text"):
         if block.title:
             (place / block.title).parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +160,7 @@ def test_what_takes_no_cluster_does_what_the_page_shows(page: Path, place: Path)
 
 
 def commands_of(span: str) -> tuple[list[Any], list[str]]:
-    """The commands that some words in a text name, of which `a|b` are two, and the words after them."""
+    """The commands that a code span names (`a|b` names two), and the words after them."""
     words = re.split(r"[ ,]+", span.replace("\\|", "|"))
     commands: list[Any] = [COMMAND_LINE]
     while words and all(hasattr(command, "commands") for command in commands):
@@ -185,7 +186,7 @@ def test_settings_that_a_page_names_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=page_name)
-def test_yaml_of_a_page_is_a_job_a_part_of_one_or_another_object(page: Path, tmp_path: Path) -> None:
+def test_yaml_of_a_page_is_valid(page: Path, tmp_path: Path) -> None:
     sections = {field.alias for field in FinetuneJobSpec.model_fields.values()}
     for block in blocks(page, "yaml"):
         for content in yaml.safe_load_all(block.text):

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from charts import generate, pin
+from tests import ROOT
 from tests.cluster.own_images import TARGETS
 
-ROOT = Path(__file__).parent.parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 OPERATOR = f"registry.example:5000/spotune/operator@sha256:{64 * 'a'}"

@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.pages import PAGES, ROOT, page_name
+from tests import ROOT
+from tests.pages import PAGES, page_name
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
@@ -60,7 +61,7 @@ def test_every_local_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("point", entry_points(group="spotune.cli.plugins"), ids=lambda point: point.name)
+@pytest.mark.parametrize("point", entry_points(group="spotune.commands"), ids=lambda point: point.name)
 def test_every_entry_point_resolves(point: Any) -> None:
     assert callable(point.load())
 

@@ -1,4 +1,4 @@
-"""The fingerprint changes with what is trained, and with nothing else."""
+"""The fingerprint depends on what is trained, and on nothing else."""
 
 from typing import Any
 
@@ -32,7 +32,9 @@ EVALUATED = {"train": {"source": "shards"}, "eval": {"fraction": 0.1}}
         ),
     ],
 )
-def test_what_is_trained_changes_it_and_is_named(sections: dict[str, Any], fields: list[str]) -> None:
+def test_changes_of_what_is_trained_change_the_fingerprint_and_are_named(
+    sections: dict[str, Any], fields: list[str]
+) -> None:
     old, new = a_job(), a_job(**sections)
     assert fingerprint(old) != fingerprint(new)
     assert changed_fields(old, new) == changed_fields(new, old) == fields
@@ -58,19 +60,19 @@ def test_a_field_within_an_adapter_is_named_if_both_have_one() -> None:
         {"retry": {"maxGpuHours": 5}},
     ],
 )
-def test_how_it_is_trained_and_for_how_long_does_not(sections: dict[str, Any]) -> None:
+def test_execution_and_duration_do_not_change_the_fingerprint(sections: dict[str, Any]) -> None:
     old, new = a_job(), a_job(**sections)
     assert fingerprint(old) == fingerprint(new)
     assert changed_fields(old, new) == []
 
 
-def test_how_it_is_evaluated_does_not() -> None:
+def test_evaluation_does_not_change_the_fingerprint() -> None:
     old = a_job(dataset=EVALUATED)
     new = a_job(dataset=EVALUATED, training={"epochs": 1, "evaluation": {"everySteps": 5}})
     assert fingerprint(old) == fingerprint(new)
 
 
-def test_it_is_the_same_in_every_process_and_version() -> None:
+def test_the_fingerprint_is_the_same_in_every_process_and_version() -> None:
     assert fingerprint(a_job()) == "c338eb9e992c31b750e388138c2a57fc79186407d85a742f6552dfed56226190"
 
 

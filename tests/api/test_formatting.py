@@ -1,8 +1,16 @@
-"""Figures in words: durations, how far a run is, restarts by cause."""
+"""Formatting of durations, progress and restarts by cause."""
 
 import pytest
 
-from spotune.formatting import duration, evaluation, goodput, progress, restarts, score, scores_of
+from spotune.formatting import (
+    duration,
+    evaluation,
+    goodput,
+    progress,
+    restarts,
+    score,
+    scores_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +29,7 @@ def test_durations_have_two_units(seconds: float, text: str) -> None:
         ({"totalSteps": None, "loss": None}, ""),
     ],
 )
-def test_figures_that_are_not_known_are_left_out(status: dict[str, float | None], text: str) -> None:
+def test_unknown_values_are_omitted(status: dict[str, float | None], text: str) -> None:
     assert progress(status) == text
 
 
@@ -50,7 +58,5 @@ def test_an_evaluation_is_its_loss_and_the_scores_that_are_known() -> None:
         (None, {"stopped": 50.0}, ""),
     ],
 )
-def test_goodput_names_what_took_the_rest_longest_first(
-    share: float | None, parts: dict[str, float], text: str
-) -> None:
+def test_goodput_lists_other_parts_longest_first(share: float | None, parts: dict[str, float], text: str) -> None:
     assert goodput(share, parts) == text

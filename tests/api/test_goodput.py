@@ -1,4 +1,4 @@
-"""Goodput: productive time over the time in which somebody was to train."""
+"""Goodput: productive time over all time except stopped time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The retry policy, with failures and time made up."""
+"""The retry policy, with made-up failures and times."""
 
 from collections.abc import Sequence
 
@@ -41,13 +41,13 @@ def decided(failures: Sequence[Failure], waited: float = 0.0, can_use_less_memor
 
 
 @pytest.mark.parametrize("cause", FOR_EVER)
-def test_the_first_retry_is_at_once_and_the_next_ones_back_off_exponentially(cause: FailureCause) -> None:
+def test_the_first_retry_is_immediate_and_the_next_ones_back_off_exponentially(cause: FailureCause) -> None:
     waits = [after(*[7] * count, cause=cause) for count in range(1, 10)]
     assert waits == [Retry(seconds) for seconds in (0, 5, 10, 20, 40, 80, 160, 300, 300)]
 
 
 @pytest.mark.parametrize("cause", FOR_EVER)
-def test_what_machines_do_is_retried_for_ever(cause: FailureCause) -> None:
+def test_infrastructure_failures_are_always_retried(cause: FailureCause) -> None:
     assert after(*[0] * 5000, cause=cause) == Retry(300)
 
 
@@ -56,17 +56,17 @@ def test_a_new_step_makes_the_next_retry_immediate_again() -> None:
     assert after(7, 7, 7, 8, 8) == Retry(5)
 
 
-def test_a_step_that_was_reached_before_is_no_progress() -> None:
+def test_a_step_reached_before_is_not_progress() -> None:
     assert after(100, 60, 99) == Retry(10)
 
 
-def test_time_that_has_passed_counts_as_waited() -> None:
+def test_time_since_the_failure_is_subtracted_from_the_backoff() -> None:
     assert after(7, 7, 7, waited=4) == Retry(6)
     assert after(7, 7, 7, waited=3600) == Retry(0)
 
 
 @pytest.mark.parametrize("cause", USERS)
-def test_what_fails_always_is_given_up_at_the_limit_with_its_text(cause: FailureCause) -> None:
+def test_a_permanent_failure_is_given_up_at_the_limit_with_its_message(cause: FailureCause) -> None:
     failures = [Failure(cause, 5, time=float(n), message="KeyError: 'sql'") for n in range(3)]
     assert isinstance(decided(failures[:2]), Retry)
     assert decided(failures) == GiveUp(
@@ -75,7 +75,7 @@ def test_what_fails_always_is_given_up_at_the_limit_with_its_text(cause: Failure
 
 
 @pytest.mark.parametrize("cause", USERS)
-def test_what_fails_now_and_then_is_never_given_up(cause: FailureCause) -> None:
+def test_an_occasional_failure_is_never_given_up(cause: FailureCause) -> None:
     assert after(*range(1, 1000), cause=cause) == Retry(0)
 
 
@@ -100,7 +100,7 @@ def test_communication_errors_back_off_and_are_given_up_as_infrastructure() -> N
     assert decision == GiveUp("the workers could not reach one another 10 times without a new step (step 5)", 10)
 
 
-def test_out_of_memory_is_tried_again_with_less_of_it_at_once() -> None:
+def test_out_of_memory_is_retried_immediately_with_less_memory() -> None:
     failure = Failure(FailureCause.OUT_OF_MEMORY, 5, time=0.0)
     assert decided([failure]) == Retry(0, use_less_memory=True)
     assert decided([failure] * 3) == Retry(0, use_less_memory=True)
@@ -119,7 +119,7 @@ def test_spent_gpu_hours_end_the_job_even_after_a_preemption() -> None:
     failures = [Failure(FailureCause.PREEMPTED, 5, time=0.0)]
     assert decide(failures, POLICY, now=0, can_use_less_memory=False, gpu_hours=99.9) == Retry(0)
     assert decide(failures, POLICY, now=0, can_use_less_memory=False, gpu_hours=100) == GiveUp(
-        "100.0 GPU hours used, retry.maxGpuHours is 100: raise it to go on from the last checkpoint", 20
+        "100.0 GPU hours used, retry.maxGpuHours is 100: raise it to continue from the last checkpoint", 20
     )
     assert decide(failures, RetrySpec(), now=0, can_use_less_memory=False, gpu_hours=1e9) == Retry(0)
 
@@ -137,7 +137,7 @@ def test_the_streak_starts_at_the_last_failure_that_came_after_a_new_step(steps:
     st.lists(st.tuples(st.sampled_from(FailureCause), st.integers(0, 9)), min_size=1, max_size=50),
     st.floats(0, 1e6),
 )
-def test_no_wait_is_longer_than_the_longest(history: list[tuple[FailureCause, int]], waited: float) -> None:
+def test_no_backoff_exceeds_the_maximum(history: list[tuple[FailureCause, int]], waited: float) -> None:
     failures = [Failure(cause, step, time=float(n)) for n, (cause, step) in enumerate(history)]
     decision = decided(failures, waited)
     assert isinstance(decision, GiveUp) or 0 <= decision.after_seconds <= 300

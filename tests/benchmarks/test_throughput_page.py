@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import throughput_page
 from benchmarks.throughput_tables import significant
-from tests.pages import ROOT
+from tests import ROOT
 
 
 def test_tables_and_plots_are_those_of_what_was_measured() -> None:
@@ -18,7 +18,7 @@ def test_a_table_that_was_edited_is_found() -> None:
     page = (ROOT / "docs/benchmarks.md").read_text()
     assert "| 1.1B, one GPU | 16, 64 | 1 | no | 56,099 | 43.7 % | 95.6 GB |" in page
     assert throughput_page.fill(page.replace("56,099", "65,099")) == page
-    with pytest.raises(ValueError, match="no place for zero-3"):
+    with pytest.raises(ValueError, match="no comments for zero-3"):
         throughput_page.fill(page.replace("<!-- zero-3: end -->", ""))
 
 

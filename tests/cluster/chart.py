@@ -17,8 +17,9 @@ import yaml
 from spotune_testcluster import binaries
 from spotune_testcluster.home import Home
 from spotune_testcluster.kubectl import Kubectl
+from tests import ROOT
 
-CHART = Path(__file__).parent.parent.parent / "charts/spotune"
+CHART = ROOT / "charts/spotune"
 RELEASE = "spotune"
 NAMESPACE = "spotune-system"
 PRESETS = sorted(CHART.glob("values-*.yaml"))

@@ -9,7 +9,7 @@ from spotune.job import FinetuneJob
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.cluster import finetune_jobs, operator_install
-from tests.cluster.finetune_jobs import INPUTS, WORKERS, Remains, Workplace
+from tests.cluster.finetune_jobs import INPUTS, WORKERS, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 from tests.trainer.support.runs import Layout, train_generation
 
@@ -29,11 +29,11 @@ def workplace(cluster: ClusterUnderTest) -> Iterator[Workplace]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Remains]:
+def undisturbed(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], RunArtifacts]:
     """What a job of so many steps leaves that nobody disturbs: two processes here, no Ray, no cluster."""
     folder = tmp_path_factory.mktemp("undisturbed")
 
-    def remains(steps: int) -> Remains:
+    def artifacts(steps: int) -> RunArtifacts:
         directory = JobDirectory(folder / str(steps))
         if not directory.export.exists():
             directory.root.mkdir()
@@ -42,6 +42,6 @@ def undisturbed(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) 
             execution = job.spec.execution
             layout, batch = Layout(WORKERS, int(execution.zero_stage)), int(execution.micro_batch_size)
             train_generation(directory, job, layout, micro_batch_size=batch, timeout=900.0)
-        return Remains(directory)
+        return RunArtifacts(directory)
 
-    return remains
+    return artifacts

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
-from spotune_operator.children.resolved_job import place
+from spotune_operator.children.resolved_job import resolve
 from spotune_operator.providers import PROVIDERS, ProviderName
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
@@ -26,7 +26,7 @@ from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from tests.cluster.pods import claim, pod, restricted, run_in, wait_until_running
-from tests.cluster.status_history import Seen, StatusHistory
+from tests.cluster.status_history import ObservedJob, StatusHistory
 from tests.trainer.support.runs import write_shards
 from tests.trainer.support.tiny import make_job, save_source
 
@@ -156,7 +156,7 @@ def _exec(kubectl: Kubectl, name: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Remains:
+class RunArtifacts:
     """What a job has left on the volume, copied here.
 
     Attributes:
@@ -201,7 +201,7 @@ class RunningJob:
     @property
     def directory(self) -> str:
         """Its folder on the volume, in which no provider has a say."""
-        return str(place(self._job, PROVIDERS[ProviderName.NONE]).directory)
+        return str(resolve(self._job, PROVIDERS[ProviderName.NONE]).directory)
 
     # -- what it is -------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class RunningJob:
         flags = ("--server-side", "--force-conflicts", f"--field-manager={manager}")
         self.kubectl("apply", *flags, "--filename=-", stdin=json.dumps(_without_nulls(self._manifest)))
 
-    def give_an_end(self) -> None:
+    def finish_soon(self) -> None:
         """Make an endless job one that ends soon: suspended, deleted, and applied again for a few more steps.
 
         Only a job that is new may ask for less; it goes on where the one before it was.
@@ -243,7 +243,7 @@ class RunningJob:
         """Change the spec; sections are merged."""
         self.kubectl("patch", "ftj", self.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
-    def suspend(self) -> Seen:
+    def suspend(self) -> ObservedJob:
         """Suspend it, and wait until its status says that it is."""
         since = time.time()
         self.patch({"suspend": True})
@@ -254,11 +254,13 @@ class RunningJob:
         self.kubectl("delete", "ftj", self.name, "--ignore-not-found")
         wait_for(f"{self.name}: the end of its pods", 180, lambda: not self._all_pods(), every=0.5)
 
-    def wait_for(self, what: str, wanted: Callable[[Seen], bool], seconds: float = SECONDS_TO_TRAIN) -> Seen:
+    def wait_for(
+        self, what: str, wanted: Callable[[ObservedJob], bool], seconds: float = SECONDS_TO_TRAIN
+    ) -> ObservedJob:
         """Wait until its status is as wanted; what has been counts, too."""
         return self.history.wait_for(what, seconds, wanted)
 
-    def wait_until_complete(self, seconds: float = SECONDS_TO_TRAIN) -> Seen:
+    def wait_until_complete(self, seconds: float = SECONDS_TO_TRAIN) -> ObservedJob:
         """Wait until it is trained.
 
         Raises:
@@ -329,11 +331,11 @@ class RunningJob:
 
         return committed(self.wait_for_progress(f"a commit from step {step} on", lambda f: committed(f) >= step))
 
-    def remains(self, folder: Path) -> Remains:
+    def artifacts(self, folder: Path) -> RunArtifacts:
         """Copy what it has written into a new folder."""
         copy = folder / f"{self.name}-{time.time_ns():x}"
         copy_from_pod(self.kubectl, self._reader, self.directory, copy, _NOT_COPIED)
-        return Remains(JobDirectory(copy))
+        return RunArtifacts(JobDirectory(copy))
 
 
 def _without_nulls(value: Any) -> Any:

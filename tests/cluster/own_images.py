@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests import ROOT
+
 BASE = "localhost/python:3.11"
 TARGETS = ("operator", "trainer")
 _PACKAGES = "python3,python3-venv,ca-certificates"

@@ -36,7 +36,7 @@ from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.caches import Caches
 from spotune_operator.observe.state import GROUP_LABEL, child_view, pod_view
 from spotune_operator.observe.supervisor_poller import Poller
-from spotune_operator.observe.supervisor_status import understood
+from spotune_operator.observe.supervisor_status import parse_progress
 from spotune_operator.reconcile.reconciler import Reconciler
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import Settings
@@ -149,8 +149,8 @@ class Operator:
         if there != self.caches.children(key) or pods != self.caches.pods(key):
             return False
         head = next((pod for pod in pods if pod.component == "head" and pod.runs), None)
-        reading = self.poller.watch(key, head.ip if head is not None else "")
-        return reading is None or reading.answer == understood(answer)
+        poll = self.poller.set_target(key, head.ip if head is not None else "")
+        return poll is None or poll.response == parse_progress(answer)
 
 
 async def listed(kube: Kube, resource: Resource, namespace: str) -> list[Manifest]:

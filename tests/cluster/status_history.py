@@ -16,7 +16,7 @@ _SECONDS_TO_REJOIN = 1.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedJob:
     """A FinetuneJob as it was when somebody saw it.
 
     Attributes:
@@ -59,7 +59,7 @@ class StatusHistory:
         self.name = name
         self._command = [kubectl.program, f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={kubectl.namespace}"]
         self._command += ["get", "finetunejobs", f"--field-selector=metadata.name={name}", "--watch", "--output=json"]
-        self._seen: list[Seen] = []
+        self._seen: list[ObservedJob] = []
         self._stop = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._watch, name=f"watch-{name}", daemon=True)
@@ -77,19 +77,21 @@ class StatusHistory:
         self._thread.join()
 
     @property
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[ObservedJob]:
         """All that was seen so far, oldest first; no two in a row are the same."""
         return list(self._seen)
 
     @property
-    def last(self) -> Seen:
+    def last(self) -> ObservedJob:
         """The job as it was seen last; without a status before it was seen at all."""
-        return self._seen[-1] if self._seen else Seen(0.0, {})
+        return self._seen[-1] if self._seen else ObservedJob(0.0, {})
 
-    def wait_for(self, what: str, seconds: float, wanted: Callable[[Seen], bool], since: float = 0.0) -> Seen:
+    def wait_for(
+        self, what: str, seconds: float, wanted: Callable[[ObservedJob], bool], since: float = 0.0
+    ) -> ObservedJob:
         """The first that is as wanted, of those seen since a time; the error says what was seen last."""
 
-        def look() -> Seen | None:
+        def look() -> ObservedJob | None:
             return next((seen for seen in self._seen if seen.time >= since and wanted(seen)), None)
 
         try:
@@ -110,7 +112,7 @@ class StatusHistory:
                 assert process.stdout is not None
                 for job in _objects(iter(process.stdout.readline, "")):
                     if not self._seen or self._seen[-1].job != job:
-                        self._seen.append(Seen(time.time(), job))
+                        self._seen.append(ObservedJob(time.time(), job))
             self._stop.wait(_SECONDS_TO_REJOIN)
 
 

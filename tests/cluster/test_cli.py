@@ -21,7 +21,7 @@ import yaml
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.children.pods import SUPERVISOR_CONTAINER
-from spotune_operator.children.resolved_job import PlacedJob, place
+from spotune_operator.children.resolved_job import ResolvedJob, resolve
 from spotune_operator.children.storage import volume_claim
 from spotune_operator.providers import NONE
 from spotune_operator.reconcile.pinned import pin
@@ -29,12 +29,12 @@ from spotune_operator.settings import Settings
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from spotune_testcluster.waiting import wait_for
+from tests import ROOT
 from tests.cluster.operator_install import no_operator
 from tests.cluster.pods import pod, restricted, run_in, wait_until_running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "how-to" / "from-the-terminal.md"
 SPOTUNE = str(Path(sys.executable).with_name("spotune"))
 JOB = "t5-sql"
@@ -72,13 +72,13 @@ writer.close()
 SUPERVISOR = """
 import sys, threading
 from pathlib import Path
-from spotune_trainer.supervisor.control import Orders, Standing
+from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.supervisor.pod_api import PodPages
+from spotune_trainer.supervisor.pod_api import PodApi
 from spotune_trainer.supervisor.http_server import ProgressServer
-place, orders = JobDirectory(Path(sys.argv[1])), Orders()
-pages = PodPages(place, orders, Standing(orders))
-with ProgressServer(place, lambda: None, "0.0.0.0", 8090, pages.pages, pages.actions):
+place, control = JobDirectory(Path(sys.argv[1])), ControlSignals()
+api = PodApi(place, control, SupervisorStatus(control))
+with ProgressServer(place, lambda: None, "0.0.0.0", 8090, api.get_routes, api.post_routes):
     threading.Event().wait()
 """
 """What a head's supervisor serves, without a training."""
@@ -113,13 +113,13 @@ class Stage:
     Attributes:
         cluster: The cluster.
         kubectl: As its administrator, in the namespace.
-        placed: The job.
+        resolved: The job.
         kubeconfig: The user's.
     """
 
     cluster: ClusterUnderTest
     kubectl: Kubectl
-    placed: PlacedJob
+    resolved: ResolvedJob
     kubeconfig: Path
 
     def words(self, command: str, *words: str) -> list[str]:
@@ -158,7 +158,7 @@ class Stage:
     @contextmanager
     def head(self, name: str) -> Iterator[str]:
         """A head pod whose supervisor serves the job's folder; its name."""
-        manifest = pod(name, self.cluster.image, self._python(SUPERVISOR), claims={"/data": self.placed.claim})
+        manifest = pod(name, self.cluster.image, self._python(SUPERVISOR), claims={"/data": self.resolved.claim})
         manifest["metadata"]["labels"] = HEAD_LABELS
         manifest["spec"]["containers"][0] |= {"name": SUPERVISOR_CONTAINER, "ports": [{"containerPort": 8090}]}
         manifest["spec"]["containers"][0]["readinessProbe"] = {
@@ -178,7 +178,7 @@ class Stage:
 
     def append(self, name: str, *lines: str) -> None:
         """Have the second driver say more."""
-        log = f"{self.placed.directory}/logs/driver-2.log"
+        log = f"{self.resolved.directory}/logs/driver-2.log"
         run_in(self.kubectl, name, "bash", "-c", 'printf "%s\\n" "$@" >> "$0"', log, *lines)
 
     def readers(self) -> list[str]:
@@ -187,14 +187,14 @@ class Stage:
         return [item["metadata"]["name"] for item in found]
 
     def _python(self, script: str, *arguments: str) -> list[str]:
-        return ["python", "-c", script, str(self.placed.directory), *arguments]
+        return ["python", "-c", script, str(self.resolved.directory), *arguments]
 
     def make_folder(self) -> None:
         """Put the job's folder, with logs of two attempts, on the volume."""
         content = self._python(
-            FOLDER, json.dumps([LEDGER, DRIVERS, self.placed.job.model_dump(mode="json", by_alias=True)])
+            FOLDER, json.dumps([LEDGER, DRIVERS, self.resolved.job.model_dump(mode="json", by_alias=True)])
         )
-        manifest = pod("maker", self.cluster.image, content, claims={"/data": self.placed.claim})
+        manifest = pod("maker", self.cluster.image, content, claims={"/data": self.resolved.claim})
         self.kubectl.apply(restricted(manifest))
         self.kubectl("wait", "pod/maker", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s")
 
@@ -209,15 +209,15 @@ def stage(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -
         own("label", "namespace", own.namespace, "pod-security.kubernetes.io/enforce=restricted")
         file = tmp_path_factory.mktemp("user") / "kubeconfig"
         file.write_text(yaml.safe_dump(_user(own)))
-        placed = _placed(cluster, own.namespace)
-        found = Stage(cluster, own, placed, file)
-        content = placed.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        own.apply(content, volume_claim(placed) or {})
+        resolved = _resolved(cluster, own.namespace)
+        found = Stage(cluster, own, resolved, file)
+        content = resolved.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        own.apply(content, volume_claim(resolved) or {})
         found.make_folder()
         yield found
 
 
-def _placed(cluster: ClusterUnderTest, namespace: str) -> PlacedJob:
+def _resolved(cluster: ClusterUnderTest, namespace: str) -> ResolvedJob:
     content = {
         "apiVersion": "spotune.dev/v1alpha1",
         "kind": "FinetuneJob",
@@ -230,7 +230,7 @@ def _placed(cluster: ClusterUnderTest, namespace: str) -> PlacedJob:
             "cluster": {"image": cluster.image, "provider": "none"},
         },
     }
-    return place(parse_job(Document(content)), NONE)
+    return resolve(parse_job(Document(content)), NONE)
 
 
 def _user(kubectl: Kubectl) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def test_doctor_of_an_administrator_sees_the_whole_cluster(stage: Stage) -> None
     words = [SPOTUNE, "doctor", *admin, *storage, *pull, "--output", "json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     checks = _checks(done.stdout)
-    assert checks["storage"]["message"].startswith("there is no storage class nothing; there is ")
+    assert checks["storage"]["message"].startswith("there is no storage class nothing; existing classes: ")
     assert (checks["image"]["verdict"], done.returncode) == ("passed", 10), done.stdout
     if stage.cluster.machine:
         assert checks["gpus"]["message"] == "2 GPU(s) on 2 node(s), 2 of them spot"
@@ -308,7 +308,7 @@ def test_what_is_not_there_and_what_is_not_allowed_is_one_sentence(stage: Stage)
     assert f"has no FinetuneJob t5-slq; did you mean {JOB}?" in stage.run("status", "t5-slq", code=2)
     refused = stage.run("status", "--namespace", "default", code=10)
     assert 'cannot list resource "finetunejobs" in API group "spotune.dev" in the namespace "default"' in refused
-    assert "Ask whoever looks after the cluster" in refused
+    assert "Ask a cluster administrator" in refused
     assert refused.count("\n") == 1
 
 
@@ -321,7 +321,7 @@ def test_watch_ends_with_the_job_and_its_exit_code_is_the_jobs(stage: Stage) -> 
         stage.say(("Complete", "True", "the model is trained"), phase="Complete", step=48, output="pvc://x/export")
         code, rest = watching.ended()
         assert code == 0
-        assert "t5-sql is trained (48 steps); the model is at pvc://x/export\n" in rest
+        assert "t5-sql has completed (48 steps); the model is at pvc://x/export\n" in rest
     stage.say(("Failed", "True", "the data has no column sql"), phase="Failed")
     assert "t5-sql failed: the data has no column sql" in stage.run("watch", JOB, code=20)
 
@@ -336,10 +336,10 @@ def test_suspend_waits_until_the_pods_are_gone_and_resume_until_it_trains(stage:
         assert "1 pod(s) left: spotune-t5-sql-workers-worker-abcde" in suspending.line()
         assert stage.kubectl.get("ftj", JOB)["spec"]["suspend"] is True
         stage.remove("spotune-t5-sql-workers-worker-abcde")
-        assert "the operator has not seen the change yet" in suspending.line()
+        assert "the operator has not processed the change yet" in suspending.line()
         stage.say(("Suspended", "True", "all pods are gone"), phase="Suspended")
         assert suspending.ended() == (0, "t5-sql is suspended\n")
-    assert "waited for 0 s, and still: " in stage.run("resume", JOB, "--wait", "--timeout", "1ms", code=10)
+    assert "timed out after 0 s; still waiting: " in stage.run("resume", JOB, "--wait", "--timeout", "1ms", code=10)
     stage.say(("Stalled", "True", "there is no such image"), phase="Stalled")
     assert "Stalled: Test: there is no such image" in stage.run("resume", JOB, "--wait", code=20)
     stage.say(("Training", "True", "steps are made"), phase="Training")
@@ -386,7 +386,7 @@ def test_tensorboard_is_served_here_and_its_pod_goes_with_ctrl_c(stage: Stage) -
     with stage.started("tensorboard", JOB, "--port", "0") as board:
         url = wait_for("TensorBoard's URL", 100, lambda: re.search(r"http://127\S+", board.line()))[0]
         with urllib.request.urlopen(f"{url}data/environment", timeout=20) as answer:
-            assert json.load(answer)["data_location"] == f"{stage.placed.directory}/logs/tensorboard"
+            assert json.load(answer)["data_location"] == f"{stage.resolved.directory}/logs/tensorboard"
         wait_for(
             "the run", 30, lambda: "." in json.load(urllib.request.urlopen(f"{url}data/runs", timeout=20)), every=1
         )
@@ -397,4 +397,4 @@ def test_tensorboard_is_served_here_and_its_pod_goes_with_ctrl_c(stage: Stage) -
 
 
 def _pinned(stage: Stage) -> dict[str, Any]:
-    return pin(stage.placed, None, Settings()).model_dump(mode="json", by_alias=True)
+    return pin(stage.resolved, None, Settings()).model_dump(mode="json", by_alias=True)

@@ -12,14 +12,15 @@ from spotune.job_file.load import load_job, parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests import ROOT
 from tests.api.job_file.test_broken_job_values import BROKEN
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
 
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).parent.parent.parent
+
 EXAMPLE = ROOT / "examples" / "text-to-sql" / "finetunejob.yaml"
-FROZEN = "what is trained is frozen since the first checkpoint"
+FROZEN = "is immutable after the first checkpoint"
 
 NAMED_OTHERWISE = {
     "name that is a number": "cannot unmarshal number into Go struct field ObjectMeta.metadata.name",
@@ -108,7 +109,10 @@ def test_a_refusal_says_what_is_allowed(spec: dict[str, Any], message: str, job:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("a" * 41, "metadata.name: 40 characters at most leave room"), ("a.b", "metadata.name: use a-z, 0-9 and - only")],
+    [
+        ("a" * 41, "metadata.name: 40 characters at most, because pod names are made from it"),
+        ("a.b", "metadata.name: use a-z, 0-9 and -, and start and end with a letter or digit"),
+    ],
     ids=["long", "with-a-dot"],
 )
 def test_a_name_that_pods_cannot_have_is_refused(name: str, message: str, cluster: ClusterUnderTest) -> None:
@@ -206,6 +210,6 @@ def test_get_shows_how_far_it_is(trained: Kubectl) -> None:
 
 def test_explain_reads_like_documentation(cluster: ClusterUnderTest) -> None:
     shown = " ".join(cluster.kubectl("explain", "finetunejob.spec.training").split())
-    assert "names follow Hugging Face TrainingArguments" in shown
-    assert "epochs <integer> Passes over the training data; give this or maxSteps, or both." in shown
+    assert "Names follow Hugging Face TrainingArguments" in shown
+    assert "epochs <integer> Passes over the training data. Set this, maxSteps, or both." in shown
     assert "enum: linear, cosine" in shown

@@ -10,8 +10,8 @@ import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.faults import control_plane, pods, processes
-from tests.cluster.faults.harness import Scene
-from tests.cluster.finetune_jobs import ENDLESS, Remains, Workplace
+from tests.cluster.faults.harness import FaultHarness
+from tests.cluster.finetune_jobs import ENDLESS, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
@@ -26,21 +26,21 @@ FAULTS = (
 
 
 @pytest.fixture(scope="module")
-def scene(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> Iterator[Scene]:
-    """A job that all tests of this module disturb."""
+def harness(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> Iterator[FaultHarness]:
+    """A job into which all tests of this module inject faults."""
     cluster.machine_for("kill -9 of a container")
     with workplace.running(workplace.manifest("disturbed", training={"maxSteps": ENDLESS})) as job:
-        yield Scene(cluster, Fault(cluster), operator, job)
+        yield FaultHarness(cluster, Fault(cluster), operator, job)
 
 
-@pytest.mark.parametrize("inflict", FAULTS, ids=lambda inflict: inflict.__name__)
-def test_training_goes_on(inflict: Callable[[Scene], None], scene: Scene) -> None:
-    inflict(scene)
+@pytest.mark.parametrize("inject", FAULTS, ids=lambda inject: inject.__name__)
+def test_training_recovers(inject: Callable[[FaultHarness], None], harness: FaultHarness) -> None:
+    inject(harness)
 
 
-def test_model_samples_and_status_are_as_if_nothing_had_happened(
-    scene: Scene, undisturbed: Callable[[int], Remains], tmp_path: Path
+def test_model_samples_and_status_equal_those_of_an_undisturbed_run(
+    harness: FaultHarness, undisturbed: Callable[[int], RunArtifacts], tmp_path: Path
 ) -> None:
-    assert len(scene.strikes) == len(FAULTS), "a fault before was not survived"
-    scene.job.give_an_end()
-    scene.finish(undisturbed, tmp_path)
+    assert len(harness.injected_faults) == len(FAULTS), "an earlier fault was not survived"
+    harness.job.finish_soon()
+    harness.verify_outcome(undisturbed, tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,11 +15,12 @@ from spotune_operator.errors import StalledError
 from spotune_operator.reconcile.decide import stalled
 from spotune_testcluster import binaries
 from spotune_testcluster.home import Home
-from tests.operator.support.scenarios import Life, a_cluster_job, a_life, a_training_life
+from tests import ROOT
+from tests.operator.support.scenarios import Scenario, a_cluster_job, new_scenario, training_scenario
 
 pytestmark = pytest.mark.cluster
 
-ARGO_CD = Path(__file__).parent.parent.parent / "manifests/argocd/health.yaml"
+ARGO_CD = ROOT / "manifests/argocd/health.yaml"
 CUSTOMIZATION = "resource.customizations.health.spotune.dev_FinetuneJob"
 
 
@@ -32,96 +32,96 @@ class Health(NamedTuple):
     words: str
 
 
-def new() -> Life:
-    return Life(a_cluster_job())
+def new() -> Scenario:
+    return Scenario(a_cluster_job())
 
 
-def edited() -> Life:
-    life = a_training_life()
-    life.edit(life.job)
-    return life
+def edited() -> Scenario:
+    scenario = training_scenario()
+    scenario.edit(scenario.job)
+    return scenario
 
 
-def silent() -> Life:
-    life = a_training_life()
-    life.is_silent(life.now - 100)
-    life.decide()
-    return life
+def silent() -> Scenario:
+    scenario = training_scenario()
+    scenario.polls_fail(scenario.now - 100)
+    scenario.decide()
+    return scenario
 
 
-def waiting() -> Life:
-    life = a_training_life()
-    life.has_pods(workers=0, pending=2)
-    life.supervisor_says("WaitingForWorkers", step=10)
-    life.decide(after=1900)
-    return life
+def waiting() -> Scenario:
+    scenario = training_scenario()
+    scenario.has_pods(workers=0, pending=2)
+    scenario.supervisor_reports("WaitingForWorkers", step=10)
+    scenario.decide(after=1900)
+    return scenario
 
 
-def suspending() -> Life:
-    life = a_training_life()
-    life.edit(a_cluster_job(suspend=True))
-    life.decide()
-    return life
+def suspending() -> Scenario:
+    scenario = training_scenario()
+    scenario.edit(a_cluster_job(suspend=True))
+    scenario.decide()
+    return scenario
 
 
-def suspended() -> Life:
-    life = suspending()
-    life.see(pods=(), reading=None)
-    life.decide(after=60)
-    return life
+def suspended() -> Scenario:
+    scenario = suspending()
+    scenario.observe(pods=(), poll=None)
+    scenario.decide(after=60)
+    return scenario
 
 
-def trained() -> Life:
+def trained() -> Scenario:
     return ended("Done", "trained")
 
 
-def failed() -> Life:
+def failed() -> Scenario:
     return ended("Failed", "failed", why="the loss is not finite")
 
 
-def ended(phase: str, state: str, why: str = "") -> Life:
-    life = a_training_life()
-    life.supervisor_says(phase, state=state, why=why, step=100)
-    life.decide()
-    return life
+def ended(phase: str, state: str, why: str = "") -> Scenario:
+    scenario = training_scenario()
+    scenario.supervisor_reports(phase, state=state, why=why, step=100)
+    scenario.decide()
+    return scenario
 
 
-def refused() -> Life:
-    life = a_training_life()
+def refused() -> Scenario:
+    scenario = training_scenario()
     error = StalledError("spec.workers.podTemplate", "is wrong")
-    life.status = stalled(life.status, error, generation=life.generation, now=life.now)
-    return life
+    scenario.status = stalled(scenario.status, error, generation=scenario.generation, now=scenario.now)
+    return scenario
 
 
-EXPECTED: Mapping[Callable[[], Life], Health] = {
+EXPECTED: Mapping[Callable[[], Scenario], Health] = {
     new: Health("Progressing", "InProgress", "has not seen it yet"),
-    a_life: Health("Progressing", "InProgress", "the head pod is being started"),
-    a_training_life: Health("Healthy", "Current", "steps are made"),
+    new_scenario: Health("Progressing", "InProgress", "the head pod is starting"),
+    training_scenario: Health("Healthy", "Current", "the model is being trained"),
     edited: Health("Progressing", "InProgress", "has not seen it yet"),
     silent: Health("Progressing", "InProgress", "the supervisor does not answer"),
     waiting: Health("Progressing", "InProgress", "0 of 2 workers run"),
     suspending: Health("Progressing", "InProgress", "the workers commit"),
-    suspended: Health("Suspended", "InProgress", "all pods are gone"),
+    suspended: Health("Suspended", "InProgress", "all pods are deleted"),
     trained: Health("Healthy", "Current", "the model is trained"),
     failed: Health("Degraded", "Failed", "the loss is not finite"),
     refused: Health("Degraded", "Failed", "spec.workers.podTemplate"),
 }
 
 
-def as_object(life: Life) -> dict[str, Any]:
+def as_object(scenario: Scenario) -> dict[str, Any]:
     """The job as the API server has it; one that is new with the status that the definition gives it."""
-    status = life.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    status = scenario.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": "a", "namespace": "team", "generation": life.generation},
+        "metadata": {"name": "a", "namespace": "team", "generation": scenario.generation},
         "spec": {},
-        "status": status if life.status.conditions else {"observedGeneration": -1},
+        "status": status if scenario.status.conditions else {"observedGeneration": -1},
     }
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[[], Life], dict[str, str]]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[[], Scenario], dict[str, str]]:
     """All moments, judged by both."""
     script = tmp_path_factory.mktemp("argocd") / "health.lua"
     script.write_text(yaml.safe_load(ARGO_CD.read_text())["data"][CUSTOMIZATION])
@@ -134,7 +134,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[[], Life],
 
 @pytest.mark.parametrize("moment", EXPECTED, ids=lambda make: make.__name__)
 def test_health_is_that_of_the_job(
-    moment: Callable[[], Life], judged: dict[Callable[[], Life], dict[str, str]]
+    moment: Callable[[], Scenario], judged: dict[Callable[[], Scenario], dict[str, str]]
 ) -> None:
     found, expected = judged[moment], EXPECTED[moment]
     assert (found["argo"], found["flux"]) == (expected.argo, expected.flux)

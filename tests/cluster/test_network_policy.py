@@ -3,7 +3,7 @@
 import pytest
 
 from spotune_operator.children.network import network_policy
-from spotune_operator.children.resolved_job import place
+from spotune_operator.children.resolved_job import resolve
 from spotune_operator.providers import PROVIDERS, ProviderName
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
@@ -67,18 +67,18 @@ def test_policy_of_a_job_leaves_ray_to_the_job_and_progress_to_operator_and_prom
 ) -> None:
     with temporary_namespace(cluster.kubectl) as operators, temporary_namespace(cluster.kubectl) as prometheus:
         job = a_job()
-        placed = place(
+        resolved = resolve(
             job,
             PROVIDERS[ProviderName.NONE],
             operator_namespace=operators.namespace,
             monitoring_namespace=prometheus.namespace,
         )
         server = ("python3", "-c", LISTEN)
-        policy = network_policy(placed)
+        policy = network_policy(resolved)
         policy["metadata"]["namespace"] = namespace.namespace
-        namespace.apply(policy, pod("server", cluster.image, server, labels=placed.selector))
+        namespace.apply(policy, pod("server", cluster.image, server, labels=resolved.selector))
         clients = {
-            ("worker", namespace): (placed.selector, {6379, 8080, 8090, 8265}),
+            ("worker", namespace): (resolved.selector, {6379, 8080, 8090, 8265}),
             ("stranger", namespace): (OPERATOR, set()),
             ("operator", operators): (OPERATOR, {8090, 8265}),
             ("neighbour", operators): ({}, set()),

@@ -15,8 +15,8 @@ from spotune_testcluster.errors import DidNotStartError
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.waiting import wait_for
 from tests.cluster import prometheus, text_to_sql
-from tests.cluster.faults.status_invariants import SECONDS_OLD, untruths
-from tests.cluster.faults.timeline import stretches
+from tests.cluster.faults.status_invariants import SECONDS_OLD, invariant_violations
+from tests.cluster.faults.timeline import training_intervals
 from tests.cluster.finetune_jobs import NOWHERE, RunningJob, Workplace
 from tests.cluster.operator_install import Operator
 
@@ -57,7 +57,7 @@ def test_text_to_sql_example_is_trained_by_kubectl_apply(
         assert not job.pods("workers"), "no GPU is paid for before there is something to train on"
         job.move_to_own_volume(corpus, text_to_sql.ON_VOLUME)
         tables = _tables_until_complete(job)
-        remains = job.remains(tmp_path)
+        artifacts = job.artifacts(tmp_path)
         wait_for("the cluster to be given back", 120, lambda: _of_job(job.kubectl, job.name) == _left(job), every=0.5)
 
     shown_of = {column: {table[column] for table in tables} - {"", "0"} for column in ("STEP", "LOSS", "ETA")}
@@ -69,12 +69,12 @@ def test_text_to_sql_example_is_trained_by_kubectl_apply(
     assert {"Training", "Complete"} <= {table["PHASE"] for table in tables}
     last = [tables[-1][column] for column in ("PHASE", "STEP", "CHECKPOINT", "RESTARTS")]
     assert last == ["Complete", str(STEPS), str(STEPS), "0"]
-    assert untruths(job.history.seen, stretches(remains)) == []
+    assert invariant_violations(job.history.seen, training_intervals(artifacts)) == []
     status = job.history.last.status
     assert status["output"] == f"pvc://spotune-{job.name}/{job.directory.removeprefix('/data/')}/export"
-    assert status["evalLoss"] == pytest.approx(remains.ledger.records("evaluated")[-1]["loss"], rel=1e-4)
-    result = json.loads(remains.directory.result.read_text())
-    assert result["exportSha256"] == remains.sha256()
+    assert status["evalLoss"] == pytest.approx(artifacts.ledger.records("evaluated")[-1]["loss"], rel=1e-4)
+    result = json.loads(artifacts.directory.result.read_text())
+    assert result["exportSha256"] == artifacts.sha256()
     assert result["executionAccuracy"] >= (0.85 if TRAINING_ROWS == ALL_ROWS else 0)
 
 

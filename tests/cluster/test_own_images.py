@@ -12,6 +12,7 @@ import pytest
 
 from spotune_testcluster.containerd import load_image
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests import ROOT
 from tests.cluster import chart, text_to_sql
 from tests.cluster.chart import NAMESPACE
 from tests.cluster.finetune_jobs import Workplace
@@ -20,7 +21,7 @@ from tests.cluster.own_images import TARGETS, image_name
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
 
-ARCHIVES = Path(__file__).parent.parent.parent / "build/images"
+ARCHIVES = ROOT / "build/images"
 ROWS = 25600
 STEPS = ROWS // 64
 
@@ -53,8 +54,8 @@ def test_example_is_trained_by_the_images_of_the_dockerfile_through_the_loss_of_
         job.kubectl("delete", "pod", job.head()["metadata"]["name"], "--wait=false")
         ended = job.wait_until_complete()
         assert ended.status["restarts"]["headLost"] == 1
-        remains = job.remains(tmp_path)
-    assert json.loads(remains.directory.result.read_text())["exportSha256"] == remains.sha256()
+        artifacts = job.artifacts(tmp_path)
+    assert json.loads(artifacts.directory.result.read_text())["exportSha256"] == artifacts.sha256()
     chart.uninstall(cluster.kubectl)
     for name in cluster.nodes[2:]:
         cluster.kubectl("uncordon", name)

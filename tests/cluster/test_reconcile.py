@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from spotune_operator.kube.client import CHILDREN, JOBS, RAY_CLUSTERS, Login, Ma
 from spotune_operator.main import login
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests import ROOT
 from tests.cluster.job_lives import LIFE, TRAINING, live
 from tests.cluster.operator_install import no_operator
 from tests.cluster.reconciling import NAME, STORAGE_CLASS, Fault, Kind, World, differences, listed, world
@@ -24,7 +24,7 @@ from tests.cluster.whole_operator import whole_operator
 
 pytestmark = pytest.mark.cluster
 
-CRD = Path(__file__).parent.parent.parent / "manifests" / "crd.yaml"
+CRD = ROOT / "manifests" / "crd.yaml"
 EVERY = int(os.environ.get("SPOTUNE_TEST_FAULT_EVERY", "8"))
 """Of how many requests one is befallen, for each kind of fault; 1: every one."""
 KINDS: tuple[Kind, ...] = ("crash", "lost", "cut")

@@ -12,12 +12,13 @@ import pytest
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from spotune_testcluster.waiting import wait_for
+from tests import ROOT
 from tests.cluster.pods import as_json
 from tests.command_line import run_spotune
 
 pytestmark = pytest.mark.cluster
 
-JOBS = Path(__file__).parent.parent / "operator" / "golden"
+JOBS = ROOT / "tests/operator/reconcile/golden"
 NAME = "spotune-t5-wikisql"
 CAPACITIES = ("spot", "on-demand", "spot-then-on-demand")
 

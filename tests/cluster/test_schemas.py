@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotune_testcluster import binaries
+from tests import ROOT
 from tests.cluster import chart, schemas
 from tests.cluster.chart import EVERYTHING, PRESETS
 from tests.cluster.schemas import KARPENTER, KUBERNETES, LOCATION, PROMETHEUS_OPERATOR
@@ -18,9 +19,9 @@ from tests.examples.jobs import JOB_FILES
 
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).parent.parent.parent
+
 MANIFESTS = sorted({*ROOT.glob("manifests/**/*.yaml")} - {*ROOT.glob("manifests/argocd/*")})  # a patch is no object
-RENDERED = sorted(ROOT.glob("tests/operator/golden/*.yaml"))
+RENDERED = sorted(ROOT.glob("tests/operator/reconcile/golden/*.yaml"))
 ALL_VALUES = (
     *EVERYTHING,
     "imagePullSecrets[0].name=registry",

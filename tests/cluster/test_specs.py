@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -27,13 +26,14 @@ from spotune_operator.main import login
 from spotune_operator.providers import PROVIDERS
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from tests import ROOT
 from tests.cluster.operator_install import no_operator
 from tests.cluster.whole_operator import WholeOperator, whole_operator
 from tests.operator.support.generated_specs import Spec, generated
 
 pytestmark = pytest.mark.cluster
 
-CRD = Path(__file__).parent.parent.parent / "manifests" / "crd.yaml"
+CRD = ROOT / "manifests" / "crd.yaml"
 NUMBER = int(os.environ.get("SPOTUNE_TEST_SPECS", "300"))
 LIVE = int(os.environ.get("SPOTUNE_TEST_LIVE_SPECS", "20"))
 AT_ONCE = 16

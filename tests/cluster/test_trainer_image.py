@@ -20,7 +20,8 @@ STALE = """
 import importlib.util, pathlib, struct, torch, transformers, spotune_trainer
 stale = []
 for package in (torch, transformers, spotune_trainer):
-    for source in sorted(pathlib.Path(package.__file__).parent.glob("*.py")):
+    pattern = "**/*.py" if package is spotune_trainer else "*.py"
+    for source in sorted(pathlib.Path(package.__file__).parent.glob(pattern)):
         cached = pathlib.Path(importlib.util.cache_from_source(str(source)))
         if cached.exists():
             time, size = struct.unpack("<8x2I", cached.read_bytes()[:16])

@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
+from tests import ROOT
 from tests.cluster.finetune_jobs import SMALL, Workplace
 
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "text-to-sql"
+EXAMPLE = ROOT / "examples" / "text-to-sql"
 JOB_FILE = EXAMPLE / "finetunejob.yaml"
 ON_VOLUME = "/data/data"
 """Relative sources of the job file begin at the root of the volume."""

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from spotune_operator.main import registry_of
+from spotune_operator.main import build_registry
 from spotune_operator.settings import Settings
 
 _SAMPLE = re.compile(r"^(?P<name>spotune_\w+)(\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
@@ -53,7 +53,7 @@ async def whole_operator(namespace: str, **settings: Any) -> AsyncIterator[Whole
     )
     stop = asyncio.Event()
     running = asyncio.create_task(
-        kopf.operator(registry=registry_of(chosen), standalone=True, namespaces=[namespace], stop_flag=stop)
+        kopf.operator(registry=build_registry(chosen), standalone=True, namespaces=[namespace], stop_flag=stop)
     )
     try:
         yield WholeOperator(port)

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
-from spotune.plan.known_models import published_config
-from tests.pages import ROOT
+from spotune.plan.known_models import known_config
+from tests import ROOT
 
 EXAMPLES = ROOT / "examples"
 JOB_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneJob" in file.read_text())
 PUBLISHED = [file for file in JOB_FILES if file.parent.name != "text-to-sql"]
-"""Jobs of models and data sets that are on the Hugging Face Hub and elsewhere; the other one makes its own."""
+"""Jobs that need published models and datasets. The remaining example generates its own."""
 
 
 def config_of(job: FinetuneJob, folder: Path) -> dict[str, Any]:
-    """`config.json` of the model of a job in `folder`: a published one, or the example's own."""
+    """The `config.json` of the model of a job in `folder`: a published one, or the example's own."""
     source = job.spec.model.source
     if not source.startswith("hf://"):
         config: dict[str, Any] = json.loads((folder / source / "config.json").read_text())
         return config
-    published = published_config(source)
+    published = known_config(source)
     assert published is not None, f"{source} is not among the published configurations"
     return dict(published)

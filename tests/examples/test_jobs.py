@@ -1,4 +1,4 @@
-"""Every job of examples/ is right, is in the table of examples/README.md, and fits on the GPUs that it says there."""
+"""Every job in examples/ is valid, is in the table of examples/README.md, and fits on the GPUs listed there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from spotune.fingerprint import fingerprint
 from spotune.job_file.load import load_job
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.devices import device_memory_bytes
-from spotune.plan.execution import request_of, setup_of
-from spotune.plan.layout import Choice, choose_layout
+from spotune.plan.execution import layout_request, training_setup
+from spotune.plan.layout import LayoutChoice, choose_layout
 from spotune.plan.parameters import count_parameters
 from spotune.units.quantities import Quantity
 from tests.examples.jobs import EXAMPLES, JOB_FILES, PUBLISHED, config_of
@@ -27,7 +27,7 @@ ROW = re.compile(
 
 @dataclass(frozen=True)
 class Stated:
-    """What the table says of a job."""
+    """The row of the table for a job."""
 
     parameters: int
     workers: int
@@ -43,10 +43,10 @@ def stated(file: Path) -> Stated:
     raise AssertionError(f"the table has no row of {file.name}")
 
 
-def planned(file: Path, workers: int, device: str) -> Choice:
+def planned(file: Path, workers: int, device: str) -> LayoutChoice:
     job = load_job(file)
-    setup = setup_of(read_architecture(config_of(job, file.parent)), job)
-    return choose_layout(setup, workers, device_memory_bytes(device), request_of(job))
+    setup = training_setup(read_architecture(config_of(job, file.parent)), job)
+    return choose_layout(setup, workers, device_memory_bytes(device), layout_request(job))
 
 
 @pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: file.stem)
@@ -60,18 +60,18 @@ def test_every_example_is_in_the_table(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
-def test_a_job_is_called_as_its_file(file: Path) -> None:
+def test_a_job_is_named_after_its_file(file: Path) -> None:
     assert load_job(file).metadata.name == file.stem
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
-def test_the_model_has_as_many_parameters_as_the_table_says(file: Path) -> None:
+def test_the_table_has_the_number_of_parameters(file: Path) -> None:
     architecture = read_architecture(config_of(load_job(file), file.parent))
     assert count_parameters(architecture).total == stated(file).parameters
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
-def test_the_job_fits_on_the_gpus_that_the_table_names(file: Path) -> None:
+def test_the_job_fits_on_the_gpus_in_the_table(file: Path) -> None:
     workers = load_job(file).spec.workers
     assert stated(file).workers == workers.world_size
     for count in (workers.min_world_size, workers.world_size):
@@ -79,15 +79,15 @@ def test_the_job_fits_on_the_gpus_that_the_table_names(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
-def test_pods_ask_for_the_host_memory_that_the_plan_counts(file: Path) -> None:
-    """Beside the process and the page-locked copies, a worker holds the weights while it reads them."""
+def test_pods_request_the_host_memory_of_the_plan(file: Path) -> None:
+    """Besides the process and the page-locked copies, a worker has the weights in memory while it loads them."""
     workers = load_job(file).spec.workers
-    asked = Quantity(workers.resources.requests.get("memory", "8Gi")).value  # what the operator asks for by itself
+    asked = Quantity(workers.resources.requests.get("memory", "8Gi")).value  # the default request of the operator
     memory = planned(file, workers.min_world_size, stated(file).device).memory
     assert memory.host_bytes + memory.states.weights_bytes < asked
 
 
-def test_the_layouts_of_t5_large_train_the_same() -> None:
+def test_the_layouts_of_t5_large_differ_only_in_layout() -> None:
     jobs = [load_job(file) for file in PUBLISHED if file.stem.startswith("t5-large")]
     assert len({job.spec.execution.zero_stage for job in jobs}) == len(jobs) == 3
     assert len({fingerprint(job) for job in jobs}) == 1
@@ -99,7 +99,7 @@ def test_all_t5_jobs_read_the_same_shards() -> None:
 
 
 @pytest.mark.parametrize("device", ["a100-40gb", "a100-80gb"])
-def test_t5_11b_on_one_gpu_is_refused_with_what_would_help(device: str) -> None:
+def test_t5_11b_on_one_gpu_is_rejected_with_alternatives(device: str) -> None:
     file = EXAMPLES / "t5-wikisql" / "t5-11b-wikisql.yaml"
     with pytest.raises(JobError, match="does not fit on 1 worker with") as refused:
         planned(file, 1, device)
@@ -110,7 +110,7 @@ def test_t5_11b_on_one_gpu_is_refused_with_what_would_help(device: str) -> None:
     assert planned(file, int(named[1]), device).fits
 
 
-def test_llama_2_without_zero_is_refused_on_80_gb_however_many_workers_there_are() -> None:
+def test_llama_2_without_zero_is_rejected_on_80_gb_at_any_world_size() -> None:
     file = EXAMPLES / "llama-dolly" / "llama2-7b-data-parallel.yaml"
     for workers in (1, 4, 64):
         with pytest.raises(JobError, match=r"needs 110\.3 GB per worker.*What would help: execution\.zeroStage auto"):
@@ -118,7 +118,7 @@ def test_llama_2_without_zero_is_refused_on_80_gb_however_many_workers_there_are
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
-def test_shards_in_a_bucket_take_the_place_of_those_in_the_folder(file: Path, tmp_path: Path) -> None:
+def test_shards_in_a_bucket_replace_those_in_the_folder(file: Path, tmp_path: Path) -> None:
     on_a_cluster = tmp_path / "job.yaml"
     on_a_cluster.write_text(file.read_text().replace("data/shards", "s3://my-bucket/rows"))
     train = load_job(on_a_cluster).spec.dataset.train
@@ -126,6 +126,6 @@ def test_shards_in_a_bucket_take_the_place_of_those_in_the_folder(file: Path, tm
     assert train.source.startswith("s3://my-bucket/rows")
 
 
-def test_the_published_accumulation_is_that_of_the_plan() -> None:
+def test_the_published_accumulation_matches_the_plan() -> None:
     job = load_job(EXAMPLES / "bloomz-imdb" / "bloomz-1b1-imdb.yaml").spec
     assert job.training.global_batch_size == 8 * job.execution.micro_batch_size * job.workers.world_size

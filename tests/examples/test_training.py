@@ -1,6 +1,6 @@
-"""Every job of examples/ trains: its own file, with a tiny model of the same family, short rows and a few steps.
+"""Every job in examples/ trains, with a tiny model of the same family, short rows and a few steps.
 
-What a processor cannot do is replaced: float16 by bfloat16. All else that the file asks for is what runs.
+Only what CPUs cannot do is replaced: float16 by bfloat16. All other settings of the job file are used as they are.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import train_rank
 from tests.trainer.support.tiny import VOCABULARY, save_tokenizer
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 WORKERS = 2
 MEMORY_BYTES = 4 * 10**9
@@ -44,11 +46,11 @@ TINY: dict[str, dict[str, int]] = {
     "mistral": {**LLAMA, "num_key_value_heads": 1},
     "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
 }
-"""Sizes by family; what else there is in the full size's configuration stays."""
+"""Sizes of the tiny models by family. All other settings are those of the full-size configuration."""
 TEXTS = [f"{'A film about many singers and a ship. ' * (number % 3 + 1)}It has {number} acts." for number in range(40)]
 
 Rows = dict[str, Path]
-"""Files of rows as they are published, by `train` and, where there is one, `eval`."""
+"""Files of rows in their published format, by `train` and, if there is one, `eval`."""
 
 
 def wikisql(folder: Path) -> Rows:
@@ -90,7 +92,7 @@ WRITERS: dict[str, Callable[[Path], Rows]] = {
 
 
 def save_tiny_model(job: FinetuneJob, folder: Path, config: dict[str, Any]) -> Path:
-    """A tiny model of the family of `config` with a tokenizer; with weights, if the job starts from some."""
+    """Save a tiny model of the family of `config`, its tokenizer, and weights if the job needs pretrained ones."""
     ends = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     tiny = AutoConfig.for_model(**{**config, **TINY[config["model_type"]], **ends})
     if job.spec.model.initialise == "pretrained":
@@ -103,7 +105,7 @@ def save_tiny_model(job: FinetuneJob, folder: Path, config: dict[str, Any]) -> P
 
 
 def toy(job: FinetuneJob, model: Path, shards: Path) -> FinetuneJob:
-    """The job at a size for two processors."""
+    """The job, scaled down for two CPUs."""
     spec = job.spec
     values: dict[str, Any] = {
         "model.source": str(model),
@@ -130,7 +132,7 @@ def toy(job: FinetuneJob, model: Path, shards: Path) -> FinetuneJob:
 
 
 def train(job: FinetuneJob, directory: JobDirectory) -> dict[str, Any]:
-    """Runs the job's first worker group to its end; the figures that it ends with."""
+    """Run the job's first worker group until it exits; returns its result."""
     plan = plan_run(job, directory, None, lambda: MEMORY_BYTES)
     task = WorkerTask(
         directory=str(directory.root),
@@ -139,7 +141,7 @@ def train(job: FinetuneJob, directory: JobDirectory) -> dict[str, Any]:
         job=job.model_dump(mode="json"),
         plan=plan.to_json(),
     )
-    figures: dict[str, Any] = run_group(WORKERS, train_rank, task)[0].figures
+    figures: dict[str, Any] = run_group(WORKERS, train_rank, task)[0].summary
     return figures
 
 
@@ -149,7 +151,7 @@ def test_an_example_trains(file: Path, tmp_path: Path) -> None:
     config = config_of(example, file.parent)
     model = save_tiny_model(example, tmp_path / "model", config)
     job = toy(example, model, tmp_path / "shards")
-    options = replace(PrepareOptions.of_job(job), processes=1)
+    options = replace(PrepareOptions.from_job(job), processes=1)
     for split, rows in WRITERS[file.parent.name](tmp_path).items():
         prepare([rows], tmp_path / "shards" / split, options, load_tokenizer(job))
 

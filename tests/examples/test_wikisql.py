@@ -1,4 +1,4 @@
-"""examples/t5-wikisql/convert.py: from the release's numbers to SQL that a database takes."""
+"""examples/t5-wikisql/convert.py turns the queries of the release into valid SQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWERS = [[("Duke",)], [(0,)], [(21.5,)], [(1999,)], [(1999,), (2001,)]]
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What the script, run as people do, makes of the questions for training."""
+    """The training rows that the script writes."""
     release = write_release(tmp_path_factory.mktemp("release"))
     script = EXAMPLES / "t5-wikisql" / "convert.py"
     command = [sys.executable, str(script), "--data", str(release)]
@@ -34,18 +34,18 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return [json.loads(line) for line in (release / "rows" / "train.jsonl").read_text().splitlines()]
 
 
-def test_a_question_is_asked_with_the_names_of_its_columns(rows: list[dict[str, str]]) -> None:
+def test_rows_have_question_and_column_names(rows: list[dict[str, str]]) -> None:
     assert [row["question"] for row in rows] == [asked["question"] for asked in QUESTIONS]
     assert rows[0]["columns"] == "Player | No. | School/Club Team"
 
 
-def test_queries_are_sql_without_a_sign_that_t5_has_no_token_for(rows: list[dict[str, str]]) -> None:
+def test_queries_have_no_less_than_sign(rows: list[dict[str, str]]) -> None:
     assert [row["sql"] for row in rows] == SQL
     assert not [query for query in SQL if "<" in query]
 
 
 @pytest.mark.parametrize("number", range(len(QUESTIONS)))
-def test_a_database_with_the_table_answers_the_query(number: int) -> None:
+def test_queries_run_on_a_database_with_the_table(number: int) -> None:
     table = next(table for table in TABLES if table["id"] == QUESTIONS[number]["table_id"])
     names = ", ".join('"' + name.replace('"', '""') + '"' for name in table["header"])
     with closing(sqlite3.connect(":memory:")) as connection:

@@ -1,4 +1,4 @@
-"""A release of WikiSQL in miniature, written by hand: the same files, with two tables and a few questions a split."""
+"""A miniature WikiSQL release, written by hand: the same files, with two tables and a few questions per split."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLES: list[dict[str, Any]] = [
 
 
 def question(table: int, text: str, sel: int, agg: int, *conds: list[Any]) -> dict[str, Any]:
-    """A line of `<split>.jsonl`; the numbers are those of columns, aggregates and operators."""
+    """A line of `<split>.jsonl`; columns, aggregates and operators are given by number."""
     return {
         "phase": 1,
         "table_id": TABLES[table]["id"],
@@ -43,7 +43,7 @@ QUESTIONS = [
 
 
 def write_release(folder: Path) -> Path:
-    """The files of the release's archive that matter, in `folder`."""
+    """Write the files of the release that the script reads to `folder`."""
     for split in ("train", "dev", "test"):
         (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in QUESTIONS))
         (folder / f"{split}.tables.jsonl").write_text("".join(f"{json.dumps(table)}\n" for table in TABLES))

@@ -1,4 +1,4 @@
-"""What is made from the chart's values and the operator's settings is current; the rest of the chart takes Helm."""
+"""Files generated from the chart's values and the operator's settings are current."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from charts import generate
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import PREFIX, Settings
-from spotune_trainer.observability.progress import Phase
+from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.supervisor import http_server as serve
 
 
 @pytest.mark.parametrize("path", generate.files(), ids=lambda path: path.name)
-def test_what_is_made_from_the_values_is_current(path: Path) -> None:
+def test_generated_files_are_current(path: Path) -> None:
     assert path.read_text() == generate.files()[path], "run `make manifests`"
 
 
@@ -40,7 +40,7 @@ def test_names_of_settings_become_the_operators_variables() -> None:
         Settings.from_environment({PREFIX + snake: values[shape["type"]]})
 
 
-def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
+def test_rules_and_dashboard_use_existing_metrics() -> None:
     status = dict.fromkeys(serve._GAUGES, 1) | {
         "ageSeconds": 1,
         "lastCheckpoint": {"step": 1, "time": 1},
@@ -50,7 +50,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
         "goodputParts": {"productive": 1},
         "phase": Phase.TRAINING,
     }
-    served = "\n".join(serve.metrics_lines(status)) + Metrics().page().decode()
+    served = "\n".join(serve.metrics_lines(status)) + Metrics().exposition().decode()
     asked = {
         name
         for template in ("rules", "dashboard")

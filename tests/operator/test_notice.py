@@ -1,4 +1,4 @@
-"""A spot node whose cloud has announced its end: the workers on it are asked to go, and nothing else is."""
+"""A spot node that the cloud reclaims: its workers are deleted gracefully, and no other pods are."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from spotune_operator.manager import Running
+from spotune_operator.manager import Manager
 from spotune_operator.observe.nodes import NodeView, node_view
 from spotune_operator.settings import Settings
 from tests.operator.support.api_server import api_server
-from tests.operator.support.scenarios import a_training_life
+from tests.operator.support.scenarios import training_scenario
 
 AHEAD = "Preempt Scheduled: Wed, 26 Feb 2025 10:13:13 GMT. DurationInSeconds: -1.  For more information, see <docs>."
 NOW = "Preempt Started. For more information, see <docs>."
@@ -65,33 +65,35 @@ def raw_pod(name: str, component: str, node: str) -> dict[str, Any]:
         ("KubeletProblem", "True", AHEAD, False),
     ],
 )
-def test_only_a_preemption_is_the_end_of_a_node(condition: str, status: str, message: str, reclaimed: bool) -> None:
+def test_only_a_preemption_event_marks_a_node_as_reclaimed(
+    condition: str, status: str, message: str, reclaimed: bool
+) -> None:
     raw = raw_node("n1", {"type": condition, "status": status, "message": message})
     assert node_view(raw).reclaimed is reclaimed
 
 
-def test_workers_on_such_a_node_are_asked_to_go_once() -> None:
-    life = a_training_life()
-    life.settings = replace(life.settings, heed_preemption=True)
-    first, second = life.seen.workers
+def test_workers_on_a_reclaimed_node_are_deleted_once() -> None:
+    scenario = training_scenario()
+    scenario.settings = replace(scenario.settings, heed_preemption=True)
+    first, second = scenario.observed.workers
     elsewhere = replace(second, node="n3")
-    head = life.seen.head
+    head = scenario.observed.head
     assert head is not None
-    life.see(pods=(replace(head, node="n2"), first, elsewhere))
-    life.see(nodes={"n2": NodeView("n2", reclaimed=True), "n3": NodeView("n3")})
-    assert life.decide().give_notice == [first]
+    scenario.observe(pods=(replace(head, node="n2"), first, elsewhere))
+    scenario.observe(nodes={"n2": NodeView("n2", reclaimed=True), "n3": NodeView("n3")})
+    assert scenario.decide().give_notice == [first]
     coming = replace(first, name="worker-3", phase="Pending")
-    life.see(pods=(head, replace(first, deleting_since=life.now), elsewhere, coming))
-    assert life.decide().give_notice == []
+    scenario.observe(pods=(head, replace(first, deleting_since=scenario.now), elsewhere, coming))
+    assert scenario.decide().give_notice == []
 
 
-def test_they_are_left_alone_unless_that_is_asked_for() -> None:
-    life = a_training_life()
-    life.see(nodes={"n2": NodeView("n2", reclaimed=True)})
-    assert life.decide().give_notice == []
+def test_workers_on_a_reclaimed_node_stay_unless_the_setting_is_on() -> None:
+    scenario = training_scenario()
+    scenario.observe(nodes={"n2": NodeView("n2", reclaimed=True)})
+    assert scenario.decide().give_notice == []
 
 
-def test_an_operator_deletes_the_pod_with_the_grace_that_it_has() -> None:
+def test_operator_deletes_the_pod_with_its_own_grace_period() -> None:
     async def test() -> None:
         async with api_server() as (server, kube):
             server.objects["finetunejobs"] = [deepcopy(JOB)]
@@ -104,7 +106,7 @@ def test_an_operator_deletes_the_pod_with_the_grace_that_it_has() -> None:
                 raw_pod("worker-1", "workers", "n1"),
                 raw_pod("worker-2", "workers", "n2"),
             ]
-            async with Running(kube, SETTINGS), asyncio.timeout(20):
+            async with Manager(kube, SETTINGS), asyncio.timeout(20):
                 while not server.asked("DELETE"):  # noqa: ASYNC110 - a server does not tell what it was asked
                     await asyncio.sleep(0.01)
             assert set(server.asked("DELETE")) == {"/api/v1/namespaces/team/pods/worker-2"}

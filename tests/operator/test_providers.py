@@ -1,4 +1,4 @@
-"""The table of providers, against nodes as the clouds make them, and storage classes as they come."""
+"""The providers, against nodes and storage classes as the clouds create them."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ KARPENTER_SPOT = {"karpenter.sh/capacity-type": "spot"}
 
 
 def fits(provider: Provider, capacity: Capacity, labels: dict[str, str]) -> bool:
-    """Whether a pod may run on a node with these labels."""
+    """Whether a pod can be scheduled on a node with these labels."""
 
     def meets(expression: dict[str, Any]) -> bool:
         found = labels.get(expression["key"]) in expression["values"]
@@ -48,19 +48,19 @@ def node_labels(provider: Provider, capacity: Capacity) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("provider", CLOUDS, ids=lambda provider: provider.name)
-def test_spot_pods_run_on_spot_nodes_only_and_the_others_on_the_others(provider: Provider) -> None:
+def test_spot_and_on_demand_pods_run_on_their_own_nodes_only(provider: Provider) -> None:
     for wanted in ("spot", "on-demand"):
         for there in ("spot", "on-demand"):
             assert fits(provider, wanted, node_labels(provider, there)) == (wanted == there)
 
 
-def test_nodes_by_karpenter_are_known_too() -> None:
+def test_karpenter_nodes_are_recognized() -> None:
     assert fits(EKS, "spot", KARPENTER_SPOT)
     assert not fits(EKS, "on-demand", KARPENTER_SPOT)
     assert fits(EKS, "on-demand", {"karpenter.sh/capacity-type": "on-demand"})
 
 
-def test_without_a_provider_any_node_will_do() -> None:
+def test_any_node_matches_without_a_provider() -> None:
     assert fits(NONE, "spot", {})
     assert fits(NONE, "on-demand", {})
 
@@ -77,7 +77,7 @@ def test_pods_without_gpus_stay_away_from_gpu_nodes() -> None:
     assert AKS.tolerations("on-demand", gpus=False) == []
 
 
-def test_a_provider_is_known_by_its_nodes() -> None:
+def test_provider_is_detected_from_its_nodes() -> None:
     for provider in PROVIDERS.values():
         name = clouds.Provider(provider.name)
         assert detect([clouds.provider_id(name, "n1", "zone"), ""]) is provider
@@ -86,30 +86,30 @@ def test_a_provider_is_known_by_its_nodes() -> None:
 
 
 def test_nodes_of_two_clouds_are_refused_with_the_field_that_decides() -> None:
-    with pytest.raises(ProviderError, match=r"spec\.cluster\.provider: is auto, and the nodes are from aks and eks"):
+    with pytest.raises(ProviderError, match=r"spec\.cluster\.provider: is auto, but the nodes are from aks and eks"):
         detect(["aws:///eu-west-1a/i-1", "azure:///subscriptions/0"])
 
 
-def test_pods_are_gone_before_the_machine_is() -> None:
+def test_grace_period_ends_before_the_machine_does() -> None:
     for provider in PROVIDERS.values():
         assert 0 < provider.grace_seconds <= provider.notice_seconds
 
 
-def test_every_name_has_its_row() -> None:
+def test_every_provider_name_has_a_provider() -> None:
     assert {name: provider.name for name, provider in PROVIDERS.items()} == {name: name for name in ProviderName}
 
 
 @pytest.mark.parametrize("provider", CLOUDS, ids=lambda provider: provider.name)
-def test_the_class_that_is_taken_by_default_is_not_one_that_is_refused(provider: Provider) -> None:
+def test_default_class_is_not_a_refused_one(provider: Provider) -> None:
     assert provider.storage_class
     refuse_unfit_class_name(provider, provider.storage_class)
 
 
-def test_smb_is_refused_by_name_with_the_reason_and_the_way_out() -> None:
+def test_smb_class_is_refused_with_reason_and_alternative() -> None:
     with pytest.raises(StorageClassError) as refused:
         refuse_unfit_class_name(AKS, "azurefile-csi")
     assert refused.value.field == "spec.storage.storageClassName"
-    assert "SMB: no exclusive mkdir" in str(refused.value)
+    assert "SMB, which lacks exclusive mkdir" in str(refused.value)
     assert "azurefile-csi-nfs" in str(refused.value)
 
 

@@ -1,4 +1,4 @@
-"""The runbook has every reason that the operator gives, every Event and every alert."""
+"""The runbook has every reason of a condition, every Event and every alert."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ import pytest
 
 from charts.generate import CHART
 from spotune_operator.errors import StalledError
-from spotune_operator.reconcile import condition_findings as findings
+from spotune_operator.reconcile import condition_findings, kstatus
 from spotune_operator.reconcile import events as job_events
+from tests import ROOT
 
-RUNBOOK = (Path(__file__).parent.parent.parent / "docs/runbook.md").read_text()
+RUNBOOK = (ROOT / "docs/runbook.md").read_text()
 GOOD = {"NothingToMend", "NotFailed", "NotSuspended", "Complete", "Progressing"}
-"""What is no trouble, and what a reason that is looked up elsewhere repeats."""
+"""Reasons that need no entry: nothing is wrong, or they repeat a reason that has one."""
 
 
 def reasons() -> Iterator[str]:
-    """Of conditions that are not as one would like them, where the code spells them out."""
-    for node in ast.walk(ast.parse(Path(findings.__file__).read_text())):
+    """Literal reasons of unhealthy conditions in the code."""
+    nodes = [
+        node
+        for module in (condition_findings, kstatus)
+        for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text()))
+    ]
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             texts = [str(part.value) if isinstance(part, ast.Constant) else "" for part in node.args]
-            if node.func.id == "Trouble":
+            if node.func.id == "PodProblem":
                 yield texts[0]
             elif node.func.id == "Finding" and (texts[1] != "True" or texts[0] in ("Stalled", "Failed")):
                 yield texts[2]
-    yield from findings._USERS_TO_MEND
+    yield from kstatus._NEED_A_USER
     kinds: list[type[StalledError]] = [StalledError, *StalledError.__subclasses__()]
     yield from (kind.reason for kind in kinds)
 

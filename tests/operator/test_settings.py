@@ -1,4 +1,4 @@
-"""The operator's settings from its environment, and what is said of wrong ones."""
+"""The operator's settings from its environment, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from spotune.errors import UsageError
-from spotune_operator.gpu_healing.policy import GpuHealing
-from spotune_operator.settings import PREFIX, Settings
+from spotune_operator.settings import PREFIX, GpuHealing, Settings
 
 
-def test_nothing_has_to_be_set() -> None:
+def test_all_settings_have_defaults() -> None:
     assert Settings.from_environment({"PATH": "/bin", "KUBECONFIG": "x"}) == Settings()
 
 
@@ -32,11 +31,11 @@ def test_every_setting_is_a_variable_and_documented() -> None:
 @pytest.mark.parametrize(
     ("text", "namespaces"), [("", ("",)), ("a", ("a",)), ("a,b", ("a", "b")), (" b , a,,b", ("b", "a")), (" , ", ("",))]
 )
-def test_namespaces_are_named_with_commas_between_them(text: str, namespaces: tuple[str, ...]) -> None:
+def test_namespaces_are_separated_by_commas(text: str, namespaces: tuple[str, ...]) -> None:
     assert Settings.from_environment({f"{PREFIX}WATCH_NAMESPACES": text}).namespaces == namespaces
 
 
-def test_steps_of_healing_are_variables_of_their_own() -> None:
+def test_every_healing_step_is_a_variable() -> None:
     found = Settings.from_environment(
         {
             "SPOTUNE_OPERATOR_HEAL_CORDON": "true",
@@ -51,10 +50,10 @@ def test_steps_of_healing_are_variables_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("IMAGES", "x", "SPOTUNE_OPERATOR_IMAGES is not a setting; there is SPOTUNE_OPERATOR_IMAGE"),
+        ("IMAGES", "x", "SPOTUNE_OPERATOR_IMAGES is not a setting; the settings are SPOTUNE_OPERATOR_IMAGE"),
         ("HEALING", "true", "is not a setting"),
         ("PORT", "http", "SPOTUNE_OPERATOR_PORT is 'http': give a whole number"),
-        ("PORT", "65536", "ports end at 65535"),
+        ("PORT", "65536", "the highest port is 65535"),
         ("PASSES", "1.5", "give a whole number"),
         ("PASSES", "0", "give a number above 0"),
         ("POLLS", "-1", "give a number above 0"),
@@ -68,7 +67,7 @@ def test_steps_of_healing_are_variables_of_their_own() -> None:
         ("HEAL_DRAIN", "true", "drain needs cordon"),
     ],
 )
-def test_wrong_settings_are_refused_with_what_is_allowed(name: str, text: str, words: str) -> None:
+def test_invalid_setting_is_refused_with_the_accepted_values(name: str, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         Settings.from_environment({PREFIX + name: text})
 

@@ -1,6 +1,6 @@
-"""Workers that break the promise in one place, each as a fault of the trainer would: what the proof has to find.
+"""Workers with one defect each, as a bug in the trainer would cause; the checker has to find them.
 
-All but the two that know no restart train rightly until they start from a checkpoint.
+Most of them train correctly until they start from a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,24 +11,39 @@ from typing import Any
 
 import numpy as np
 
-from spotune_trainer.checkpoint import async_checkpointer as committer
-from spotune_trainer.checkpoint import writer
+from spotune_trainer.checkpoint import async_checkpointer, writer
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import CheckpointReader
-from spotune_trainer.data.loader import MicroBatches, MicroBatchLoader
+from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule
-from spotune_trainer.engine import zero_state as fragments
-from spotune_trainer.training import finalize as finish
+from spotune_trainer.engine import zero_state
+from spotune_trainer.training import finalize
+from spotune_trainer.training.context import TrainContext, build_loader
 from spotune_trainer.training.worker import Worker
 
-_FENCE = "refuse_superseded"
+_FENCE = "raise_if_superseded"
 
 
 class _ShiftedSchedule(SampleSchedule):
     """Every epoch begins with its second sample and ends with its first."""
 
-    def order(self, epoch: int) -> SampleIds:
-        return np.roll(super().order(epoch), -1)
+    def epoch_order(self, epoch: int) -> SampleIds:
+        return np.roll(super().epoch_order(epoch), -1)
+
+
+def _with_loader(context: TrainContext, first_step: int) -> TrainContext:
+    """The context with a loader that begins at another step."""
+    loader = build_loader(
+        context.job,
+        context.plan,
+        context.datasets,
+        context.tokenizer,
+        context.rank,
+        context.world_size,
+        first_step,
+        context.total_steps,
+    )
+    return replace(context, loader=loader)
 
 
 class SampleTooFar(Worker):
@@ -36,23 +51,20 @@ class SampleTooFar(Worker):
 
     def set_up(self) -> None:
         super().set_up()
-        training, train = self.job.spec.training, self.datasets.train
+        training, train = self.job.spec.training, self.context.datasets.train
         if self.task.restore is not None:
             shifted = _ShiftedSchedule(train.shard_sizes, training.global_batch_size, training.seed)
-            self.datasets = replace(self.datasets, schedule=shifted)
-            self.loader = self._loader()
+            datasets = replace(self.context.datasets, schedule=shifted)
+            self.context = _with_loader(replace(self.context, datasets=datasets), self.context.first_step)
 
 
 class StepTooFar(Worker):
     """Goes on with the samples of the step after the next."""
 
-    def _loader(self) -> MicroBatchLoader:
-        begins = self.first_step
+    def set_up(self) -> None:
+        super().set_up()
         if self.task.restore is not None:
-            self.first_step += 1
-        loader = super()._loader()
-        self.first_step = begins
-        return loader
+            self.context = _with_loader(self.context, self.context.first_step + 1)
 
 
 class FirstMomentForgotten(Worker):
@@ -60,13 +72,14 @@ class FirstMomentForgotten(Worker):
 
     state = "exp_avg"
 
-    def _load(self, checkpoint: Checkpoint) -> str | None:
-        problem = super()._load(checkpoint)
-        parameter = min(checkpoint.manifest.parameters)
-        for fragment in fragments.needed_fragments(self.engine):
+    def restore(self) -> None:
+        super().restore()
+        if self.task.restore is None:
+            return
+        parameter = min(zero_state.parameter_shapes(self.context.engine))
+        for fragment in zero_state.fragments_to_load(self.context.engine):
             if fragment.parameter == parameter:
                 fragment.states[self.state].zero_()
-        return problem
 
 
 class SecondMomentForgotten(FirstMomentForgotten):
@@ -81,7 +94,7 @@ class OptimizerStepForgotten(Worker):
     def restore(self) -> None:
         super().restore()
         if self.task.restore is not None:
-            fragments.set_optimizer_step(self.engine, 0)
+            zero_state.set_optimizer_step(self.context.engine, 0)
 
 
 class RateFromRestart(Worker):
@@ -89,31 +102,34 @@ class RateFromRestart(Worker):
 
     def run_steps(self) -> Any:
         rate = self.loop.learning_rate
-        self.loop.learning_rate = lambda step: rate(step - self.first_step)
+        self.loop.learning_rate = lambda step: rate(step - self.context.first_step)
         return super().run_steps()
 
 
 class TrustingWorker(Worker):
     """Believes that a checkpoint holds what its manifest says."""
 
-    def _load(self, checkpoint: Checkpoint) -> str | None:
-        CheckpointReader(checkpoint).restore(fragments.needed_fragments(self.engine))
-        return None
+    def restore(self) -> None:
+        def load_unverified(checkpoint: Checkpoint) -> None:
+            CheckpointReader(checkpoint).restore(zero_state.fragments_to_load(self.context.engine))
+
+        self.checkpointing._load = load_unverified  # type: ignore[method-assign]
+        super().restore()
 
 
 class DropoutByRank(Worker):
     """Draws dropout by the number of a micro-batch within its rank, not within the step: as ranks of their own do."""
 
-    def _batches(self) -> Generator[MicroBatches]:
-        for batches in super()._batches():
+    def batches(self) -> Generator[MicroBatches]:
+        for batches in super().batches():
             yield [(index, batch) for index, (_, batch) in enumerate(batches)]
 
 
 class MicroBatchLost(Worker):
     """Drops the last rank's last micro-batch of every step, as padding by the wrong count would."""
 
-    def _batches(self) -> Generator[MicroBatches]:
-        for batches in super()._batches():
+    def batches(self) -> Generator[MicroBatches]:
+        for batches in super().batches():
             last = self.task.restore is not None and self.rank == self.world_size - 1
             yield batches[:-1] if last else batches
 
@@ -130,7 +146,7 @@ class Unfenced(Worker):
     """Does not look whether a later generation has started: before it commits, when it prunes, before it exports."""
 
     def train(self) -> Any:
-        for module, name in ((committer, _FENCE), (finish, _FENCE), (writer, "in_lineage")):
+        for module, name in ((async_checkpointer, _FENCE), (finalize, _FENCE), (writer, "in_lineage")):
             assert hasattr(module, name), "the fence is elsewhere by now"
             setattr(module, name, _let_pass)
         return super().train()

@@ -1,4 +1,4 @@
-"""Evidence of a run: what is in its job directory, and what the reference runs say to it."""
+"""Collects the evidence of a run from its job directory and its reference runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
 from spotune_trainer.export.huggingface import weights_sha256
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
-from spotune_trainer.supervisor.ray_head.local import mark
-from spotune_trainer.supervisor.ray_head.processes import Family, boot_id, command_line
-from tests.proof.checker import Evidence, Stretch
+from spotune_trainer.supervisor.ray_head.local import process_marker
+from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id, command_line
+from tests.proof.checker import ComparedSegment, Evidence
 from tests.proof.history import Segment, committed, read_generations, segments
 from tests.proof.references import Reference, References, checksums
 from tests.proof.schedules import COMPARED_STEPS
@@ -22,11 +22,11 @@ from tests.trainer.support.runs import STEPS_PER_EPOCH, Layout
 
 
 @dataclass(frozen=True)
-class _Gathering:
-    """One run and what it is compared with.
+class _EvidenceCollector:
+    """One run and its reference runs.
 
     Attributes:
-        corrupt: checkpoints that cannot be gone on from, with the reason.
+        corrupt: corrupt checkpoints, with the reason.
     """
 
     directory: JobDirectory
@@ -35,10 +35,10 @@ class _Gathering:
     segments: Sequence[Segment]
     corrupt: dict[CheckpointName, str]
 
-    def stretches(self) -> list[Stretch]:
-        return [self._stretch(number) for number in range(len(self.segments))]
+    def compared(self) -> list[ComparedSegment]:
+        return [self._compare(number) for number in range(len(self.segments))]
 
-    def _stretch(self, number: int) -> Stretch:
+    def _compare(self, number: int) -> ComparedSegment:
         segment = self.segments[number]
         last = number == len(self.segments) - 1
         end = None if last else self.segments[number + 1].start
@@ -46,50 +46,50 @@ class _Gathering:
         if segment.start is None:
             return self._first(segment, end, self.references.undisturbed(layout))
         if segment.start in self.corrupt:
-            return Stretch(segment, (), same_bits=False, by_old_world=())
+            return ComparedSegment(segment, (), same_bits=False, by_old_world=())
         path = self.directory.checkpoints / str(segment.start)
         steps = None if end is None else end.step - segment.start.step
         again = self.references.from_checkpoint(path, layout, steps)
         old = Layout(self.segments[number - 1].world_size, self.zero_stage)
         by_old = self.references.from_checkpoint(path, old, min(COMPARED_STEPS, len(segment.steps)))
         same = self._exported() == again.export_sha256 if end is None else self._checksums(end) == again.checksums
-        return Stretch(segment, again.records, same, by_old.records)
+        return ComparedSegment(segment, again.records, same, by_old.records)
 
-    def _first(self, segment: Segment, end: CheckpointName | None, undisturbed: Reference) -> Stretch:
+    def _first(self, segment: Segment, end: CheckpointName | None, undisturbed: Reference) -> ComparedSegment:
         if end is None:
-            return Stretch(segment, undisturbed.records, self._exported() == undisturbed.export_sha256, None)
+            return ComparedSegment(segment, undisturbed.records, self._exported() == undisturbed.export_sha256, None)
         assert undisturbed.directory is not None
         path = undisturbed.directory.checkpoints / str(CheckpointName(end.step, 1))
         same = self._checksums(end) == checksums(path)
-        return Stretch(segment, undisturbed.records[: end.step], same, None)
+        return ComparedSegment(segment, undisturbed.records[: end.step], same, None)
 
     def _exported(self) -> str | None:
         return exported_sha256(self.directory)
 
     def _checksums(self, name: CheckpointName) -> tuple[str, ...]:
-        """What the files hold according to the manifest; nothing where they do not."""
+        """Checksums from the manifest; empty if the checkpoint is corrupt."""
         return () if name in self.corrupt else checksums(self.directory.checkpoints / str(name))
 
 
-def gather(directory: JobDirectory, references: References, zero_stage: int, exit_code: int = 0) -> Evidence:
-    """The evidence of a run that has ended.
+def collect_evidence(directory: JobDirectory, references: References, zero_stage: int, exit_code: int = 0) -> Evidence:
+    """Return the evidence of a finished run.
 
     Args:
-        directory: of the run; all checkpoints that it went on from are still there.
-        references: runs of the same job.
-        zero_stage: that it was trained at.
-        exit_code: of its command.
+        directory: job directory; must still hold all checkpoints from which the run resumed.
+        references: reference runs of the same job.
+        zero_stage: ZeRO stage of the run.
+        exit_code: exit code of its command.
 
     Raises:
-        ValueError: there is nothing to judge.
+        ValueError: no step has survived.
     """
     generations = read_generations(directory)
-    restored = {each.restored for each in generations if each.restored is not None and each.went_on}
+    restored = {each.restored for each in generations if each.restored is not None and each.made_progress}
     corrupt = {name: reason for name in sorted(restored) if (reason := _problem(directory, name)) is not None}
     found = segments(generations)
     if not found:
         raise ValueError("no step has survived")
-    gathering = _Gathering(directory, references, zero_stage, found, corrupt)
+    collector = _EvidenceCollector(directory, references, zero_stage, found, corrupt)
     undisturbed = references.undisturbed(Layout(found[0].world_size, zero_stage))
     return Evidence(
         exit_code=exit_code,
@@ -98,7 +98,7 @@ def gather(directory: JobDirectory, references: References, zero_stage: int, exi
         epoch_hash=references.epoch_hash(),
         generations=generations,
         undisturbed=undisturbed.records,
-        stretches=gathering.stretches(),
+        compared=collector.compared(),
         corrupt=corrupt,
         committed={name: _commit_time(directory, name) for name in restored & set(committed(directory))},
         export_sha256=exported_sha256(directory),
@@ -109,7 +109,7 @@ def gather(directory: JobDirectory, references: References, zero_stage: int, exi
 
 
 def exported_sha256(directory: JobDirectory) -> str | None:
-    """Of the exported weights; None where there are none."""
+    """SHA-256 of the exported weights; None if there are none."""
     return weights_sha256(directory.export) if any(directory.export.glob("*.safetensors")) else None
 
 
@@ -129,15 +129,17 @@ def _commit_time(directory: JobDirectory, name: CheckpointName) -> float:
 
 
 def _claimed_sha256(directory: JobDirectory) -> str | None:
-    """What the command's result says; a worker group without a command says it in its events."""
+    """The SHA-256 in result.json, or in the events of a worker group that ran without the command."""
     if directory.result.exists():
         return str(json.loads(directory.result.read_text())["exportSha256"])
     events = sorted(directory.logs.glob("gen-*/events.jsonl"), key=lambda path: int(path.parent.name[4:]))
-    said = [json.loads(line) for path in events for line in path.read_text().splitlines()]
-    return next((str(event["sha256"]) for event in reversed(said) if event["event"] == "exported"), None)
+    events_logged = [json.loads(line) for path in events for line in path.read_text().splitlines()]
+    return next((str(event["sha256"]) for event in reversed(events_logged) if event["event"] == "exported"), None)
 
 
 def _left_behind(directory: JobDirectory) -> list[str]:
-    running = [command_line(process) for process in Family(None, boot_id(), mark(directory.root)).members()]
+    running = [
+        command_line(process) for process in ProcessFamily(None, boot_id(), process_marker(directory.root)).members()
+    ]
     names = (directory.supervisor, *directory.root.glob(f".{directory.export.name}.*"))
     return [*(f"process {line[:80]}" for line in running), *(str(Path(name).name) for name in names if name.exists())]

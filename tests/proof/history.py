@@ -1,7 +1,7 @@
-"""What a job directory says of its past, read beside the trainer: generations, their steps, and the way to the model.
+"""Reads the history of a job directory: generations, their steps, and the lineage of the model.
 
-The trainer has a reader of its own (`spotune_trainer.checkpoint.generations`). This one shares no code with it but the
-files' spelling, so that a trainer that loses its own way does not lead the proof along.
+The trainer has its own reader, `spotune_trainer.checkpoint.generations`. The two share only the file names, so that a
+fault of the trainer's reader cannot mislead the proof.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Generation:
         return self.restored.step if self.restored else 0
 
     @property
-    def went_on(self) -> bool:
-        """Whether it did anything with what it started from; one that found it corrupt did not."""
+    def made_progress(self) -> bool:
+        """Whether it made steps or exported; False if it found its checkpoint corrupt."""
         return bool(self.steps) or self.exported is not None
 
 
@@ -97,7 +97,7 @@ def lineage(generations: Sequence[Generation]) -> list[tuple[Generation, tuple[R
             break
         end, earlier = current.restored.step, by_number.get(current.restored.generation)
         if earlier is None or earlier.number >= current.number:
-            raise ValueError(f"generation {current.number} says it started from {current.restored}, which cannot be")
+            raise ValueError(f"generation {current.number} cannot have started from {current.restored}")
         current = earlier
     return way
 

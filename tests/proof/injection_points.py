@@ -1,4 +1,4 @@
-"""The moments of a run in which it can be hit, as anybody can see them from outside."""
+"""Detects from outside whether a run is at an injection point."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from spotune_trainer.checkpoint.generations import latest_generation
 from spotune_trainer.checkpoint.layout import MANIFEST
 from spotune_trainer.supervisor.ray_head.processes import Process
 from tests.proof.history import committed, read_generations, segments
-from tests.proof.schedules import COMPARED_STEPS, Moment
+from tests.proof.schedules import COMPARED_STEPS, InjectionPoint
 from tests.trainer.support.live import LiveRun
 
 
-def is_now(moment: Moment, run: LiveRun, generation: int) -> bool:
-    """Whether it is that moment in a generation, which is the newest."""
-    match moment:
-        case Moment.STEP:
+def is_at(point: InjectionPoint, run: LiveRun, generation: int) -> bool:
+    """Whether the newest generation is at the injection point."""
+    match point:
+        case InjectionPoint.STEP:
             return True
-        case Moment.START:
+        case InjectionPoint.START:
             return _steps(run, generation) == 0
-        case Moment.SAVE:
+        case InjectionPoint.SAVE:
             folders = list(run.directory.checkpoints.glob(f"step-*.gen-{generation}"))
             return any(not (folder / MANIFEST).exists() for folder in folders)
-        case Moment.RESTORE:
+        case InjectionPoint.RESTORE:
             return _steps(run, generation) == 0 and any(_reads_checkpoint(rank, run) for rank in run.ranks().values())
-        case Moment.EXPORT:
+        case InjectionPoint.EXPORT:
             return any(run.directory.root.glob(f".{run.directory.export.name}.????????"))
 
 
-def can_be_compared(run: LiveRun) -> bool:
-    """Whether as many steps as are compared after a change of world size are committed at the present one."""
+def has_comparable_steps(run: LiveRun) -> bool:
+    """Whether enough steps for a comparison are committed at the current world size."""
     generations = read_generations(run.directory)
     own = [name.step for name in committed(run.directory) if name.generation == generations[-1].number]
     return bool(own) and max(own) >= segments(generations)[-1].first_step + COMPARED_STEPS
 
 
 def newest_generation(run: LiveRun) -> int:
-    """Its number; 0 before the first."""
+    """Number of the newest generation; 0 before the first."""
     return latest_generation(run.directory)
 
 
@@ -49,6 +49,6 @@ def _reads_checkpoint(rank: Process, run: LiveRun) -> bool:
     """Whether a process has a file of a checkpoint open."""
     try:
         opened = [str(link.readlink()) for link in Path(f"/proc/{rank.pid}/fd").iterdir()]
-    except OSError:  # it has ended, or closed one just then
+    except OSError:  # the process exited or closed the file meanwhile
         return False
     return any(path.startswith(f"{run.directory.checkpoints}/") for path in opened)

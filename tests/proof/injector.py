@@ -1,7 +1,7 @@
-"""Plays a schedule on the product: `spotune run` as a process of its own, with its Ray, its driver and its workers.
+"""Injects the faults of a schedule into the product: `spotune run` as its own process, with Ray, driver and workers.
 
-Whatever is killed is killed with SIGKILL. What the kubelet does for a supervisor in a pod is done here: a command that
-was killed, or left because it was told to, is started again. Nothing else is done for the run.
+All kills are SIGKILL. Like the kubelet, the injector restarts a command that was killed or that exited after a
+termination notice. Nothing else helps the run.
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ from pathlib import Path
 from spotune.job import FinetuneJob
 from spotune_trainer.job_directory.job import put_job
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.supervisor.ray_head.local import mark
-from spotune_trainer.supervisor.ray_head.processes import Family, Process, boot_id
+from spotune_trainer.supervisor.ray_head.local import process_marker
+from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id
+from tests import ROOT
 from tests.proof import nodes
 from tests.proof.injected.slow_volume import VOLUME, Latency, set_latency
-from tests.proof.injection_points import can_be_compared, is_now, newest_generation
-from tests.proof.schedules import Deed, Disturbance, Moment, Schedule
+from tests.proof.injection_points import has_comparable_steps, is_at, newest_generation
+from tests.proof.schedules import Fault, FaultKind, InjectionPoint, Schedule
 from tests.trainer.support.live import LiveRun, kill
 
-_INSIDE = Path(__file__).parent / "inside"
-_ROOT = Path(__file__).parents[2]
+_INJECTED = Path(__file__).parent / "injected"
 _PATIENCE_SECONDS = 600.0
 _WHILE_GROWING = Latency(step=1.0)
-"""A group leaves for a larger one after ten seconds: these are not to be all of its steps."""
-_LEFT = 10
-"""Exit code of a command that was told to leave."""
+"""Slows the group down: it yields to a larger group after ten seconds, and must have steps left by then."""
+_TERMINATED = 10
+"""Exit code of a command after a termination notice."""
 
 
 @dataclass(frozen=True)
-class Strike:
-    """A disturbance that was brought about.
+class Injection:
+    """A fault that was injected.
 
     Attributes:
-        generation: the newest one then.
-        step: the last that it had logged.
-        hit: whether its moment was still on right after it.
-        seconds: since the command was first started.
+        generation: the newest generation at that time.
+        step: the last step that it had logged.
+        hit: whether the run was still at the injection point right after the fault.
+        seconds: time since the first start of the command.
     """
 
-    disturbance: Disturbance
+    fault: Fault
     generation: int
     step: int
     hit: bool
     seconds: float
 
 
-class Performance:
-    """One schedule played on one job directory.
+class FaultInjector:
+    """Runs one schedule in one job directory.
 
     Args:
-        directory: of the job; new.
-        schedule: what happens.
-        job: the job for a number of workers.
-        environment: what the product's processes find in their environment besides.
+        directory: a new job directory.
+        schedule: the faults to inject.
+        job: returns the job for a number of workers.
+        environment: additional environment variables of the product's processes.
         on_restart: called before a killed command is started again.
 
     Attributes:
         run: the command.
-        schedule: what happens.
-        strikes: what was brought about so far.
+        schedule: the faults to inject.
+        injections: the faults injected so far.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Performance:
         environment: Mapping[str, str] | None = None,
         on_restart: Callable[[JobDirectory], None] = lambda _: None,
     ) -> None:
-        path = os.pathsep.join(filter(None, (str(_INSIDE), str(_ROOT), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(_INJECTED), str(ROOT), os.environ.get("PYTHONPATH"))))
         variables = {"PYTHONPATH": path, VOLUME: str(directory.root), **(environment or {})}
         self.run = LiveRun(directory, job(schedule.world_size), variables, _PATIENCE_SECONDS)
-        self.strikes: list[Strike] = []
+        self.injections: list[Injection] = []
         self.schedule = schedule
         self._job = job
         self._on_restart = on_restart
@@ -87,112 +87,112 @@ class Performance:
         self._nodes: dict[str, list[nodes.Node]] = {}
         self._began = time.monotonic()
 
-    def play(self) -> tuple[int, str]:
-        """Exit code and output of the command that ended by itself; the run may end before all was brought about."""
+    def execute(self) -> tuple[int, str]:
+        """Run to the end; returns exit code and output of the last command. The run may end before the last fault."""
         set_latency(self.run.directory.root, Latency())
         self._began = time.monotonic()
         self.run.start()
-        for disturbance in self.schedule.disturbances:
-            if not self._await(disturbance):
+        for fault in self.schedule.faults:
+            if not self._wait_for_point(fault):
                 break
-            self._strike(disturbance)
+            self._inject(fault)
         return self.run.wait()
 
-    def end(self) -> None:
-        """Leave nothing running."""
-        self.run.end()
-        end_leftovers(self.run.directory)
+    def clean_up(self) -> None:
+        """Kill all processes of the run."""
+        self.run.clean_up()
+        kill_leftovers(self.run.directory)
 
-    def _await(self, disturbance: Disturbance) -> bool:
-        """Wait for the moment of a disturbance; whether it came before the run's end."""
-        moment, deed = disturbance.moment, disturbance.deed
-        at_step = moment in (Moment.STEP, Moment.SAVE)
-        needs_rank = deed in (Deed.KILL_WORKER, Deed.KILL_WORKERS)
-        changes = disturbance.world_size != self._world_size
+    def _wait_for_point(self, fault: Fault) -> bool:
+        """Wait for the injection point of a fault; False if the run ended first."""
+        point, kind = fault.point, fault.kind
+        at_step = point in (InjectionPoint.STEP, InjectionPoint.SAVE)
+        needs_rank = kind in (FaultKind.KILL_WORKER, FaultKind.KILL_WORKERS)
+        changes = fault.world_size != self._world_size
         if changes:
-            self._prepare(disturbance)
+            self._prepare_slots(fault)
 
-        def has_come() -> bool:
+        def is_reached() -> bool:
             generation = newest_generation(self.run)
             if generation < self._next_generation or (needs_rank and not self.run.ranks()):
                 return False
-            if at_step and self.run.last_step() < disturbance.after_step:
+            if at_step and self.run.last_step() < fault.after_step:
                 return False
-            return is_now(moment, self.run, generation) and not (changes and not can_be_compared(self.run))
+            return is_at(point, self.run, generation) and not (changes and not has_comparable_steps(self.run))
 
-        self.run.wait_until(lambda: self.run.has_ended() or has_come(), f"{deed} {moment}")
+        self.run.wait_until(lambda: self.run.has_ended() or is_reached(), f"{kind} {point}")
         return not self.run.has_ended()
 
-    def _prepare(self, disturbance: Disturbance) -> None:
-        """Have the room that the next group needs where it starts at once, on the Ray in which this one trains."""
-        if disturbance.deed in (Deed.KILL_WORKER, Deed.KILL_WORKERS, Deed.KILL_DRIVER):
+    def _prepare_slots(self, fault: Fault) -> None:
+        """Add slots for the next group if it starts at once, on the same Ray as this one."""
+        if fault.kind in (FaultKind.KILL_WORKER, FaultKind.KILL_WORKERS, FaultKind.KILL_DRIVER):
             number = self._next_generation
             self.run.wait_until(lambda: newest_generation(self.run) >= number, f"generation {number}")
-            self._make_room(disturbance.world_size)
+            self._ensure_slots(fault.world_size)
 
-    def _strike(self, disturbance: Disturbance) -> None:
-        time.sleep(disturbance.delay)
+    def _inject(self, fault: Fault) -> None:
+        time.sleep(fault.delay)
         generation, step = newest_generation(self.run), self.run.last_step()
         seconds = round(time.monotonic() - self._began, 1)
-        self._next_generation = generation + self._ends_group(disturbance)
-        hit = self._inflict(disturbance, generation)
-        self._world_size = disturbance.world_size
-        self.strikes.append(Strike(disturbance, generation, step, hit, seconds))
+        self._next_generation = generation + self._ends_group(fault)
+        hit = self._apply(fault, generation)
+        self._world_size = fault.world_size
+        self.injections.append(Injection(fault, generation, step, hit, seconds))
 
-    def _ends_group(self, disturbance: Disturbance) -> bool:
-        """Whether the next blow falls on a later generation. A Ray of another size than is asked for is not kept."""
-        if disturbance.deed.ends_group:
+    def _ends_group(self, fault: Fault) -> bool:
+        """Whether the next fault hits a later generation. A Ray with the wrong number of slots is replaced."""
+        if fault.kind.ends_group:
             return True
         ray = self.run.ray()
-        return ray is not None and ray.slots != disturbance.world_size
+        return ray is not None and ray.slots != fault.world_size
 
-    def _inflict(self, disturbance: Disturbance, generation: int) -> bool:
-        """Bring a disturbance about; whether its moment was on."""
-        size = disturbance.world_size
+    def _apply(self, fault: Fault, generation: int) -> bool:
+        """Inject a fault; returns whether the run was at its injection point."""
+        size = fault.world_size
 
         def is_on() -> bool:
-            return is_now(disturbance.moment, self.run, generation)
+            return is_at(fault.point, self.run, generation)
 
-        match disturbance.deed:
-            case Deed.KILL_WORKER | Deed.KILL_WORKERS | Deed.KILL_DRIVER:
-                self._want(size)
+        match fault.kind:
+            case FaultKind.KILL_WORKER | FaultKind.KILL_WORKERS | FaultKind.KILL_DRIVER:
+                self._set_desired_workers(size)
                 on = is_on()
-                for victim in self._victims(disturbance):
+                for victim in self._victims(fault):
                     with suppress(ProcessLookupError):
                         kill(victim)
-                return on and (disturbance.moment is Moment.RESTORE or is_on())
-            case Deed.KILL_RAY:
+                return on and (fault.point is InjectionPoint.RESTORE or is_on())
+            case FaultKind.KILL_RAY:
                 return self._kill_ray(size, is_on)
-            case Deed.GROW:
+            case FaultKind.GROW:
                 return self._grow(size)
-            case Deed.LOSE_NODE:
+            case FaultKind.LOSE_NODE:
                 return self._lose_node(size)
         on = is_on()
         self.run.job = self._job(size)
-        match disturbance.deed:
-            case Deed.KILL_SUPERVISOR:
+        match fault.kind:
+            case FaultKind.KILL_SUPERVISOR:
                 self.run.kill_supervisor()
-            case Deed.KILL_EVERYTHING:
+            case FaultKind.KILL_EVERYTHING:
                 self.run.kill_everything()
-            case Deed.NOTICE:
-                self.run.tell_to_leave()
+            case FaultKind.NOTICE:
+                self.run.terminate()
                 code, output = self.run.wait()
-                assert code == _LEFT, f"told to leave, it ended with {code}: {output}"
+                assert code == _TERMINATED, f"after a termination notice the command exited with {code}: {output}"
         self._on_restart(self.run.directory)
         self.run.start()
         return on
 
-    def _victims(self, disturbance: Disturbance) -> list[Process]:
-        if disturbance.deed is Deed.KILL_DRIVER:
+    def _victims(self, fault: Fault) -> list[Process]:
+        if fault.kind is FaultKind.KILL_DRIVER:
             return [self.run.driver()]
         ranks = [process for _, process in sorted(self.run.ranks().items())]
-        if disturbance.deed is Deed.KILL_WORKERS:
+        if fault.kind is FaultKind.KILL_WORKERS:
             return ranks
-        return ranks[int(disturbance.victim * len(ranks)) :][:1]
+        return ranks[int(fault.victim * len(ranks)) :][:1]
 
     def _kill_ray(self, size: int, is_on: Callable[[], bool]) -> bool:
-        """Ray's head comes back with as many slots as the command was started for; a node joins for the rest."""
-        self._want(size)
+        """Kill Ray's head. It restarts with the slots of the command's start; a node joins for the rest."""
+        self._set_desired_workers(size)
         on, before = is_on(), self.run.ray()
         assert before is not None
         self.run.kill_ray()
@@ -202,24 +202,24 @@ class Performance:
             return ray is not None and ray.address != before.address and ray.is_alive()
 
         self.run.wait_until(is_back, "another Ray")
-        self._make_room(size)
+        self._ensure_slots(size)
         return on
 
     def _grow(self, size: int) -> bool:
         set_latency(self.run.directory.root, _WHILE_GROWING)
-        self._make_room(size)
-        self._want(size)
+        self._ensure_slots(size)
+        self._set_desired_workers(size)
         self._wait_for_group_of(size)
         set_latency(self.run.directory.root, Latency())
         return True
 
     def _lose_node(self, size: int) -> bool:
-        """Fewer workers come back than are wanted; after that they are wanted no more."""
+        """Kill a node: a smaller group starts. Then lower the desired number of workers to match."""
         ray = self.run.ray()
         assert ray is not None
         self._nodes[ray.address].pop().kill()
         self._wait_for_group_of(size)
-        self._want(size)
+        self._set_desired_workers(size)
         return True
 
     def _wait_for_group_of(self, size: int) -> None:
@@ -228,21 +228,21 @@ class Performance:
 
         self.run.wait_until(has_started, f"a group of {size} workers")
 
-    def _want(self, size: int) -> None:
-        """Ask for so many workers from the next group on, as a user does."""
+    def _set_desired_workers(self, size: int) -> None:
+        """Set the number of workers from the next group on, as a user does."""
         if size != self._world_size:
             self.run.job = self._job(size)
             put_job(self.run.directory, self.run.job)
 
-    def _make_room(self, size: int) -> None:
+    def _ensure_slots(self, size: int) -> None:
         ray = self.run.ray()
         assert ray is not None
         joined = self._nodes.setdefault(ray.address, [])
-        room = ray.slots + sum(node.slots for node in joined)
-        if size > room:
-            joined.append(nodes.join(ray, size - room, len(joined)))
+        slots = ray.slots + sum(node.slots for node in joined)
+        if size > slots:
+            joined.append(nodes.join(ray, size - slots, len(joined)))
 
 
-def end_leftovers(directory: JobDirectory) -> None:
-    """End whatever still runs of a run, however it was left."""
-    Family(None, boot_id(), mark(directory.root)).end()
+def kill_leftovers(directory: JobDirectory) -> None:
+    """Kill all processes that still belong to the job directory."""
+    ProcessFamily(None, boot_id(), process_marker(directory.root)).kill()

@@ -1,4 +1,4 @@
-"""Further nodes of a run's local Ray: they join while it runs, and are lost at once.
+"""Additional nodes of a run's local Ray, which join while it runs and can be killed.
 
 Usage, by `join` alone, in the environment of the head:
     python -m tests.proof.nodes ADDRESS SLOTS
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotune_trainer.supervisor.ray_head.local import RunningRay
-from spotune_trainer.supervisor.ray_head.processes import Family, boot_id, find_process
+from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id, find_process
+from tests import ROOT
 
 _NODE = "SPOTUNE_PROOF_NODE"
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
-_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Node:
     """
 
     slots: int
-    family: Family
+    family: ProcessFamily
 
     def kill(self) -> None:
         """End all of it at once."""
-        self.family.end()
+        self.family.kill()
 
 
 def join(ray: RunningRay, slots: int, number: int) -> Node:
@@ -49,7 +49,7 @@ def join(ray: RunningRay, slots: int, number: int) -> Node:
     name = f"{ray.temporary.name}-{number}"
     starter = subprocess.Popen(
         [sys.executable, "-m", __name__, ray.address, str(slots)],
-        cwd=_ROOT,
+        cwd=ROOT,
         env={**environment, _NODE: name},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -57,9 +57,9 @@ def join(ray: RunningRay, slots: int, number: int) -> Node:
         text=True,
         start_new_session=True,
     )
-    family = Family(find_process(starter.pid), boot_id(), f"{_NODE}={name}")
-    said, _ = starter.communicate(timeout=120)
-    assert starter.returncode == 0, said
+    family = ProcessFamily(find_process(starter.pid), boot_id(), f"{_NODE}={name}")
+    output, _ = starter.communicate(timeout=120)
+    assert starter.returncode == 0, output
     return Node(slots, family)
 
 

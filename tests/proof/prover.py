@@ -1,4 +1,4 @@
-"""One schedule or one control, from its seed or name to its record."""
+"""Runs one schedule or one negative control and returns its record."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.proof.checker import Evidence, findings, worst_next_loss, worst_of_curve
-from tests.proof.evidence import gather
+from tests.proof.checker import Evidence, findings, max_curve_difference, max_next_loss_difference
+from tests.proof.evidence import collect_evidence
 from tests.proof.history import steps_lost
 from tests.proof.injected.break_worker import BROKEN
-from tests.proof.injector import Performance, Strike
-from tests.proof.negative_controls import Bench, Control, run_control, tear
-from tests.proof.records import Blow, Controlled, Proven
+from tests.proof.injector import FaultInjector, Injection
+from tests.proof.negative_controls import Control, ControlBench, run_control, tear
+from tests.proof.records import ControlRecord, FaultRecord, ScheduleRecord
 from tests.proof.references import References
-from tests.proof.schedules import COMMIT_EVERY, EPOCHS, Deed, Disturbance, Moment, Schedule
+from tests.proof.schedules import COMMIT_EVERY, EPOCHS, Fault, FaultKind, InjectionPoint, Schedule
 from tests.trainer.support.groups import GroupFailedError
 from tests.trainer.support.runs import Runs
 
@@ -37,134 +37,138 @@ def proof_job(runs: Runs, zero_stage: int, world_size: int, epochs: int = EPOCHS
 
 
 _FAILURES = (AssertionError, GroupFailedError, OSError, TimeoutError, ValueError, subprocess.SubprocessError)
-"""Of a run that does not come to its end, or of what it is compared with."""
+"""Errors of a run that does not finish, or of its reference runs."""
 _LONGEST = 400
 
 
 @dataclass(frozen=True)
 class LiveControl:
-    """A fault in the whole product, played with a kill.
+    """A negative control on the whole product, with a kill.
 
     Attributes:
-        worker: class of `tests.proof.broken_workers` in the place of the product's.
+        worker: class of `tests.proof.broken_workers` that replaces the product's worker.
         caught_by: a regular expression that one of the findings has to match.
-        deed: what is done at a step, so that the fault shows.
-        on_restart: what happens to the job directory before a killed command is started again.
+        kind: fault that is injected at a step and exposes the defect.
+        on_restart: called with the job directory before a killed command is started again.
     """
 
     name: str
     worker: str
     caught_by: str
-    deed: Deed = Deed.KILL_WORKER
+    kind: FaultKind = FaultKind.KILL_WORKER
     on_restart: Callable[[JobDirectory], None] = lambda _: None
 
     @property
     def schedule(self) -> Schedule:
-        """Two workers, hit once."""
-        blow = Disturbance(self.deed, Moment.STEP, after_step=10, world_size=2, victim=0.0, delay=0.0)
-        return Schedule(0, world_size=2, zero_stage=2, disturbances=(blow,))
+        """Two workers and one fault."""
+        fault = Fault(self.kind, InjectionPoint.STEP, after_step=10, world_size=2, victim=0.0, delay=0.0)
+        return Schedule(0, world_size=2, zero_stage=2, faults=(fault,))
 
 
 def tear_newest(directory: JobDirectory) -> None:
-    """Damage the newest checkpoint, which has a manifest."""
+    """Corrupt the newest committed checkpoint."""
     newest = [found for found in list_checkpoints(directory.checkpoints) if isinstance(found, Checkpoint)][-1]
     tear(newest.path)
 
 
 LIVE_CONTROLS = (
-    LiveControl("cursor one sample too far", "SampleTooFar", "trained on other samples"),
-    LiveControl("first moment of a parameter not restored", "FirstMomentForgotten", "end with other bits"),
-    LiveControl("torn checkpoint trusted", "TrustingWorker", "which is corrupt", Deed.KILL_EVERYTHING, tear_newest),
+    LiveControl("cursor one sample too far", "SampleTooFar", "trained on different samples"),
+    LiveControl("first moment of a parameter not restored", "FirstMomentForgotten", "end with different bits"),
+    LiveControl(
+        "torn checkpoint trusted", "TrustingWorker", "which is corrupt", FaultKind.KILL_EVERYTHING, tear_newest
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Prover:
-    """Makes records.
+    """Runs schedules and controls, and returns their records.
 
     Attributes:
-        runs: where runs are made.
-        references: of the schedules' job.
-        commit: of the code that is tried.
-        say: told about progress, a line at a time.
+        runs: creates job directories.
+        references: reference runs of the schedules' job.
+        commit: the tested commit.
+        log: receives progress lines.
     """
 
     runs: Runs
     references: References
     commit: str
-    say: Callable[[str], None] = lambda _: None
+    log: Callable[[str], None] = lambda _: None
 
-    def schedule(self, schedule: Schedule) -> Proven:
-        """Play a schedule and judge it; whatever goes wrong is a finding, and its directory stays."""
+    def prove_schedule(self, schedule: Schedule) -> ScheduleRecord:
+        """Run and check a schedule. Any error is a finding; the directory of a failed run is kept."""
         began = time.monotonic()
-        performance = self._performance(f"seed-{schedule.seed}", schedule)
-        evidence, found = self._judge(performance)
-        strikes = performance.strikes
-        if len(strikes) < len(schedule.disturbances):
-            found = [*found, f"it ended after {len(strikes)} of {len(schedule.disturbances)} disturbances"]
+        injector = self._injector(f"seed-{schedule.seed}", schedule)
+        evidence, found = self._check(injector)
+        injections = injector.injections
+        if len(injections) < len(schedule.faults):
+            found = [*found, f"it ended after {len(injections)} of {len(schedule.faults)} faults"]
         if not found:
-            shutil.rmtree(performance.run.directory.root)
-        return Proven(
+            shutil.rmtree(injector.run.directory.root)
+        return ScheduleRecord(
             seed=schedule.seed,
             zero_stage=schedule.zero_stage,
-            world_sizes=[stretch.segment.world_size for stretch in evidence.stretches] if evidence else [],
-            wanted=len(schedule.disturbances),
-            blows=[_blow(strike) for strike in strikes],
+            world_sizes=[each.segment.world_size for each in evidence.compared] if evidence else [],
+            wanted=len(schedule.faults),
+            blows=[_fault_record(injection) for injection in injections],
             generations=len(evidence.generations) if evidence else 0,
             steps_lost=steps_lost(evidence.generations) if evidence else 0,
-            next_loss=worst_next_loss(evidence) if evidence else None,
-            curve=worst_of_curve(evidence) if evidence else None,
+            next_loss=max_next_loss_difference(evidence) if evidence else None,
+            curve=max_curve_difference(evidence) if evidence else None,
             findings=found,
             seconds=round(time.monotonic() - began, 1),
             commit=self.commit,
         )
 
-    def control(self, control: Control, bench: Bench) -> Controlled:
-        """Break something without Ray."""
+    def check_control(self, control: Control, bench: ControlBench) -> ControlRecord:
+        """Run a negative control without Ray."""
         began = time.monotonic()
-        return self._controlled(control.name, control.caught_by, run_control(control, bench), began, live=False)
+        return self._control_record(control.name, control.caught_by, run_control(control, bench), began, live=False)
 
-    def live_control(self, control: LiveControl) -> Controlled:
-        """Break something in the whole product."""
+    def check_live_control(self, control: LiveControl) -> ControlRecord:
+        """Run a negative control on the whole product."""
         began = time.monotonic()
-        performance = self._performance(
+        injector = self._injector(
             f"control-{control.worker}", control.schedule, {BROKEN: control.worker}, control.on_restart
         )
-        _, found = self._judge(performance)
-        shutil.rmtree(performance.run.directory.root)
-        return self._controlled(control.name, control.caught_by, found, began, live=True)
+        _, found = self._check(injector)
+        shutil.rmtree(injector.run.directory.root)
+        return self._control_record(control.name, control.caught_by, found, began, live=True)
 
-    def _performance(
+    def _injector(
         self,
         name: str,
         schedule: Schedule,
         environment: dict[str, str] | None = None,
         on_restart: Callable[[JobDirectory], None] = lambda _: None,
-    ) -> Performance:
+    ) -> FaultInjector:
         def job(world_size: int) -> FinetuneJob:
             return proof_job(self.runs, schedule.zero_stage, world_size)
 
-        return Performance(self.runs.empty(name), schedule, job, environment, on_restart)
+        return FaultInjector(self.runs.empty(name), schedule, job, environment, on_restart)
 
-    def _judge(self, performance: Performance) -> tuple[Evidence | None, list[str]]:
-        """The evidence, if the run came far enough for any, and what is wrong."""
-        schedule, directory = performance.schedule, performance.run.directory
+    def _check(self, injector: FaultInjector) -> tuple[Evidence | None, list[str]]:
+        """Run a schedule; returns the evidence (None if the run failed too early) and the findings."""
+        schedule, directory = injector.schedule, injector.run.directory
         try:
-            code, output = performance.play()
+            code, output = injector.execute()
             if code != 0:
-                self.say(f"seed {schedule.seed} ended with {code}: {output[-2000:]}")
-            evidence = gather(directory, self.references, schedule.zero_stage, code)
+                self.log(f"seed {schedule.seed} exited with {code}: {output[-2000:]}")
+            evidence = collect_evidence(directory, self.references, schedule.zero_stage, code)
         except _FAILURES as error:
             return None, [f"{type(error).__name__}: {error}"[:_LONGEST]]
         finally:
-            performance.end()
+            injector.clean_up()
         return evidence, findings(evidence)
 
-    def _controlled(self, name: str, caught_by: str, found: list[str], began: float, *, live: bool) -> Controlled:
+    def _control_record(
+        self, name: str, caught_by: str, found: list[str], began: float, *, live: bool
+    ) -> ControlRecord:
         caught = next((finding for finding in found if re.search(caught_by, finding)), None)
-        return Controlled(name, live, caught, found, round(time.monotonic() - began, 1), self.commit)
+        return ControlRecord(name, live, caught, found, round(time.monotonic() - began, 1), self.commit)
 
 
-def _blow(strike: Strike) -> Blow:
-    done = strike.disturbance
-    return Blow(done.deed, done.moment, strike.step, strike.hit, done.world_size)
+def _fault_record(injection: Injection) -> FaultRecord:
+    done = injection.fault
+    return FaultRecord(done.kind, done.point, injection.step, injection.hit, done.world_size)

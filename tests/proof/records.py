@@ -1,4 +1,7 @@
-"""What became of each schedule and each control, as JSON lines: `make proof` goes on after the last of them."""
+"""Results of schedules and controls as JSON lines; `make proof` resumes after the last one.
+
+The field names are the keys of the file.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,15 @@ _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Blow:
-    """One disturbance as it came.
+class FaultRecord:
+    """One injected fault.
 
     Attributes:
-        step: the last that was logged before it.
-        hit: whether its moment was still on right after it.
-        world_size: workers that were asked for from then on.
+        deed: the kind of fault.
+        moment: its injection point.
+        step: the last step logged before it.
+        hit: whether the run was still at the injection point right after the fault.
+        world_size: desired workers from then on.
     """
 
     deed: str
@@ -32,27 +37,27 @@ class Blow:
 
 
 @dataclass(frozen=True)
-class Proven:
-    """What became of one schedule.
+class ScheduleRecord:
+    """The result of one schedule.
 
     Attributes:
-        world_sizes: of the surviving steps, from the first to the last.
-        wanted: number of disturbances of the schedule.
-        blows: those that came.
-        generations: starts of a worker group.
-        steps_lost: that were made again.
-        next_loss: largest relative difference of a loss in the steps after a change of world size; None: no change.
+        world_sizes: world sizes of the surviving steps, in order.
+        wanted: number of faults in the schedule.
+        blows: the faults that were injected.
+        generations: number of worker group starts.
+        steps_lost: number of steps that were repeated.
+        next_loss: largest relative difference of a loss after a change of world size; None without a change.
         curve: largest relative difference of any loss from the undisturbed run.
-        findings: what the oracle says; nothing where the promise was kept.
-        seconds: of the run and of what it was compared with.
-        commit: of the code that was tried.
+        findings: violations that the checker found; empty if the schedule is proven.
+        seconds: duration of the run and its reference runs.
+        commit: the tested commit.
     """
 
     seed: int
     zero_stage: int
     world_sizes: list[int]
     wanted: int
-    blows: list[Blow]
+    blows: list[FaultRecord]
     generations: int
     steps_lost: int
     next_loss: float | None
@@ -63,12 +68,12 @@ class Proven:
 
 
 @dataclass(frozen=True)
-class Controlled:
-    """What the oracle says of one thing that was broken.
+class ControlRecord:
+    """The result of one negative control.
 
     Attributes:
         live: whether the whole product ran, with kills.
-        caught: the finding that it was to be caught by; None: it was not.
+        caught: the expected finding; None if the checker missed it.
     """
 
     control: str
@@ -79,26 +84,28 @@ class Controlled:
     commit: str
 
 
-Record = Proven | Controlled
+Record = ScheduleRecord | ControlRecord
+_KINDS: dict[str, type[Record]] = {"Proven": ScheduleRecord, "Controlled": ControlRecord}
+"""Record types by the name that a JSON line gives as its `kind`."""
 
 
 def append(path: Path, record: Record) -> None:
-    """Add a record; from any thread."""
+    """Append a record. Thread-safe."""
     with _lock, path.open("a") as file:
-        file.write(json.dumps({"kind": type(record).__name__, **asdict(record)}) + "\n")
+        file.write(json.dumps({"kind": _kind(record), **asdict(record)}) + "\n")
 
 
 def read(path: Path) -> list[Record]:
-    """All records; of two of the same thing the later one."""
+    """Return all records; a later record of the same subject replaces an earlier one."""
     lines = path.read_text().splitlines() if path.exists() else []
     found = [_record(json.loads(line)) for line in lines]
     return list({_subject(record): record for record in found}.values())
 
 
-def keep_those_of_this_code(path: Path, without: Container[int] = ()) -> list[Record]:
-    """Drop records of other code than the checkout's, and those of some seeds; returns the others."""
-    found = [record for record in read(path) if _is_of_this_code(record.commit)]
-    kept = [record for record in found if not (isinstance(record, Proven) and record.seed in without)]
+def drop_outdated(path: Path, without: Container[int] = ()) -> list[Record]:
+    """Drop records of another version of the code and of the given seeds; returns the others."""
+    found = [record for record in read(path) if _is_current(record.commit)]
+    kept = [record for record in found if not (isinstance(record, ScheduleRecord) and record.seed in without)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     for record in kept:
@@ -107,28 +114,31 @@ def keep_those_of_this_code(path: Path, without: Container[int] = ()) -> list[Re
 
 
 def seeds_of(records: Iterable[Record]) -> set[int]:
-    """The seeds that there are records of."""
-    return {record.seed for record in records if isinstance(record, Proven)}
+    """Seeds of all schedule records."""
+    return {record.seed for record in records if isinstance(record, ScheduleRecord)}
 
 
 def controls_of(records: Iterable[Record]) -> set[tuple[str, bool]]:
-    """Names of the controls that there are records of, each with whether it was live."""
-    return {(record.control, record.live) for record in records if isinstance(record, Controlled)}
+    """Name and `live` of all control records."""
+    return {(record.control, record.live) for record in records if isinstance(record, ControlRecord)}
 
 
 def _subject(record: Record) -> tuple[object, ...]:
-    return (record.seed,) if isinstance(record, Proven) else (record.control, record.live)
+    return (record.seed,) if isinstance(record, ScheduleRecord) else (record.control, record.live)
+
+
+def _kind(record: Record) -> str:
+    return next(name for name, kind in _KINDS.items() if isinstance(record, kind))
 
 
 def _record(value: dict[str, Any]) -> Record:
-    kind = value.pop("kind")
-    if kind == Controlled.__name__:
-        return Controlled(**value)
-    return Proven(**{**value, "blows": [Blow(**blow) for blow in value["blows"]]})
+    if _KINDS[value.pop("kind")] is ControlRecord:
+        return ControlRecord(**value)
+    return ScheduleRecord(**{**value, "blows": [FaultRecord(**blow) for blow in value["blows"]]})
 
 
-def _is_of_this_code(commit: str) -> bool:
-    """Whether nothing that matters has changed since a commit; nobody knows of changes that were not committed."""
+def _is_current(commit: str) -> bool:
+    """Whether the tested code is unchanged since a commit; False for records with uncommitted changes."""
     name = commit.strip("`")
     changed = ["git", "diff", "--quiet", name, "--", *_CODE]
     return name.isalnum() and subprocess.run(changed, capture_output=True).returncode == 0

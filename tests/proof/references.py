@@ -1,7 +1,7 @@
-"""Runs that nobody disturbs, without Ray: what a disturbed run is compared with.
+"""Undisturbed reference runs, without Ray.
 
-They train the same job by the same worker: from the beginning at each world size, and from any checkpoint of a
-disturbed run, at the world size that went on from it and at the one before.
+They train the same job with the same worker class: from the beginning at each world size, and from a checkpoint of a
+faulted run, at the world size that resumed from it and at the previous one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from spotune_trainer.checkpoint.generations import Generation, claim
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import Flags
-from spotune_trainer.observability.progress import Journal
-from spotune_trainer.training.task import Ending, WorkerTask
+from spotune_trainer.observability.progress import ProgressReporter
+from spotune_trainer.training.task import RankExit, WorkerTask
 from spotune_trainer.training.worker import Worker
 from tests.proof.history import Record, read_generations
 from tests.trainer.support.groups import run_group
@@ -48,14 +48,14 @@ class Reference:
     export_sha256: str | None
 
 
-class ThoroughWorker(Worker):
+class CommitEveryStepWorker(Worker):
     """Commits after every step, and waits for it."""
 
-    def _ask(self, step: int) -> Flags:
+    def propose_flags(self, step: int) -> Flags:
         return Flags(commit=True)
 
 
-class PartWorker(Worker):
+class PartialRunWorker(Worker):
     """Trains some steps, commits and leaves.
 
     Attributes:
@@ -64,21 +64,23 @@ class PartWorker(Worker):
 
     count: int
 
-    def run_steps(self) -> Ending:
-        with closing(self._batches()) as batches:
-            for _ in self.loop.run(islice(batches, self.count), self.first_step, lambda _: Flags()):
+    def run_steps(self) -> RankExit:
+        with closing(self.batches()) as batches:
+            for _ in self.loop.run(islice(batches, self.count), self.context.first_step, lambda _: Flags()):
                 pass
-        self.loop.settle()
-        self.commit(self.first_step + self.count)
-        self.finish_commit()
-        return Ending.LEFT
+        self.loop.log_pending_step()
+        self.commit(self.context.first_step + self.count)
+        self.checkpointing.finish_commit()
+        return RankExit.YIELDED
 
 
-def train_part(rank: int, world_size: int, task: WorkerTask, count: int, kind: type[PartWorker] = PartWorker) -> None:
+def train_steps(
+    rank: int, world_size: int, task: WorkerTask, count: int, kind: type[PartialRunWorker] = PartialRunWorker
+) -> None:
     """One rank of a group that trains `count` steps."""
     logs = JobDirectory(Path(task.directory)).generation_logs(task.generation)
-    with Journal(logs, rank, hang_timeout_seconds=_TIMEOUT_SECONDS) as journal:
-        worker = kind(task, rank, world_size, journal)
+    with ProgressReporter(logs, rank, hang_timeout_seconds=_TIMEOUT_SECONDS) as reporter:
+        worker = kind(task, rank, world_size, reporter)
         worker.count = count
         worker.train()
 
@@ -99,12 +101,12 @@ class References:
 
     def undisturbed(self, layout: Layout) -> Reference:
         """From the beginning to the end, with a commit after every step."""
-        with self._only_one(("undisturbed", layout)) as key:
+        with self._locked(("undisturbed", layout)) as key:
             if key not in self._made:
                 directory = self._new("undisturbed")
                 task = make_task(directory, self.job, layout, claim(directory, None))
-                ended = run_group(layout.world_size, train_rank, task, ThoroughWorker, timeout=_TIMEOUT_SECONDS)
-                self._made[key] = _reference(directory, task.generation, ended[0].figures["exportSha256"])
+                ended = run_group(layout.world_size, train_rank, task, CommitEveryStepWorker, timeout=_TIMEOUT_SECONDS)
+                self._made[key] = _reference(directory, task.generation, ended[0].summary["exportSha256"])
             return self._made[key]
 
     def from_checkpoint(self, path: Path, layout: Layout, steps: int | None) -> Reference:
@@ -116,16 +118,16 @@ class References:
             steps: how many; None: to the end and the export.
         """
         name = CheckpointName.parse(path.name)
-        with self._only_one((name, checksums(path), layout, steps)) as key:
+        with self._locked((name, checksums(path), layout, steps)) as key:
             if key not in self._made:
                 directory = self._new("part")
                 shutil.copytree(path, directory.checkpoints / path.name)
                 task = make_task(directory, self.job, layout, _claim_after(directory, name))
                 if steps is None:
                     ended = run_group(layout.world_size, train_rank, task, timeout=_TIMEOUT_SECONDS)
-                    sha256 = ended[0].figures["exportSha256"]
+                    sha256 = ended[0].summary["exportSha256"]
                 else:
-                    run_group(layout.world_size, train_part, task, steps, timeout=_TIMEOUT_SECONDS)
+                    run_group(layout.world_size, train_steps, task, steps, timeout=_TIMEOUT_SECONDS)
                     sha256 = None
                 made = _reference(directory, task.generation, sha256)
                 shutil.rmtree(directory.root)
@@ -142,14 +144,14 @@ class References:
         with self._lock:
             return self.runs.empty(name)
 
-    def _only_one(self, key: tuple[Any, ...]) -> _Key:
+    def _locked(self, key: tuple[Any, ...]) -> _LockedKey:
         with self._lock:
-            return _Key(key, self._locks.setdefault(key, threading.Lock()))
+            return _LockedKey(key, self._locks.setdefault(key, threading.Lock()))
 
 
 @dataclass(frozen=True)
-class _Key:
-    """A context in which nobody else makes the reference of this key."""
+class _LockedKey:
+    """A context manager that holds the lock of one reference run."""
 
     key: tuple[Any, ...]
     lock: threading.Lock

@@ -1,11 +1,11 @@
-"""Fifty schedules of disturbances, each a pure function of its seed.
+"""Fifty schedules of faults, each a pure function of its seed.
 
-A schedule starts a run of some world size at some ZeRO stage and disturbs it three or four times: something is killed,
-told to leave, taken away or added, at a step or while the run starts, saves, restores or exports, and the world size
-may be another one from then on. Odd seeds change it, even seeds keep it and must end with the very same weights.
+A schedule starts a run with some world size and ZeRO stage, and injects three or four faults: a kill, a termination
+notice, a lost node or an added node. A fault hits at a step, or while the run starts, saves, restores or exports. It
+may change the world size. Odd seeds change it; even seeds keep it and must end with bit-identical weights.
 
-What must not be left to chance is dealt out by the number of the seed: which kill meets which moment, and which world
-size is followed by which. The rest is drawn.
+The seed's number selects the required combinations (kill and injection point, world size before and after), so that
+all of them are covered. The rest is drawn at random.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ WORLD_SIZES = (1, 2, 3, 4)
 ZERO_STAGES = (0, 1, 2, 3)
 COMMIT_EVERY = 4
 COMPARED_STEPS = 10
-"""After a change of world size the losses of so many steps are compared with those of the old world size."""
+"""Number of steps after a change of world size whose losses are compared with those of the old world size."""
 _FIRST_STEP = (5, 10)
 _STEPS_BETWEEN = (22, 26)
 _LONGEST_DELAY_SECONDS = 0.15
 _ELASTIC_EVERY = 10
 
 
-class Deed(StrEnum):
-    """What is done to a run."""
+class FaultKind(StrEnum):
+    """What a fault does to a run."""
 
     KILL_WORKER = "one worker killed"
     KILL_WORKERS = "all workers killed"
@@ -40,18 +40,18 @@ class Deed(StrEnum):
     KILL_SUPERVISOR = "supervisor killed"
     KILL_RAY = "Ray's head killed"
     KILL_EVERYTHING = "everything killed"
-    NOTICE = "told to leave"
+    NOTICE = "termination notice"
     GROW = "node added"
     LOSE_NODE = "node killed"
 
     @property
     def ends_group(self) -> bool:
-        """Whether the worker group ends by it, whatever else does."""
-        return self is not Deed.KILL_SUPERVISOR
+        """Whether this fault ends the worker group."""
+        return self is not FaultKind.KILL_SUPERVISOR
 
 
-class Moment(StrEnum):
-    """When it is done."""
+class InjectionPoint(StrEnum):
+    """The point of a run at which a fault is injected."""
 
     STEP = "at a step"
     START = "during start"
@@ -60,24 +60,24 @@ class Moment(StrEnum):
     EXPORT = "during export"
 
 
-KILLS = tuple(deed for deed in Deed if deed.name.startswith("KILL_"))
-KILLS_AND_MOMENTS = tuple(product(KILLS, Moment))
+KILLS = tuple(kind for kind in FaultKind if kind.name.startswith("KILL_"))
+KILLS_AND_POINTS = tuple(product(KILLS, InjectionPoint))
 CHANGES = tuple(permutations(WORLD_SIZES, 2))
 
 
 @dataclass(frozen=True)
-class Disturbance:
-    """One deed at one moment.
+class Fault:
+    """One fault at one injection point.
 
     Attributes:
-        after_step: it waits for the moment from this step on; 0 where it follows at the heels of the one before.
-        world_size: workers from then on.
-        victim: which worker, as a part of all of them in [0, 1).
-        delay: seconds from when the moment is seen to the deed.
+        after_step: earliest step; 0 if the fault directly follows the previous one.
+        world_size: workers from this fault on.
+        victim: selects the worker, as a fraction of all workers in [0, 1).
+        delay: seconds between reaching the injection point and the fault.
     """
 
-    deed: Deed
-    moment: Moment
+    kind: FaultKind
+    point: InjectionPoint
     after_step: int
     world_size: int
     victim: float
@@ -86,20 +86,20 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What happens to one run, in order."""
+    """The faults of one run, in order."""
 
     seed: int
     world_size: int
     zero_stage: int
-    disturbances: tuple[Disturbance, ...]
+    faults: tuple[Fault, ...]
 
     @property
     def world_sizes(self) -> list[int]:
-        """From the first to the last, each as often as it is taken up."""
+        """The world sizes in order of use, without consecutive duplicates."""
         sizes = [self.world_size]
-        for disturbance in self.disturbances:
-            if disturbance.world_size != sizes[-1]:
-                sizes.append(disturbance.world_size)
+        for fault in self.faults:
+            if fault.world_size != sizes[-1]:
+                sizes.append(fault.world_size)
         return sizes
 
     @property
@@ -109,7 +109,7 @@ class Schedule:
 
 
 def make_schedule(seed: int) -> Schedule:
-    """The schedule of a seed, counted from 1."""
+    """Return the schedule of a seed; seeds start at 1."""
     draw = random.Random(seed)
     elastic = seed % _ELASTIC_EVERY == 1
     if elastic:
@@ -118,13 +118,13 @@ def make_schedule(seed: int) -> Schedule:
         sizes = _changing_sizes(seed, draw)
     else:
         sizes = [WORLD_SIZES[seed // 2 % len(WORLD_SIZES)]]
-    kill, moment = KILLS_AND_MOMENTS[seed % len(KILLS_AND_MOMENTS)]
-    acts = _Acts(draw, kill, moment, sizes)
-    return Schedule(seed, sizes[0], draw.choice(ZERO_STAGES), tuple(acts.all(elastic=elastic)))
+    kill, point = KILLS_AND_POINTS[seed % len(KILLS_AND_POINTS)]
+    drawer = _FaultDrawer(draw, kill, point, sizes)
+    return Schedule(seed, sizes[0], draw.choice(ZERO_STAGES), tuple(drawer.all(elastic=elastic)))
 
 
 def _changing_sizes(seed: int, draw: random.Random) -> list[int]:
-    """A change that is dealt out, another that is drawn, and perhaps a third."""
+    """One change that the seed selects, one that is drawn, and perhaps a third."""
     sizes = list(CHANGES[seed // 2 % len(CHANGES)])
     sizes.append(draw.choice([size for size in WORLD_SIZES if size != sizes[-1]]))
     sizes.append(draw.choice(WORLD_SIZES))
@@ -132,56 +132,58 @@ def _changing_sizes(seed: int, draw: random.Random) -> list[int]:
 
 
 def _elastic_sizes(seed: int, draw: random.Random) -> list[int]:
-    """More, and then as few as before; then any."""
+    """A larger world size, the first one again, then any."""
     few = 1 + seed // _ELASTIC_EVERY % 3
     return [few, draw.randint(few + 1, 4), few, draw.choice(WORLD_SIZES)]
 
 
-class _Acts:
-    """Draws the acts of one schedule around the kill and the moment that were dealt to it.
+class _FaultDrawer:
+    """Draws the faults of one schedule; one of them is the required kill at the required injection point.
 
     Args:
-        draw: where chance comes from.
-        kill: what is dealt.
-        moment: when.
-        sizes: world sizes, one after the other; the last stays.
+        draw: random generator.
+        kill: the required kill.
+        point: its injection point.
+        sizes: world sizes in order of use; the last one is kept.
     """
 
-    def __init__(self, draw: random.Random, kill: Deed, moment: Moment, sizes: list[int]) -> None:
+    def __init__(self, draw: random.Random, kill: FaultKind, point: InjectionPoint, sizes: list[int]) -> None:
         self._draw = draw
         self._kill = kill
-        self._moment = moment
+        self._point = point
         self._size = sizes[0]
-        self._coming = iter(sizes[1:])
+        self._next_sizes = iter(sizes[1:])
 
-    def all(self, *, elastic: bool) -> Iterator[Disturbance]:
-        """Three acts, of one or two disturbances each, in one of which is what was dealt.
+    def all(self, *, elastic: bool) -> Iterator[Fault]:
+        """Yield three rounds of one or two faults; one round holds the required kill.
 
         Args:
-            elastic: in the first a node joins, for which the group leaves, and in the second it is lost.
+            elastic: a node joins in the first round, and is lost in the second.
         """
-        last = elastic or self._moment is Moment.EXPORT
+        last = elastic or self._point is InjectionPoint.EXPORT
         special = 2 if last else self._draw.randrange(3)
-        if self._moment is Moment.START and special == 0:
-            yield self._disturbance(self._kill, Moment.START, 0)
+        if self._point is InjectionPoint.START and special == 0:
+            yield self._fault(self._kill, InjectionPoint.START, 0)
             special = -1
-        for act, step in enumerate(self._steps()):
-            if act == special:
-                yield from self._dealt(step)
+        for number, step in enumerate(self._steps()):
+            if number == special:
+                yield from self._required(step)
             elif elastic:
-                yield self._disturbance((Deed.GROW, Deed.LOSE_NODE)[act], Moment.STEP, step)
+                yield self._fault((FaultKind.GROW, FaultKind.LOSE_NODE)[number], InjectionPoint.STEP, step)
             else:
-                yield self._drawn(step, (*KILLS, Deed.NOTICE))
+                yield self._drawn(step, (*KILLS, FaultKind.NOTICE))
 
-    def _dealt(self, step: int) -> Iterator[Disturbance]:
-        if self._moment in (Moment.START, Moment.RESTORE):
-            yield self._drawn(step, (*(kill for kill in KILLS if kill.ends_group), Deed.NOTICE))
-        after_step = {Moment.STEP: step, Moment.SAVE: step, Moment.EXPORT: STEPS}.get(self._moment, 0)
-        yield self._disturbance(self._kill, self._moment, after_step)
+    def _required(self, step: int) -> Iterator[Fault]:
+        if self._point in (InjectionPoint.START, InjectionPoint.RESTORE):
+            yield self._drawn(step, (*(kill for kill in KILLS if kill.ends_group), FaultKind.NOTICE))
+        after_step = {InjectionPoint.STEP: step, InjectionPoint.SAVE: step, InjectionPoint.EXPORT: STEPS}.get(
+            self._point, 0
+        )
+        yield self._fault(self._kill, self._point, after_step)
 
-    def _drawn(self, step: int, deeds: Sequence[Deed]) -> Disturbance:
-        moment = self._draw.choice((Moment.STEP, Moment.STEP, Moment.SAVE))
-        return self._disturbance(self._draw.choice(deeds), moment, step)
+    def _drawn(self, step: int, kinds: Sequence[FaultKind]) -> Fault:
+        point = self._draw.choice((InjectionPoint.STEP, InjectionPoint.STEP, InjectionPoint.SAVE))
+        return self._fault(self._draw.choice(kinds), point, step)
 
     def _steps(self) -> list[int]:
         steps = [self._draw.randint(*_FIRST_STEP)]
@@ -189,8 +191,8 @@ class _Acts:
             steps.append(steps[-1] + self._draw.randint(*_STEPS_BETWEEN))
         return steps
 
-    def _disturbance(self, deed: Deed, moment: Moment, after_step: int) -> Disturbance:
-        if deed.ends_group and moment in (Moment.STEP, Moment.SAVE):
-            self._size = next(self._coming, self._size)
+    def _fault(self, kind: FaultKind, point: InjectionPoint, after_step: int) -> Fault:
+        if kind.ends_group and point in (InjectionPoint.STEP, InjectionPoint.SAVE):
+            self._size = next(self._next_sizes, self._size)
         delay = round(self._draw.uniform(0, _LONGEST_DELAY_SECONDS), 3)
-        return Disturbance(deed, moment, after_step, self._size, round(self._draw.random(), 3), delay)
+        return Fault(kind, point, after_step, self._size, round(self._draw.random(), 3), delay)

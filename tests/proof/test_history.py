@@ -1,4 +1,4 @@
-"""The proof's own reading of a job directory."""
+"""The proof's own reader of job directories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made_by(records: list[Any]) -> list[tuple[int, int]]:
     return [(record["step"], record["generation"]) for record in records]
 
 
-def test_steps_survive_up_to_the_checkpoint_that_was_gone_on_from(directory: JobDirectory) -> None:
+def test_steps_survive_up_to_the_checkpoint_of_the_next_generation(directory: JobDirectory) -> None:
     add(directory, 1, None, range(1, 8))
     add(directory, 2, "step-00000004.gen-1", range(5, 7))
     add(directory, 3, "step-00000004.gen-1", range(5, 9))
@@ -42,7 +42,7 @@ def test_steps_survive_up_to_the_checkpoint_that_was_gone_on_from(directory: Job
     assert steps_lost(generations) == 5
 
 
-def test_a_run_that_begins_again_forgets_what_was_before(directory: JobDirectory) -> None:
+def test_restart_from_the_beginning_discards_earlier_steps(directory: JobDirectory) -> None:
     add(directory, 1, None, range(1, 4))
     add(directory, 2, None, range(1, 6), world_size=3)
     generations = read_generations(directory)
@@ -63,14 +63,14 @@ def test_segments_are_cut_where_the_world_size_changes(directory: JobDirectory) 
     ]
 
 
-def test_a_line_that_a_kill_cut_off_is_no_step(directory: JobDirectory) -> None:
+def test_truncated_line_is_not_a_step(directory: JobDirectory) -> None:
     add(directory, 1, None, range(1, 3))
     with directory.generation_logs(1).steps.open("a") as log:
         log.write('{"step": 3, "gen')
     assert made_by(list(read_generations(directory)[0].steps)) == [(1, 1), (2, 1)]
 
 
-def test_a_generation_that_started_from_its_own_commit_is_refused(directory: JobDirectory) -> None:
+def test_generation_that_started_from_its_own_commit_is_rejected(directory: JobDirectory) -> None:
     add(directory, 1, "step-00000004.gen-1", range(5, 6))
-    with pytest.raises(ValueError, match="which cannot be"):
+    with pytest.raises(ValueError, match="cannot have started from"):
         lineage(read_generations(directory))

@@ -1,4 +1,4 @@
-"""Two schedules of the proof, with a kill of every process; `make proof` plays fifty."""
+"""Two schedules of the proof, with a kill of every process; `make proof` runs fifty."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints, rank_file
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.proof.checker import Evidence, findings
-from tests.proof.evidence import gather
-from tests.proof.injector import Performance
+from tests.proof.evidence import collect_evidence
+from tests.proof.injector import FaultInjector
 from tests.proof.prover import proof_job
 from tests.proof.references import References
-from tests.proof.schedules import Deed, Disturbance, Moment, Schedule
+from tests.proof.schedules import Fault, FaultKind, InjectionPoint, Schedule
 from tests.trainer.support.runs import Runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -23,50 +23,50 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 ZERO_STAGE, EPOCHS = 2, 10
 
 
-def blow(deed: Deed, moment: Moment, after_step: int, world_size: int = 2) -> Disturbance:
-    return Disturbance(deed, moment, after_step, world_size, victim=0.5, delay=0.05)
+def fault(kind: FaultKind, point: InjectionPoint, after_step: int, world_size: int = 2) -> Fault:
+    return Fault(kind, point, after_step, world_size, victim=0.5, delay=0.05)
 
 
 KEEPS_ITS_WORLD_SIZE = (
-    blow(Deed.KILL_WORKER, Moment.SAVE, 6),
-    blow(Deed.KILL_SUPERVISOR, Moment.STEP, 17),
-    blow(Deed.KILL_EVERYTHING, Moment.STEP, 27),
+    fault(FaultKind.KILL_WORKER, InjectionPoint.SAVE, 6),
+    fault(FaultKind.KILL_SUPERVISOR, InjectionPoint.STEP, 17),
+    fault(FaultKind.KILL_EVERYTHING, InjectionPoint.STEP, 27),
 )
-CHANGES_IT = (blow(Deed.KILL_DRIVER, Moment.STEP, 15, world_size=3),)
+CHANGES_IT = (fault(FaultKind.KILL_DRIVER, InjectionPoint.STEP, 15, world_size=3),)
 
 
-class Stage:
-    """Plays schedules of two workers, and leaves nothing running."""
+class ScheduleRunner:
+    """Runs schedules of two workers and remembers their injectors for cleanup."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
         self.references = References(runs, self.job(2))
-        self.played: list[Performance] = []
+        self.injectors: list[FaultInjector] = []
 
     def job(self, world_size: int) -> FinetuneJob:
         return proof_job(self.runs, ZERO_STAGE, world_size, EPOCHS)
 
-    def play(
-        self, disturbances: tuple[Disturbance, ...], on_restart: Callable[[JobDirectory], None] = lambda _: None
-    ) -> tuple[Performance, Evidence, str]:
-        """A performance, what is to be said of it, and the output of its last command."""
-        schedule = Schedule(0, 2, ZERO_STAGE, disturbances)
-        performance = Performance(self.runs.empty("played"), schedule, self.job, on_restart=on_restart)
-        self.played.append(performance)
-        code, output = performance.play()
-        return performance, gather(performance.run.directory, self.references, ZERO_STAGE, code), output
+    def run(
+        self, faults: tuple[Fault, ...], on_restart: Callable[[JobDirectory], None] = lambda _: None
+    ) -> tuple[FaultInjector, Evidence, str]:
+        """Returns the injector, the evidence of its run, and the output of its last command."""
+        schedule = Schedule(0, 2, ZERO_STAGE, faults)
+        injector = FaultInjector(self.runs.empty("played"), schedule, self.job, on_restart=on_restart)
+        self.injectors.append(injector)
+        code, output = injector.execute()
+        return injector, collect_evidence(injector.run.directory, self.references, ZERO_STAGE, code), output
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(Runs(tmp_path_factory.mktemp("proof")))
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScheduleRunner]:
+    made = ScheduleRunner(Runs(tmp_path_factory.mktemp("proof")))
     yield made
-    for performance in made.played:
-        performance.end()
+    for injector in made.injectors:
+        injector.clean_up()
 
 
 class FlippedBit:
-    """Damages the newest checkpoint before the second restart of the command, when nothing else runs any more."""
+    """Corrupts the newest checkpoint before the second restart of the command, while no other process runs."""
 
     def __init__(self) -> None:
         self.restarts = 0
@@ -83,22 +83,22 @@ class FlippedBit:
             self.damaged = newest.path
 
 
-def test_whatever_is_killed_the_model_is_the_same_bit_for_bit(stage: Stage) -> None:
+def test_model_is_bit_identical_after_kills_and_a_corrupt_checkpoint(runner: ScheduleRunner) -> None:
     flipped = FlippedBit()
-    performance, evidence, output = stage.play(KEEPS_ITS_WORLD_SIZE, flipped)
+    injector, evidence, output = runner.run(KEEPS_ITS_WORLD_SIZE, flipped)
     assert findings(evidence) == []
-    (only,) = evidence.stretches
+    (only,) = evidence.compared
     assert only.same_bits, "the SHA-256 of the undisturbed run"
-    assert [strike.disturbance for strike in performance.strikes] == list(KEEPS_ITS_WORLD_SIZE)
-    assert performance.strikes[0].hit, "the worker was killed while it saved"
+    assert [injection.fault for injection in injector.injections] == list(KEEPS_ITS_WORLD_SIZE)
+    assert injector.injections[0].hit, "the worker was killed while it saved"
     assert set(evidence.causes) >= {"workerLost", "headLost"}
     assert flipped.damaged is not None
     assert flipped.damaged.name in output
-    skipped = performance.run.events("checkpoint-skipped")
+    skipped = injector.run.events("checkpoint-skipped")
     assert [event["checkpoint"] for event in skipped] == [flipped.damaged.name]
 
 
-def test_more_workers_after_a_lost_driver_have_the_losses_of_fewer(stage: Stage) -> None:
-    _, evidence, _ = stage.play(CHANGES_IT)
+def test_losses_continue_with_more_workers_after_a_lost_driver(runner: ScheduleRunner) -> None:
+    _, evidence, _ = runner.run(CHANGES_IT)
     assert findings(evidence) == []
-    assert [stretch.segment.world_size for stretch in evidence.stretches] == [2, 3]
+    assert [each.segment.world_size for each in evidence.compared] == [2, 3]

@@ -1,4 +1,4 @@
-"""docs/proof.md says of every schedule and control what became of it; records of other code are not believed."""
+"""docs/proof.md has a row for every schedule and control; records of another version of the code are dropped."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.proof import records
-from tests.proof.records import Blow, Controlled, Proven
+from tests.proof.records import ControlRecord, FaultRecord, ScheduleRecord
 from tests.proof.report import report
-from tests.proof.schedules import Deed, Moment
+from tests.proof.schedules import FaultKind, InjectionPoint
 
-SAVE = Blow(Deed.KILL_WORKER, Moment.SAVE, step=12, hit=True, world_size=3)
-LATE = Blow(Deed.KILL_DRIVER, Moment.RESTORE, step=0, hit=False, world_size=3)
-PROVEN = Proven(
+SAVE = FaultRecord(FaultKind.KILL_WORKER, InjectionPoint.SAVE, step=12, hit=True, world_size=3)
+LATE = FaultRecord(FaultKind.KILL_DRIVER, InjectionPoint.RESTORE, step=0, hit=False, world_size=3)
+PROVEN = ScheduleRecord(
     seed=2,
     zero_stage=1,
     world_sizes=[2, 3],
@@ -30,8 +30,8 @@ PROVEN = Proven(
     commit="`0123`",
 )
 REFUTED = replace(PROVEN, seed=1, world_sizes=[2], findings=["step 3 | is missing", "no model was exported"])
-CAUGHT = Controlled("torn checkpoint trusted", False, "which is corrupt", ["which is corrupt", "b"], 3.0, "`0123`")
-MISSED = Controlled("torn checkpoint trusted", True, None, ["something else"], 30.0, "`0123`")
+CAUGHT = ControlRecord("torn checkpoint trusted", False, "which is corrupt", ["which is corrupt", "b"], 3.0, "`0123`")
+MISSED = ControlRecord("torn checkpoint trusted", True, None, ["something else"], 30.0, "`0123`")
 
 
 @pytest.fixture
@@ -56,25 +56,25 @@ def test_every_control_has_a_row(page: list[str]) -> None:
 
 
 def test_summary_counts(page: list[str]) -> None:
-    assert "1 of 2 schedules proven, 1 of 2 controls caught, of commit `0123` (4)." in page
-    assert "On a machine. 4 minutes, were it one at a time." in page
-    assert any(line.startswith("4 disturbances, 6 starts of a worker group, 8 steps made again") for line in page)
+    assert "**1 of 2 schedules proven, 1 of 2 controls caught.** Commit `0123` (4)." in page
+    assert "On a machine. 4 minutes in total, one run at a time." in page
+    assert any(line.startswith("4 faults, 6 worker group starts, 8 repeated steps") for line in page)
     assert row(page, "one worker killed")[1:] == ["", "", "2", "", ""]
 
 
-def test_records_are_read_as_they_were_written_and_the_later_one_counts(tmp_path: Path) -> None:
+def test_later_record_of_the_same_subject_wins(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     for record in (REFUTED, PROVEN, CAUGHT, MISSED, replace(REFUTED, findings=[])):
         records.append(path, record)
     assert records.read(path) == [replace(REFUTED, findings=[]), PROVEN, CAUGHT, MISSED]
 
 
-def test_records_of_other_code_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_another_version_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "records.jsonl"
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     here = replace(PROVEN, commit=f"`{head}`")
     for record in (here, replace(REFUTED, commit=f"`{head}` with uncommitted changes"), CAUGHT):
         records.append(path, record)
     monkeypatch.setattr(records, "_CODE", ("LICENSE",))
-    assert records.keep_those_of_this_code(path) == records.read(path) == [here]
-    assert records.keep_those_of_this_code(path, without=range(2, 3)) == records.read(path) == []
+    assert records.drop_outdated(path) == records.read(path) == [here]
+    assert records.drop_outdated(path, without=range(2, 3)) == records.read(path) == []

@@ -1,4 +1,4 @@
-"""Fifty schedules leave nothing out, and each can be played."""
+"""Fifty schedules cover every required combination, and each can run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from tests.proof.schedules import (
     CHANGES,
     COMPARED_STEPS,
-    KILLS_AND_MOMENTS,
+    KILLS_AND_POINTS,
     STEPS,
     WORLD_SIZES,
     ZERO_STAGES,
-    Deed,
-    Moment,
+    FaultKind,
+    InjectionPoint,
     Schedule,
     make_schedule,
 )
@@ -23,23 +23,23 @@ SEEDS = range(1, 51)
 SCHEDULES = [make_schedule(seed) for seed in SEEDS]
 
 
-def test_a_seed_is_a_schedule() -> None:
+def test_schedule_is_a_function_of_its_seed() -> None:
     assert [make_schedule(seed) for seed in SEEDS] == SCHEDULES
-    assert len({(schedule.world_size, schedule.disturbances) for schedule in SCHEDULES}) == len(SEEDS)
+    assert len({(schedule.world_size, schedule.faults) for schedule in SCHEDULES}) == len(SEEDS)
 
 
-def test_everything_is_killed_at_every_moment() -> None:
-    found = {(each.deed, each.moment) for schedule in SCHEDULES for each in schedule.disturbances}
-    assert set(KILLS_AND_MOMENTS) <= found
-    assert {deed for deed, _ in found} == set(Deed)
+def test_every_kill_is_injected_at_every_point() -> None:
+    found = {(each.kind, each.point) for schedule in SCHEDULES for each in schedule.faults}
+    assert set(KILLS_AND_POINTS) <= found
+    assert {kind for kind, _ in found} == set(FaultKind)
 
 
-def test_every_change_of_world_size_is_made_more_than_once() -> None:
+def test_every_change_of_world_size_occurs_at_least_twice() -> None:
     changes = [change for schedule in SCHEDULES for change in schedule.changes]
     assert {change for change in CHANGES if changes.count(change) < 2} == set()
 
 
-def test_half_of_them_keep_their_world_size_and_every_size_and_stage_is_among_both() -> None:
+def test_half_of_the_schedules_keep_their_world_size_and_both_halves_cover_all_layouts() -> None:
     kept = [schedule for schedule in SCHEDULES if not schedule.changes]
     changed = [schedule for schedule in SCHEDULES if schedule.changes]
     assert len(kept) == len(changed) == len(SEEDS) // 2
@@ -51,22 +51,22 @@ def test_half_of_them_keep_their_world_size_and_every_size_and_stage_is_among_bo
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: f"seed {schedule.seed}")
-def test_it_can_be_played(schedule: Schedule) -> None:
-    disturbances = schedule.disturbances
-    steps = [each.after_step for each in disturbances if each.moment in (Moment.STEP, Moment.SAVE)]
+def test_schedule_can_run(schedule: Schedule) -> None:
+    faults = schedule.faults
+    steps = [each.after_step for each in faults if each.point in (InjectionPoint.STEP, InjectionPoint.SAVE)]
     assert all(later - earlier > COMPARED_STEPS for earlier, later in pairwise(steps))
     assert max(steps, default=0) < STEPS - 2 * COMPARED_STEPS
-    assert [each.moment for each in disturbances[:-1]].count(Moment.EXPORT) == 0, "nothing comes after the export"
-    assert len(disturbances) in (3, 4)
+    assert [each.point for each in faults[:-1]].count(InjectionPoint.EXPORT) == 0, "nothing comes after the export"
+    assert len(faults) in (3, 4)
     size = schedule.world_size
-    for before, each in pairwise((None, *disturbances)):
+    for before, each in pairwise((None, *faults)):
         assert each is not None
-        if each.moment is Moment.RESTORE:
+        if each.point is InjectionPoint.RESTORE:
             assert before is not None
-            assert before.deed.ends_group, "or nothing starts that could restore"
+            assert before.kind.ends_group, "or nothing starts that could restore"
         if each.world_size != size:
-            assert each.moment in (Moment.STEP, Moment.SAVE)
-            assert each.deed is not Deed.KILL_SUPERVISOR, "the group goes on as it is"
+            assert each.point in (InjectionPoint.STEP, InjectionPoint.SAVE)
+            assert each.kind is not FaultKind.KILL_SUPERVISOR, "the group goes on as it is"
         size = each.world_size
-    lost = [number for number, each in enumerate(disturbances) if each.deed is Deed.LOSE_NODE]
-    assert all(disturbances[number - 1].deed is Deed.GROW for number in lost), "or there is no node to be lost"
+    lost = [number for number, each in enumerate(faults) if each.kind is FaultKind.LOSE_NODE]
+    assert all(faults[number - 1].kind is FaultKind.GROW for number in lost), "or there is no node to be lost"

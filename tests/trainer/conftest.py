@@ -1,4 +1,4 @@
-"""Runs of small jobs that several tests look at."""
+"""Fixtures for tests of whole runs."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from tests.trainer.support.runs import Runs
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Jobs over a corpus of very uneven rows; each finished run is made once."""
+    """Small jobs on rows of very different lengths; each run is trained once per session."""
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> JobDirectory:
-    """The directory of a job that nobody has started."""
+    """The directory of a job that has not started."""
     found = JobDirectory(tmp_path / "job")
     found.logs.mkdir(parents=True)
     return found

@@ -1,4 +1,4 @@
-"""Files that survive a kill at any moment."""
+"""Files stay readable after a kill at any time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ for write in (files.append_json, files.write_json):
 """
 
 
-def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_complete_file(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     writer = subprocess.Popen([sys.executable, "-c", KEEP_WRITING, str(path)])
     try:
@@ -71,7 +71,7 @@ def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
         assert [record["number"] for record in records if record["writer"] == writer] == list(range(300))
 
 
-def test_a_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     reader = LineReader(path)
     assert reader.read() == []
@@ -85,7 +85,7 @@ def test_a_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     assert list(files.read_lines(path)) == [{"step": 1}, {"step": 2}]
 
 
-def test_a_line_that_a_full_volume_cut_off_is_an_error_and_harms_no_other_line(tmp_path: Path) -> None:
+def test_a_line_truncated_by_a_full_volume_is_an_error_and_harms_no_other_line(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.append_json(path, {"step": 1})
     filled = subprocess.run([sys.executable, "-c", FILL_UP, str(tmp_path)], check=False, capture_output=True, text=True)
@@ -105,7 +105,7 @@ def test_a_value_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> N
     assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_a_missing_file_is_nothing(tmp_path: Path) -> None:
+def test_a_missing_file_reads_as_none(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "notice.json") is None
     assert list(files.read_lines(tmp_path / "steps.jsonl")) == []
 
@@ -129,7 +129,7 @@ def test_a_directory_gets_its_name_once_it_is_filled(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target], "what a kill left is gone, too"
 
 
-def test_a_directory_that_is_not_filled_is_not_made(tmp_path: Path) -> None:
+def test_a_directory_that_fails_to_fill_is_not_created(tmp_path: Path) -> None:
     def fill() -> None:
         with files.new_directory(tmp_path / "folder") as folder:
             (folder / "part").touch()
@@ -140,7 +140,7 @@ def test_a_directory_that_is_not_filled_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_takes_nobodys_place(tmp_path: Path) -> None:
+def test_an_existing_directory_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").touch()
     with pytest.raises(OSError, match="not empty"), files.new_directory(tmp_path / "folder"):

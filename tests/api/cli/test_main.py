@@ -1,4 +1,4 @@
-"""The command line: help, versions, lazy commands of other packages, and how errors are shown."""
+"""The command line: help, version, lazy commands of other packages, and printed errors."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
-        "[spotune.cli.plugins]\n"
+        "[spotune.commands]\n"
         "train = spotune_elsewhere.commands:train\n"
         "things = spotune_elsewhere.commands:group\n"
         "uninstalled = spotune_elsewhere.heavy:command\n"
@@ -79,7 +79,7 @@ def test_help_shows_examples_exit_codes_and_the_commands_of_all_packages(
         assert text in out
 
 
-def test_no_words_at_all_show_the_help(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_shown_without_arguments(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_spotune(capsys) == run_spotune(capsys, "--help")
 
 
@@ -89,7 +89,7 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
     assert out.startswith("spotune 0.")
 
 
-def test_the_process_runs_the_words_that_it_was_started_with() -> None:
+def test_the_process_runs_its_own_arguments() -> None:
     program = [sys.executable, "-c", "from spotune.cli.main import main; main()", "--version"]
     ran = subprocess.run(program, capture_output=True, text=True, check=True)
     assert ran.stdout.startswith("spotune 0.")
@@ -106,7 +106,7 @@ def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
         "    heavy = {'torch', 'ray', 'transformers', 'deepspeed', 'numpy', 'streaming', 'pyarrow'}\n"
         "    sys.exit(','.join(sorted(heavy & set(sys.modules))))\n"
     )
-    # Not under coverage, which imports and says things of its own.
+    # Run without coverage, which imports modules and prints messages.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=plain)
     assert ran.stderr == "\n"
@@ -172,7 +172,7 @@ def test_wrong_usage_is_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_group_without_a_command_shows_its_help(other_package: None, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_spotune(capsys, "things")
-    assert (code, err) == (2, "No command is given (see 'spotune things --help')\n")
+    assert (code, err) == (2, "Missing command (see 'spotune things --help')\n")
     assert "List things" in out
 
 
@@ -202,7 +202,7 @@ def test_a_command_of_another_package_runs(other_package: None, capsys: pytest.C
         ),
     ],
 )
-def test_errors_of_any_command_become_their_line_and_exit_code(
+def test_errors_of_any_command_are_printed_and_set_the_exit_code(
     job: str, code: int, message: str, other_package: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_spotune(capsys, "train", job) == (code, "", message)
@@ -223,7 +223,7 @@ def test_a_command_whose_package_is_not_installed_is_listed_and_says_what_to_ins
     assert "uninstalled" in out
 
 
-def test_a_missing_module_of_our_own_is_a_bug_and_keeps_its_traceback(
+def test_a_missing_module_of_this_package_is_a_bug_and_keeps_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "job.yaml"

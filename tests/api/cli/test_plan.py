@@ -1,4 +1,4 @@
-"""`spotune plan`: the table, the JSON, where the model's configuration comes from, and what is refused."""
+"""`spotune plan`: table, JSON, the source of the model's configuration, and errors."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotune.plan.known_models import PUBLISHED
+from spotune.plan.known_models import KNOWN_CONFIGS
 from tests.command_line import run_spotune
 
 JOB = """\
@@ -21,7 +21,7 @@ spec:
 
 
 class Planner:
-    """Writes a job file, runs `spotune plan` on it and keeps what was printed."""
+    """Writes a job file, runs `spotune plan` on it and captures its output."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ def test_table_has_a_column_per_number_of_workers_and_names_what_was_assumed(pla
     assert (code, err) == (0, "")
     lines = {line.split("│")[1].strip(): line for line in out.splitlines() if "│" in line}
     assert "t5-wikisql: hf://google-t5/t5-3b (t5), 2,851,598,336 parameters" in out
-    assert "96 samples a step of up to 512 + 128 tokens" in out
+    assert "96 samples per step of up to 512 + 128 tokens" in out
     assert [part.strip() for part in lines["Weights"].strip("│").split("│")] == ["Weights", *3 * ["5.70 GB"]]
     assert [part.strip() for part in lines["ZeRO stage"].strip("│").split("│")] == ["ZeRO stage", "1", "1", "1"]
     assert [part.strip() for part in lines["Accumulation"].strip("│").split("│")][-1] == "2"
@@ -70,10 +70,10 @@ def test_table_has_a_column_per_number_of_workers_and_names_what_was_assumed(pla
     copies = [part.strip() for part in lines["Host memory for commits"].strip("│").split("│")]
     assert copies == ["Host memory for commits", "34.22 GB", "17.11 GB", "8.55 GB"]
     assert "Host memory for offload" not in lines
-    assert "taken away every 6.0 h on average" in out
+    assert "preempted every 6.0 h on average" in out
 
 
-def test_what_stage_3_does_with_memory_that_is_left_is_said(planner: Planner) -> None:
+def test_use_of_spare_memory_at_stage_3_is_shown(planner: Planner) -> None:
     plan = planner.json("--workers", "8", "--device-memory", "14GB")
     [workers] = plan["workers"]
     gathered = workers["layout"]["gatheredLayers"]
@@ -113,7 +113,7 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
     assert 0 < checkpoint["lostFraction"] < 1
 
 
-def test_without_options_the_fewest_and_the_most_workers_are_planned(planner: Planner) -> None:
+def test_without_options_the_minimum_and_maximum_of_workers_are_planned(planner: Planner) -> None:
     planner.job(more="  workers: {count: 4, min: 2, gpus: 2}\n")
     plan = planner.json()
 
@@ -140,14 +140,14 @@ def test_configuration_of_a_local_model_is_read_from_its_folder(planner: Planner
     assert "has no config.json" in err
 
     (planner.folder / "model").mkdir()
-    (planner.folder / "model" / "config.json").write_text(json.dumps(PUBLISHED["google-t5/t5-small"]))
+    (planner.folder / "model" / "config.json").write_text(json.dumps(KNOWN_CONFIGS["google-t5/t5-small"]))
     assert planner.json()["model"]["parameters"] == 60_506_624
 
 
 def test_configuration_can_be_given_as_a_file(planner: Planner) -> None:
     planner.job("hf://me/my-model", task="causal", dataset="")
     file = planner.folder / "my-config.json"
-    file.write_text(json.dumps(PUBLISHED["openai-community/gpt2"]))
+    file.write_text(json.dumps(KNOWN_CONFIGS["openai-community/gpt2"]))
 
     assert planner.json("--config", str(file))["model"]["modelType"] == "gpt2"
     assert " of up to 512 tokens" in planner.run("--config", str(file))[1]
@@ -158,12 +158,12 @@ def test_unknown_remote_model_says_how_to_give_its_configuration(planner: Planne
     code, out, err = planner.run()
 
     assert (code, out) == (20, "")
-    assert "Download the model's config.json and give it with --config FILE" in err
+    assert "Download the model's config.json and pass it with --config FILE" in err
 
 
 @pytest.mark.parametrize(
     ("content", "code", "message"),
-    [(None, 2, "cannot be read"), ("{", 20, "not JSON"), ("[1]", 20, "expected a JSON object")],
+    [(None, 2, "cannot read the file"), ("{", 20, "invalid JSON"), ("[1]", 20, "expected a JSON object")],
 )
 def test_configuration_that_cannot_be_read_is_refused(
     planner: Planner, content: str | None, code: int, message: str
@@ -188,7 +188,7 @@ def test_number_of_workers_that_is_too_small_is_explained_below_the_table(planne
     assert fit["fits"]
 
 
-def test_job_that_fits_nowhere_is_refused(planner: Planner) -> None:
+def test_a_job_that_does_not_fit_is_rejected(planner: Planner) -> None:
     planner.job("hf://google-t5/t5-11b", model=", dtype: float32")
     code, out, err = planner.run("--workers", "1", "--device", "a100-40gb")
 
@@ -252,11 +252,11 @@ def test_assumptions_move_the_interval(planner: Planner) -> None:
     [
         (["--workers", "0"], "expected whole numbers from 1"),
         (["--workers", "1,two"], "expected whole numbers from 1"),
-        (["--device", "h200", "--device-memory", "80GB"], "give one of them"),
+        (["--device", "h200", "--device-memory", "80GB"], "set only one of them"),
         (["--device", "h300"], "did you mean h200"),
         (["--device-memory", "much"], "expected a size"),
         (["--preemption-every", "often"], "a duration such as"),
-        (["--preemption-every", "0s"], "longer than nothing"),
+        (["--preemption-every", "0s"], "expected a duration longer than 0s"),
         (["--storage-bandwidth", "fast"], "--storage-bandwidth fast"),
     ],
 )

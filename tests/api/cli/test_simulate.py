@@ -1,4 +1,4 @@
-"""`spotune simulate`: what is printed, where its choices and times come from, and what is refused."""
+"""`spotune simulate`: its output, the sources of scenarios and timings, and its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRACE = "seconds,nodes\n0,4\n600,2\n900,4\n1800,4\n"
 
 
 class Simulator:
-    """Runs `spotune simulate` on a short trace and keeps what was printed."""
+    """Runs `spotune simulate` on a short trace and captures its output."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -65,13 +65,13 @@ def test_every_combination_is_a_row(simulator: Simulator) -> None:
         assert text in out, text
 
 
-def test_choices_and_times_that_are_not_given_are_those_of_the_job(simulator: Simulator) -> None:
+def test_scenario_and_timings_default_to_those_of_the_job(simulator: Simulator) -> None:
     job = simulator.folder / "job.yaml"
     job.write_text(JOB)
     found = simulator.json("--job", str(job), "--step-seconds", "1.5", "--restore", "7s")
-    (choice,) = found["choices"]
+    (scenario,) = found["choices"]
     assert (
-        choice.items()
+        scenario.items()
         >= {
             "workers": 3,
             "min": 2,
@@ -83,13 +83,13 @@ def test_choices_and_times_that_are_not_given_are_those_of_the_job(simulator: Si
         }.items()
     )
     assert (found["times"]["step"], found["times"]["restore"]) == ({"3": 1.5}, 7.0)
-    assert choice["wallSeconds"] == pytest.approx(1800)
-    assert (choice["finished"], choice["cost"]) == (None, None)
+    assert scenario["wallSeconds"] == pytest.approx(1800)
+    assert (scenario["finished"], scenario["cost"]) == (None, None)
     (never,) = simulator.json("--step-seconds", "1.5", "--resize-cooldown", "never")["choices"]
     assert never["resizeCooldownSeconds"] is None
 
 
-def test_times_of_a_real_run_take_the_place_of_assumed_ones(simulator: Simulator) -> None:
+def test_measured_timings_replace_assumed_ones(simulator: Simulator) -> None:
     events: list[dict[str, Any]] = [
         {"event": "attempt-started", "time": 0.0, "attempt": 1},
         {"event": "generation-started", "time": 6.0, "generation": 1, "planSeconds": 1.0, "restoredFrom": None},
@@ -112,7 +112,7 @@ def test_times_of_a_real_run_take_the_place_of_assumed_ones(simulator: Simulator
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "--step-seconds: give the time of a step"),
+        ((), "--step-seconds: set the seconds per step"),
         (("--step-seconds", "fast"), "--step-seconds fast: expected seconds such as 1.2"),
         (("--step-seconds", "2=0"), "--step-seconds 2=0: expected seconds"),
         (("--step-seconds", "1", "--workers", "two"), "--workers two: expected whole numbers"),
@@ -120,10 +120,10 @@ def test_times_of_a_real_run_take_the_place_of_assumed_ones(simulator: Simulator
         (("--step-seconds", "1", "--head", "cheap"), "--head cheap: expected spot, on-demand"),
         (("--step-seconds", "1", "--restore", "10"), "--restore: "),
         (("--step-seconds", "1", "--head-price", "3"), "--head-price 3: expected two prices"),
-        (("--measured", "nowhere"), "--measured nowhere: there is no ledger of a run"),
+        (("--measured", "nowhere"), "--measured nowhere: cannot read the run's ledger"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_option(simulator: Simulator, options: tuple[str, ...], words: str) -> None:
+def test_errors_name_the_option(simulator: Simulator, options: tuple[str, ...], words: str) -> None:
     assert words in simulator.refused(*options)
 
 
@@ -135,11 +135,11 @@ def test_what_is_wrong_is_said_with_its_option(simulator: Simulator, options: tu
         ("seconds,nodes\n5,4\n9,3\n", "the first at 0 seconds"),
         ("seconds,nodes\n0,4\n9,3\n8,2\n", "each later than the one before"),
         ("seconds,nodes\n0,4\n9,some\n", "trace.csv:3: expected a number of seconds"),
-        ("seconds,nodes\n0,4\n9,-1\n", "trace.csv:3: seconds and nodes cannot be negative"),
+        ("seconds,nodes\n0,4\n9,-1\n", "trace.csv:3: seconds must be finite"),
     ],
 )
 def test_a_broken_trace_is_refused_with_its_line(simulator: Simulator, content: str, words: str) -> None:
     simulator.trace.write_text(content)
     assert words in simulator.refused("--step-seconds", "1")
     simulator.trace.unlink()
-    assert "cannot be read" in simulator.refused("--step-seconds", "1")
+    assert "cannot read the file" in simulator.refused("--step-seconds", "1")

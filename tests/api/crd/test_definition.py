@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition: current, small, structural, described, and with the models' defaults and bounds."""
+"""The CustomResourceDefinition: current, small, structural, described, with the models' defaults and bounds."""
 
 import copy
 import itertools
@@ -13,21 +13,21 @@ import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from spotune.crd import custom_resource_definition
-from spotune.crd.structural_schema import INT_OR_STRING, OPEN, VALIDATIONS, structural_schema
+from spotune.crd.structural_schema import INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, structural_schema
 from spotune.job import FinetuneJob, FinetuneJobSpec
 from spotune.job.base import Section
 from spotune.job.dataset import ColumnTemplate
 from spotune.job_file.load import load_job, read_job_file
+from tests import ROOT
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
 from tests.command_line import run_spotune
 
-ROOT = Path(__file__).parent.parent.parent
 MANIFEST = ROOT / "manifests" / "crd.yaml"
 EXAMPLE = ROOT / "examples" / "text-to-sql" / "finetunejob.yaml"
 KEYWORDS = {
     *("type", "description", "default", "enum", "format", "pattern", "required", "properties", "additionalProperties"),
     *("items", "minItems", "maxItems", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    *(INT_OR_STRING, OPEN, VALIDATIONS, "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+    *(INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
 }
 VERSION = custom_resource_definition()["spec"]["versions"][0]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
@@ -53,7 +53,7 @@ def at(path: str, schema: Schema = SCHEMA) -> Schema:
 
 
 def with_defaults(content: Any, schema: Schema) -> Any:
-    """What the API server makes of an object: defaults are filled in from the outside to the inside."""
+    """Fill in defaults as the API server does, from the outside to the inside."""
     if isinstance(content, dict) and "properties" in schema:
         fields = schema["properties"]
         missing = {name: field["default"] for name, field in fields.items() if "default" in field}
@@ -88,7 +88,7 @@ def test_json_and_yaml_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(run_crd(capsys, "--output", "json")) == yaml.safe_load(run_crd(capsys))
 
 
-def test_help_says_how_to_apply_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_how_to_apply_the_definition(capsys: pytest.CaptureFixture[str]) -> None:
     assert "spotune crd | kubectl apply" in run_crd(capsys, "--help")
 
 
@@ -111,7 +111,7 @@ def test_it_has_only_what_a_structural_schema_may_have() -> None:
     assert {path: set(schema) - KEYWORDS for path, schema in all_schemas() if set(schema) - KEYWORDS} == {}
 
 
-def test_everything_has_a_type_or_says_what_it_is_otherwise() -> None:
+def test_every_schema_has_a_type_or_a_substitute_for_it() -> None:
     untyped = {path for path, schema in all_schemas() if "type" not in schema and INT_OR_STRING not in schema}
     assert untyped == {
         ".spec.execution.gradientCheckpointing",
@@ -122,11 +122,13 @@ def test_everything_has_a_type_or_says_what_it_is_otherwise() -> None:
 
 
 def test_only_pod_templates_take_any_mapping() -> None:
-    open_mappings = {path for path, schema in all_schemas() if schema.get("type") == "object" and OPEN in schema}
+    open_mappings = {
+        path for path, schema in all_schemas() if schema.get("type") == "object" and PRESERVE_UNKNOWN_FIELDS in schema
+    }
     assert open_mappings == {".spec.workers.podTemplate", ".spec.head.podTemplate"}
 
 
-def test_a_union_that_kubernetes_cannot_say_stops_the_generator() -> None:
+def test_an_unsupported_union_stops_the_generator() -> None:
     class Odd(Section):
         """A section."""
 
@@ -148,7 +150,7 @@ def test_defaults_are_those_of_the_models(text: str, tmp_path: Path) -> None:
     assert in_full == job.spec.model_dump(exclude_none=True)
 
 
-def test_a_status_says_only_that_the_operator_has_not_seen_the_job_until_the_operator_writes_one() -> None:
+def test_the_default_status_is_not_observed_yet() -> None:
     defaults = {path: schema["default"] for path, schema in all_schemas(at(".status")) if "default" in schema}
     assert defaults == {"": {"observedGeneration": -1}}
 
@@ -162,7 +164,7 @@ def test_columns_show_fields_that_exist() -> None:
     ]
 
 
-def test_rules_name_fields_that_exist_and_say_what_to_do() -> None:
+def test_rules_name_existing_fields_and_have_a_remedy() -> None:
     rules = [(schema, rule) for _, schema in all_schemas() for rule in schema.get(VALIDATIONS, [])]
     assert len(rules) > 50
     for schema, rule in rules:
@@ -184,7 +186,7 @@ def test_the_rules_of_a_template_are_the_models_own() -> None:
 
 
 def leaves(section: type[BaseModel], schema: Schema, path: str) -> Iterator[Any]:
-    """(path, Python type with its bounds, schema) of every field that holds no section and has no rule of its own."""
+    """(path, Python type with its bounds, schema) of every field that is not a section and has no CEL rule."""
     for field in section.model_fields.values():
         place, found = f"{path}.{field.alias}", schema["properties"][field.alias]
         parts = (field.annotation, *get_args(field.annotation))
@@ -196,7 +198,7 @@ def leaves(section: type[BaseModel], schema: Schema, path: str) -> Iterator[Any]
 
 
 def allows(schema: Schema, value: Any) -> bool:
-    """Whether a schema allows a value, as Kubernetes reads it; of its rules those alone that compare a text."""
+    """Whether a schema allows a value in Kubernetes. Of its CEL rules, only string comparisons are evaluated."""
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     kind = kinds[type(value)]
     allowed = {schema.get("type", kind)} | ({"integer"} if schema.get("type") == "number" else set())
@@ -227,7 +229,7 @@ LISTS: list[Any] = [
 
 
 @pytest.mark.parametrize(("field", "schema"), [*leaves(FinetuneJobSpec, at(".spec"), ".spec")])
-def test_a_field_takes_the_values_that_the_model_takes(field: Any, schema: Schema) -> None:
+def test_a_field_accepts_the_same_values_as_the_model(field: Any, schema: Schema) -> None:
     model = TypeAdapter[Any](field, config={"strict": True})
     values = [*NUMBERS, *TEXTS, *LISTS, True, False]
     assert [value for value in values if is_valid(model, value)] == [value for value in values if allows(schema, value)]

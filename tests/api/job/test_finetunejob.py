@@ -1,4 +1,4 @@
-"""The models of a FinetuneJob: defaults, names, round trips and what goes together."""
+"""The models of a FinetuneJob: defaults, names, round trips and checks across sections."""
 
 import pickle
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def test_every_field_but_source_data_and_length_has_a_default_that_works() -> No
     assert job.spec.training.evaluation.metrics == ["loss"]
 
 
-def test_the_design_with_every_field_survives_a_round_trip_through_yaml_and_json(tmp_path: Path) -> None:
+def test_a_job_with_every_field_survives_a_round_trip_through_yaml_and_json(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(FULL_JOB_FILE)
     job = load_job(file)
@@ -120,7 +120,7 @@ def test_checkpoint_interval_is_auto_or_a_duration_or_steps(every: str | int, ki
 
 
 @pytest.mark.parametrize(("stage", "allowed"), [(0, True), (3, True), ("auto", True), (True, False), ("2", False)])
-def test_zero_stage_takes_a_number_but_no_look_alikes(stage: Any, allowed: bool) -> None:
+def test_zero_stage_accepts_numbers_but_not_strings_or_booleans(stage: Any, allowed: bool) -> None:
     content = {"zero_stage": stage}
     if allowed:
         assert ExecutionSpec.model_validate(content).zero_stage == stage

@@ -1,4 +1,4 @@
-"""Files that are no FinetuneJob, or name fields that there are not: one clear line each, and exit code 20."""
+"""Files that are not FinetuneJobs or have unknown fields: one clear line per error, and exit code 20."""
 
 from pathlib import Path
 
@@ -111,14 +111,14 @@ NOT_A_JOB = [
         "another kind",
         "kind: FinetuneJob",
         "kind: RayCluster",
-        ":2: kind: is 'RayCluster'; a job file says kind: FinetuneJob",
+        ":2: kind: is 'RayCluster'; expected kind: FinetuneJob",
     ),
-    ("no kind", "kind: FinetuneJob\n", "", ":1: kind: is missing; a job file says kind: FinetuneJob"),
+    ("no kind", "kind: FinetuneJob\n", "", ":1: kind: is missing; expected kind: FinetuneJob"),
     (
         "another version",
         "v1alpha1",
         "v1",
-        ":1: apiVersion: is 'spotune.dev/v1'; a job file says apiVersion: spotune.dev/v1alpha1",
+        ":1: apiVersion: is 'spotune.dev/v1'; expected apiVersion: spotune.dev/v1alpha1",
     ),
 ]
 WRONG_FIELDS = [
@@ -194,12 +194,12 @@ def test_a_file_that_is_no_job_gives_one_clear_line_and_exit_code_20(
     check_broken_job(valid, broken, line, tmp_path, monkeypatch, capsys)
 
 
-def test_the_file_that_is_broken_here_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_unmodified_job_file_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job.yaml").write_text(JOB_FILE)
     assert run_validate(capsys, str(tmp_path / "job.yaml")) == (0, "")
 
 
-def test_everything_that_is_wrong_is_listed_at_once_in_the_order_of_the_file(
+def test_all_problems_are_listed_in_the_order_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -227,7 +227,7 @@ def test_a_file_that_does_not_exist_is_wrong_usage(tmp_path: Path, capsys: pytes
 
 
 def test_a_directory_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    what = "is a directory; give the job file in it"
+    what = "is a directory; pass the job file in it"
     assert run_validate(capsys, str(tmp_path)) == (2, f"{tmp_path}: {what}\n")
 
 

@@ -1,4 +1,4 @@
-"""Job files with values that are wrong, alone or together: one clear line each, and exit code 20."""
+"""Job files with invalid values or combinations: one clear line per error, and exit code 20."""
 
 from pathlib import Path
 
@@ -18,7 +18,10 @@ WRONG_VALUES = [
         "name with capitals",
         "t5-wikisql",
         "T5_wikisql",
-        ":3: metadata.name: 'T5_wikisql' is not a name that Kubernetes takes: a-z, 0-9 and - only, no - at either end",
+        (
+            ":3: metadata.name: 'T5_wikisql' is not a valid Kubernetes name: use a-z, 0-9 and -, and start "
+            "and end with a letter or digit"
+        ),
     ),
     ("name that is a number", "t5-wikisql", "5", ":3: metadata.name: expected text (put it in quotes), not 5"),
     (
@@ -76,10 +79,10 @@ WRONG_VALUES = [
         ),
     ),
     (
-        "template with a lone brace",
+        "template with an unmatched brace",
         TRAIN,
         TRAIN + "    prompt: '{question'\n    completion: '{sql}'\n",
-        ':8: spec.dataset.prompt: has a lone { in "{question"; write it twice for a brace in the text',
+        ':8: spec.dataset.prompt: has an unmatched { in "{question"; write it twice for a literal brace',
     ),
     (
         "template that is a mapping",
@@ -132,19 +135,19 @@ WRONG_VALUES = [
     ),
 ]
 WRONG_TOGETHER = [
-    ("no length", "epochs: 3, ", "", ":9: spec.training: says nothing about how long: give epochs, maxSteps, or both"),
+    ("no length", "epochs: 3, ", "", ":9: spec.training: has no length: set epochs, maxSteps, or both"),
     (
         "no data",
         TRAIN,
         "",
-        ":6: spec.dataset.train: is required: give train.source (a folder of shards) or prepare.source (raw data)",
+        ":6: spec.dataset.train: is required: set train.source (a folder of shards) or prepare.source (raw data)",
     ),
     (
         "two kinds of evaluation data",
         "seed: 1",
         "source: shards/eval",
         (
-            ":8: spec.dataset.eval: give exactly one of source (shards of their own) and fraction "
+            ":8: spec.dataset.eval: set exactly one of source (separate evaluation shards) and fraction "
             "(held out of the training data)"
         ),
     ),
@@ -153,7 +156,7 @@ WRONG_TOGETHER = [
         "fraction: 0.1, ",
         "",
         (
-            ":8: spec.dataset.eval: give exactly one of source (shards of their own) and fraction "
+            ":8: spec.dataset.eval: set exactly one of source (separate evaluation shards) and fraction "
             "(held out of the training data)"
         ),
     ),
@@ -161,43 +164,46 @@ WRONG_TOGETHER = [
         "prompt alone",
         TRAIN,
         TRAIN + '    prompt: "{question}"\n',
-        ":6: spec.dataset.completion: prompt and completion go together; plain text goes into text",
+        ":6: spec.dataset.completion: prompt and completion must be set together; for plain text use text",
     ),
     (
         "completion alone",
         TRAIN,
         TRAIN + '    completion: "{sql}"\n',
-        ":6: spec.dataset.prompt: prompt and completion go together; plain text goes into text",
+        ":6: spec.dataset.prompt: prompt and completion must be set together; for plain text use text",
     ),
     (
         "two forms of text",
         TRAIN,
         TRAIN + "    text: body\n    messages: chat\n",
-        ":9: spec.dataset.messages: give one of prompt with completion, text, and messages",
+        ":9: spec.dataset.messages: set only one of prompt with completion, text, or messages",
     ),
     (
         "raw data without a form",
         "train: {source: shards/train}",
         "prepare: {source: rows.jsonl}",
-        ":7: spec.dataset.prepare: needs to know what to learn: give prompt with completion, text, or messages",
+        ":7: spec.dataset.prepare: requires a row format: set prompt with completion, text, or messages",
     ),
     (
         "plain text for seq2seq",
         TRAIN,
         TRAIN + "    text: body\n",
-        ":8: spec.dataset.text: a seq2seq model needs prompt and completion",
+        ":8: spec.dataset.text: is not supported for seq2seq models: use prompt and completion",
     ),
     (
         "packing for seq2seq",
         TRAIN,
         TRAIN + "    packing: true\n",
-        ":8: spec.dataset.packing: packs documents of causal models only; this job's model.task is seq2seq",
+        ":8: spec.dataset.packing: is only supported for causal models; model.task is seq2seq",
     ),
     (
         "completion length of a causal model",
         "seq2seq}\n  dataset:",
         "causal}\n  dataset:\n    maxCompletionLength: 5",
-        ":7: spec.dataset.maxCompletionLength: is for seq2seq models; maxLength bounds prompt and completion together",
+        (
+            ":7: spec.dataset.maxCompletionLength: is only used by seq2seq models; for causal models "
+            "maxLength limits prompt and completion together"
+        ),
     ),
     ("more workers needed than wanted", "min: 1", "min: 3", ":10: spec.workers.min: 3 is more than count, 2"),
     (
@@ -216,7 +222,7 @@ WRONG_TOGETHER = [
         "evaluation without data",
         "    eval: {fraction: 0.1, seed: 1}\n  training: {",
         "  training: {evaluation: {everySteps: 5}, ",
-        ":8: spec.training.evaluation: has nothing to evaluate on: give dataset.eval a source or a fraction",
+        ":8: spec.training.evaluation: has no evaluation data: set dataset.eval.source or dataset.eval.fraction",
     ),
     (
         "answers without prompts",
@@ -224,13 +230,16 @@ WRONG_TOGETHER = [
         "task: causal}\n  dataset:\n"
         + TRAIN
         + "    text: body\n    eval: {fraction: 0.1}\n  training: {evaluation: {generate: true}, ",
-        ":10: spec.training.evaluation.generate: needs prompts to answer; dataset.text is learned as a whole",
+        (
+            ":10: spec.training.evaluation.generate: requires prompts, and dataset.text has none: use "
+            "dataset.prompt and dataset.completion"
+        ),
     ),
     (
         "two warm-ups",
         "epochs: 3",
         "epochs: 3, warmupRatio: 0.1, warmupSteps: 5",
-        ":9: spec.training.warmupSteps: give warmupRatio or warmupSteps, not both",
+        ":9: spec.training.warmupSteps: set warmupRatio or warmupSteps, not both",
     ),
     (
         "warm-up to the end",
@@ -249,7 +258,7 @@ WRONG_TOGETHER = [
         "seq2seq}",
         "seq2seq, dtype: float16}",
         (
-            ":5: spec.model.dtype: float16 overflows in T5 and models like it (its largest number is 65504): "
+            ":5: spec.model.dtype: float16 overflows in T5-style models (its largest value is 65504): "
             "use bfloat16 or float32"
         ),
     ),
@@ -257,20 +266,20 @@ WRONG_TOGETHER = [
         "offload without ZeRO",
         WORKERS,
         "  execution: {offload: optimizer, zeroStage: 0}\n",
-        ":10: spec.execution.zeroStage: 0 cannot offload: use auto, or 1 at least",
+        ":10: spec.execution.zeroStage: 0 does not support offload optimizer: use auto or at least 1",
     ),
     (
         "offload of parameters that are not sharded",
         WORKERS,
         "  execution: {offload: parameters, zeroStage: 2}\n",
-        ":10: spec.execution.zeroStage: 2 cannot offload: use auto, or 3 at least",
+        ":10: spec.execution.zeroStage: 2 does not support offload parameters: use auto or at least 3",
     ),
     (
         "profile that would miss the attention",
         WORKERS,
         "  execution: {attention: flash_attention_2, flopsProfile: 5}\n",
         (
-            ":10: spec.execution.flopsProfile: counts nothing of flash_attention_2: leave it out, or use attention "
+            ":10: spec.execution.flopsProfile: cannot count flash_attention_2: set it to 0, or use attention "
             "sdpa or eager"
         ),
     ),
@@ -278,28 +287,28 @@ WRONG_TOGETHER = [
         "adapter that is not there",
         WORKERS,
         "  output: {mergeAdapter: false}\n",
-        ":10: spec.output.mergeAdapter: there is no adapter: leave it out",
+        ":10: spec.output.mergeAdapter: false requires an adapter: remove this field, or set spec.adapter",
     ),
     (
-        "adapter of a model that is nowhere",
+        "adapter of a randomly initialised model",
         "seq2seq}\n",
         "seq2seq, initialise: random}\n  adapter: {lora: {}}\n  output: {mergeAdapter: false}\n",
         (
-            ":7: spec.output.mergeAdapter: an adapter alone needs the weights it was trained beside, which a model "
-            "from scratch has nowhere: use true"
+            ":7: spec.output.mergeAdapter: must be true for a randomly initialised model, because its base "
+            "weights are stored nowhere else"
         ),
     ),
     (
         "quantised parameters that are offloaded",
         WORKERS,
         "  adapter: {lora: {}, quantization: nf4}\n  execution: {offload: parameters}\n",
-        ":11: spec.execution.offload: parameters cannot be nf4: use optimizer or none",
+        ":11: spec.execution.offload: parameters cannot be offloaded with nf4 weights: use optimizer or none",
     ),
     (
         "quantised parameters that are sharded",
         WORKERS,
         "  adapter: {lora: {}, quantization: nf4}\n  execution: {zeroStage: 3}\n",
-        ":11: spec.execution.zeroStage: 3 cannot shard weights in nf4: use auto, or 2 at most",
+        ":11: spec.execution.zeroStage: 3 cannot shard nf4 weights: use auto or at most 2",
     ),
     (
         "adapter modules",
@@ -315,13 +324,13 @@ REFUSED_BY_MODELS_ALONE = [
         WORKERS,
         f"  adapter: {{lora: {{}}}}\n  execution: {{compile: true, {at_stage_3}}}\n",
         (
-            ":11: spec.execution.compile: layers with weights that are not trained cannot be compiled at ZeRO stage 3: "
+            ":11: spec.execution.compile: layers with frozen weights cannot be compiled at ZeRO stage 3: "
             "use auto or false"
         ),
     )
     for name, at_stage_3 in [("sharded", "zeroStage: 3"), ("offloaded", "offload: parameters")]
 ]
-"""What an API server takes: its rules cannot read a field that is a word or a truth value."""
+"""Jobs that only the models reject: CEL rules cannot read a field that is a string or a boolean."""
 
 
 @pytest.mark.parametrize(

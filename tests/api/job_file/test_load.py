@@ -1,4 +1,4 @@
-"""From files to jobs: numbers, anchors, paths, and fields that are replaced."""
+"""Loading jobs from files: numbers, anchors, paths and replaced fields."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The checkpoint interval: Young's and Daly's formulas, limits, and what failures cost."""
+"""The checkpoint interval: Young's and Daly's formulas, limits, and the cost of failures."""
 
 import math
 
@@ -21,14 +21,14 @@ def test_young_interval_is_the_root_of_twice_save_time_and_failure_time() -> Non
     assert young_interval_seconds(save_seconds=2, mean_seconds_between_failures=400) == 40
 
 
-def test_daly_interval_adds_the_higher_orders_and_leaves_out_the_save_itself() -> None:
+def test_daly_interval_adds_higher_orders_and_subtracts_the_save_time() -> None:
     # d = 5 min, M = 24 h: 7200 s by Young, times 1 + sqrt(d/2M)/3 + (d/2M)/9.
     factor = 1 + math.sqrt(300 / 172_800) / 3 + 300 / 172_800 / 9
 
     assert daly_interval_seconds(300, 24 * HOUR) == pytest.approx(7200 * factor - 300)
 
 
-def test_daly_interval_is_the_failure_time_where_saving_takes_longer_than_failures_are_apart() -> None:
+def test_daly_interval_is_the_failure_time_if_saving_takes_twice_as_long() -> None:
     assert daly_interval_seconds(save_seconds=200, mean_seconds_between_failures=100) == 100
 
 

@@ -1,4 +1,4 @@
-"""Device memory by name, by size, and this machine's own."""
+"""Device memory by name, by size, and of this machine."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from spotune.errors import UsageError
 from spotune.plan.devices import GIB, device_memory_bytes, machine_memory_bytes, parse_bytes
 
 
-def test_device_has_a_little_less_than_its_name_says() -> None:
+def test_device_memory_is_slightly_less_than_nominal() -> None:
     assert 79 * GIB < device_memory_bytes("A100-80GB") < 80 * GIB
 
 
-def test_unknown_device_names_the_nearest_and_the_other_way() -> None:
+def test_unknown_device_error_suggests_the_nearest_name_and_device_memory() -> None:
     with pytest.raises(UsageError, match=r"did you mean a100-80gb\?.*--device-memory 80GB"):
         device_memory_bytes("a100-80")
-    with pytest.raises(UsageError, match=r"--device tpu: not known\. Known are t4, "):
+    with pytest.raises(UsageError, match=r"--device tpu: unknown device\. Known devices: t4, "):
         device_memory_bytes("tpu")
 
 

@@ -1,4 +1,4 @@
-"""What the trainer asks for at its start: every auto of a job's execution, resolved."""
+"""Resolving the `auto` values of a job's execution section."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.plan import ExecutionPlan, resolve_execution
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.execution import setup_of
-from spotune.plan.known_models import PUBLISHED
-from spotune.plan.layout import Layout
+from spotune.plan.execution import training_setup
+from spotune.plan.known_models import KNOWN_CONFIGS
 from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
+from spotune.plan.training_setup import Layout
 from tests.api.support.job_files import a_job
 
-T5_SMALL = PUBLISHED["google-t5/t5-small"]
+T5_SMALL = KNOWN_CONFIGS["google-t5/t5-small"]
 TINY = {**T5_SMALL, "d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2, "vocab_size": 500}
 
 
@@ -34,7 +34,7 @@ def test_tiny_model_on_cpu_workers_gets_plain_values() -> None:
     assert plan.reason.startswith("ZeRO stage 0 (the lowest that fits), micro-batch 16")
 
 
-def test_cpu_workers_leave_memory_to_others() -> None:
+def test_cpu_workers_plan_with_a_fraction_of_the_machines_memory() -> None:
     job = t5_job(workers={"gpus": 0}, training={"epochs": 1, "globalBatchSize": 4096})
     plan = resolve_execution(TINY, job, 1, 4 * GB)
 
@@ -51,7 +51,7 @@ def test_explicit_values_are_respected() -> None:
     assert plan.memory is not None
 
 
-def test_unknown_model_trains_where_everything_is_set() -> None:
+def test_unknown_model_needs_no_plan_if_the_layout_is_complete() -> None:
     execution = {"zeroStage": 2, "microBatchSize": 3, "gradientCheckpointing": False}
 
     plan = resolve_execution({"model_type": "brand_new"}, t5_job(execution=execution), 2, 80 * GB)
@@ -59,20 +59,20 @@ def test_unknown_model_trains_where_everything_is_set() -> None:
     assert plan == ExecutionPlan(2, 3, gradient_checkpointing=False, compile=False, reason="as set in execution")
 
 
-def test_unknown_model_with_something_left_to_choose_is_refused() -> None:
+def test_unknown_model_with_auto_values_is_rejected() -> None:
     with pytest.raises(JobError, match=r"'brand_new'.*set execution\.microBatchSize, execution\.zeroStage"):
         resolve_execution({"model_type": "brand_new"}, t5_job(execution={"microBatchSize": 3}), 2, 80 * GB)
 
 
 def test_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(JobError, match="does not fit"):
-        resolve_execution(PUBLISHED["google-t5/t5-11b"], t5_job(), 1, 80 * GB)
+        resolve_execution(KNOWN_CONFIGS["google-t5/t5-11b"], t5_job(), 1, 80 * GB)
 
 
 def test_setup_reads_lengths_precision_and_device_from_the_job() -> None:
     architecture = read_architecture(T5_SMALL)
-    on_gpu = setup_of(architecture, t5_job())
-    on_cpu = setup_of(architecture, t5_job(workers={"gpus": 0}))
+    on_gpu = training_setup(architecture, t5_job())
+    on_cpu = training_setup(architecture, t5_job(workers={"gpus": 0}))
 
     assert (on_gpu.sequence_length, on_gpu.target_length, on_gpu.global_batch_size) == (128, 64, 32)
     assert on_gpu.precision is FLOAT32
@@ -81,15 +81,15 @@ def test_setup_reads_lengths_precision_and_device_from_the_job() -> None:
     assert on_cpu.runtime_bytes == CPU_RUNTIME_BYTES
 
 
-def test_target_is_as_long_as_the_source_unless_it_is_set() -> None:
+def test_target_length_defaults_to_the_source_length() -> None:
     job = t5_job(dataset={"train": {"source": "shards"}, "maxLength": 128})
 
-    assert setup_of(read_architecture(T5_SMALL), job).target_length == 128
+    assert training_setup(read_architecture(T5_SMALL), job).target_length == 128
 
 
 def test_causal_models_have_no_target_and_sixteen_bits_by_default() -> None:
     job = a_job(model={"source": "model"}, execution={"attention": "eager", "offload": "optimizer"})
-    setup = setup_of(read_architecture(PUBLISHED["openai-community/gpt2"]), job)
+    setup = training_setup(read_architecture(KNOWN_CONFIGS["openai-community/gpt2"]), job)
 
     assert setup.target_length == 0
     assert setup.precision is BFLOAT16
@@ -97,10 +97,10 @@ def test_causal_models_have_no_target_and_sixteen_bits_by_default() -> None:
     assert setup.offload == "optimizer"
 
 
-def test_model_from_scratch_has_tied_embeddings_as_transformers_makes_them() -> None:
+def test_randomly_initialised_model_has_tied_embeddings() -> None:
     scratch = t5_job(model={"source": "model", "task": "seq2seq", "initialise": "random"})
 
-    assert not setup_of(read_architecture(T5_SMALL), scratch).pretrained
+    assert not training_setup(read_architecture(T5_SMALL), scratch).pretrained
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_model_from_scratch_has_tied_embeddings_as_transformers_makes_them() -> 
         ({"compile": False}, 1, True, False),
     ],
 )
-def test_layers_are_compiled_on_gpus_where_rows_have_one_length(
+def test_auto_compiles_layers_on_gpus_with_packed_rows(
     execution: dict[str, Any], gpus: int, packing: bool, compiled: bool
 ) -> None:
     dataset = {"train": {"source": "shards"}, "packing": packing}
@@ -132,12 +132,10 @@ def test_layers_are_compiled_on_gpus_where_rows_have_one_length(
         ("google/gemma-2-2b", "bfloat16", False),
     ],
 )
-def test_all_logits_are_counted_where_the_loss_is_not_computed_in_chunks(
-    model: str, dtype: str, in_chunks: bool
-) -> None:
+def test_all_logits_are_counted_without_a_chunked_loss(model: str, dtype: str, in_chunks: bool) -> None:
     dataset = {"train": {"source": "shards"}, "packing": True, "maxLength": 2048}
     job = a_job(model={"source": "m", "task": "causal", "dtype": dtype}, dataset=dataset, workers={"gpus": 1})
-    setup = setup_of(read_architecture(PUBLISHED[model]), job)
+    setup = training_setup(read_architecture(KNOWN_CONFIGS[model]), job)
     logits = setup.memory(1, Layout(1, 8, gradient_checkpointing=False)).activations.working_bytes
     all_of_them = 8 * 2048 * setup.architecture.vocabulary_size * 12
     assert setup.compiled

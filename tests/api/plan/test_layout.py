@@ -1,4 +1,4 @@
-"""The choice of ZeRO stage, micro-batch and gradient checkpointing, and the refusal where nothing fits."""
+"""The choice of ZeRO stage, micro-batch and gradient checkpointing, and the error if nothing fits."""
 
 import re
 from dataclasses import replace
@@ -10,30 +10,29 @@ from hypothesis import strategies as st
 
 from spotune.errors import JobError
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.known_models import PUBLISHED
+from spotune.plan.known_models import KNOWN_CONFIGS
 from spotune.plan.layout import (
-    BUSY_TOKENS,
-    PASS_TOKENS,
-    Choice,
-    Layout,
-    Request,
-    Setup,
+    PASS_OVERHEAD_TOKENS,
+    SATURATING_TOKENS,
+    LayoutChoice,
+    LayoutRequest,
     balanced_micro_batch_size,
     choose_layout,
 )
 from spotune.plan.memory import BFLOAT16, FLOAT32, GB, Offload
+from spotune.plan.training_setup import Layout, TrainingSetup
 
 
-def setup_for(name: str, **changes: Any) -> Setup:
+def setup_for(name: str, **changes: Any) -> TrainingSetup:
     t5 = "t5" in name
     values: dict[str, Any] = {
-        "architecture": read_architecture(PUBLISHED[name]),
+        "architecture": read_architecture(KNOWN_CONFIGS[name]),
         "precision": BFLOAT16,
         "global_batch_size": 96,
         "sequence_length": 512,
         "target_length": 128 if t5 else 0,
     }
-    return Setup(**values | changes)
+    return TrainingSetup(**values | changes)
 
 
 T5_SMALL = setup_for("google-t5/t5-small")
@@ -41,7 +40,7 @@ T5_11B = setup_for("google-t5/t5-11b", precision=FLOAT32)
 LLAMA_8B = setup_for("meta-llama/llama-3.1-8b", sequence_length=4096)
 
 
-def stage_for(setup: Setup, world_size: int, gigabytes: float) -> int:
+def stage_for(setup: TrainingSetup, world_size: int, gigabytes: float) -> int:
     return choose_layout(setup, world_size, int(gigabytes * GB)).layout.zero_stage
 
 
@@ -91,11 +90,11 @@ FRUGAL: dict[str, Any] = {"zero_stage": 3, "micro_batch_size": 1, "gradient_chec
     ],
     ids=["room", "asked for all", "room for layers", "for some of them", "no room", "one pass", "stage 2"],
 )
-def test_memory_that_stage_3_leaves_is_for_gathered_layers_and_then_for_whole_gradients(
+def test_spare_memory_at_stage_3_goes_to_gathered_layers_then_whole_gradients(
     gigabytes: int, batch: int, asked: dict[str, Any], gathered: int, is_whole: bool
 ) -> None:
     setup = replace(LLAMA_8B, global_batch_size=batch)
-    choice = choose_layout(setup, 8, gigabytes * GB, Request(**asked))
+    choice = choose_layout(setup, 8, gigabytes * GB, LayoutRequest(**asked))
 
     assert (choice.layout.gathered_layers, choice.layout.whole_gradients) == (gathered, is_whole)
     assert choice.memory.total_bytes <= setup.budget_bytes(gigabytes * GB)
@@ -105,20 +104,20 @@ def test_memory_that_stage_3_leaves_is_for_gathered_layers_and_then_for_whole_gr
 
 
 def test_one_more_gathered_layer_would_not_fit() -> None:
-    layout = choose_layout(LLAMA_8B, 8, 40 * GB, Request(**FRUGAL)).layout
+    layout = choose_layout(LLAMA_8B, 8, 40 * GB, LayoutRequest(**FRUGAL)).layout
     budget, more = LLAMA_8B.budget_bytes(40 * GB), replace(layout, gathered_layers=layout.gathered_layers + 1)
 
     assert LLAMA_8B.memory(8, layout).total_bytes <= budget < LLAMA_8B.memory(8, more).total_bytes
 
 
-def test_a_worker_that_is_alone_and_one_that_offloads_use_no_more_memory_than_they_must() -> None:
+def test_single_and_offloading_workers_use_no_spare_memory() -> None:
     offloading = replace(T5_SMALL, offload="optimizer")
     for setup, world_size in ((T5_SMALL, 1), (offloading, 8)):
-        layout = choose_layout(setup, world_size, 80 * GB, Request(zero_stage=3)).layout
+        layout = choose_layout(setup, world_size, 80 * GB, LayoutRequest(zero_stage=3)).layout
         assert (layout.gathered_layers, layout.whole_gradients) == (0, False)
 
 
-def test_checkpointing_is_left_out_where_the_micro_batch_keeps_the_device_busy() -> None:
+def test_gradient_checkpointing_is_off_if_the_micro_batch_saturates_the_device() -> None:
     roomy = choose_layout(LLAMA_8B, 4, 141 * GB)
     tight = choose_layout(LLAMA_8B, 4, 80 * GB)
 
@@ -126,9 +125,9 @@ def test_checkpointing_is_left_out_where_the_micro_batch_keeps_the_device_busy()
     assert tight.layout.gradient_checkpointing
 
 
-def test_checkpointing_is_used_where_it_makes_a_tiny_micro_batch_large() -> None:
+def test_gradient_checkpointing_is_on_if_it_enlarges_a_tiny_micro_batch() -> None:
     setup = setup_for("meta-llama/llama-3.2-1b", sequence_length=128)
-    without = choose_layout(setup, 4, 15 * GB, Request(gradient_checkpointing=False)).layout
+    without = choose_layout(setup, 4, 15 * GB, LayoutRequest(gradient_checkpointing=False)).layout
     free = choose_layout(setup, 4, 15 * GB).layout
 
     assert without.micro_batch_size * 128 < 2048
@@ -142,9 +141,9 @@ def test_micro_batch_is_at_most_a_workers_share() -> None:
 
 
 def test_explicit_values_are_kept_and_the_rest_is_chosen_around_them() -> None:
-    stage_3 = choose_layout(T5_SMALL, 2, 80 * GB, Request(zero_stage=3))
-    of_7 = choose_layout(T5_SMALL, 2, 80 * GB, Request(micro_batch_size=7))
-    recomputed = choose_layout(T5_SMALL, 2, 80 * GB, Request(gradient_checkpointing=True))
+    stage_3 = choose_layout(T5_SMALL, 2, 80 * GB, LayoutRequest(zero_stage=3))
+    of_7 = choose_layout(T5_SMALL, 2, 80 * GB, LayoutRequest(micro_batch_size=7))
+    recomputed = choose_layout(T5_SMALL, 2, 80 * GB, LayoutRequest(gradient_checkpointing=True))
 
     assert stage_3.layout == Layout(3, 48, gradient_checkpointing=False, gathered_layers=12)
     assert "ZeRO stage 3 (as set)" in stage_3.reason
@@ -152,8 +151,8 @@ def test_explicit_values_are_kept_and_the_rest_is_chosen_around_them() -> None:
     assert recomputed.layout == Layout(1, 48, gradient_checkpointing=True)
 
 
-def test_explicit_micro_batch_that_needs_it_gets_checkpointing() -> None:
-    assert choose_layout(LLAMA_8B, 8, 80 * GB, Request(micro_batch_size=2)).layout == Layout(1, 2, True)
+def test_gradient_checkpointing_is_on_if_an_explicit_micro_batch_needs_it() -> None:
+    assert choose_layout(LLAMA_8B, 8, 80 * GB, LayoutRequest(micro_batch_size=2)).layout == Layout(1, 2, True)
 
 
 def test_reason_names_stage_micro_batch_and_memory() -> None:
@@ -165,12 +164,12 @@ def test_reason_names_stage_micro_batch_and_memory() -> None:
     assert choice.reason.endswith(" of 80.0 GB per worker")
 
 
-def all_asked(micro_batch_size: int, gigabytes: int) -> Choice:
-    request = Request(zero_stage=2, micro_batch_size=micro_batch_size, gradient_checkpointing=False)
+def all_asked(micro_batch_size: int, gigabytes: int) -> LayoutChoice:
+    request = LayoutRequest(zero_stage=2, micro_batch_size=micro_batch_size, gradient_checkpointing=False)
     return choose_layout(T5_SMALL, 2, gigabytes * GB, request)
 
 
-def test_what_is_set_completely_is_never_overruled() -> None:
+def test_a_complete_request_is_never_overruled() -> None:
     assert all_asked(16, 80).fits
     assert all_asked(16, 80).reason == "as set in execution"
 
@@ -181,7 +180,7 @@ def test_what_is_set_completely_is_never_overruled() -> None:
 
 
 @pytest.mark.parametrize("gigabytes", [40, 80])
-def test_t5_11b_in_float32_on_one_gpu_is_refused_with_what_is_missing_and_what_helps(gigabytes: int) -> None:
+def test_error_for_t5_11b_in_float32_on_one_gpu_names_memory_and_remedies(gigabytes: int) -> None:
     with pytest.raises(JobError) as raised:
         choose_layout(T5_11B, 1, gigabytes * GB)
 
@@ -192,7 +191,7 @@ def test_t5_11b_in_float32_on_one_gpu_is_refused_with_what_is_missing_and_what_h
 
 
 @pytest.mark.parametrize("gigabytes", [40, 80])
-def test_refusal_names_a_number_of_workers_that_is_enough(gigabytes: int) -> None:
+def test_error_names_a_sufficient_number_of_workers(gigabytes: int) -> None:
     with pytest.raises(JobError) as raised:
         choose_layout(T5_11B, 1, gigabytes * GB)
     named = re.search(r"(\d+) workers of this size", str(raised.value))
@@ -204,7 +203,7 @@ def test_refusal_names_a_number_of_workers_that_is_enough(gigabytes: int) -> Non
 
 
 @pytest.mark.parametrize(("gigabytes", "offload"), [(80, "optimizer"), (40, "parameters")])
-def test_refusal_names_the_least_offload_that_is_enough_and_its_host_memory(gigabytes: int, offload: Offload) -> None:
+def test_error_names_the_smallest_sufficient_offload_and_its_host_memory(gigabytes: int, offload: Offload) -> None:
     with pytest.raises(JobError) as raised:
         choose_layout(T5_11B, 1, gigabytes * GB)
     named = re.search(rf"execution\.offload {offload} \((\d+\.\d) GB of host memory per worker\)", str(raised.value))
@@ -214,13 +213,13 @@ def test_refusal_names_the_least_offload_that_is_enough_and_its_host_memory(giga
     assert float(named[1]) == round(choice.memory.host_bytes / GB, 1)
 
 
-def test_cpu_workers_are_not_told_to_offload_to_where_they_are() -> None:
+def test_error_for_cpu_workers_does_not_suggest_offload() -> None:
     with pytest.raises(JobError, match=r"What would help: (?!.*offload)"):
         choose_layout(replace(T5_11B, on_cpu=True), 1, 40 * GB)
 
 
-def test_refusal_names_every_setting_that_stands_in_the_way() -> None:
-    request = Request(zero_stage=1, micro_batch_size=64, gradient_checkpointing="auto")
+def test_error_names_every_restrictive_setting() -> None:
+    request = LayoutRequest(zero_stage=1, micro_batch_size=64, gradient_checkpointing="auto")
     with pytest.raises(JobError) as raised:
         choose_layout(replace(LLAMA_8B, sequence_length=16_384), 2, 80 * GB, request)
 
@@ -232,13 +231,13 @@ def test_refusal_names_every_setting_that_stands_in_the_way() -> None:
     assert "model.dtype" not in text
 
 
-def test_refusal_without_checkpointing_proposes_it() -> None:
-    request = Request(gradient_checkpointing=False)
+def test_error_suggests_gradient_checkpointing() -> None:
+    request = LayoutRequest(gradient_checkpointing=False)
     with pytest.raises(JobError, match=r"without gradient checkpointing.*execution\.gradientCheckpointing auto"):
         choose_layout(LLAMA_8B, 2, 40 * GB, request)
 
 
-def test_refusal_speaks_of_several_workers() -> None:
+def test_error_uses_the_plural_for_several_workers() -> None:
     with pytest.raises(JobError, match="does not fit on 2 workers"):
         choose_layout(T5_11B, 2, 40 * GB)
 
@@ -270,9 +269,9 @@ def test_offload_of_parameters_goes_to_stage_3() -> None:
 @pytest.mark.parametrize(
     ("offload", "stage", "needed"), [("parameters", 2, "stage 3"), ("optimizer", 0, "stage 1 or more")]
 )
-def test_offload_against_an_explicit_stage_is_refused(offload: Any, stage: Any, needed: str) -> None:
-    with pytest.raises(JobError, match=rf"execution\.zeroStage {stage} cannot go with .*offload {offload}.*{needed}"):
-        choose_layout(replace(LLAMA_8B, offload=offload), 1, 80 * GB, Request(zero_stage=stage))
+def test_offload_that_contradicts_an_explicit_stage_is_rejected(offload: Any, stage: Any, needed: str) -> None:
+    with pytest.raises(JobError, match=rf"execution\.zeroStage {stage} does not support .*offload {offload}.*{needed}"):
+        choose_layout(replace(LLAMA_8B, offload=offload), 1, 80 * GB, LayoutRequest(zero_stage=stage))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +295,7 @@ def test_micro_batch_divides_the_batch_over_the_workers(
     assert balanced_micro_batch_size(batch, workers, largest, tokens, zero_stage=1) == chosen
 
 
-def test_passes_cost_more_where_weights_are_gathered_for_each() -> None:
+def test_passes_cost_more_if_weights_are_gathered_for_each() -> None:
     assert balanced_micro_batch_size(32, 2, 3, 1024, zero_stage=1) == 2  # 8 passes, an even share
     assert balanced_micro_batch_size(32, 2, 3, 1024, zero_stage=3) == 3  # 6 passes, a row more on one worker
 
@@ -310,7 +309,7 @@ def test_no_other_micro_batch_makes_a_shorter_step(
         for number, start in enumerate(range(0, batch, size)):
             samples[number % workers] += min(size, batch - start)
             passes[number % workers] += 1
-        return max(max(samples) * tokens, max(passes) * BUSY_TOKENS) + max(passes) * PASS_TOKENS[stage]
+        return max(max(samples) * tokens, max(passes) * SATURATING_TOKENS) + max(passes) * PASS_OVERHEAD_TOKENS[stage]
 
     chosen = balanced_micro_batch_size(batch, workers, largest, tokens, stage)
 

@@ -1,16 +1,15 @@
-"""The plan's activation memory against peaks measured on a GPU (`benchmarks/plan_memory.py`)."""
+"""The plan's activation memory, compared with peaks measured on a GPU (`benchmarks/plan_memory.py`)."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spotune.plan.activations import Workload, activation_bytes
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.known_models import PUBLISHED
+from spotune.plan.known_models import KNOWN_CONFIGS
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 MEASURED: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "plan_memory.json").read_text())["measured"]
 
 
@@ -28,7 +27,7 @@ def test_activations_are_estimated_as_measured(case: dict[str, Any]) -> None:
         bytes_per_element=4 if case["dtype"] == "float32" else 2,
         gradient_checkpointing=case["gradient_checkpointing"],
     )
-    estimated = activation_bytes(read_architecture(PUBLISHED[case["model"]]), workload).total_bytes
+    estimated = activation_bytes(read_architecture(KNOWN_CONFIGS[case["model"]]), workload).total_bytes
 
     # Bytes decide whether a micro-batch fits, so a small peak may be further off in per cent.
     assert estimated == pytest.approx(case["peak_bytes"], rel=0.06, abs=150_000_000)

@@ -1,4 +1,4 @@
-"""The plan's activation formulas against the tensors that PyTorch saves for the backward pass of real small models."""
+"""The plan's activation formulas, compared with the tensors that PyTorch saves for small real models."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def saved_bytes(model_type: str, values: dict[str, Any], dtype: torch.dtype, dro
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("model_type", "values"), MODELS)
-def test_a_further_layer_saves_what_the_formula_says(
+def test_an_additional_layer_saves_the_bytes_of_the_formula(
     model_type: str, values: dict[str, Any], dtype: torch.dtype
 ) -> None:
     names = LAYERS.get(model_type, ("num_hidden_layers",))
@@ -99,7 +99,7 @@ def test_a_further_layer_saves_what_the_formula_says(
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_further_layer_beside_adapters_saves_what_the_formula_says(dropout: float) -> None:
+def test_an_additional_layer_with_adapters_saves_the_bytes_of_the_formula(dropout: float) -> None:
     deeper, dtype = LLAMA_SIZE | {"num_hidden_layers": 2}, torch.bfloat16
     shallow, deep = (saved_bytes("llama", values, dtype, dropout) for values in (LLAMA_SIZE, deeper))
     inputs = 6 * LLAMA_SIZE["hidden_size"] + LLAMA_SIZE["intermediate_size"]

@@ -1,4 +1,4 @@
-"""The plan's number of parameters is that of the model that transformers makes from the same configuration."""
+"""The plan's parameter counts equal those of models that transformers creates from the same configuration."""
 
 from typing import Any
 

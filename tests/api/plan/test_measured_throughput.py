@@ -1,4 +1,4 @@
-"""The memory that `spotune plan` expects, against the peaks that benchmarks/throughput.py measured on H200s."""
+"""The plan's memory, compared with peaks that benchmarks/throughput.py measured on H200s."""
 
 from __future__ import annotations
 

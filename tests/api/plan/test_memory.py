@@ -1,4 +1,4 @@
-"""Memory of model states and activations against published figures and the papers' formulas."""
+"""Memory of model states and activations, compared with published numbers and the papers' formulas."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from spotune.plan.activations import Workload, activation_bytes, logits_bytes
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.known_models import PUBLISHED
+from spotune.plan.known_models import KNOWN_CONFIGS
 from spotune.plan.memory import (
     BFLOAT16,
     FLOAT16,
@@ -41,7 +41,7 @@ def test_t5_11b_in_float32_takes_44_gb_of_weights_44_of_gradients_and_88_of_adam
     states = model_states(11_000_000_000, FLOAT32, zero_stage=0, world_size=1)
 
     assert (states.weights_bytes, states.gradients_bytes, states.optimizer_bytes) == (44 * GB, 44 * GB, 88 * GB)
-    exact = count_parameters(read_architecture(PUBLISHED["google-t5/t5-11b"])).total
+    exact = count_parameters(read_architecture(KNOWN_CONFIGS["google-t5/t5-11b"])).total
     assert model_states(exact, FLOAT32, 0, 1).device_bytes == pytest.approx((44 + 44 + 88) * GB, rel=0.03)
 
 
@@ -93,7 +93,7 @@ def test_quantised_weights_are_half_a_byte_and_their_scales() -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_offloaded_optimizer_states_lie_in_host_memory(stage: ZeroStage) -> None:
+def test_offloaded_optimizer_states_are_in_host_memory(stage: ZeroStage) -> None:
     # ZeRO-Offload: 16 bytes per parameter on the host: master, two moments and the gradient in float32.
     states = model_states(1000, BFLOAT16, stage, world_size=2, offload="optimizer")
 
@@ -112,8 +112,8 @@ def test_offloaded_parameters_leave_no_states_on_the_device() -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", [FLOAT32, FLOAT16, BFLOAT16])
-def test_each_worker_copies_its_part_of_a_commit_to_the_host(precision: Precision, stage: ZeroStage) -> None:
-    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+def test_each_worker_copies_its_shard_of_a_commit_to_host_memory(precision: Precision, stage: ZeroStage) -> None:
+    t5 = read_architecture(KNOWN_CONFIGS["google-t5/t5-small"])
     parameters = count_parameters(t5).total
     memory = estimate_memory(t5, Workload(1, 128, 32), precision, stage, world_size=7)
 
@@ -121,7 +121,7 @@ def test_each_worker_copies_its_part_of_a_commit_to_the_host(precision: Precisio
 
 
 def test_on_cpu_workers_the_copy_is_part_of_their_memory() -> None:
-    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+    t5 = read_architecture(KNOWN_CONFIGS["google-t5/t5-small"])
     on_gpu, on_cpu = (
         estimate_memory(t5, Workload(1, 128, 32), FLOAT32, 1, world_size=2, on_cpu=is_cpu) for is_cpu in (False, True)
     )
@@ -130,7 +130,7 @@ def test_on_cpu_workers_the_copy_is_part_of_their_memory() -> None:
     assert on_cpu.host_bytes == 0
 
 
-def test_offload_that_a_stage_cannot_do_is_refused() -> None:
+def test_offload_that_a_stage_does_not_support_is_rejected() -> None:
     with pytest.raises(ValueError, match="stage 1 or more"):
         model_states(1000, BFLOAT16, 0, 1, "optimizer")
     with pytest.raises(ValueError, match="stage 3"):
@@ -164,14 +164,14 @@ def test_kept_attention_scores_grow_with_the_square_of_the_length() -> None:
     assert scores == 4 * 9 * 8 * 128**2 * 3
 
 
-def test_bloom_keeps_its_attention_scores_whatever_is_asked_for() -> None:
-    bloom = dict(PUBLISHED["bigscience/bloom-560m"])
+def test_bloom_always_keeps_its_attention_scores() -> None:
+    bloom = dict(KNOWN_CONFIGS["bigscience/bloom-560m"])
 
     assert layers_bytes(bloom, fused_attention=True) == layers_bytes(bloom, fused_attention=False)
 
 
-def test_capped_attention_scores_are_kept_with_their_cap() -> None:
-    gemma_2: dict[str, Any] = {**PUBLISHED["google/gemma-2-2b"], "final_logit_softcapping": None}
+def test_softcapped_attention_scores_are_kept_with_the_cap_output() -> None:
+    gemma_2: dict[str, Any] = {**KNOWN_CONFIGS["google/gemma-2-2b"], "final_logit_softcapping": None}
     uncapped = layers_bytes(gemma_2 | {"attn_logit_softcapping": None})
 
     assert layers_bytes(gemma_2) - uncapped == 26 * (4 + 2 + 2) * 8 * 128**2 * 3
@@ -193,8 +193,8 @@ def test_checkpointing_holds_one_layer_or_the_logits_whichever_is_larger() -> No
     assert activation_bytes(large_vocabulary, workload).working_bytes == logits_bytes(large_vocabulary, workload)
 
 
-def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
-    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+def test_encoder_and_decoder_have_separate_lengths() -> None:
+    t5 = read_architecture(KNOWN_CONFIGS["google-t5/t5-small"])
     long_source = activation_bytes(t5, Workload(4, sequence_length=512, target_length=64))
     long_target = activation_bytes(t5, Workload(4, sequence_length=64, target_length=512))
 
@@ -202,16 +202,16 @@ def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
     assert long_target.layers_bytes > long_source.layers_bytes
 
 
-def test_capped_logits_are_kept_beside_the_loss() -> None:
+def test_softcapped_logits_add_the_cap_output_to_the_loss_memory() -> None:
     workload = Workload(micro_batch_size=1, sequence_length=100)
-    capped = read_architecture(PUBLISHED["google/gemma-2-2b"])
-    uncapped = read_architecture({**PUBLISHED["google/gemma-2-2b"], "final_logit_softcapping": None})
+    capped = read_architecture(KNOWN_CONFIGS["google/gemma-2-2b"])
+    uncapped = read_architecture({**KNOWN_CONFIGS["google/gemma-2-2b"], "final_logit_softcapping": None})
 
     assert logits_bytes(capped, workload) - logits_bytes(uncapped, workload) == 2 * 100 * 256_000
 
 
 def test_optimizer_step_and_activations_are_not_held_at_the_same_time() -> None:
-    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+    t5 = read_architecture(KNOWN_CONFIGS["google-t5/t5-small"])
     tiny, large = (
         estimate_memory(t5, Workload(size, 128, 32), FLOAT16, 2, world_size=1, runtime_bytes=0) for size in (1, 64)
     )
@@ -222,7 +222,7 @@ def test_optimizer_step_and_activations_are_not_held_at_the_same_time() -> None:
 
 
 def test_gradients_are_reduced_once_the_logits_are_gone() -> None:
-    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+    llama = read_architecture(KNOWN_CONFIGS["meta-llama/llama-2-7b-hf"])
     short, long = (
         estimate_memory(llama, Workload(1, length), BFLOAT16, 1, world_size=2, runtime_bytes=0)
         for length in (128, 32_768)
@@ -244,17 +244,17 @@ def test_gradients_are_reduced_once_the_logits_are_gone() -> None:
         (3, 4, 0),
     ],
 )
-def test_two_buckets_and_at_stage_1_the_workers_part_come_beside_the_gradients(
+def test_reduction_needs_two_buckets_and_at_stage_1_also_the_workers_shard(
     stage: ZeroStage, world_size: int, expected: int
 ) -> None:
-    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+    llama = read_architecture(KNOWN_CONFIGS["meta-llama/llama-2-7b-hf"])
     memory = estimate_memory(llama, Workload(1, 128), BFLOAT16, stage, world_size)
 
     assert memory.reduction_bytes == expected
 
 
-def test_a_worker_that_is_alone_reduces_where_deepspeed_takes_the_step() -> None:
-    t5 = read_architecture(PUBLISHED["google-t5/t5-small"])
+def test_a_single_worker_reduces_gradients_only_with_deepspeeds_own_step() -> None:
+    t5 = read_architecture(KNOWN_CONFIGS["google-t5/t5-small"])
     parameters = count_parameters(t5).total
     found = {
         name: estimate_memory(t5, Workload(1, 128, 32), precision, 1, world_size=1).reduction_bytes / parameters
@@ -274,13 +274,13 @@ def test_a_worker_that_is_alone_reduces_where_deepspeed_takes_the_step() -> None
         (FLOAT16, 3, 4 * 842_301_952),
     ],
 )
-def test_a_step_in_place_has_few_gradients_in_float32(precision: Precision, stage: ZeroStage, expected: int) -> None:
-    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+def test_fused_step_holds_few_gradients_in_float32(precision: Precision, stage: ZeroStage, expected: int) -> None:
+    llama = read_architecture(KNOWN_CONFIGS["meta-llama/llama-2-7b-hf"])
 
     assert estimate_memory(llama, Workload(1, 128), precision, stage, world_size=8).step_bytes == expected
 
 
-def test_whole_gradients_come_beside_the_workers_part() -> None:
+def test_whole_gradients_are_kept_in_addition_to_the_workers_shard() -> None:
     parts = model_states(1000, BFLOAT16, 3, world_size=4)
     whole = model_states(1000, BFLOAT16, 3, world_size=4, whole_gradients=True)
 
@@ -288,7 +288,7 @@ def test_whole_gradients_come_beside_the_workers_part() -> None:
 
 
 def test_buffers_are_stage_3s_bucket_and_gathered_weights() -> None:
-    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+    llama = read_architecture(KNOWN_CONFIGS["meta-llama/llama-2-7b-hf"])
     stages: tuple[ZeroStage, ...] = (0, 1, 2, 3)
     memory = [estimate_memory(llama, Workload(1, 128), BFLOAT16, stage, world_size=8) for stage in stages]
 
@@ -296,8 +296,8 @@ def test_buffers_are_stage_3s_bucket_and_gathered_weights() -> None:
     assert [each.buffers_bytes for each in memory] == [0, 0, 0, 1 * GB + 21 * GB // 10 + 2 * outside_layers]
 
 
-def test_layers_stay_gathered_as_asked_and_whole_gradients_need_no_bucket() -> None:
-    llama = read_architecture(PUBLISHED["meta-llama/llama-2-7b-hf"])
+def test_gathered_layers_count_and_whole_gradients_need_no_bucket() -> None:
+    llama = read_architecture(KNOWN_CONFIGS["meta-llama/llama-2-7b-hf"])
     outside_layers = 2 * 32_000 * 4096
     arguments: Any = (llama, Workload(1, 128), BFLOAT16, 3, 8)
 

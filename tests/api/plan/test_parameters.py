@@ -1,4 +1,4 @@
-"""The number of parameters from a config.json: published models, defaults, and what cannot be counted."""
+"""Parameter counts from a config.json: published models, defaults and unsupported models."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from spotune.errors import JobError
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
-from spotune.plan.known_models import PUBLISHED, published_config
+from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.plan.parameters import count_parameters
 
 PUBLISHED_TOTALS = {
@@ -53,7 +53,7 @@ PUBLISHED_TOTALS = {
     "eleutherai/pythia-1b": 1_011_781_632,
     "eleutherai/gpt-neox-20b": 20_554_567_680,
 }
-"""As the model cards and the safetensors headers on the Hub give them."""
+"""Parameter counts from the model cards and the safetensors headers on the Hub."""
 
 TINY_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -71,16 +71,16 @@ def total(config: dict[str, Any], *, pretrained: bool = True) -> int:
 
 @pytest.mark.parametrize(("name", "parameters"), PUBLISHED_TOTALS.items())
 def test_published_models_have_their_published_number_of_parameters(name: str, parameters: int) -> None:
-    assert total(dict(PUBLISHED[name])) == parameters
+    assert total(dict(KNOWN_CONFIGS[name])) == parameters
 
 
 def test_every_published_configuration_can_be_counted() -> None:
-    assert min(total(dict(config)) for config in PUBLISHED.values()) == PUBLISHED_TOTALS["google-t5/t5-small"]
+    assert min(total(dict(config)) for config in KNOWN_CONFIGS.values()) == PUBLISHED_TOTALS["google-t5/t5-small"]
 
 
 def test_published_model_is_found_by_its_source_in_any_case() -> None:
-    assert published_config("hf://meta-llama/Meta-Llama-3-8B") == PUBLISHED["meta-llama/meta-llama-3-8b"]
-    assert published_config("hf://nobody/nothing") is None
+    assert known_config("hf://meta-llama/Meta-Llama-3-8B") == KNOWN_CONFIGS["meta-llama/meta-llama-3-8b"]
+    assert known_config("hf://nobody/nothing") is None
 
 
 def test_a_tied_output_projection_counts_once() -> None:
@@ -90,28 +90,30 @@ def test_a_tied_output_projection_counts_once() -> None:
 @pytest.mark.parametrize(
     "mark", [{"tie_word_embeddings": False}, {"tie_word_embeddings": True, "scale_decoder_outputs": False}]
 )
-def test_t5_v1_1_has_an_output_projection_only_where_weights_bring_one(mark: dict[str, Any]) -> None:
-    config = dict(PUBLISHED["google-t5/t5-small"]) | mark
+def test_t5_v1_1_has_an_output_projection_only_with_pretrained_weights(mark: dict[str, Any]) -> None:
+    config = dict(KNOWN_CONFIGS["google-t5/t5-small"]) | mark
 
     assert total(config) - total(config, pretrained=False) == 32128 * 512
 
 
 def test_parts_add_up_to_the_total() -> None:
-    counts = count_parameters(read_architecture(PUBLISHED["google/mt5-small"]))
+    counts = count_parameters(read_architecture(KNOWN_CONFIGS["google/mt5-small"]))
 
     assert counts.embedding == counts.output == 250112 * 512
     assert counts.total == counts.embedding + counts.encoder + counts.decoder + counts.output
     assert counts.encoder < counts.decoder
 
 
-def test_unknown_architecture_says_what_is_known_and_what_to_do_instead() -> None:
-    with pytest.raises(JobError, match=r"'xlnet'.*known are bart, bloom.*execution\.microBatchSize") as raised:
+def test_unknown_architecture_error_lists_supported_types_and_a_workaround() -> None:
+    with pytest.raises(
+        JobError, match=r"'xlnet'.*supported types are bart, bloom.*execution\.microBatchSize"
+    ) as raised:
         read_architecture({"model_type": "xlnet"})
 
     assert "did you mean" not in str(raised.value)
 
 
-def test_nearly_known_architecture_names_the_nearest() -> None:
+def test_misspelt_architecture_error_suggests_the_nearest_name() -> None:
     with pytest.raises(JobError, match="did you mean 'llama'"):
         read_architecture({"model_type": "llama4"})
 

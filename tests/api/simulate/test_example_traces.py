@@ -1,18 +1,18 @@
-"""The traces of examples/traces: what their generator writes, and like the published ones as README.md says."""
+"""The traces in examples/traces: current output of their generator, with the published statistics."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from spotune.simulate.trace import read_trace
+from tests import ROOT
 
-FOLDER = Path(__file__).parents[2] / "examples" / "traces"
+FOLDER = ROOT / "examples" / "traces"
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "p3-32.csv": {"mean": 24.03, "removals_per_hour": 6.95, "nodes_per_removal": 2.11, "additions_per_hour": 7.30},
     "v100-4.csv": {
@@ -43,7 +43,7 @@ def test_the_files_are_what_the_generator_writes(generator: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_statistics_are_those_that_were_published(generator: ModuleType, name: str) -> None:
+def test_the_statistics_match_the_published_ones(generator: ModuleType, name: str) -> None:
     trace = read_trace(FOLDER / name)
     found = vars(generator.statistics([*trace.changes, (trace.seconds, trace.changes[-1][1])]))
     assert {key: found[key] for key in PUBLISHED[name]} == pytest.approx(PUBLISHED[name], rel=0.03)

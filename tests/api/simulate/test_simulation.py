@@ -1,4 +1,4 @@
-"""The simulation of a job on a spot trace: by hand where that can be done, by what always holds elsewhere."""
+"""The simulation of a job on a spot trace: examples computed by hand, and invariants."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotune.goodput import Part
-from spotune.simulate.compare import Compared, Prices, combinations, compare
-from spotune.simulate.measured import measured_times
+from spotune.simulate.compare import Prices, ScenarioResult, all_scenarios, compare
+from spotune.simulate.measured import timings_from_ledger
 from spotune.simulate.simulation import simulate
-from spotune.simulate.supply import Moment, supply
-from spotune.simulate.terms import NEVER, Choice, Outcome, Times
+from spotune.simulate.supply import NodeSupply, supply
+from spotune.simulate.terms import NEVER, Scenario, SimulationResult, Timings
 from spotune.simulate.trace import Trace
 
-TIMES = Times(
+TIMES = Timings(
     step={4: 1.0},
     start_up=20.0,
     restore=5.0,
@@ -30,16 +30,16 @@ TIMES = Times(
     patience=30.0,
 )
 CALM = Trace(((0.0, 4),), 1000.0)
-CHOICE = Choice(workers=4, fewest=4, every=100, resize_cooldown=NEVER)
+CHOICE = Scenario(workers=4, min_workers=4, checkpoint_every=100, resize_cooldown=NEVER)
 
 
-def spent(outcome: Outcome) -> dict[str, float]:
-    """Seconds of the parts that took any."""
+def spent(outcome: SimulationResult) -> dict[str, float]:
+    """Seconds of all parts that are not zero."""
     return {str(part): round(seconds, 6) for part, seconds in outcome.spent.items() if seconds}
 
 
-def held(trace: Trace, **values: Any) -> list[Moment]:
-    """What a job of four workers holds until the trace begins again."""
+def held(trace: Trace, **values: Any) -> list[NodeSupply]:
+    """The nodes of a job with four workers during the first pass over the trace."""
     chosen = {"workers": 4, "capacity": "spot", "head": "on-demand", "on_demand_after": 60.0, "random": Random(0)}
     moments = []
     for moment in supply(trace, **{**chosen, **values}):
@@ -49,18 +49,18 @@ def held(trace: Trace, **values: Any) -> list[Moment]:
     return moments
 
 
-def test_a_run_that_nothing_disturbs() -> None:
-    """250 steps with commits after 100 and 200; the last one is waited for."""
+def test_a_run_without_failures() -> None:
+    """250 steps with commits after 100 and 200; the run waits for the last one."""
     outcome = simulate(CALM, CHOICE, TIMES, steps=250)
     assert spent(outcome) == {"productive": 250.0, "checkpointStall": 0.5 + 0.5 + 4.0, "startup": 30.0}
     assert (outcome.steps, outcome.steps_lost, outcome.restarts, outcome.finished) == (250, 0, 0, True)
     assert outcome.spot_seconds == 4 * outcome.seconds
 
 
-def test_a_worker_that_is_lost_takes_the_steps_since_the_last_commit_along() -> None:
-    """Training begins at 30 s; the commit after step 100 is begun at 130 s and durable at 134 s.
+def test_a_lost_worker_rolls_back_to_the_last_commit() -> None:
+    """Training starts at 30 s. The commit after step 100 starts at 130 s and is durable at 134 s.
 
-    At 200 s it has made 69 steps and a half after that.
+    By 200 s it has completed 69 and a half more steps.
     """
     trace = Trace(((0.0, 4), (200.0, 3), (210.0, 4)), 1000.0)
     outcome = simulate(trace, CHOICE, TIMES, steps=250)
@@ -78,46 +78,46 @@ def test_a_commit_that_is_not_durable_yet_is_lost_with_its_worker() -> None:
     assert Part.RESTORE not in spent(outcome)
 
 
-def test_a_notice_that_a_commit_fits_into_saves_the_work() -> None:
+def test_a_commit_within_the_preemption_notice_saves_the_work() -> None:
     trace = Trace(((0.0, 4), (200.0, 3), (210.0, 4)), 1000.0)
     warned = simulate(trace, replace(CHOICE, notice=30.0), TIMES, steps=250)
     assert 0 < warned.steps_lost <= 30
     assert warned.seconds < simulate(trace, CHOICE, TIMES, steps=250).seconds
 
 
-def test_fewer_workers_are_waited_for_and_then_trained_with() -> None:
+def test_training_starts_with_fewer_workers_after_a_wait() -> None:
     trace = Trace(((0.0, 2), (900.0, 4)), 1000.0)
-    outcome = simulate(trace, replace(CHOICE, fewest=2), TIMES, steps=50)
+    outcome = simulate(trace, replace(CHOICE, min_workers=2), TIMES, steps=50)
     assert spent(outcome) == {"productive": 100.0, "checkpointStall": 4.0, "startup": 30.0, "waiting": 30.0}
     assert simulate(trace, CHOICE, TIMES).spent[Part.WAITING] == 890.0
 
 
-def test_a_group_grows_after_its_cooldown_with_a_commit() -> None:
+def test_a_group_is_resized_after_its_cooldown_with_a_commit() -> None:
     trace = Trace(((0.0, 2), (100.0, 4)), 2000.0)
-    choice = replace(CHOICE, fewest=2, resize_cooldown=300.0, every=10_000)
-    outcome = simulate(trace, choice, TIMES, steps=500)
+    scenario = replace(CHOICE, min_workers=2, resize_cooldown=300.0, checkpoint_every=10_000)
+    outcome = simulate(trace, scenario, TIMES, steps=500)
     assert (outcome.restarts, outcome.steps_lost) == (1, 0)
     assert outcome.spent[Part.RESTORE] == 5.0
-    assert outcome.seconds < simulate(trace, replace(choice, resize_cooldown=NEVER), TIMES, steps=500).seconds
+    assert outcome.seconds < simulate(trace, replace(scenario, resize_cooldown=NEVER), TIMES, steps=500).seconds
 
 
-def test_a_group_does_not_leave_for_nodes_that_come_and_go() -> None:
+def test_short_lived_nodes_do_not_resize_a_group() -> None:
     visits = [point for at in range(400, 1900, 20) for point in ((float(at), 4), (at + 9.0, 2))]
-    choice = replace(CHOICE, fewest=2, resize_cooldown=0.0, every=10_000)
+    scenario = replace(CHOICE, min_workers=2, resize_cooldown=0.0, checkpoint_every=10_000)
     for steady, restarts in ((10.0, 0), (8.0, 1)):
-        outcome = simulate(Trace(((0.0, 2), *visits), 2000.0), choice, replace(TIMES, steady=steady), steps=500)
+        outcome = simulate(Trace(((0.0, 2), *visits), 2000.0), scenario, replace(TIMES, steady=steady), steps=500)
         assert min(outcome.restarts, 1) == restarts
 
 
-def test_losses_without_a_new_step_are_followed_by_growing_pauses() -> None:
-    """Nodes that go before the start-up is over."""
+def test_losses_without_a_new_step_increase_the_backoff() -> None:
+    """Nodes are lost before the start-up is finished."""
     flapping = [(seconds, nodes) for begin in range(0, 200, 20) for seconds, nodes in ((begin, 4), (begin + 19.0, 3))]
     outcome = simulate(Trace(tuple(flapping), 200.0), CHOICE, replace(TIMES, attempt=0.0))
     assert outcome.steps == 0
     assert outcome.spent[Part.WAITING] > 5 + 10 + 20
 
 
-def test_workers_on_demand_are_never_lost_and_cost_their_price() -> None:
+def test_on_demand_workers_are_never_lost() -> None:
     trace = Trace(((0.0, 0),), 1000.0)
     (row,) = compare(trace, [replace(CHOICE, capacity="on-demand")], TIMES, Prices(on_demand=3.6), 100, 5)
     assert row.finished
@@ -125,24 +125,24 @@ def test_workers_on_demand_are_never_lost_and_cost_their_price() -> None:
     assert compare(CALM, [CHOICE], TIMES, Prices(on_demand=3.6), 100, 5)[0].cost is None, "the price of spot is missing"
 
 
-def test_missing_spot_nodes_are_replaced_on_demand_until_there_are_any() -> None:
+def test_on_demand_nodes_replace_missing_spot_nodes_temporarily() -> None:
     trace = Trace(((0.0, 4), (100.0, 1), (130.0, 2), (300.0, 4)), 400.0)
     assert held(trace, capacity="spot-then-on-demand") == [
-        Moment(0.0, 4, 0),
-        Moment(100.0, 1, 0, lost=3),
-        Moment(130.0, 2, 0),
-        Moment(160.0, 2, 1),
-        Moment(160.0, 2, 2),
-        Moment(300.0, 4, 0, lost=2),
+        NodeSupply(0.0, 4, 0),
+        NodeSupply(100.0, 1, 0, lost=3),
+        NodeSupply(130.0, 2, 0),
+        NodeSupply(160.0, 2, 1),
+        NodeSupply(160.0, 2, 2),
+        NodeSupply(300.0, 4, 0, lost=2),
     ]
 
 
-def test_a_head_on_a_spot_node_comes_before_workers_and_may_be_lost() -> None:
+def test_a_spot_head_gets_a_node_before_workers_and_may_be_lost() -> None:
     trace = Trace(((0.0, 5), (100.0, 0), (200.0, 3)), 400.0)
     assert held(trace, head="spot") == [
-        Moment(0.0, 4, 0, head=True),
-        Moment(100.0, 0, 0, lost=4, head=False, head_lost=True),
-        Moment(200.0, 2, 0, head=True),
+        NodeSupply(0.0, 4, 0, head=True),
+        NodeSupply(100.0, 0, 0, lost=4, head=False, head_lost=True),
+        NodeSupply(200.0, 2, 0, head=True),
     ]
 
 
@@ -153,22 +153,27 @@ def test_the_loss_of_a_head_takes_longer_than_that_of_a_worker() -> None:
     assert spot.seconds - on_demand.seconds == pytest.approx(30.0 + 10.0 - 10.0), "its own loss and start, but no wait"
 
 
-def test_steps_take_inversely_as_long_with_more_workers_where_it_was_not_measured() -> None:
-    times = Times(step={2: 3.0, 8: 1.0})
+def test_unmeasured_step_times_scale_inversely_with_workers() -> None:
+    times = Timings(step={2: 3.0, 8: 1.0})
     assert [times.step_seconds(workers) for workers in (1, 2, 4, 8, 16)] == [6.0, 3.0, 1.5, 1.0, 0.5]
 
 
-def test_choices_are_combined() -> None:
-    found = combinations(CHOICE, workers=[2, 4], every=["auto", 60.0])
-    assert [(choice.workers, choice.every) for choice in found] == [(2, "auto"), (2, 60.0), (4, "auto"), (4, 60.0)]
+def test_scenarios_are_all_combinations() -> None:
+    found = all_scenarios(CHOICE, workers=[2, 4], checkpoint_every=["auto", 60.0])
+    assert [(scenario.workers, scenario.checkpoint_every) for scenario in found] == [
+        (2, "auto"),
+        (2, 60.0),
+        (4, "auto"),
+        (4, 60.0),
+    ]
 
 
 changes = st.lists(st.tuples(st.floats(1, 500), st.integers(0, 6)), min_size=1, max_size=15)
-choices = st.builds(
-    Choice,
+scenarios = st.builds(
+    Scenario,
     workers=st.integers(2, 4),
-    fewest=st.integers(1, 2),
-    every=st.sampled_from(["auto", 45.0, 7]),
+    min_workers=st.integers(1, 2),
+    checkpoint_every=st.sampled_from(["auto", 45.0, 7]),
     head=st.sampled_from(["spot", "on-demand"]),
     capacity=st.sampled_from(["spot", "on-demand", "spot-then-on-demand"]),
     on_demand_after=st.floats(0, 300),
@@ -186,34 +191,36 @@ def trace_of(lengths: list[tuple[float, int]]) -> Trace:
 
 
 @settings(max_examples=200, deadline=None)
-@given(changes, choices, st.integers(0, 5))
-def test_the_parts_sum_to_the_length_of_the_trace(lengths: list[tuple[float, int]], choice: Choice, seed: int) -> None:
+@given(changes, scenarios, st.integers(0, 5))
+def test_the_parts_sum_to_the_length_of_the_trace(
+    lengths: list[tuple[float, int]], scenario: Scenario, seed: int
+) -> None:
     trace = trace_of(lengths)
-    outcome = simulate(trace, choice, TIMES, seed=seed)
+    outcome = simulate(trace, scenario, TIMES, seed=seed)
     assert outcome.seconds == pytest.approx(trace.seconds)
     assert min(outcome.spent.values()) >= -1e-6
     assert outcome.steps >= 0
     nodes = outcome.spot_seconds + outcome.on_demand_seconds
-    assert nodes <= choice.workers * trace.seconds * (1 + 1e-9)
-    if choice.capacity == "on-demand":
+    assert nodes <= scenario.workers * trace.seconds * (1 + 1e-9)
+    if scenario.capacity == "on-demand":
         assert outcome.spot_seconds == 0
 
 
 @settings(max_examples=100, deadline=None)
-@given(changes, choices, st.integers(1, 200))
-def test_a_job_that_finishes_has_spent_on_its_steps_what_they_take(
-    lengths: list[tuple[float, int]], choice: Choice, steps: int
+@given(changes, scenarios, st.integers(1, 200))
+def test_a_finished_job_has_spent_the_time_of_its_steps(
+    lengths: list[tuple[float, int]], scenario: Scenario, steps: int
 ) -> None:
     trace = trace_of([*lengths, (2000.0, 6)])
-    outcome = simulate(trace, choice, TIMES, steps)
+    outcome = simulate(trace, scenario, TIMES, steps)
     assert outcome.finished
     assert outcome.steps == steps
-    slowest, fastest = TIMES.step_seconds(choice.fewest), TIMES.step_seconds(choice.workers)
+    slowest, fastest = TIMES.step_seconds(scenario.min_workers), TIMES.step_seconds(scenario.workers)
     assert fastest * steps <= outcome.spent[Part.PRODUCTIVE] + 1e-6 <= slowest * steps + 1e-5
 
 
-def test_as_json_names_what_was_chosen_and_what_came_of_it() -> None:
-    row = Compared(CHOICE, [simulate(CALM, CHOICE, TIMES, steps=250)], Prices(spot=0.9), 250)
+def test_as_json_contains_scenario_and_result() -> None:
+    row = ScenarioResult(CHOICE, [simulate(CALM, CHOICE, TIMES, steps=250)], Prices(spot=0.9), 250)
     found = row.as_json()
     assert found.items() >= {"workers": 4, "checkpointEvery": 100, "head": "on-demand", "finished": True}.items()
     assert found["goodput"] == round(250 / 285, 4)
@@ -221,7 +228,7 @@ def test_as_json_names_what_was_chosen_and_what_came_of_it() -> None:
     assert found["cost"] == pytest.approx(4 * 285 * 0.9 / 3600, abs=1e-4)
 
 
-def test_times_of_a_run_come_from_its_ledger() -> None:
+def test_timings_of_a_run_come_from_its_ledger() -> None:
     def ended(generation: int, workers: int, steps: int, **parts: float) -> dict[str, Any]:
         common = {"event": "generation-ended", "time": 0.0, "generation": generation, "worldSize": workers}
         return {**common, "steps": steps, "seconds": sum(parts.values()), "parts": parts}
@@ -242,9 +249,9 @@ def test_times_of_a_run_come_from_its_ledger() -> None:
         {"event": "waiting", "time": 311.0},
         ended(2, 1, 10, productive=40.0, dataWait=1.0, startup=22.0, restore=3.0),
     ]
-    found = measured_times(records, TIMES)
+    found = timings_from_ledger(records, TIMES)
     assert found.step == {1: 4.0, 2: 2.0}
     assert (found.data_wait, found.start_up, found.restore) == (0.1, 22.0, 3.0)
     assert (found.stall, found.commit, found.detection) == (0.5, 4.0, 1.5)
     assert (found.attempt, found.head_loss, found.patience) == (7.0, 50.0, TIMES.patience)
-    assert measured_times([], TIMES) == TIMES
+    assert timings_from_ledger([], TIMES) == TIMES

@@ -1,4 +1,4 @@
-"""How a job must not ask for evaluation."""
+"""Job files with invalid evaluation settings, and the expected errors."""
 
 TRAIN = "    train: {source: shards/train}\n"
 
@@ -51,8 +51,8 @@ WRONG_EVALUATIONS = [
         "epochs: 3",
         'epochs: 3, evaluation: {generate: true, metrics: ["my_metrics:loss"]}',
         (
-            ":9: spec.training.evaluation.metrics: my_metrics:loss has the name of a metric that there is: "
-            "give the function another one"
+            ":9: spec.training.evaluation.metrics: my_metrics:loss has the name of a built-in metric: "
+            "rename the function"
         ),
     ),
     (
@@ -60,8 +60,8 @@ WRONG_EVALUATIONS = [
         "epochs: 3",
         'epochs: 3, evaluation: {generate: true, metrics: ["a.b:bleu", loss, "c:bleu"]}',
         (
-            ":9: spec.training.evaluation.metrics: names 2 functions bleu, which their figures go by: "
-            "give all but one another name"
+            ":9: spec.training.evaluation.metrics: contains 2 functions named bleu, but scores are reported by name: "
+            "rename all but one"
         ),
     ),
     (
@@ -69,21 +69,21 @@ WRONG_EVALUATIONS = [
         "epochs: 3",
         "epochs: 3, evaluation: {generate: true, metrics: [executionAccuracy]}",
         (
-            ":9: spec.training.evaluation.sql: executionAccuracy runs queries: "
-            "give sql.databases, a folder of <name>.sqlite files"
+            ":9: spec.training.evaluation.sql: is required by executionAccuracy: "
+            "set sql.databases to a folder of <name>.sqlite files"
         ),
     ),
     (
         "databases without execution accuracy",
         "epochs: 3",
         "epochs: 3, evaluation: {sql: {databases: d}}",
-        ":9: spec.training.evaluation.sql: is used by the metric executionAccuracy only, which is not in metrics",
+        ":9: spec.training.evaluation.sql: is only used by the metric executionAccuracy, which is not in metrics",
     ),
     (
         "metric twice",
         "epochs: 3",
         "epochs: 3, evaluation: {metrics: [loss, loss]}",
-        ":9: spec.training.evaluation.metrics: names a metric twice",
+        ":9: spec.training.evaluation.metrics: lists a metric twice",
     ),
     (
         "database column that shards do not carry",
@@ -92,6 +92,6 @@ WRONG_EVALUATIONS = [
             "    prepare: {source: x.csv}\n    prompt: '{a}'\n    completion: '{b}'\n    eval: {fraction: 0.1}\n"
             "  training: {evaluation: {generate: true, metrics: [executionAccuracy], sql: {databases: d}}, "
         ),
-        ":6: spec.dataset.keep: must carry the column 'database' into the shards, for training.evaluation.sql",
+        ":6: spec.dataset.keep: must contain the column 'database', which training.evaluation.sql.column names",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Job files that the tests of this folder start from."""
+"""Job files that the tests of this folder modify."""
 
 from pathlib import Path
 
@@ -58,11 +58,11 @@ spec:
   suspend: false
   cleanup:    {cluster: delete, after: 5m}
 """
-"""Every field of the specification."""
+"""A job file with every field of the API."""
 
 
 def a_job(**sections: object) -> FinetuneJob:
-    """A small valid job with some sections of its spec replaced, given as they are written in YAML."""
+    """A small valid job with some sections of its spec replaced by the given YAML content."""
     spec = {
         "model": {"source": "model", "task": "seq2seq"},
         "dataset": {"train": {"source": "shards"}},
@@ -91,7 +91,7 @@ def check_broken_job(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Validate the small job file with one text replaced: one line, exit code 20, and nothing left behind."""
+    """Validate the small job file with one text replaced: expect one error line and exit code 20."""
     assert valid in JOB_FILE, "the test must break something"
     monkeypatch.chdir(folder)
     Path("job.yaml").write_text(JOB_FILE.replace(valid, broken, 1))

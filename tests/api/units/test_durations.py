@@ -20,12 +20,12 @@ def test_units_add_up_to_seconds(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "5 minutes", "m", "-5m", "5M", "1h 30m", "5m\n"])
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+def test_invalid_durations_are_rejected_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="such as 30s, 5m, 1h30m"):
         Duration(text)
 
 
-def test_the_text_stays_as_it_was_written() -> None:
+def test_a_duration_keeps_its_original_text() -> None:
     assert TypeAdapter(Duration).dump_json(Duration("90s")) == b'"90s"'
     assert TypeAdapter(Duration).validate_json('"90s"').seconds == 90
 

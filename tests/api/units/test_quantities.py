@@ -29,7 +29,7 @@ def test_suffixes_are_powers_of_1000_or_1024(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "200GB", "200 Gi", "Gi", "-1", "1.2.3", "1K", "1gi", "8\n"])
-def test_what_is_no_quantity_is_refused_with_examples(text: str) -> None:
+def test_invalid_quantities_are_rejected_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="such as 8, 500m, 64Gi"):
         Quantity(text)
 

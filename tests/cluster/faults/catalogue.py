@@ -1,11 +1,11 @@
-"""All faults that a job is put through by `make faults`, with the job that each is done to."""
+"""The faults of `make faults`, each with the job that it hits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cluster.faults import control_plane, nodes, objects, pods, processes
-from tests.cluster.faults.harness import Scene
+from tests.cluster.faults.harness import FaultHarness
 from tests.cluster.finetune_jobs import ENDLESS, GLOBAL_BATCH_SIZE, INPUTS, SMALL, STEPS, Workplace
 
 HANG_TIMEOUT = "25s"
@@ -19,16 +19,16 @@ class Case:
 
     Attributes:
         name: What happens.
-        inflict: Brings it about, and asserts what must hold after it.
-        asserted: What that is, besides what is asserted of every job.
-        sections: Of the job's spec, merged over those of a tiny one.
-        endless: Whether the job is given its end only after the fault, which takes long.
+        inject: Injects the fault, and asserts what must hold afterwards.
+        asserted: What it checks in addition to the checks of every job.
+        sections: Sections of the job's spec, merged over those of a tiny job.
+        endless: Whether the job trains until the fault is over, because the fault takes long.
         prepare: Called before the job is applied.
         trains: Whether the job ends with a model.
     """
 
     name: str
-    inflict: Callable[[Scene], None]
+    inject: Callable[[FaultHarness], None]
     asserted: str
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     endless: bool = False
@@ -37,11 +37,11 @@ class Case:
 
     @property
     def slug(self) -> str:
-        """A name for the job and the test."""
-        return self.inflict.__name__.replace("_", "-")
+        """Name of the job and the test."""
+        return self.inject.__name__.replace("_", "-")
 
     def manifest(self, workplace: Workplace) -> dict[str, Any]:
-        """The FinetuneJob."""
+        """The FinetuneJob manifest."""
         sections = {"training": {"maxSteps": ENDLESS if self.endless else STEPS}, **self.sections}
         if "storage" in sections:
             sections["storage"] = {"storageClassName": workplace.cluster.storage_class, **sections["storage"]}
@@ -55,7 +55,7 @@ def _break_data(workplace: Workplace) -> None:
 
 
 def _with_a_gpu(image: str) -> dict[str, Any]:
-    """A pod template with a GPU beside the training, which these workers do on their CPUs."""
+    """A pod template whose extra container requests a GPU; the workers train on CPUs."""
     limits = {"limits": {"nvidia.com/gpu": "1"}}
     holder = {"name": "gpu", "image": image, "command": ["sleep", "infinity"]}
     return {"spec": {"containers": [{**holder, "resources": limits, "securityContext": _SECURITY}]}}

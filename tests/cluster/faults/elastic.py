@@ -1,6 +1,6 @@
-"""Notices and changes of the number of workers on a real cluster: whoever leaves in time loses no step.
+"""Termination notices and changes of the number of workers on a real cluster lose no steps.
 
-A part of `make faults`. Checkpoints are so rare that each commit of the job is one that a notice has asked for.
+Part of `make faults`. The checkpoint interval is so long that only notices cause commits.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.finetune_jobs import STEPS, Remains, RunningJob, Workplace
+from tests.cluster.finetune_jobs import STEPS, RunArtifacts, RunningJob, Workplace
 from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -20,7 +20,7 @@ MANY = 100_000
 
 @pytest.fixture
 def job(operator: Operator, workplace: Workplace) -> Iterator[RunningJob]:
-    """A job of one worker, of which there may be more."""
+    """A job with one worker that can be resized."""
     operator.wait_until_ready()
     manifest = workplace.manifest(
         "elastic",
@@ -33,7 +33,7 @@ def job(operator: Operator, workplace: Workplace) -> Iterator[RunningJob]:
 
 
 def trains_with(job: RunningJob, workers: int, after: dict[str, Any]) -> dict[str, Any]:
-    """Wait until so many workers have made new steps, in a generation after the one that `after` tells of."""
+    """Wait until so many workers have made new steps, in a later generation than the progress `after`."""
 
     def wanted(found: dict[str, Any]) -> bool:
         is_new = found["generation"] > after["generation"] and found["step"] > after["step"]
@@ -47,14 +47,14 @@ def delete_a_worker(job: RunningJob, grace_seconds: int) -> None:
     job.kubectl("delete", "pod", name, "--wait=false", f"--grace-period={grace_seconds}")
 
 
-def told(job: RunningJob, progress: dict[str, Any]) -> dict[str, Any]:
-    """The status of the object, once it says as much as the trainer."""
+def reported_status(job: RunningJob, progress: dict[str, Any]) -> dict[str, Any]:
+    """The FinetuneJob's status, once it has caught up with the trainer's progress."""
     generation = progress["generation"]
     seen = job.wait_for(f"generation {generation}", lambda seen: seen.status.get("generation", 0) >= generation, 90)
     return seen.status
 
 
-def test_number_of_workers_follows_the_spec_and_what_there_is_and_no_step_is_lost(
+def test_resizes_and_termination_notices_lose_no_step(
     job: RunningJob, undisturbed_samples: list[str], tmp_path: Path
 ) -> None:
     alone = job.wait_for_step(10)
@@ -66,7 +66,7 @@ def test_number_of_workers_follows_the_spec_and_what_there_is_and_no_step_is_los
     again = trains_with(job, 2, after=two)  # at once, or grown back after some steps of one worker
     assert again["stepsLost"] == 0
     assert again["restarts"]["preempted"] == 1
-    status = told(job, again)
+    status = reported_status(job, again)
     assert status.get("stepsLost", 0) == 0
     assert status["restarts"]["preempted"] == 1
 
@@ -76,16 +76,16 @@ def test_number_of_workers_follows_the_spec_and_what_there_is_and_no_step_is_los
 
     delete_a_worker(job, grace_seconds=5)  # less than was announced: what was committed at the notice counts
     last = trains_with(job, 1, after=fewer)
-    assert last["resumedFromStep"] >= fewer["step"], "it goes on from the commit that the notice asked for"
+    assert last["resumedFromStep"] >= fewer["step"], "it must resume from the commit that the notice caused"
     assert last["restarts"]["preempted"] == fewer["restarts"]["preempted"] + 1
-    assert told(job, last).get("stepsLost", 0) == last["stepsLost"]
+    assert reported_status(job, last).get("stepsLost", 0) == last["stepsLost"]
 
-    samples = job.remains(tmp_path).samples()
+    samples = job.artifacts(tmp_path).samples()
     assert len(samples) >= len(undisturbed_samples)
     assert samples[: len(undisturbed_samples)] == undisturbed_samples
 
 
 @pytest.fixture(scope="module")
-def undisturbed_samples(undisturbed: Callable[[int], Remains]) -> list[str]:
-    """Hash of the rows of each of the first steps, by two processes that nobody disturbs."""
+def undisturbed_samples(undisturbed: Callable[[int], RunArtifacts]) -> list[str]:
+    """Hash of the rows of each of the first steps of an undisturbed run of two processes."""
     return undisturbed(STEPS).samples()

@@ -1,4 +1,4 @@
-"""A job in training, everything that a fault can be done to, and what must hold after every fault."""
+"""The fault harness: a job in training, access to what a fault can hit, and the checks after every fault."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,158 +9,164 @@ from typing import Any
 
 from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
-from tests.cluster.faults.status_invariants import untruths
-from tests.cluster.faults.timeline import Recovery, recovery, stretches
-from tests.cluster.finetune_jobs import SECONDS_TO_TRAIN, Remains, RunningJob
+from tests.cluster.faults.status_invariants import invariant_violations
+from tests.cluster.faults.timeline import Recovery, recovery, training_intervals
+from tests.cluster.finetune_jobs import SECONDS_TO_TRAIN, RunArtifacts, RunningJob
 from tests.cluster.operator_install import Operator
-from tests.cluster.status_history import Seen
+from tests.cluster.status_history import ObservedJob
 
-SECONDS_TO_BE_TOLD = 90.0
-"""From the first new step to a status that says so."""
+SECONDS_TO_REPORT = 90.0
+"""Seconds from the first new step until the status must report it."""
 
 
 @dataclass
-class Strike:
-    """One fault that was brought about.
+class InjectedFault:
+    """One injected fault.
 
     Attributes:
-        time: When.
-        interrupts: Whether a worker group had to be started because of it.
-        restarts: How often each cause was counted for it.
+        time: Unix time of the injection.
+        interrupts: Whether it makes a new worker group start.
+        restarts: Counted restarts by cause.
     """
 
     time: float
     interrupts: bool
     restarts: dict[str, int] = field(default_factory=dict)
 
-    def falls_now(self) -> None:
-        """What came before was preparation."""
+    def mark_injected(self) -> None:
+        """Set the time of the fault to now, after preparation."""
         self.time = time.time()
 
 
 @dataclass
-class Scene:
-    """A job, and what faults are done with.
+class FaultHarness:
+    """A job in training, and access to everything that a fault can hit.
 
     Attributes:
-        cluster: That the job is on.
-        fault: The faults of the machine below.
-        operator: The operator that looks after the job.
+        cluster: The cluster of the job.
+        fault: Injects faults of nodes, GPUs and the API server.
+        operator: The operator of the cluster.
         job: The job.
-        strikes: What was done to it so far.
-        unattended: From when until when there was no operator.
+        injected_faults: The faults injected so far.
+        operator_downtime: Start and end of each time without an operator.
     """
 
     cluster: ClusterUnderTest
     fault: Fault
     operator: Operator
     job: RunningJob
-    strikes: list[Strike] = field(default_factory=list)
-    unattended: list[tuple[float, float]] = field(default_factory=list)
+    injected_faults: list[InjectedFault] = field(default_factory=list)
+    operator_downtime: list[tuple[float, float]] = field(default_factory=list)
 
     def machine(self, what: str) -> Cluster:
-        """The machine below the cluster; skips the test where it is somebody else's."""
+        """The machine that runs the cluster; skips the test on an external cluster."""
         return self.cluster.machine_for(what)
 
     def delete(self, pods: Iterable[dict[str, Any]], *options: str) -> None:
-        """Delete pods, without waiting for their end."""
+        """Delete pods without waiting."""
         names = [pod["metadata"]["name"] for pod in pods]
         self.job.kubectl("delete", "pods", *names, "--wait=false", *options)
 
     @contextmanager
-    def survives(self, *causes: str, loses: int = 0) -> Iterator[Strike]:
-        """The job trains, and has committed; the block does something to it; and it goes on as promised.
+    def expect_recovery(self, *causes: str, lost_workers: int = 0) -> Iterator[InjectedFault]:
+        """Wait until the job has committed; the block injects a fault; then check that training recovers.
 
-        With causes, a new worker group makes new steps, each restart is counted in the status under one of them, and
-        at least one is. Without, the running one goes on, and nothing is counted. In both cases the status comes to
-        say that the job is Ready, and all worker pods but `loses` are those of before.
+        With causes, a new worker group must make new steps, and the status must count at least one restart, all under
+        these causes. Without causes, the running group must continue and no restart is counted. In both cases the
+        status must become Ready, and all worker pods except `lost_workers` must be kept.
         """
-        before = self._training()
+        before = self._wait_for_baseline()
         uids = self.job.worker_uids()
         assert len(uids) == self.job.workers
-        strike = Strike(time.time(), interrupts=bool(causes))
-        yield strike
+        injected = InjectedFault(time.time(), interrupts=bool(causes))
+        yield injected
         self._wait_for_new_steps(before, interrupted=bool(causes))
-        told = self._wait_until_told(before, causes)
-        strike.restarts = _counted(before, told)
-        assert strike.restarts.keys() <= set(causes), f"counted {strike.restarts}, which was {causes or 'no restart'}"
-        assert bool(strike.restarts) == bool(causes)
+        reported = self._wait_until_reported(before, causes)
+        injected.restarts = _counted(before, reported)
+        assert injected.restarts.keys() <= set(causes), (
+            f"counted {injected.restarts}, which was {causes or 'no restart'}"
+        )
+        assert bool(injected.restarts) == bool(causes)
         kept = uids & self.job.worker_uids()
-        assert len(kept) == len(uids) - loses, f"{len(uids) - len(kept)} worker pods were replaced, in place of {loses}"
-        self.strikes.append(strike)
+        assert len(kept) == len(uids) - lost_workers, (
+            f"{len(uids) - len(kept)} worker pods were replaced, in place of {lost_workers}"
+        )
+        self.injected_faults.append(injected)
 
     @contextmanager
     def without_operator(self) -> Iterator[None]:
-        """There is no operator until the block ends."""
+        """Stop the operator for the duration of the block."""
         left = time.time()
         self.operator.stop()
         try:
             yield
         finally:
             self.operator.start()
-            self.unattended.append((left, time.time()))
+            self.operator_downtime.append((left, time.time()))
 
     @contextmanager
-    def starts_anew(self) -> Iterator[None]:
-        """The job trains; the block ends its pods in order; and it goes on with others, without a restart counted."""
-        before = self._training()
+    def expect_clean_restart(self) -> Iterator[None]:
+        """The block ends the pods in order. Training must continue on new pods, without a counted restart."""
+        before = self._wait_for_baseline()
         yield
         self._wait_for_new_steps(before, interrupted=True)
-        self._wait_until_told(before, ())
+        self._wait_until_reported(before, ())
 
-    def _training(self) -> dict[str, Any]:
-        """What the trainer says as soon as it has committed anew, and the status has taken in all restarts so far."""
+    def _wait_for_baseline(self) -> dict[str, Any]:
+        """The trainer's progress after a new commit, once the status counts all restarts so far."""
         self.job.wait_for_commit(self.job.wait_for_step(1)["step"] + 1)
         now = self.job.progress()
         counted = now["restarts"]
         self.job.history.wait_for(
             "a status with the restarts so far",
-            SECONDS_TO_BE_TOLD,
+            SECONDS_TO_REPORT,
             lambda seen: all(seen.status.get("restarts", {}).get(cause) == count for cause, count in counted.items()),
         )
         return now
 
     def _wait_for_new_steps(self, before: dict[str, Any], *, interrupted: bool) -> None:
-        """Steps that nobody had made when the fault came, by a worker group after, or not after, that of then."""
+        """Wait for a step beyond those before the fault, by a new worker group if `interrupted`, else by the same."""
         generation = before["generation"] + (1 if interrupted else 0)
         now = self.job.wait_for_step(before["step"] + 1, generation)
         if not interrupted:
             assert now["generation"] == before["generation"], "the worker group was started again"
 
-    def _wait_until_told(self, before: dict[str, Any], causes: tuple[str, ...]) -> Seen:
-        def told(seen: Seen) -> bool:
+    def _wait_until_reported(self, before: dict[str, Any], causes: tuple[str, ...]) -> ObservedJob:
+        def is_reported(seen: ObservedJob) -> bool:
             is_of_now = seen.status["highestStep"] > before["step"]
             return is_of_now and seen.holds("Ready") and bool(_counted(before, seen)) == bool(causes)
 
-        return self.job.history.wait_for("Ready again", SECONDS_TO_BE_TOLD, told, since=time.time())
+        return self.job.history.wait_for("Ready again", SECONDS_TO_REPORT, is_reported, since=time.time())
 
-    def finish(self, undisturbed: Callable[[int], Remains], folder: Path) -> list[Recovery | None]:
-        """The job ends as if nothing had been done to it, and its status has told the truth all along.
+    def verify_outcome(self, undisturbed: Callable[[int], RunArtifacts], folder: Path) -> list[Recovery | None]:
+        """Wait for the end; check that the model equals that of an undisturbed run and that every status was correct.
 
         Args:
-            undisturbed: Gives what a job of so many steps leaves that nobody disturbs.
-            folder: Where what this one leaves is copied to.
+            undisturbed: Returns the artifacts of an undisturbed run with that number of steps.
+            folder: Destination for a copy of this job's artifacts.
 
         Returns:
-            How it went on after each strike.
+            The recovery after each injected fault; None if the fault interrupts nothing.
         """
         ended = self.job.wait_until_complete(SECONDS_TO_TRAIN)
-        remains = self.job.remains(folder)
-        counted = sum(sum(strike.restarts.values()) for strike in self.strikes)
+        artifacts = self.job.artifacts(folder)
+        counted = sum(sum(injected.restarts.values()) for injected in self.injected_faults)
         assert ended.status["restarts"]["total"] == counted, ended.status["restarts"]
-        self.refuse_untruths(remains)
+        self.assert_status_invariants(artifacts)
         reference = undisturbed(ended.status["totalSteps"])
-        assert remains.samples() == reference.samples(), "the steps went over other rows than those of the other run"
-        assert remains.sha256() == reference.sha256(), "the weights are others"
-        return [recovery(remains, strike.time) if strike.interrupts else None for strike in self.strikes]
+        assert artifacts.samples() == reference.samples(), "the steps trained on other rows than the undisturbed run"
+        assert artifacts.sha256() == reference.sha256(), "the weights differ from those of the undisturbed run"
+        return [
+            recovery(artifacts, injected.time) if injected.interrupts else None for injected in self.injected_faults
+        ]
 
-    def refuse_untruths(self, remains: Remains) -> None:
-        """Raise AssertionError for whatever the statuses so far said that was not so."""
-        found = untruths(self.job.history.seen, stretches(remains), self.unattended)
-        assert not found, "the status did not tell the truth:\n" + "\n".join(found)
+    def assert_status_invariants(self, artifacts: RunArtifacts) -> None:
+        """Raise AssertionError if a status so far violates an invariant."""
+        found = invariant_violations(self.job.history.seen, training_intervals(artifacts), self.operator_downtime)
+        assert not found, "the status violated its invariants:\n" + "\n".join(found)
 
 
-def _counted(before: dict[str, Any], seen: Seen) -> dict[str, int]:
-    """Restarts that a status has counted since, by their cause."""
+def _counted(before: dict[str, Any], seen: ObservedJob) -> dict[str, int]:
+    """Restarts that the status has counted since, by cause."""
     now = seen.status["restarts"]
     return {cause: now[cause] - count for cause, count in before["restarts"].items() if now[cause] > count}

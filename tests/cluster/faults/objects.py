@@ -1,4 +1,4 @@
-"""What a job is made of, taken away or wrong: its RayCluster, the space on its volume, its image, its data."""
+"""Faults of what a job depends on: its RayCluster, its manifest, the space on its volume, its image, its data."""
 
 import tempfile
 import time
@@ -10,7 +10,7 @@ from streaming.base.format.mds import MDSWriter
 from spotune_testcluster.waiting import wait_for
 from spotune_trainer.data.schedule import SampleSchedule
 from spotune_trainer.data.shards import ShardedDataset
-from tests.cluster.faults.harness import Scene
+from tests.cluster.faults.harness import FaultHarness
 from tests.trainer.support.tiny import VOCABULARY
 
 WRONG_IMAGE = "testcluster.local/none:1"
@@ -22,16 +22,16 @@ APPLIES = 30
 _SECONDS_BETWEEN_APPLIES = 10.0
 
 
-def ray_cluster_deleted(scene: Scene) -> None:
-    with scene.survives("headLost", loses=scene.job.workers):
-        scene.job.kubectl("delete", "raycluster", f"spotune-{scene.job.name}", "--wait=false")
+def ray_cluster_deleted(harness: FaultHarness) -> None:
+    with harness.expect_recovery("headLost", lost_workers=harness.job.workers):
+        harness.job.kubectl("delete", "raycluster", f"spotune-{harness.job.name}", "--wait=false")
 
 
-def suspended_and_resumed(scene: Scene) -> None:
-    """All pods go, by the path of a notice: the workers commit before. It goes on where it was, and nothing is lost."""
-    job = scene.job
+def suspended_and_resumed(harness: FaultHarness) -> None:
+    """Workers commit before all pods are deleted. The job resumes at the same step and loses nothing."""
+    job = harness.job
     lost = job.history.last.status["stepsLost"]
-    with scene.starts_anew():
+    with harness.expect_clean_restart():
         suspended = job.suspend()
         assert suspended.status["phase"] == "Suspended"
         assert not suspended.holds("Ready")
@@ -44,25 +44,25 @@ def suspended_and_resumed(scene: Scene) -> None:
     assert status["stepsLost"] == lost
 
 
-def applied_again_by_somebody_else(scene: Scene) -> None:
-    """As GitOps does it, the same every ten seconds: nothing is done about it, and the status does not flap."""
-    job = scene.job
-    with scene.survives() as strike:
+def applied_again_by_somebody_else(harness: FaultHarness) -> None:
+    """Applies the same manifest every ten seconds, as GitOps does. Nothing restarts, and the status does not flap."""
+    job = harness.job
+    with harness.expect_recovery() as injected:
         pods = {pod["metadata"]["uid"] for pod in job.pods("head") + job.pods("workers")}
         for _ in range(APPLIES):
             job.apply_as("gitops")
             time.sleep(_SECONDS_BETWEEN_APPLIES)
-        phases = [seen.status["phase"] for seen in job.history.seen if seen.time > strike.time]
+        phases = [seen.status["phase"] for seen in job.history.seen if seen.time > injected.time]
         assert set(phases) == {"Training"}
     assert {pod["metadata"]["uid"] for pod in job.pods("head") + job.pods("workers")} == pods
     assert job.kubectl.get("ftj", job.name)["metadata"]["generation"] == 1
 
 
-def volume_full_then_grown(scene: Scene) -> None:
-    """On a volume of the job's own, which the operator has made; a larger `storage.size` is all that it takes."""
-    job = scene.job
+def volume_full_then_grown(harness: FaultHarness) -> None:
+    """Fills the job's own volume, which the operator created. A larger `storage.size` repairs it."""
+    job = harness.job
     job.move_to_own_volume()
-    with scene.survives():
+    with harness.expect_recovery():
         job.on_volume("bash", "-c", "dd if=/dev/zero of=/data/fill bs=1M 2>/dev/null; true")
         healthy = job.wait_for(
             "no commits", lambda seen: seen.condition("CheckpointHealthy").get("status") == "False", 300
@@ -71,29 +71,29 @@ def volume_full_then_grown(scene: Scene) -> None:
         job.patch({"storage": {"size": GROWN_VOLUME}})
 
 
-def wrong_image_corrected(scene: Scene) -> None:
-    """The job is applied with an image that nobody has."""
-    stalled = scene.job.wait_for("Stalled", lambda seen: seen.holds("Stalled"), 180).condition("Stalled")
+def wrong_image_corrected(harness: FaultHarness) -> None:
+    """The job is applied with an image that does not exist."""
+    stalled = harness.job.wait_for("Stalled", lambda seen: seen.holds("Stalled"), 180).condition("Stalled")
     assert stalled["reason"] in {"ErrImagePull", "ImagePullBackOff"}, stalled
     assert WRONG_IMAGE in stalled["message"]
-    scene.job.patch({"cluster": {"image": scene.cluster.image}})
-    scene.job.history.wait_for("not Stalled any more", 180, lambda seen: not seen.holds("Stalled"), since=time.time())
+    harness.job.patch({"cluster": {"image": harness.cluster.image}})
+    harness.job.history.wait_for("not Stalled any more", 180, lambda seen: not seen.holds("Stalled"), since=time.time())
 
 
-def code_that_always_fails(scene: Scene) -> None:
-    """A row of the first step holds a token that the model does not know; nobody says that the job trains."""
-    ended = scene.job.wait_for("the end", lambda seen: seen.holds("Failed") or seen.holds("Complete"))
-    said = ended.condition("Failed")
-    assert said["status"] == "True"
-    assert "index out of range" in said["message"]
-    assert f"{FAILURE_LIMIT} times without a new step" in said["message"]
+def code_that_always_fails(harness: FaultHarness) -> None:
+    """A row of the first step holds a token outside the vocabulary; the status never reports training."""
+    ended = harness.job.wait_for("the end", lambda seen: seen.holds("Failed") or seen.holds("Complete"))
+    failed = ended.condition("Failed")
+    assert failed["status"] == "True"
+    assert "index out of range" in failed["message"]
+    assert f"{FAILURE_LIMIT} times without a new step" in failed["message"]
     assert ended.status["phase"] == "Failed"
     assert ended.status["restarts"]["appError"] == ended.status["restarts"]["total"] == FAILURE_LIMIT
-    wait_for("the end of its pods", 180, lambda: not scene.job.pods("head") + scene.job.pods("workers"), every=0.5)
+    wait_for("the end of its pods", 180, lambda: not harness.job.pods("head") + harness.job.pods("workers"), every=0.5)
 
 
 def write_broken_shards(shards: Path, broken: Path, global_batch_size: int, seed: int) -> None:
-    """Rows as they are, but that one of the step `BROKEN_STEP` holds a token that the model does not know."""
+    """Copy the shards; one row of the step `BROKEN_STEP` gets tokens outside the vocabulary."""
     with tempfile.TemporaryDirectory() as cache, ShardedDataset(str(shards), Path(cache)) as dataset:
         schedule = SampleSchedule(dataset.shard_sizes, global_batch_size, seed)
         bad = int(schedule.sample_ids(BROKEN_STEP - 1)[0])

@@ -1,23 +1,23 @@
-"""Pods of a job that go, gracefully or at once."""
+"""Faults of pods: deletion, graceful or forced."""
 
-from tests.cluster.faults.harness import Scene
-
-
-def worker_pod_deleted(scene: Scene) -> None:
-    with scene.survives("workerLost", "preempted", loses=1):
-        scene.delete(scene.job.pods("workers")[:1])
+from tests.cluster.faults.harness import FaultHarness
 
 
-def head_pod_deleted(scene: Scene) -> None:
-    with scene.survives("headLost"):
-        scene.delete([scene.job.head()])
+def worker_pod_deleted(harness: FaultHarness) -> None:
+    with harness.expect_recovery("workerLost", "preempted", lost_workers=1):
+        harness.delete(harness.job.pods("workers")[:1])
 
 
-def head_and_one_worker_deleted_at_once(scene: Scene) -> None:
-    with scene.survives("headLost", "workerLost", "preempted", loses=1):
-        scene.delete([scene.job.head(), *scene.job.pods("workers")[:1]])
+def head_pod_deleted(harness: FaultHarness) -> None:
+    with harness.expect_recovery("headLost"):
+        harness.delete([harness.job.head()])
 
 
-def every_pod_gone_at_once(scene: Scene) -> None:
-    with scene.survives("headLost", "workerLost", loses=scene.job.workers):
-        scene.delete([scene.job.head(), *scene.job.pods("workers")], "--force", "--grace-period=0")
+def head_and_one_worker_deleted_at_once(harness: FaultHarness) -> None:
+    with harness.expect_recovery("headLost", "workerLost", "preempted", lost_workers=1):
+        harness.delete([harness.job.head(), *harness.job.pods("workers")[:1]])
+
+
+def every_pod_gone_at_once(harness: FaultHarness) -> None:
+    with harness.expect_recovery("headLost", "workerLost", lost_workers=harness.job.workers):
+        harness.delete([harness.job.head(), *harness.job.pods("workers")], "--force", "--grace-period=0")

@@ -1,36 +1,36 @@
-"""Processes and containers of a job that end without a word, or stand still."""
+"""Faults of processes and containers: kills and hangs."""
 
 from tests.cluster.containers import kill_container, wait_for_restart
-from tests.cluster.faults.harness import Scene
+from tests.cluster.faults.harness import FaultHarness
 
 _RANK = "spotune-rank"
 
 
-def worker_process_killed(scene: Scene) -> None:
-    with scene.survives("workerLost"):
-        _signal_worker(scene, "KILL")
+def worker_process_killed(harness: FaultHarness) -> None:
+    with harness.expect_recovery("workerLost"):
+        _signal_worker(harness, "KILL")
 
 
-def worker_process_hangs(scene: Scene) -> None:
-    """As in a collective that never returns; `retry.hangTimeout` must be short."""
-    with scene.survives("hang"):
-        _signal_worker(scene, "STOP")
+def worker_process_hangs(harness: FaultHarness) -> None:
+    """Stops a worker, as in a collective that never returns. Needs a short `retry.hangTimeout`."""
+    with harness.expect_recovery("hang"):
+        _signal_worker(harness, "STOP")
 
 
-def ray_container_of_the_head_killed(scene: Scene) -> None:
-    machine = scene.machine("kill -9 of a container")
-    with scene.survives("headLost"):
-        kill_container(machine, scene.job.head(), "ray-head")
+def ray_container_of_the_head_killed(harness: FaultHarness) -> None:
+    machine = harness.machine("kill -9 of a container")
+    with harness.expect_recovery("headLost"):
+        kill_container(machine, harness.job.head(), "ray-head")
 
 
-def supervisor_killed(scene: Scene) -> None:
-    machine = scene.machine("kill -9 of a container")
-    with scene.survives():
-        head = scene.job.head()
+def supervisor_killed(harness: FaultHarness) -> None:
+    machine = harness.machine("kill -9 of a container")
+    with harness.expect_recovery():
+        head = harness.job.head()
         kill_container(machine, head, "supervisor")
-        wait_for_restart(scene.job.kubectl, head, "supervisor")
+        wait_for_restart(harness.job.kubectl, head, "supervisor")
 
 
-def _signal_worker(scene: Scene, signal: str) -> None:
-    pod = scene.job.pods("workers")[0]["metadata"]["name"]
-    scene.job.kubectl("exec", pod, "--container=ray-worker", "--", "pkill", f"-{signal}", _RANK)
+def _signal_worker(harness: FaultHarness, signal: str) -> None:
+    pod = harness.job.pods("workers")[0]["metadata"]["name"]
+    harness.job.kubectl("exec", pod, "--container=ray-worker", "--", "pkill", f"-{signal}", _RANK)

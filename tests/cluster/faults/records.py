@@ -1,4 +1,4 @@
-"""What became of each fault, as JSON lines: written by the suite, read by the report."""
+"""Results of the faults as JSON lines: written by the suite, read by the report."""
 
 import json
 import os
@@ -15,16 +15,16 @@ VARIABLE = "SPOTUNE_FAULTS_RECORDS"
 
 @dataclass
 class Record:
-    """What became of one fault.
+    """The result of one fault.
 
     Attributes:
         fault: Its name.
-        result: "" while it runs, then "passed", or what went wrong.
-        restarts: By cause, for this fault.
-        detect_seconds: From the fault to the first record of it; None where nothing had to start again.
-        new_step_seconds: From the fault to the first step that nobody had done before.
-        wall_seconds: Of the whole test.
-        commit: Of the code that was tried.
+        result: "" while it runs, then "passed" or the error.
+        restarts: Number of restarts by cause.
+        detect_seconds: From the fault to the first record of it; None if nothing had to restart.
+        new_step_seconds: From the fault to the first step that was not made before.
+        wall_seconds: Duration of the whole test.
+        commit: The tested commit.
     """
 
     fault: str
@@ -38,7 +38,7 @@ class Record:
 
 @contextmanager
 def recorded(fault: str) -> Iterator[Record]:
-    """A record that is kept however the block ends, where $SPOTUNE_FAULTS_RECORDS names a file."""
+    """Append a record to the file in $SPOTUNE_FAULTS_RECORDS, if set, whether the block passes or raises."""
     record, start = Record(fault, commit=commit()), time.monotonic()
     try:
         yield record

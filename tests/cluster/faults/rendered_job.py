@@ -1,6 +1,6 @@
-"""What `spotune render` prints trains a job by itself, through the loss of the head; a part of `make faults`.
+"""The output of `spotune render` trains a job without the operator, even through the loss of the head.
 
-Depends on it: the operator is not in the loop of attempts; supervisor, kubelet and KubeRay are enough.
+Part of `make faults`. It shows that supervisor, kubelet and KubeRay alone restart failed attempts.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
-from tests.cluster.finetune_jobs import STEPS, Remains, RunningJob, Workplace
+from tests.cluster.finetune_jobs import STEPS, RunArtifacts, RunningJob, Workplace
 from tests.cluster.status_history import StatusHistory
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 @pytest.fixture
 def job(workplace: Workplace, tmp_path: Path) -> Iterator[RunningJob]:
-    """A job of which the cluster has the children, and no FinetuneJob."""
+    """A job whose children exist in the cluster without a FinetuneJob."""
     manifest = workplace.manifest("rendered", training={"maxSteps": STEPS})
     workplace.kubectl.apply(*_rendered(manifest, tmp_path / "job.yaml"))
     try:
@@ -40,7 +40,7 @@ def _rendered(manifest: dict[str, Any], path: Path) -> list[dict[str, Any]]:
 
 
 def test_rendered_job_is_trained_through_the_loss_of_the_head(
-    job: RunningJob, cluster: ClusterUnderTest, undisturbed: Callable[[int], Remains], tmp_path: Path
+    job: RunningJob, cluster: ClusterUnderTest, undisturbed: Callable[[int], RunArtifacts], tmp_path: Path
 ) -> None:
     committed = job.wait_for_commit()
     workers = job.worker_uids()
@@ -52,9 +52,9 @@ def test_rendered_job_is_trained_through_the_loss_of_the_head(
     assert (ended["step"], ended["generation"]) == (STEPS, 2)
     assert ended["resumedFromStep"] >= committed
     assert job.worker_uids() == workers
-    remains, reference = job.remains(tmp_path), undisturbed(STEPS)
-    assert remains.samples() == reference.samples()
-    assert remains.sha256() == reference.sha256()
+    artifacts, reference = job.artifacts(tmp_path), undisturbed(STEPS)
+    assert artifacts.samples() == reference.samples()
+    assert artifacts.sha256() == reference.sha256()
 
 
 def _nodes(job: RunningJob, component: str) -> list[str]:

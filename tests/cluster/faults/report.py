@@ -1,4 +1,4 @@
-"""docs/faults.md: every fault of the catalogue, and what became of it in the last `make faults`.
+"""Writes docs/faults.md: the result of every fault of the catalogue in the last `make faults`.
 
 Usage:
     python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md
@@ -16,36 +16,43 @@ from tests.provenance import machine
 
 _TEXT = """# The fault suite
 
-Written by `make faults`; not to be edited. Each fault hits a training job on a real Kubernetes with KubeRay
-([tests/cluster](../tests/cluster/README.md)): a tiny model, two CPU workers that commit every 20 steps, pods of the
-restricted standard.
+`make faults` writes this page. Do not edit it.
 
-Of every job that ends with a model is asserted:
+Each test injects one fault into a training job on a real Kubernetes cluster with KubeRay
+([tests/cluster](../tests/cluster/README.md)). The job trains a tiny model on two CPU workers, and
+commits every 20 steps. Its pods meet the restricted Pod Security Standard.
 
-- its exported weights have the SHA-256 of an undisturbed run of the same spec;
-- every step was made on the same rows as there, each step once (hash over the rows that went through backward);
-- nothing in its status was ever untrue: phases in order, counters that only grow, conditions by the rules of `metav1`,
-  and never `Ready` or `Training` while no steps are made, but for the 30 s that a status may be old;
-- the restarts in its status are those that the fault caused, by their causes.
+For every job that ends with a model, the suite checks:
+
+- **Weights.** The exported weights have the SHA-256 of an undisturbed run of the same spec.
+- **Samples.** Every step trained on the same rows as in that run, and counts once (hash over the
+  rows that went through backward).
+- **Status.** Every status was correct. Phases come in order, counters never decrease, and
+  conditions follow the rules of `metav1`. `Ready` and `Training` are never true while no steps are
+  made; a status may lag by up to 30 s.
+- **Restarts.** The status counts exactly the restarts that the fault caused, by cause.
 """
-_HEADINGS = ("fault", "asserted besides", "restarts counted", "detected after", "first new step after", "result")
+_HEADINGS = ("fault", "also checked", "restarts counted", "detected after", "first new step after", "result")
 
 
 def report(cases: Sequence[Case], records: Mapping[str, Record], machine: str) -> str:
-    """The page.
+    """Return the page as Markdown.
 
     Args:
         cases: All faults.
-        records: What became of them, by name.
-        machine: Where they were brought about, and when.
+        records: Their results, by name of the fault.
+        machine: The machine and date of the run.
     """
     rows = ["| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
     rows += ["| " + " | ".join(_row(case, records.get(case.name))) + " |" for case in cases]
     passed = sum(record.result == "passed" for record in records.values())
     commits = Counter(record.commit for record in records.values())
-    tried = " and ".join(f"{commit} ({count} faults)" for commit, count in commits.most_common())
-    about = f"{passed} of {len(cases)} passed, of commit {tried}. {machine}"
-    times = "Times are of a tiny model on a machine that does everything at once: what they are good for is comparison."
+    tested = " and ".join(f"{commit} ({count} faults)" for commit, count in commits.most_common())
+    about = f"**{passed} of {len(cases)} passed.** Commit {tested}. {machine}"
+    times = (
+        "Times are those of a tiny model on one machine that runs the whole cluster. Use them only to compare faults\n"
+        "with each other."
+    )
     return "\n".join([_TEXT, about, "", *rows, "", times, ""])
 
 
@@ -72,8 +79,8 @@ def _cell(text: str) -> str:
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, help="what the suite has written")
-    parser.add_argument("--output", type=Path, required=True, help="the page")
+    parser.add_argument("records", type=Path, help="records of the suite (JSON lines)")
+    parser.add_argument("--output", type=Path, required=True, help="the page to write")
     options = parser.parse_args()
     options.output.write_text(report(CASES, read_records(options.records), machine()), encoding="utf-8")
 

@@ -1,20 +1,20 @@
-"""Whether the status of a job has told the truth all the time, compared with what its workers have written down.
+"""Invariants of a FinetuneJob's status, checked against the step times that its workers logged.
 
-`untruths` is a list of sentences; it is empty where nothing was wrong. What it compares with is the time at which steps
-were made: while none are made, nothing may say that the job is Ready or Training.
+`invariant_violations` returns one message per violation; an empty list means that the status was correct throughout.
+While no steps are made, the conditions Ready and Training must not be True.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tests.cluster.faults.timeline import Stretch
-from tests.cluster.status_history import Seen
+from tests.cluster.faults.timeline import TrainingInterval
+from tests.cluster.status_history import ObservedJob
 
 SECONDS_OLD = 30.0
-"""What a status says may be so old."""
+"""Maximum age of a status."""
 SECONDS_APART = 2.0
-"""Between a step and the line that tells of it, the times of a generation's start, and the sight of a status."""
+"""Tolerance between the clocks of logged steps, generation starts and observed statuses."""
 
 _BEGINNING = ("Provisioning", "Starting", "Preflight", "Preparing", "WaitingForWorkers", "Loading")
 _STEPPING = ("Training", "Evaluating", "Exporting")
@@ -34,43 +34,45 @@ _TRUE_TOGETHER = (
 
 
 Times = Sequence[tuple[float, float]]
-"""Beginnings and ends."""
+"""Pairs of start and end."""
 
 
-def untruths(history: Sequence[Seen], stretches: Sequence[Stretch], unattended: Times = ()) -> list[str]:
-    """What the statuses of a job said that was not so.
+def invariant_violations(
+    history: Sequence[ObservedJob], training_intervals: Sequence[TrainingInterval], operator_downtime: Times = ()
+) -> list[str]:
+    """Return a message per status that violates an invariant.
 
     Args:
-        history: All statuses, oldest first; the last one may be before or after the job's end.
-        stretches: The times in which its worker groups made steps.
-        unattended: The times in which there was no operator: what it said last is what a status says.
+        history: All observed statuses, oldest first.
+        training_intervals: The times in which worker groups made steps.
+        operator_downtime: The times without an operator; the status cannot change then.
     """
-    told = [seen for seen in history if "phase" in seen.status]
-    found = [f"{_when(first)}: the first phase" for first in _firsts(told) if not _may_begin(first)]
-    for before, after in pairwise(told):
+    reported = [seen for seen in history if "phase" in seen.status]
+    found = [f"{_when(first)}: the first phase" for first in _firsts(reported) if not _may_begin(first)]
+    for before, after in pairwise(reported):
         if before.uid != after.uid:
             continue
-        found += [f"{_when(after)}: {sentence}" for sentence in _against_order(before, after)]
-        found += [f"{_when(after)}: {sentence}" for sentence in _against_metav1(before, after)]
-    for seen in told:
-        found += [f"{_when(seen)}: {sentence}" for sentence in _against_each_other(seen)]
-    return [*found, *_against_steps(told, stretches, unattended)]
+        found += [f"{_when(after)}: {sentence}" for sentence in _check_order(before, after)]
+        found += [f"{_when(after)}: {sentence}" for sentence in _check_transition_times(before, after)]
+    for seen in reported:
+        found += [f"{_when(seen)}: {sentence}" for sentence in _check_conditions(seen)]
+    return [*found, *_check_steps(reported, training_intervals, operator_downtime)]
 
 
-def _when(seen: Seen) -> str:
+def _when(seen: ObservedJob) -> str:
     return f"{seen.time:.1f}, {seen.status['phase']}, step {seen.status['step']}"
 
 
-def _firsts(told: Sequence[Seen]) -> list[Seen]:
+def _firsts(reported: Sequence[ObservedJob]) -> list[ObservedJob]:
     """The first status of each object: a job that was deleted may have been applied again."""
-    return [seen for number, seen in enumerate(told) if number == 0 or told[number - 1].uid != seen.uid]
+    return [seen for number, seen in enumerate(reported) if number == 0 or reported[number - 1].uid != seen.uid]
 
 
-def _may_begin(first: Seen) -> bool:
+def _may_begin(first: ObservedJob) -> bool:
     return first.status["phase"] in ("Provisioning", "Stalled", "Suspended")
 
 
-def _against_order(before: Seen, after: Seen) -> Iterator[str]:
+def _check_order(before: ObservedJob, after: ObservedJob) -> Iterator[str]:
     """Phases come in their order, counters grow, and an end is an end for as long as nobody changes the job."""
     was, now = before.status["phase"], after.status["phase"]
     if now not in (*_BEGINNING, *_STEPPING, *_APART, *_ENDS):
@@ -90,7 +92,7 @@ def _against_order(before: Seen, after: Seen) -> Iterator[str]:
         yield f"went back from step {before.status['step']} within generation {after.status['generation']}"
 
 
-def _against_metav1(before: Seen, after: Seen) -> Iterator[str]:
+def _check_transition_times(before: ObservedJob, after: ObservedJob) -> Iterator[str]:
     """`lastTransitionTime` changes with the status, and with nothing else; no condition is dropped."""
     now = {condition["type"]: condition for condition in after.status["conditions"]}
     for condition in before.status.get("conditions", []):
@@ -99,16 +101,16 @@ def _against_metav1(before: Seen, after: Seen) -> Iterator[str]:
             yield f"condition {kind} was dropped"
         elif (condition["status"] == later["status"]) != (
             condition["lastTransitionTime"] == later["lastTransitionTime"]
-        ) and not _within_a_second(condition, later):
+        ) and not _within_one_second(condition, later):
             yield f"{kind}: {condition['status']} to {later['status']}, and its lastTransitionTime says otherwise"
 
 
-def _within_a_second(before: dict[str, Any], after: dict[str, Any]) -> bool:
+def _within_one_second(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Times are whole seconds: two changes in one second have the same."""
     return bool(before["status"] != after["status"] and before["lastTransitionTime"] == after["lastTransitionTime"])
 
 
-def _against_each_other(seen: Seen) -> Iterator[str]:
+def _check_conditions(seen: ObservedJob) -> Iterator[str]:
     for first, second in _TRUE_TOGETHER:
         if seen.holds(first) and seen.holds(second):
             yield f"{first} and {second} at once"
@@ -124,32 +126,34 @@ def _against_each_other(seen: Seen) -> Iterator[str]:
         yield f"restarts do not add up: {restarts}"
 
 
-def _against_steps(told: Sequence[Seen], stretches: Sequence[Stretch], unattended: Times) -> Iterator[str]:
+def _check_steps(
+    reported: Sequence[ObservedJob], training_intervals: Sequence[TrainingInterval], operator_downtime: Times
+) -> Iterator[str]:
     """In a time without steps, Ready and Training may be True only until they were found out, and not again."""
-    gaps = [(before.end, after.begin) for before, after in pairwise(stretches)]
-    first = stretches[0].begin if stretches else float("inf")
+    gaps = [(before.end, after.begin) for before, after in pairwise(training_intervals)]
+    first = training_intervals[0].begin if training_intervals else float("inf")
     for begin, end in [(0.0, first), *gaps]:
         for kind in ("Ready", "Training"):
-            yield from _against_gap(told, kind, begin, end, _to_be_known(begin, unattended))
+            yield from _check_gap(reported, kind, begin, end, _detection_deadline(begin, operator_downtime))
 
 
-def _to_be_known(begin: float, unattended: Times) -> float:
+def _detection_deadline(begin: float, operator_downtime: Times) -> float:
     """By when it has to be known that no steps are made since `begin`."""
     known = begin + SECONDS_OLD
-    for left, back in unattended:
+    for left, back in operator_downtime:
         if left <= known <= back + SECONDS_OLD:
             known = back + SECONDS_OLD
     return known
 
 
-def _against_gap(told: Sequence[Seen], kind: str, begin: float, end: float, known: float) -> Iterator[str]:
-    within = [seen for seen in told if begin + SECONDS_APART < seen.time < end - SECONDS_APART]
+def _check_gap(reported: Sequence[ObservedJob], kind: str, begin: float, end: float, known: float) -> Iterator[str]:
+    within = [seen for seen in reported if begin + SECONDS_APART < seen.time < end - SECONDS_APART]
     found_out = begin == 0.0
     for seen in within:
         holds = seen.holds(kind)
         if holds and found_out:
             yield f"{_when(seen)}: {kind} again, {end - seen.time:.1f} s before the next step began"
         found_out = found_out or not holds
-    last_before = next((seen for seen in reversed(told) if seen.time <= known), None)
+    last_before = next((seen for seen in reversed(reported) if seen.time <= known), None)
     if end > known + SECONDS_APART and last_before is not None and last_before.holds(kind):
         yield f"{kind} {known - begin:.0f} s after the last step, which was done at {begin:.1f}"

@@ -1,4 +1,4 @@
-"""Every fault on a job of its own: what `make faults` runs. Too long for `make test`, which runs ../test_faults.py."""
+"""Injects every fault into its own job; run by `make faults`. `make test` runs the shorter ../test_faults.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.chart import HEALING
 from tests.cluster.faults.catalogue import CASES, Case
-from tests.cluster.faults.harness import Scene
+from tests.cluster.faults.harness import FaultHarness
 from tests.cluster.faults.records import recorded
-from tests.cluster.finetune_jobs import Remains, Workplace
+from tests.cluster.finetune_jobs import RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 from tests.cluster.rights import granted, refused, used
 
@@ -24,7 +24,7 @@ def test_job_survives(
     fault: Fault,
     operator: Operator,
     workplace: Workplace,
-    undisturbed: Callable[[int], Remains],
+    undisturbed: Callable[[int], RunArtifacts],
     tmp_path: Path,
 ) -> None:
     with recorded(case.name) as record:
@@ -32,16 +32,18 @@ def test_job_survives(
         if case.prepare is not None:
             case.prepare(workplace)
         with workplace.running(case.manifest(workplace)) as job:
-            scene = Scene(cluster, fault, operator, job)
-            case.inflict(scene)
+            harness = FaultHarness(cluster, fault, operator, job)
+            case.inject(harness)
             if not case.trains:
                 record.restarts = _counted(job.history.last.status["restarts"])
-                scene.refuse_untruths(job.remains(tmp_path))
+                harness.assert_status_invariants(job.artifacts(tmp_path))
                 return
             if case.endless:
-                job.give_an_end()
-            for strike, recovery in zip(scene.strikes, scene.finish(undisturbed, tmp_path), strict=True):
-                record.restarts = strike.restarts
+                job.finish_soon()
+            for injected, recovery in zip(
+                harness.injected_faults, harness.verify_outcome(undisturbed, tmp_path), strict=True
+            ):
+                record.restarts = injected.restarts
                 if recovery is not None:
                     record.detect_seconds = round(recovery.seconds_to_detect, 1)
                     record.new_step_seconds = round(recovery.seconds_to_new_step, 1)
@@ -52,7 +54,7 @@ def _counted(restarts: dict[str, int]) -> dict[str, int]:
 
 
 def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator: Operator) -> None:
-    """All of it, with what heals nodes; after all the faults."""
+    """The role with node healing grants exactly the permissions used over all faults."""
     operator.wait_until_ready()
     log = cluster.machine_for("the audit log").files.audit_log
     assert granted(*HEALING) == used(log)

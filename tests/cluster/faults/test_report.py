@@ -1,4 +1,4 @@
-"""docs/faults.md says of every fault what became of it, also of one that was not survived, or not tried."""
+"""docs/faults.md has a row for every fault, including those that failed or were not run."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.cluster.faults.report import report
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The page after one fault was survived and one was not."""
+    """The page after one fault passed and one failed."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "records.jsonl"))
     monkeypatch.setattr(records, "commit", lambda: "`0123`")
     with recorded(CASES[0].name) as record:
@@ -29,10 +29,10 @@ def _row(page: list[str], name: str) -> list[str]:
 
 def test_every_fault_has_a_row(page: list[str]) -> None:
     assert [_row(page, case.name)[1] for case in CASES] == [case.asserted for case in CASES]
-    assert f"1 of {len(CASES)} passed, of commit `0123` (2 faults). On a machine." in page
+    assert f"**1 of {len(CASES)} passed.** Commit `0123` (2 faults). On a machine." in page
 
 
-def test_row_says_what_became_of_a_fault(page: list[str]) -> None:
+def test_row_shows_restarts_times_and_result(page: list[str]) -> None:
     assert _row(page, CASES[0].name)[2:] == ["workerLost 1", "1 s", "33 s", "passed"]
     assert _row(page, CASES[1].name)[2:] == ["none", "", "", "**failed**: AssertionError: the weights / are others"]
     assert _row(page, CASES[2].name)[2:] == ["", "", "", "**not run**"]

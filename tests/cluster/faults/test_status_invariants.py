@@ -1,24 +1,26 @@
-"""The check of statuses finds what is not so, and nothing else."""
+"""The status invariants accept a correct history and report every violation."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from tests.cluster.faults.status_invariants import untruths
-from tests.cluster.faults.timeline import Stretch
-from tests.cluster.status_history import Seen
+from tests.cluster.faults.status_invariants import invariant_violations
+from tests.cluster.faults.timeline import TrainingInterval
+from tests.cluster.status_history import ObservedJob
 
 BEGAN, LOST, BACK, DONE = 1000.0, 1100.0, 1150.0, 1200.0
-STRETCHES = (
-    Stretch(1, BEGAN, {1: 1001.0, 50: LOST}, {}),
-    Stretch(2, BACK, {41: 1151.0, 90: DONE}, {}),
+INTERVALS = (
+    TrainingInterval(1, BEGAN, {1: 1001.0, 50: LOST}, {}),
+    TrainingInterval(2, BACK, {41: 1151.0, 90: DONE}, {}),
 )
 TRAINING = {"Training": "True", "Ready": "True", "Reconciling": "False"}
 NOT_TRAINING = {"Training": "False", "Ready": "False", "Reconciling": "True"}
 
 
-def seen(at: float, phase: str, conditions: Mapping[str, str], since: float | None = None, **status: Any) -> Seen:
+def seen(
+    at: float, phase: str, conditions: Mapping[str, str], since: float | None = None, **status: Any
+) -> ObservedJob:
     """A status at a time; its conditions have been as they are since then, or since another time."""
     all_conditions = {"Complete": "False", "Failed": "False", "PreflightPassed": "True", **conditions}
     listed = [
@@ -26,10 +28,10 @@ def seen(at: float, phase: str, conditions: Mapping[str, str], since: float | No
         for kind, value in all_conditions.items()
     ]
     figures = {"phase": phase, "step": 0, "generation": 0, "restarts": {"total": 0, "headLost": 0}, **status}
-    return Seen(at, {"metadata": {"generation": 1, "uid": "a"}, "status": {**figures, "conditions": listed}})
+    return ObservedJob(at, {"metadata": {"generation": 1, "uid": "a"}, "status": {**figures, "conditions": listed}})
 
 
-def life() -> list[Seen]:
+def life() -> list[ObservedJob]:
     """A job that loses its head once, and says so."""
     once = {"total": 1, "headLost": 1}
     return [
@@ -47,18 +49,18 @@ def life() -> list[Seen]:
 ENDED = {"Training": "False", "Ready": "True", "Reconciling": "False", "Complete": "True"}
 
 
-def with_one_more(*more: Seen) -> list[Seen]:
+def with_one_more(*more: ObservedJob) -> list[ObservedJob]:
     """The same life with other statuses in it."""
     return sorted([*life(), *more], key=lambda one: one.time)
 
 
-def test_a_true_story_is_believed() -> None:
+def test_correct_history_has_no_violations() -> None:
     # The transition times of this life are those of its conditions as a whole, which some of them outlast.
-    assert [said for said in untruths(life(), STRETCHES) if "lastTransitionTime" not in said] == []
+    assert [found for found in invariant_violations(life(), INTERVALS) if "lastTransitionTime" not in found] == []
 
 
 @pytest.mark.parametrize(
-    ("lie", "words"),
+    ("status", "message"),
     [
         (seen(1145, "Training", TRAINING, generation=2, step=40), "Ready again"),
         (seen(950, "Training", TRAINING, step=0), "Ready again"),
@@ -79,26 +81,30 @@ def test_a_true_story_is_believed() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_lie_is_found(lie: Seen, words: str) -> None:
-    assert any(words in said for said in untruths(with_one_more(lie), STRETCHES)), words
+def test_violation_is_found(status: ObservedJob, message: str) -> None:
+    assert any(message in found for found in invariant_violations(with_one_more(status), INTERVALS)), message
 
 
 def test_ready_for_too_long_after_the_last_step_is_found() -> None:
     without_the_loss = [one for one in life() if one.time not in (1105, 1140)]
-    found = untruths(without_the_loss, STRETCHES)
-    assert any("Ready 30 s after the last step" in said for said in found)
+    found = invariant_violations(without_the_loss, INTERVALS)
+    assert any("Ready 30 s after the last step" in message for message in found)
 
 
-def test_without_an_operator_nobody_can_say_so() -> None:
-    """It has half a minute from when it is back."""
+def test_operator_downtime_extends_the_deadline() -> None:
+    """The operator has 30 s after it is back."""
     silent = [one for one in life() if one.time not in (1105, 1140)]
-    end, begin = STRETCHES[0].end, STRETCHES[1].begin
-    assert not any("after the last step" in said for said in untruths(silent, STRETCHES, [(end - 5, begin - 20)]))
-    assert any("after the last step" in said for said in untruths(silent, STRETCHES, [(end - 50, end - 40)]))
+    end, begin = INTERVALS[0].end, INTERVALS[1].begin
+    assert not any(
+        "after the last step" in found for found in invariant_violations(silent, INTERVALS, [(end - 5, begin - 20)])
+    )
+    assert any(
+        "after the last step" in found for found in invariant_violations(silent, INTERVALS, [(end - 50, end - 40)])
+    )
 
 
-def test_a_transition_time_that_moves_alone_or_stands_still_is_found() -> None:
+def test_wrong_transition_time_or_dropped_condition_is_found() -> None:
     moved = [seen(900, "Provisioning", NOT_TRAINING, 900), seen(910, "Starting", NOT_TRAINING, 910)]
-    assert any("Ready: False to False" in said for said in untruths(moved, ()))
-    dropped = [moved[0], Seen(910, {**moved[1].job, "status": {**moved[1].status, "conditions": []}})]
-    assert any("condition Ready was dropped" in said for said in untruths(dropped, ()))
+    assert any("Ready: False to False" in found for found in invariant_violations(moved, ()))
+    dropped = [moved[0], ObservedJob(910, {**moved[1].job, "status": {**moved[1].status, "conditions": []}})]
+    assert any("condition Ready was dropped" in found for found in invariant_violations(dropped, ()))

@@ -1,4 +1,4 @@
-"""When what happened to a job, from what it has left on the volume. All times are seconds since the epoch."""
+"""The timeline of a job, computed from its artifacts on the volume. All times are seconds since the epoch."""
 
 import math
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from typing import Any
 
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import list_generations
-from tests.cluster.finetune_jobs import Remains
+from tests.cluster.finetune_jobs import RunArtifacts
 
 _FIRST_STEP = "firstStep"
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TrainingInterval:
     """The time in which one worker group made steps.
 
     Attributes:
@@ -34,15 +34,15 @@ class Stretch:
         return max(self.steps.values())
 
 
-def stretches(remains: Remains) -> list[Stretch]:
+def training_intervals(artifacts: RunArtifacts) -> list[TrainingInterval]:
     """Of every generation that made steps, in order.
 
     A step's line says how long it took, and a generation's progress when it began and how long the parts of its start
     took: step times add up from there.
     """
     found = []
-    for generation in list_generations(remains.directory):
-        logs = remains.directory.generation_logs(generation.number)
+    for generation in list_generations(artifacts.directory):
+        logs = artifacts.directory.generation_logs(generation.number)
         lines, progress = list(files.read_lines(logs.steps)), files.read_json(logs.progress) or {}
         startup: dict[str, float] = progress.get("startup", {})
         if not lines or _FIRST_STEP not in startup:
@@ -52,24 +52,24 @@ def stretches(remains: Remains) -> list[Stretch]:
         for line in lines:
             now += line["seconds"]
             steps[line["step"]] = now
-        found.append(Stretch(generation.number, first_done - startup[_FIRST_STEP], steps, startup))
+        found.append(TrainingInterval(generation.number, first_done - startup[_FIRST_STEP], steps, startup))
     return found
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a job went on after a fault at `struck`.
+    """The recovery of a job after a fault.
 
     Attributes:
-        struck: When the fault was brought about.
-        detected: When somebody of the job acted on it first: recorded a failure, or the end of a driver or group.
+        injected_at: When the fault was injected.
+        detected: When it was first recorded: as a failure, or as the end of a driver or group.
         started: When the worker group was started that made the first new step.
         first_begin: When that group's first step began.
         new_step: When the first step was done that no generation before had done.
         startup: Seconds of the parts of that group's start.
     """
 
-    struck: float
+    injected_at: float
     detected: float
     started: float
     first_begin: float
@@ -79,33 +79,33 @@ class Recovery:
     @property
     def seconds_to_detect(self) -> float:
         """From the fault to the first record of it."""
-        return self.detected - self.struck
+        return self.detected - self.injected_at
 
     @property
     def seconds_to_new_step(self) -> float:
         """From the fault to the first step that had not been done before."""
-        return self.new_step - self.struck
+        return self.new_step - self.injected_at
 
 
-_SIGNS = ("failure", "generation-ended", "attempt-ended")
+_DETECTION_EVENTS = ("failure", "generation-ended", "attempt-ended")
 
 
-def recovery(remains: Remains, struck: float) -> Recovery | None:
-    """How training went on after a fault; None where no worker group was started because of it."""
-    starts = [record for record in remains.ledger.records("generation-started") if record["time"] > struck]
+def recovery(artifacts: RunArtifacts, injected_at: float) -> Recovery | None:
+    """The recovery after a fault; None if no worker group was started because of it."""
+    starts = [record for record in artifacts.ledger.records("generation-started") if record["time"] > injected_at]
     after = {record["generation"]: record["time"] for record in starts}
     if not after:
         return None
-    all_stretches = stretches(remains)
-    reached = max((max(found.steps) for found in all_stretches if found.generation not in after), default=0)
-    for found in all_stretches:
+    intervals = training_intervals(artifacts)
+    reached = max((max(found.steps) for found in intervals if found.generation not in after), default=0)
+    for found in intervals:
         if found.generation in after and max(found.steps) > reached:
             new_step = min(time for step, time in found.steps.items() if step > reached)
-            detected = _first_sign(remains.ledger.records(*_SIGNS), struck)
+            detected = _first_detection(artifacts.ledger.records(*_DETECTION_EVENTS), injected_at)
             started = after[found.generation]
-            return Recovery(struck, min(detected, started), started, found.begin, new_step, found.startup)
+            return Recovery(injected_at, min(detected, started), started, found.begin, new_step, found.startup)
     return None
 
 
-def _first_sign(records: Sequence[dict[str, Any]], struck: float) -> float:
-    return min((record["time"] for record in records if record["time"] > struck), default=math.inf)
+def _first_detection(records: Sequence[dict[str, Any]], injected_at: float) -> float:
+    return min((record["time"] for record in records if record["time"] > injected_at), default=math.inf)

@@ -1,4 +1,4 @@
-"""A rendered RayCluster is one that KubeRay's own definition takes, whatever the job asks for."""
+"""Every rendered RayCluster is valid by KubeRay's own CRD."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from spotune_operator.children.raycluster import Replicas, ray_cluster
 from spotune_operator.providers import PROVIDERS, Provider
 from tests.operator.children.test_pods import CREDENTIALS
 from tests.operator.support.crd_schema import raycluster_definition, schema_of, violations
-from tests.operator.support.resolved_jobs import placed_job
+from tests.operator.support.resolved_jobs import resolved_job_of
 
 TEMPLATE = {
     "metadata": {"annotations": {"why": "because"}},
@@ -38,11 +38,11 @@ def schema() -> dict[str, Any]:
 @pytest.mark.parametrize("provider", PROVIDERS.values(), ids=lambda provider: provider.name)
 @pytest.mark.parametrize("sections", [{}, EVERYTHING], ids=["smallest", "everything"])
 def test_kuberay_knows_every_field(provider: Provider, sections: dict[str, Any], schema: dict[str, Any]) -> None:
-    assert list(violations(ray_cluster(placed_job(provider, **sections), Replicas(1)), schema)) == []
+    assert list(violations(ray_cluster(resolved_job_of(provider, **sections), Replicas(1)), schema)) == []
 
 
-def test_the_check_notices_unknown_fields_and_wrong_types(schema: dict[str, Any]) -> None:
-    cluster = ray_cluster(placed_job(), Replicas(1))
+def test_schema_check_finds_unknown_fields_and_wrong_types(schema: dict[str, Any]) -> None:
+    cluster = ray_cluster(resolved_job_of(), Replicas(1))
     cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containerz"] = []
     cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
     del cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]

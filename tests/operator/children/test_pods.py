@@ -1,4 +1,4 @@
-"""Head and worker pods: what the promises rest on is there whatever a template says; the rest is the user's."""
+"""Head and worker pods: the enforced fields survive any template; all other fields are defaults."""
 
 import json
 from typing import Any
@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from spotune_operator.children.pods import Pod, head_pod, worker_pod
 from spotune_operator.errors import PodTemplateError, ResourcesError, StalledError
-from spotune_operator.providers import AKS, EKS, GKE, NONE, PROVIDERS, Capacity, Provider
-from tests.operator.support.resolved_jobs import container, environment, head, holds, placed_job, worker
+from spotune_operator.providers import (
+    AKS,
+    EKS,
+    GKE,
+    NONE,
+    PROVIDERS,
+    Capacity,
+    Provider,
+)
+from tests.operator.support.resolved_jobs import container, environment, head, holds, resolved_job_of, worker
 
 WORKER, HEAD, SUPERVISOR = "ray-worker", "ray-head", "supervisor"
 CAPACITIES: tuple[Capacity, ...] = ("spot", "on-demand")
@@ -32,8 +40,8 @@ def template_of(container_name: str, **fields: Any) -> dict[str, Any]:
 
 
 def all_pods(**sections: Any) -> list[Pod]:
-    placed = placed_job(AKS, **sections)
-    return [head_pod(placed), *(worker_pod(placed, capacity) for capacity in CAPACITIES)]
+    resolved = resolved_job_of(AKS, **sections)
+    return [head_pod(resolved), *(worker_pod(resolved, capacity) for capacity in CAPACITIES)]
 
 
 def test_the_ray_container_comes_first_as_kuberay_expects() -> None:
@@ -46,7 +54,7 @@ def test_the_ray_container_comes_first_as_kuberay_expects() -> None:
     assert [item["name"] for item in worker(**template(containers=[sidecar]))["containers"]] == [WORKER, "a-sidecar"]
 
 
-def test_the_supervisor_trains_in_a_folder_named_by_what_is_trained() -> None:
+def test_supervisor_gets_the_directory_of_the_fingerprint() -> None:
     first, other_meaning = (head(sections={"training": {"epochs": 1, "seed": seed}}) for seed in (1, 2))
     same_meaning = head(sections={"training": {"epochs": 9, "seed": 1}})
     folders = [container(pod, SUPERVISOR)["command"][4] for pod in (first, other_meaning, same_meaning)]
@@ -55,7 +63,7 @@ def test_the_supervisor_trains_in_a_folder_named_by_what_is_trained() -> None:
     assert folders[0] == folders[2] != folders[1]
 
 
-def test_the_supervisor_is_told_where_ray_is_and_how_to_speak_to_it() -> None:
+def test_supervisor_gets_rays_address_and_token() -> None:
     found = container(head(), SUPERVISOR)
     assert found["command"][:3] == ["spotune", "supervise", "/etc/spotune/job.yaml"]
     assert found["command"][5:] == ["--ray", "http://127.0.0.1:8265", "--serve", "0.0.0.0:8090"]
@@ -68,7 +76,7 @@ def test_progress_is_a_port_of_the_first_container_because_kuberays_service_has_
     assert {"name": "progress", "containerPort": 8090, "protocol": "TCP"} in container(head(), HEAD)["ports"]
 
 
-def test_the_head_is_ready_whatever_becomes_of_the_training() -> None:
+def test_readiness_of_the_head_is_independent_of_training() -> None:
     assert "readinessProbe" not in container(head(), SUPERVISOR)
 
 
@@ -79,7 +87,7 @@ def test_draining_ends_before_the_pod_is_killed_and_the_pod_before_the_machine(p
     assert 0 < drain < pod["terminationGracePeriodSeconds"] <= provider.notice_seconds
 
 
-def test_a_lost_head_is_given_up_at_once_and_noticed_by_the_workers() -> None:
+def test_lost_head_is_deleted_and_detected_quickly() -> None:
     assert head()["terminationGracePeriodSeconds"] == 5
     variables = environment(worker(), WORKER)
     assert variables["RAY_gcs_rpc_server_reconnect_timeout_s"] == "5"
@@ -96,16 +104,14 @@ def test_on_demand_workers_have_longer_to_commit_than_a_notice() -> None:
 @pytest.mark.parametrize(
     ("capacity", "first"), [("spot", "spot"), ("on-demand", "on-demand"), ("spot-then-on-demand", "spot")]
 )
-def test_the_supervisor_knows_how_long_a_notice_is_for_most_workers(
-    provider: Provider, capacity: str, first: str
-) -> None:
+def test_supervisor_gets_the_notice_seconds_of_most_workers(provider: Provider, capacity: str, first: str) -> None:
     pod = worker(provider, capacity=capacity)
     assert environment(pod, WORKER)["SPOTUNE_CAPACITY"] == first
     supervisor = environment(head(provider, {"workers": {"capacity": capacity}}), SUPERVISOR)
     assert supervisor["SPOTUNE_NOTICE_SECONDS"] == str(pod["terminationGracePeriodSeconds"])
 
 
-def test_pods_on_lost_nodes_are_given_up_soon_unless_the_template_says_otherwise() -> None:
+def test_pods_on_lost_nodes_are_deleted_soon_unless_the_template_overrides_it() -> None:
     lost = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}
     assert lost | {"tolerationSeconds": 20} in worker()["tolerations"]
     longer = lost | {"tolerationSeconds": 60}
@@ -114,12 +120,12 @@ def test_pods_on_lost_nodes_are_given_up_soon_unless_the_template_says_otherwise
     ] == [longer]
 
 
-def test_workers_prefer_nodes_of_their_own() -> None:
+def test_workers_prefer_different_nodes() -> None:
     (preferred,) = worker()["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_a_users_node_affinity_and_the_kind_of_node_must_both_hold() -> None:
+def test_users_node_affinity_and_capacity_type_must_both_match() -> None:
     zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["1"]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}
     pod = worker(GKE, **template(affinity={"nodeAffinity": required}))
@@ -127,7 +133,7 @@ def test_a_users_node_affinity_and_the_kind_of_node_must_both_hold() -> None:
     assert [found["key"] for found in term["matchExpressions"]] == [zone["key"], "cloud.google.com/gke-spot"]
 
 
-def test_a_users_variables_stay_unless_they_are_ours() -> None:
+def test_users_variables_stay_unless_enforced() -> None:
     mine = [
         {"name": "NCCL_DEBUG", "value": "INFO"},
         {"name": "HOME", "value": "/home/me"},
@@ -155,7 +161,7 @@ def _has_credentials(pod: dict[str, Any], name: str) -> None:
     assert container(pod, name)["envFrom"] == [{"secretRef": {"name": "bucket"}}]
 
 
-def test_pods_speak_to_the_api_server_only_with_an_account_that_the_job_names() -> None:
+def test_pods_get_a_token_only_for_a_named_service_account() -> None:
     for pod in all_pods():
         assert pod.template["spec"]["automountServiceAccountToken"] is False
         assert "serviceAccountName" not in pod.template["spec"]
@@ -165,7 +171,7 @@ def test_pods_speak_to_the_api_server_only_with_an_account_that_the_job_names() 
         assert pod.template["metadata"]["labels"]["azure.workload.identity/use"] == "true"
 
 
-def test_every_container_of_ours_meets_the_restricted_standard() -> None:
+def test_every_container_meets_the_restricted_pod_security_standard() -> None:
     for pod in all_pods():
         spec = pod.template["spec"]
         assert holds(spec["securityContext"], {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}})
@@ -174,13 +180,13 @@ def test_every_container_of_ours_meets_the_restricted_standard() -> None:
             assert found["securityContext"] == wanted
 
 
-def test_the_user_that_pods_run_as_may_be_another() -> None:
+def test_template_may_set_another_user() -> None:
     pod = worker(**template(securityContext={"runAsUser": 2000, "runAsNonRoot": False}))
     assert pod["securityContext"]["runAsUser"] == 2000
     assert pod["securityContext"]["runAsNonRoot"] is True
 
 
-def test_an_empty_template_takes_nothing_away() -> None:
+def test_empty_template_removes_nothing() -> None:
     assert worker(podTemplate={"spec": None, "metadata": None}) == worker()
 
 
@@ -188,14 +194,14 @@ def test_an_empty_template_takes_nothing_away() -> None:
     ("pod_template", "message"),
     [
         ({"containers": []}, r"spec\.workers\.podTemplate\.containers: is not a field of a pod template"),
-        ({"spec": {"containers": "x"}}, r"spec\.workers\.podTemplate\.spec\.containers: is a list in one place"),
+        ({"spec": {"containers": "x"}}, r"spec\.workers\.podTemplate\.spec\.containers: is a list in one template"),
         (
             {"spec": {"containers": [{"name": "worker"}]}},
-            r"spec\.workers\.podTemplate\.spec\.containers\[worker\]: has no image and is none of .*, ray-worker",
+            r"spec\.workers\.podTemplate\.spec\.containers\[worker\]: has no image, and is not one of .*ray-worker",
         ),
     ],
 )
-def test_templates_that_cannot_be_are_refused_by_field(pod_template: dict[str, Any], message: str) -> None:
+def test_invalid_template_is_refused_by_field(pod_template: dict[str, Any], message: str) -> None:
     with pytest.raises(PodTemplateError, match=message):
         worker(podTemplate=pod_template)
 
@@ -219,7 +225,7 @@ def test_gpus_are_limits_of_the_worker_and_raise_what_it_requests() -> None:
     assert "limits" not in container(worker(gpus=0), WORKER)["resources"]
 
 
-def test_resources_of_the_job_go_over_those_of_the_template() -> None:
+def test_resources_of_the_job_override_those_of_the_template() -> None:
     resources = {"requests": {"cpu": "4"}, "limits": {"memory": "16Gi", "cpu": 8}}
     pod = worker(gpus=0, resources={"requests": {"cpu": "6"}}, **template_of(WORKER, resources=resources))
     assert container(pod, WORKER)["resources"] == {
@@ -233,16 +239,19 @@ def test_resources_of_the_job_go_over_those_of_the_template() -> None:
     [
         (
             {"resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "4Gi"}}},
-            r"spec\.workers\.resources\.requests\.memory: 8Gi is more than limits\.memory, 4Gi",
+            r"spec\.workers\.resources\.requests\.memory: 8Gi is larger than limits\.memory, 4Gi",
         ),
-        ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, r"spec\.workers\.resources: names nvidia\.com/gpu"),
+        (
+            {"resources": {"limits": {"nvidia.com/gpu": 2}}},
+            r"spec\.workers\.resources: must not contain nvidia\.com/gpu",
+        ),
         (
             template_of(WORKER, resources={"requests": {"cpu": "many"}, "limits": {"cpu": "1"}}),
             r"spec\.workers\.podTemplate: 'many' is not a Kubernetes quantity",
         ),
     ],
 )
-def test_resources_that_cannot_be_are_refused_by_field(section: dict[str, Any], message: str) -> None:
+def test_invalid_resources_are_refused_by_field(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ResourcesError, match=message):
         worker(**section)
 
@@ -278,7 +287,7 @@ fields = st.sampled_from(
 
 
 @given(st.dictionaries(fields, json_values))
-def test_any_template_is_refused_by_field_or_leaves_what_the_promises_rest_on(spec: dict[str, Any]) -> None:
+def test_any_template_is_refused_by_field_or_keeps_the_enforced_fields(spec: dict[str, Any]) -> None:
     pod = _pod_or_refused_field(spec)
     if isinstance(pod, str):
         assert pod.startswith("spec.workers.")
@@ -302,7 +311,7 @@ def _pod_or_refused_field(spec: dict[str, Any]) -> dict[str, Any] | str:
 
 def test_the_same_job_has_the_same_pods_every_time() -> None:
     def text(provider: Provider) -> str:
-        placed = placed_job(provider, **CREDENTIALS)
-        return json.dumps([head_pod(placed).template, worker_pod(placed, "spot").template])
+        resolved = resolved_job_of(provider, **CREDENTIALS)
+        return json.dumps([head_pod(resolved).template, worker_pod(resolved, "spot").template])
 
     assert text(NONE) == text(NONE)

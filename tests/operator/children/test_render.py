@@ -1,4 +1,4 @@
-"""`spotune render`: what it prints, what it refuses, and what it does without."""
+"""`spotune render`: its output, its errors and its imports."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_json_and_yaml_hold_the_same_objects(job: Path, capsys: pytest.CaptureFi
     assert json.loads(as_json)["items"] == list(yaml.safe_load_all(as_yaml))
 
 
-def test_options_stand_in_for_fields(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_override_fields(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--image", "registry.example/mine:2", "--storage-class", "fast-nfs", "--provider", "gke"]
     _, printed, _ = render(capsys, str(job), *options)
     assert "image: registry.example/mine:2" in printed
@@ -57,7 +57,7 @@ def test_the_job_is_readable_in_the_config(job: Path, capsys: pytest.CaptureFixt
         ("training:", "head: {podTemplate: {spec: []}}\n  training:", "spec.head.podTemplate.spec: is a"),
     ],
 )
-def test_what_cannot_be_is_refused_by_field(
+def test_invalid_job_is_refused_by_field(
     valid: str, broken: str, message: str, job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.write_text(JOB_FILE.replace(valid, broken, 1))

@@ -1,6 +1,5 @@
-"""The storage classes of manifests/: one for each cloud that does not come with the class that jobs get by default."""
+"""The storage classes of manifests/: one for each cloud without the default class of jobs."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +7,10 @@ import yaml
 
 from spotune_operator.children.pods import head_pod
 from spotune_operator.providers import AKS, EKS, Provider, refuse_unfit_class
-from tests.operator.support.resolved_jobs import placed_job
+from tests import ROOT
+from tests.operator.support.resolved_jobs import resolved_job_of
 
-MANIFESTS = Path(__file__).parent.parent.parent / "manifests"
+MANIFESTS = ROOT / "manifests"
 
 
 def storage_class(provider: Provider) -> dict[str, Any]:
@@ -31,6 +31,6 @@ def test_other_nodes_see_new_files_soon(provider: Provider) -> None:
 
 
 def test_files_on_efs_belong_to_the_user_of_the_pods() -> None:
-    security = head_pod(placed_job(EKS)).template["spec"]["securityContext"]
+    security = head_pod(resolved_job_of(EKS)).template["spec"]["securityContext"]
     parameters = storage_class(EKS)["parameters"]
     assert (parameters["uid"], parameters["gid"]) == (str(security["runAsUser"]), str(security["runAsGroup"]))

@@ -1,4 +1,4 @@
-"""Pod templates over one another: the upper one wins, nothing else is lost, and twice is once."""
+"""The merge of pod templates: the override wins, nothing else is lost, and it is idempotent."""
 
 from typing import Any
 
@@ -54,12 +54,12 @@ upper_templates = pod(st.lists(terms, min_size=1, max_size=2))
 
 
 def last_of_each(items: list[dict[str, Any]], *key: str) -> list[dict[str, Any]]:
-    """Of items with one key the last, which is the one that counts."""
+    """The items that count: of several with one key, the last."""
     return list({tuple(item.get(part) for part in key): item for item in items}.values())
 
 
 def counted(template: dict[str, Any]) -> dict[str, Any]:
-    """The template without items that a later one of the same list overrides."""
+    """The template without items that a later item of the same list overrides."""
     keys = {"env": ("name",), "volumeMounts": ("mountPath",), "tolerations": ("key", "value", "effect")}
 
     def reduced(name: str, value: Any) -> Any:
@@ -74,7 +74,7 @@ def counted(template: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(templates, upper_templates)
-def test_all_of_the_upper_template_is_in_the_result(below: dict[str, Any], above: dict[str, Any]) -> None:
+def test_result_contains_the_whole_override(below: dict[str, Any], above: dict[str, Any]) -> None:
     assert holds(merge(below, above, "t"), counted(above))
 
 
@@ -85,12 +85,12 @@ def test_merging_again_changes_nothing(below: dict[str, Any], above: dict[str, A
 
 
 @given(templates)
-def test_a_template_over_nothing_is_itself(template: dict[str, Any]) -> None:
+def test_override_of_nothing_is_itself(template: dict[str, Any]) -> None:
     assert merge({}, template, "t") == merge(template, {}, "t")
 
 
 @given(templates, templates)
-def test_variables_that_only_the_lower_template_has_stay(below: dict[str, Any], above: dict[str, Any]) -> None:
+def test_variables_of_the_base_stay(below: dict[str, Any], above: dict[str, Any]) -> None:
     def variables_of(template: dict[str, Any]) -> dict[tuple[str, str], Any]:
         return {
             (container["name"], variable["name"]): variable
@@ -113,9 +113,7 @@ def test_no_list_has_two_items_with_one_key(below: dict[str, Any], above: dict[s
 
 
 @given(templates, templates)
-def test_the_templates_stay_as_they_are_and_share_nothing_with_the_result(
-    below: dict[str, Any], above: dict[str, Any]
-) -> None:
+def test_merge_changes_neither_template_and_shares_nothing(below: dict[str, Any], above: dict[str, Any]) -> None:
     before = repr((below, above))
     _spoil(merge(below, above, "t"))
     assert repr((below, above)) == before
@@ -128,29 +126,29 @@ def _spoil(value: Any) -> None:
         value.clear()
 
 
-def test_the_order_of_containers_is_that_of_the_lower_template() -> None:
+def test_order_of_containers_is_that_of_the_base() -> None:
     below = {"containers": [{"name": "ray"}, {"name": "supervisor"}]}
     above = {"containers": [{"name": "sidecar"}, {"name": "supervisor", "image": "s"}, {"name": "ray", "image": "r"}]}
     assert [item["name"] for item in merge(below, above, "t")["containers"]] == ["ray", "supervisor", "sidecar"]
 
 
-def test_a_variable_is_replaced_whole() -> None:
+def test_variable_is_replaced_as_a_whole() -> None:
     below = {"env": [{"name": "TOKEN", "value": "mine"}]}
     above = {"env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}
     assert merge(below, above, "t") == above
 
 
-def test_a_probe_is_of_one_kind() -> None:
+def test_probe_is_replaced_as_a_whole() -> None:
     below = {"livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 1}}
     above = {"livenessProbe": {"httpGet": {"port": 80}}}
     assert merge(below, above, "t") == above
 
 
-def test_null_takes_a_default_away() -> None:
+def test_null_removes_a_default() -> None:
     assert merge({"affinity": {"podAntiAffinity": {}}}, {"affinity": None}, "t") == {}
 
 
-def test_both_required_node_affinities_hold() -> None:
+def test_both_required_node_affinities_must_match() -> None:
     gpu, zone = {"key": "gpu", "operator": "Exists"}, {"key": "zone", "operator": "In", "values": ["1"]}
     eks, karpenter = {"key": "eks", "operator": "Exists"}, {"key": "karpenter", "operator": "Exists"}
     below = {"nodeSelectorTerms": [{"matchExpressions": [gpu]}, {"matchExpressions": [zone]}]}
@@ -167,15 +165,15 @@ def test_both_required_node_affinities_hold() -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ({"spec": []}, "t.spec: is a list in one place and a mapping in another"),
-        ({"spec": {"containers": {"name": "ray"}}}, "t.spec.containers: is a mapping in one place"),
-        ({"spec": {"containers": ["ray"]}}, "t.spec.containers: is a list of mappings with name"),
+        ({"spec": []}, "t.spec: is a list in one template and a mapping in another"),
+        ({"spec": {"containers": {"name": "ray"}}}, "t.spec.containers: is a mapping in one template"),
+        ({"spec": {"containers": ["ray"]}}, "t.spec.containers: must be a list of mappings with name"),
         ({"spec": {"containers": [{"image": "x"}]}}, "t.spec.containers: has an item without a name"),
-        ({"spec": {"$patch": "replace"}}, "t.spec.$patch: is a directive of patches"),
+        ({"spec": {"$patch": "replace"}}, "t.spec.$patch: is a patch directive"),
         ({"spec": {"containers": [{"name": "ray", "env": {"A": "1"}}]}}, "t.spec.containers[ray].env: is a mapping"),
     ],
 )
-def test_what_cannot_be_merged_is_refused_with_its_path(template: dict[str, Any], message: str) -> None:
+def test_unmergeable_template_is_refused_with_its_path(template: dict[str, Any], message: str) -> None:
     ours = {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "2"}]}]}}
     with pytest.raises(PodTemplateError):
         merge(ours, template, "t")

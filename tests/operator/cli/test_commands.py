@@ -1,4 +1,4 @@
-"""The commands as they are typed: help, options, exit codes, and what they cost before a cluster is asked."""
+"""The commands: help, options, exit codes, and imports before a cluster is contacted."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_help_shows_an_example_and_where_the_cluster_is_named(command: str, caps
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_without_a_kubeconfig_a_command_says_how_to_get_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_without_a_kubeconfig_says_how_to_get_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = [] if command in ("status", "doctor") else ["t5-sql"]
     code, out, error = run_spotune(capsys, command, *name)
     assert (code, out) == (2, "")
@@ -40,7 +40,7 @@ def test_without_a_kubeconfig_a_command_says_how_to_get_one(command: str, capsys
     assert "az aks get-credentials" in error
 
 
-def test_error_is_json_where_the_result_would_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_json_with_output_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = run_spotune(capsys, "doctor", "--output", "json")
     assert (code, json.loads(error)["error"]) == (2, "UsageError")
 
@@ -48,13 +48,13 @@ def test_error_is_json_where_the_result_would_be(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["status", "t5-sql", "--all-namespaces"], "--all-namespaces shows all jobs; leave t5-sql out"),
+        (["status", "t5-sql", "--all-namespaces"], "--all-namespaces shows all jobs: remove t5-sql"),
         (["suspend", "t5-sql", "--timeout", "30"], "--timeout: '30' is not a duration such as 30s"),
         (["logs", "t5-sql", "--lines", "-1"], "--lines"),
         (["watch"], "NAME"),
     ],
 )
-def test_wrong_words_are_refused_before_a_cluster_is_asked(
+def test_wrong_arguments_are_rejected_before_the_cluster_is_contacted(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, error = run_spotune(capsys, *words)
@@ -63,7 +63,7 @@ def test_wrong_words_are_refused_before_a_cluster_is_asked(
 
 
 def test_all_commands_are_entry_points_and_light_at_import() -> None:
-    points = {point.name: point.value for point in entry_points(group="spotune.cli.plugins")}
+    points = {point.name: point.value for point in entry_points(group="spotune.commands")}
     modules = {points[command].partition(":")[0] for command in COMMANDS}
     script = f"""
 import importlib, sys

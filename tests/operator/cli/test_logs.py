@@ -1,39 +1,39 @@
-"""Which log lines are new when all are told again, and which head is asked for them."""
+"""Filtering of repeated log lines, and the choice of the head pod to read from."""
 
-from spotune_operator.cli.logs import Unread, serving_head
+from spotune_operator.cli.logs import NewLines, serving_head
 from tests.operator.support.objects import ago, head_pod
 
 FIRST = ["job: a", "driver-1: a", "gen-1/worker-0: a", "gen-1/worker-0: a"]
 
 
-def test_lines_told_again_are_not_read_again() -> None:
-    unread = Unread()
-    assert list(unread.of(FIRST)) == FIRST
-    assert list(unread.of(FIRST)) == []
-    assert unread.count == 4
+def test_repeated_lines_are_filtered_out() -> None:
+    new_lines = NewLines()
+    assert list(new_lines.filter(FIRST)) == FIRST
+    assert list(new_lines.filter(FIRST)) == []
+    assert new_lines.count == 4
 
 
-def test_lines_are_new_by_their_place_in_their_own_log_whatever_their_order() -> None:
-    unread = Unread()
-    list(unread.of(FIRST))
+def test_new_lines_are_determined_per_log() -> None:
+    new_lines = NewLines()
+    list(new_lines.filter(FIRST))
     later = ["job: a", "gen-1/worker-0: a", "gen-1/worker-0: a", "driver-1: a", "driver-1: a", "driver-2: a", "job: b"]
-    assert list(unread.of(later)) == ["driver-1: a", "driver-2: a", "job: b"]
+    assert list(new_lines.filter(later)) == ["driver-1: a", "driver-2: a", "job: b"]
 
 
-def test_telling_that_breaks_off_is_gone_on_with() -> None:
-    unread = Unread()
-    assert list(unread.of(FIRST[:2])) == FIRST[:2]
-    assert list(unread.of(FIRST[:1])) == []
-    assert list(unread.of(FIRST)) == FIRST[2:]
+def test_reading_continues_after_an_incomplete_response() -> None:
+    new_lines = NewLines()
+    assert list(new_lines.filter(FIRST[:2])) == FIRST[:2]
+    assert list(new_lines.filter(FIRST[:1])) == []
+    assert list(new_lines.filter(FIRST)) == FIRST[2:]
 
 
-def test_log_without_a_name_is_a_log_too() -> None:
-    unread = Unread()
-    assert list(unread.of(["", "text"])) == ["", "text"]
-    assert list(unread.of(["", "text", "text"])) == ["text"]
+def test_lines_without_a_log_name_form_their_own_log() -> None:
+    new_lines = NewLines()
+    assert list(new_lines.filter(["", "text"])) == ["", "text"]
+    assert list(new_lines.filter(["", "text", "text"])) == ["text"]
 
 
-def test_head_is_asked_while_its_supervisor_runs_and_it_is_to_stay() -> None:
+def test_serving_head_has_a_running_supervisor_and_is_not_being_deleted() -> None:
     assert serving_head([head_pod()]) == head_pod()
     going = head_pod()
     going["metadata"]["deletionTimestamp"] = ago(1)

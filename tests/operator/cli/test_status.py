@@ -1,4 +1,4 @@
-"""What `spotune status` shows of jobs as the operator writes them."""
+"""The output of `spotune status` for jobs with the operator's status."""
 
 import io
 import re
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from spotune_operator.cli.status import noteworthy, panel, table, time_left
+from spotune_operator.cli.status import notable_conditions, panel, table, time_left
 from tests.operator.support.objects import NOW, ago, condition, finetune_job, training_job
 
 
-def rendered(what: RenderableType) -> list[str]:
+def rendered(renderable: RenderableType) -> list[str]:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(what)
+    console.print(renderable)
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -23,7 +23,7 @@ def shown(job: dict[str, Any]) -> dict[str, str]:
     return {label.strip(): content.strip() for label, _, content in rows}
 
 
-def test_table_has_a_line_for_each_job_with_times_in_words() -> None:
+def test_table_has_a_row_per_job() -> None:
     lines = rendered(table([training_job(), finetune_job(name="new")], NOW, with_namespace=False, with_bar=False))
     assert [re.split(" {2,}", line) for line in lines] == [
         ["NAME", "PHASE", "PROGRESS", "LOSS", "ETA", "WORKERS", "RESTARTS", "CHECKPOINT", "AGE"],
@@ -39,14 +39,28 @@ def test_table_of_all_namespaces_names_them() -> None:
     assert "━" in row
 
 
-def test_sentences_below_the_table_say_who_needs_help() -> None:
+def test_problems_are_listed_below_the_table() -> None:
     stalled = finetune_job(condition("Stalled", "True", "ErrImagePull", "no such image"), name="stuck")
     lines = rendered(table([training_job(), stalled], NOW, with_namespace=False, with_bar=False))
     assert lines[-1] == "stuck: Stalled: ErrImagePull: no such image"
     assert len(lines) == 4
 
 
-def test_panel_holds_every_figure_of_a_job() -> None:
+def test_a_problem_that_refers_to_another_condition_is_listed_with_its_cause() -> None:
+    stalled = finetune_job(
+        condition("Stalled", "True", "PreflightFailed", "preflight check model failed; see condition PreflightPassed"),
+        condition("PreflightPassed", "False", "Failed", "/models/t5 does not exist"),
+        condition("NotProgressing", "True", "Stuck", "no progress for 30 min; see condition PreflightPassed"),
+        name="stuck",
+    )
+    lines = rendered(table([stalled], NOW, with_namespace=False, with_bar=False))
+    assert lines[-2:] == [
+        "stuck: NotProgressing: Stuck: no progress for 30 min; /models/t5 does not exist",
+        "stuck: Stalled: PreflightFailed: preflight check model failed; see condition PreflightPassed",
+    ]
+
+
+def test_panel_shows_all_details_of_a_job() -> None:
     rows = shown(training_job())
     assert rows["t5-sql"] == "Training"
     assert rows["progress"].endswith("step 1240/4800")
@@ -61,7 +75,7 @@ def test_panel_holds_every_figure_of_a_job() -> None:
     assert rows["generation"] == "3, from step 900"
 
 
-def test_panel_of_a_job_that_nobody_has_seen_has_no_empty_rows() -> None:
+def test_panel_of_a_new_job_has_no_empty_rows() -> None:
     job = finetune_job()
     del job["status"]
     rows = shown(job)
@@ -74,7 +88,7 @@ def test_panel_of_a_job_that_nobody_has_seen_has_no_empty_rows() -> None:
     }
 
 
-def test_panel_of_a_trained_job_says_where_the_model_is() -> None:
+def test_panel_of_a_completed_job_shows_the_models_location() -> None:
     where = "pvc://spotune-t5-sql/team/t5-sql-0123abcd/export"
     done = condition("Complete", "True", "Trained", "the model is trained and exported")
     rows = shown(finetune_job(done, condition("Training", "False", "NotRunning"), phase="Complete", output=where))
@@ -83,7 +97,7 @@ def test_panel_of_a_trained_job_says_where_the_model_is() -> None:
     assert "not Training" not in rows
 
 
-def test_job_that_is_going_says_so() -> None:
+def test_a_job_being_deleted_has_the_phase_deleting() -> None:
     job = training_job()
     job["metadata"]["deletionTimestamp"] = ago(1)
     assert shown(job)["t5-sql"] == "Deleting"
@@ -101,23 +115,23 @@ def test_job_that_is_going_says_so() -> None:
         ([("SomethingNew", "False")], ["SomethingNew"]),
     ],
 )
-def test_conditions_are_shown_when_they_say_something(conditions: list[tuple[str, str]], names: list[str]) -> None:
+def test_only_notable_conditions_are_shown(conditions: list[tuple[str, str]], names: list[str]) -> None:
     job = finetune_job(*(condition(*found, message=found[0]) for found in conditions))
-    assert [found["type"] for found in noteworthy(job)] == names
+    assert [found["type"] for found in notable_conditions(job)] == names
 
 
-def test_sentence_that_two_conditions_share_is_shown_once() -> None:
+def test_conditions_with_equal_messages_are_shown_once() -> None:
     words = "the data has no column sql"
     job = finetune_job(condition("Stalled", "True", "Failed", words), condition("Failed", "True", "JobError", words))
-    assert [found["type"] for found in noteworthy(job)] == ["Failed"]
+    assert [found["type"] for found in notable_conditions(job)] == ["Failed"]
 
 
-def test_cluster_with_too_few_workers_says_why() -> None:
+def test_cluster_ready_is_shown_with_fewer_workers_than_desired() -> None:
     ready = condition("ClusterReady", "True", "Running", "3 of 4 workers run; 0/3 nodes are available")
-    assert [found["message"] for found in noteworthy(training_job(ready, workers="3/4"))] == [ready["message"]]
-    assert noteworthy(training_job(ready, workers="4/4")) == []
+    assert [found["message"] for found in notable_conditions(training_job(ready, workers="3/4"))] == [ready["message"]]
+    assert notable_conditions(training_job(ready, workers="4/4")) == []
 
 
-def test_end_that_should_have_been_is_not_before_now() -> None:
+def test_an_expected_end_in_the_past_is_zero_seconds_away() -> None:
     assert time_left({"eta": ago(30)}, NOW) == "0 s"
     assert time_left({}, NOW) == ""

@@ -1,4 +1,4 @@
-"""What `spotune watch` writes where there is no terminal, and how it is put that a job has ended."""
+"""The output of `spotune watch`, and when a job counts as ended."""
 
 import io
 import json
@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 
 from spotune_operator.cli.cluster.jobs import outcome
-from spotune_operator.cli.watch import JsonView, LiveView, PlainView, ending
+from spotune_operator.cli.watch import JsonView, LiveView, PlainView, completion_message
 from tests.operator.support.objects import NOW, condition, finetune_job, training_job
 
 STALLED = condition("Stalled", "True", "ErrImagePull", "no such image")
 
 
 class Plain:
-    """A plain view whose lines and clock are the test's."""
+    """A PlainView that records its lines and has a settable clock."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -22,7 +22,7 @@ class Plain:
         self.view = PlainView(self.lines.append, lambda: self.now)
 
 
-def test_lines_come_with_a_new_phase_and_every_few_seconds_while_stepping() -> None:
+def test_lines_are_written_for_each_phase_and_every_few_seconds() -> None:
     plain = Plain()
     plain.view.show(finetune_job(phase="Provisioning"))
     for second in range(12):
@@ -36,7 +36,7 @@ def test_lines_come_with_a_new_phase_and_every_few_seconds_while_stepping() -> N
     ]
 
 
-def test_job_that_stands_still_is_not_written_again() -> None:
+def test_an_unchanged_job_is_written_once() -> None:
     plain = Plain()
     for second in range(0, 60, 2):
         plain.now = NOW + second
@@ -44,34 +44,34 @@ def test_job_that_stands_still_is_not_written_again() -> None:
     assert len(plain.lines) == 1
 
 
-def test_condition_is_written_when_it_comes_and_when_it_comes_again() -> None:
+def test_a_condition_is_written_each_time_it_appears() -> None:
     plain = Plain()
     for conditions in ([], [STALLED], [STALLED], [], [STALLED]):
         plain.view.show(finetune_job(*conditions, phase="Provisioning"))
     assert plain.lines == ["Provisioning", *["Stalled: ErrImagePull: no such image"] * 2]
 
 
-def test_json_is_a_line_for_each_other_status() -> None:
+def test_json_has_a_line_per_changed_status() -> None:
     lines: list[str] = []
     view = JsonView(lines.append)
     for step in (1, 1, 2):
         view.show(training_job(step=step))
-    view.say("the API server does not answer")
+    view.notify("the API server does not answer")
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
-def test_live_view_redraws_the_panel_and_lets_sentences_scroll() -> None:
+def test_live_view_redraws_the_panel_and_prints_messages_above() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
     with LiveView(console, lambda: NOW) as view:
         view.show(training_job())
-        view.say("the API server does not answer")
+        view.notify("the API server does not answer")
     assert "step 1240/4800" in out.getvalue()
     assert "the API server does not answer" in out.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("conditions", "seen", "ended"),
+    ("conditions", "observed", "ended"),
     [
         ([condition("Complete", "True"), condition("Failed", "False")], 2, "Complete"),
         ([condition("Complete", "False"), condition("Failed", "True")], 2, "Failed"),
@@ -80,16 +80,16 @@ def test_live_view_redraws_the_panel_and_lets_sentences_scroll() -> None:
     ],
     ids=["complete", "failed", "neither", "changed-since"],
 )
-def test_job_has_ended_when_the_operator_says_so_of_its_newest_form(
-    conditions: list[dict[str, str]], seen: int, ended: str | None
+def test_outcome_requires_a_condition_of_the_current_generation(
+    conditions: list[dict[str, str]], observed: int, ended: str | None
 ) -> None:
-    assert outcome(finetune_job(*conditions, observedGeneration=seen)) == ended
+    assert outcome(finetune_job(*conditions, observedGeneration=observed)) == ended
 
 
-def test_ending_says_what_it_took_and_where_the_model_is() -> None:
+def test_completion_message_shows_gpu_time_and_location() -> None:
     job = training_job(step=4800, output="pvc://spotune-t5-sql/team/t5-sql-0123abcd/export")
-    assert ending(job) == (
-        "t5-sql is trained (4800 steps, GPU time 1 d 01 h on spot, 10 min 00 s on demand); the model is at "
+    assert completion_message(job) == (
+        "t5-sql has completed (4800 steps, GPU time 1 d 01 h on spot, 10 min 00 s on demand); the model is at "
         "pvc://spotune-t5-sql/team/t5-sql-0123abcd/export"
     )
-    assert ending(finetune_job(step=10)) == "t5-sql is trained (10 steps)"
+    assert completion_message(finetune_job(step=10)) == "t5-sql has completed (10 steps)"

@@ -1,4 +1,4 @@
-"""The healing of lost GPUs on fake time, its actions carried out on nodes of plain values."""
+"""The policy for lost GPUs on fake time; its actions are executed on plain values."""
 
 import json
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from spotune_operator.gpu_healing.policy import (
     CORDONED_FOR,
     GPU_HEALING,
     Action,
+    Annotate,
     Cordon,
     DeleteNode,
     Drain,
-    GpuHealing,
-    Note,
     RestartDevicePlugin,
     Uncordon,
     heal_gpus,
     healing_of,
-    leaves_on_drain,
+    is_evicted_by_drain,
 )
 from spotune_operator.observe.nodes import NodeView
+from spotune_operator.settings import GpuHealing
 
 NOW = 1_800_000_000.0
 ALL = GpuHealing(cordon=True, restart_device_plugin=True, drain=True, delete_node=True)
@@ -33,7 +33,7 @@ BROKEN = replace(GPU, gpu_allocatable=1)
 
 @dataclass
 class World:
-    """Nodes, and an operator with nothing but their annotations to remember by."""
+    """Nodes, and an operator whose only state is their annotations."""
 
     settings: GpuHealing = ALL
     nodes: dict[str, NodeView] = field(default_factory=lambda: {"gpu": GPU})
@@ -44,7 +44,7 @@ class World:
         self.nodes[name] = replace(self.nodes[name], **changes)
 
     def look(self) -> list[type[Action]]:
-        """What is done by one look, each on the node as it was then."""
+        """The actions of one check, each with the state of its node before it."""
         actions = heal_gpus(list(self.nodes.values()), self.reports, self.settings, self.now)
         for action in actions:
             self._carry_out(action)
@@ -61,7 +61,7 @@ class World:
         self.nodes[action.node] = replace(node, annotations=kept, unschedulable=unschedulable)
 
     def run(self, seconds: float, every: float = 10.0) -> list[tuple[float, type[Action]]]:
-        """What is done within a time, each with its second, drains that are asked for again left out."""
+        """The actions within a time, each with its second, without repeated drains."""
         done: list[tuple[float, type[Action]]] = []
         begin = self.now
         while self.now < begin + seconds:
@@ -72,13 +72,13 @@ class World:
 
 
 def kinds(done: list[tuple[float, type[Action]]]) -> list[type[Action]]:
-    return [kind for _, kind in done if kind is not Note]
+    return [kind for _, kind in done if kind is not Annotate]
 
 
-def test_every_step_is_taken_in_its_time_until_the_node_is_gone() -> None:
+def test_steps_are_taken_in_order_until_the_node_is_deleted() -> None:
     world = World(nodes={"gpu": BROKEN, "other": replace(GPU, name="other")})
     assert world.run(1200) == [
-        (0, Note),
+        (0, Annotate),
         (120, Cordon),
         (240, RestartDevicePlugin),
         (360, Drain),
@@ -87,7 +87,7 @@ def test_every_step_is_taken_in_its_time_until_the_node_is_gone() -> None:
     assert list(world.nodes) == ["other"]
 
 
-def test_a_drain_is_asked_for_until_the_next_step() -> None:
+def test_drain_is_repeated_until_the_next_step() -> None:
     world = World(GpuHealing(cordon=True, drain=True))
     world.set(gpu_allocatable=0)
     world.run(400)
@@ -105,21 +105,21 @@ def test_only_allowed_steps_are_taken(settings: GpuHealing) -> None:
 
 
 @pytest.mark.parametrize("steps", [{"drain": True}, {"delete_node": True, "cordon": True}])
-def test_steps_that_are_of_no_use_alone_are_refused(steps: dict[str, bool]) -> None:
+def test_steps_without_the_one_that_they_need_are_refused(steps: dict[str, bool]) -> None:
     with pytest.raises(UsageError, match="needs"):
         GpuHealing(**steps)
 
 
-def test_a_device_plugin_that_is_updated_is_no_loss() -> None:
+def test_update_of_the_device_plugin_is_no_loss() -> None:
     world = World()
     world.set(gpu_allocatable=0)
     world.run(110)
     world.set(gpu_allocatable=2)
-    assert world.run(600) == [(0, Note)]
+    assert world.run(600) == [(0, Annotate)]
     assert world.nodes["gpu"] == GPU
 
 
-def test_a_node_that_has_its_gpus_again_is_uncordoned_at_once() -> None:
+def test_node_with_all_its_gpus_is_uncordoned_at_once() -> None:
     world = World(nodes={"gpu": BROKEN})
     world.run(250)
     assert world.nodes["gpu"].unschedulable
@@ -131,14 +131,14 @@ def test_a_node_that_has_its_gpus_again_is_uncordoned_at_once() -> None:
     assert world.look() == []
 
 
-def test_a_gpu_that_the_plugin_does_not_find_any_more_is_not_healed() -> None:
+def test_gpu_missing_from_the_capacity_still_counts_as_lost() -> None:
     world = World(nodes={"gpu": BROKEN})
     world.run(250)
     world.set(gpu_capacity=1, gpu_allocatable=1)  # off the bus: the plugin that was restarted counts one
     assert kinds(world.run(1200)) == [Drain, DeleteNode]
 
 
-def test_what_did_not_last_is_not_tried_again() -> None:
+def test_step_that_did_not_last_is_skipped_after_a_relapse() -> None:
     world = World(nodes={"gpu": BROKEN})
     world.run(250)
     world.set(gpu_allocatable=2)
@@ -147,7 +147,7 @@ def test_what_did_not_last_is_not_tried_again() -> None:
     assert kinds(world.run(1500)) == [Cordon, Drain, DeleteNode]
 
 
-def test_a_loss_long_after_the_last_is_a_new_one() -> None:
+def test_loss_after_the_relapse_time_starts_over() -> None:
     for is_looked_at_meanwhile in (True, False):
         world = World(nodes={"gpu": BROKEN})
         world.run(250)
@@ -162,13 +162,13 @@ def test_a_loss_long_after_the_last_is_a_new_one() -> None:
         assert kinds(world.run(300)) == [Cordon, RestartDevicePlugin]
 
 
-def test_a_worker_that_found_no_gpu_is_believed_at_once() -> None:
+def test_report_of_a_worker_without_gpu_needs_no_delay() -> None:
     world = World(reports={"gpu": NOW - 10})
     assert world.look() == [Cordon]
     assert world.nodes["gpu"].annotations[CORDONED_FOR] == "a worker found no GPU"
 
 
-def test_a_worker_that_finds_none_again_leads_to_the_next_step() -> None:
+def test_repeated_report_of_a_worker_leads_to_the_next_step() -> None:
     world = World(reports={"gpu": NOW - 10})
     world.look()
     for expected in ([RestartDevicePlugin], [Drain], [DeleteNode]):
@@ -179,7 +179,7 @@ def test_a_worker_that_finds_none_again_leads_to_the_next_step() -> None:
         assert world.look() == expected
 
 
-def test_a_node_that_no_worker_complains_of_any_more_is_healed() -> None:
+def test_node_without_further_reports_is_healed() -> None:
     world = World(reports={"gpu": NOW - 10})
     assert world.run(600) == [(0, Cordon), (120, Uncordon)]
     world.reports["gpu"] = world.now - 1
@@ -188,16 +188,16 @@ def test_a_node_that_no_worker_complains_of_any_more_is_healed() -> None:
     assert kinds(world.run(100)) == [RestartDevicePlugin]
 
 
-def test_an_old_word_of_a_worker_counts_for_nothing() -> None:
+def test_old_report_of_a_worker_is_ignored() -> None:
     assert World(reports={"gpu": NOW - 200, "no-such-node": NOW}).look() == []
 
 
-def test_a_node_in_somebody_elses_hands_is_left_alone() -> None:
+def test_node_cordoned_by_a_person_is_left_alone() -> None:
     world = World(nodes={"gpu": replace(BROKEN, unschedulable=True)})
     assert world.run(7200) == []
 
 
-def test_a_node_that_somebody_has_uncordoned_is_left_alone_until_it_is_well() -> None:
+def test_node_uncordoned_by_a_person_is_left_alone_until_healed() -> None:
     world = World(nodes={"gpu": BROKEN})
     world.run(130)
     world.set(unschedulable=False)
@@ -207,12 +207,12 @@ def test_a_node_that_somebody_has_uncordoned_is_left_alone_until_it_is_well() ->
     assert CORDONED_FOR not in world.nodes["gpu"].annotations
 
 
-def test_a_node_that_is_not_ready_is_left_to_its_cloud() -> None:
+def test_node_that_is_not_ready_is_left_to_its_cloud() -> None:
     world = World(nodes={"gpu": replace(BROKEN, ready=False, not_ready_since=NOW)})
     assert world.run(7200) == []
 
 
-def test_where_many_nodes_lose_their_gpus_it_is_not_the_nodes() -> None:
+def test_no_step_is_taken_when_many_nodes_lose_gpus_at_once() -> None:
     nodes = {f"n{number}": replace(BROKEN, name=f"n{number}") for number in range(3)}
     world = World(nodes=nodes)
     assert kinds(world.run(7200)) == []
@@ -242,13 +242,13 @@ def test_nodes_without_gpus_are_never_touched() -> None:
         '{"gpus": 1, "since": "2026-11-21T10:00:00Z", "more": 1}',
     ],
 )
-def test_an_annotation_that_is_not_ours_is_as_good_as_none(text: str) -> None:
+def test_invalid_annotation_is_ignored(text: str) -> None:
     node = replace(BROKEN, annotations={GPU_HEALING: text})
     assert healing_of(node) is None
     assert kinds(World(nodes={"gpu": node}).run(130)) == [Cordon]
 
 
-def test_the_annotation_can_be_read() -> None:
+def test_annotation_round_trips() -> None:
     world = World(nodes={"gpu": BROKEN})
     world.run(130)
     assert json.loads(world.nodes["gpu"].annotations[GPU_HEALING]) == {
@@ -276,5 +276,5 @@ def owned_by(kind: str) -> dict[str, Any]:
         ({"metadata": {}, "status": {"phase": "Succeeded"}}, False),
     ],
 )
-def test_a_drain_evicts_what_runs_and_can_run_elsewhere(pod: Mapping[str, Any], leaves: bool) -> None:
-    assert leaves_on_drain(pod) is leaves
+def test_drain_evicts_running_pods_that_can_run_elsewhere(pod: Mapping[str, Any], leaves: bool) -> None:
+    assert is_evicted_by_drain(pod) is leaves

@@ -1,4 +1,4 @@
-"""The client of the API server, against a real HTTP server that answers as one does."""
+"""The client of the API server, against a real HTTP server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,25 @@ import pytest
 import yaml
 
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
-from spotune_operator.kube.client import EVENTS, JOBS, NODES, PODS, RAY_CLUSTERS, ConflictError, GoneError, Kube
-from tests.operator.support.local_server import Answer, LocalServer, answer, local_server, refusal, silence, stream
+from spotune_operator.kube.client import (
+    EVENTS,
+    JOBS,
+    NODES,
+    PODS,
+    RAY_CLUSTERS,
+    ConflictError,
+    GoneError,
+    Kube,
+)
+from tests.operator.support.local_server import (
+    Answer,
+    LocalServer,
+    answer,
+    failure,
+    local_server,
+    silence,
+    stream,
+)
 
 CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "spotune-a", "namespace": "team"}}
 EVENT = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "a.1", "namespace": "team"}}
@@ -22,7 +39,7 @@ EVENT = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "a.1", "names
 
 @asynccontextmanager
 async def talking(*answers: Answer, **patience: float) -> AsyncIterator[tuple[Kube, LocalServer]]:
-    """A client, and the server that it speaks to; each login gives another token."""
+    """A client and its server; each login returns another token."""
     async with local_server(*answers) as server:
         tokens = iter(range(1, 100))
 
@@ -49,7 +66,7 @@ def line(kind: str, **metadata: Any) -> bytes:
     return json.dumps({"type": kind, "object": {"metadata": metadata}}).encode() + b"\n"
 
 
-def test_apply_is_server_side_and_takes_our_fields_back() -> None:
+def test_apply_is_server_side_and_forced() -> None:
     async def test() -> None:
         async with talking(answer({"metadata": {"uid": "u"}})) as (kube, server):
             assert await kube.apply(CLAIM) == {"metadata": {"uid": "u"}}
@@ -66,7 +83,7 @@ def test_apply_is_server_side_and_takes_our_fields_back() -> None:
 @pytest.mark.parametrize(
     "text", ["😀", "a\\", "\\😀", "\\ud83d\\ude00", "\x00\x7f\x85\u2028\ufeff", "e\u0301 ٣", '"\t\n']
 )
-def test_what_is_applied_is_read_as_yaml_and_comes_through(text: str) -> None:
+def test_applied_manifest_is_valid_yaml(text: str) -> None:
     async def test() -> None:
         async with talking(answer()) as (kube, server):
             await kube.apply({**CLAIM, "data": {text: text}})
@@ -106,9 +123,9 @@ def test_status_is_merged() -> None:
         (503, KubernetesError),
     ],
 )
-def test_refusals_are_told_from_what_passes(status: int, kind: type[KubernetesError]) -> None:
+def test_rejections_are_distinguished_from_temporary_errors(status: int, kind: type[KubernetesError]) -> None:
     async def test() -> None:
-        async with talking(refusal(status, "exceeded quota: storage")) as (kube, server):
+        async with talking(failure(status, "exceeded quota: storage")) as (kube, server):
             with pytest.raises(kind, match="exceeded quota: storage") as raised:
                 await kube.apply(CLAIM)
             assert type(raised.value) is kind
@@ -119,27 +136,27 @@ def test_refusals_are_told_from_what_passes(status: int, kind: type[KubernetesEr
 
 
 @pytest.mark.parametrize("page", ["", "<html>bad gateway</html>", "[]", '{"message": null}', '"text"'])
-def test_a_proxys_own_page_is_an_error_like_others(page: str) -> None:
+def test_page_of_a_proxy_is_an_error(page: str) -> None:
     async def test() -> None:
         async with talking(answer(page, 502)) as (kube, _):
-            with pytest.raises(KubernetesError, match="the API server says 502: "):
+            with pytest.raises(KubernetesError, match="the API server responded with HTTP 502: "):
                 await kube.apply(CLAIM)
 
     run(test())
 
 
 @pytest.mark.parametrize("call", [apply, watch])
-def test_an_answer_that_is_not_json_is_no_answer(call: Callable[[Kube], Coroutine[Any, Any, Any]]) -> None:
+def test_response_without_json_is_an_error(call: Callable[[Kube], Coroutine[Any, Any, Any]]) -> None:
     async def test() -> None:
         async with talking(answer("<html>log in here</html>\n")) as (kube, _):
-            with pytest.raises(KubernetesError, match="does not answer in JSON"):
+            with pytest.raises(KubernetesError, match="did not respond with valid JSON"):
                 await call(kube)
 
     run(test())
 
 
 @pytest.mark.parametrize("call", [apply, watch])
-def test_an_api_server_that_is_not_there_is_said_to_be_tried_again(
+def test_unreachable_api_server_is_an_error(
     call: Callable[[Kube], Coroutine[Any, Any, Any]],
 ) -> None:
     async def test() -> None:
@@ -152,7 +169,7 @@ def test_an_api_server_that_is_not_there_is_said_to_be_tried_again(
     run(test())
 
 
-def test_a_silent_api_server_is_not_waited_for_for_ever() -> None:
+def test_silent_api_server_times_out() -> None:
     async def test() -> None:
         async with talking(silence, request_seconds=0.2) as (kube, _):
             with pytest.raises(KubernetesError, match=r"cannot be reached .*TimeoutError"):
@@ -165,9 +182,9 @@ def test_a_silent_api_server_is_not_waited_for_for_ever() -> None:
 
 
 @pytest.mark.parametrize("call", [apply, watch])
-def test_expired_credentials_are_found_again(call: Callable[[Kube], Coroutine[Any, Any, Any]]) -> None:
+def test_expired_credentials_are_renewed(call: Callable[[Kube], Coroutine[Any, Any, Any]]) -> None:
     async def test() -> None:
-        async with talking(refusal(401, "Unauthorized"), answer({"type": "ADDED", "object": {}})) as (kube, server):
+        async with talking(failure(401, "Unauthorized"), answer({"type": "ADDED", "object": {}})) as (kube, server):
             await call(kube)
             await call(kube)
         assert [asked.headers["Authorization"] for asked in server.asked] == [
@@ -180,17 +197,17 @@ def test_expired_credentials_are_found_again(call: Callable[[Kube], Coroutine[An
 
 
 @pytest.mark.parametrize("call", [apply, watch])
-def test_credentials_that_do_not_do_are_an_error(call: Callable[[Kube], Coroutine[Any, Any, Any]]) -> None:
+def test_rejected_credentials_are_an_error(call: Callable[[Kube], Coroutine[Any, Any, Any]]) -> None:
     async def test() -> None:
-        async with talking(refusal(401, "Unauthorized")) as (kube, server):
-            with pytest.raises(KubernetesError, match="says 401: Unauthorized"):
+        async with talking(failure(401, "Unauthorized")) as (kube, server):
+            with pytest.raises(KubernetesError, match="HTTP 401: Unauthorized"):
                 await call(kube)
         assert len(server.asked) == 2
 
     run(test())
 
 
-def test_requests_that_are_refused_together_log_in_once() -> None:
+def test_concurrent_rejected_requests_log_in_once() -> None:
     async def test() -> None:
         async with local_server() as server:
             logins: list[int] = []
@@ -206,9 +223,9 @@ def test_requests_that_are_refused_together_log_in_once() -> None:
                     return await answer({"metadata": {}})(request)
                 if await all_asked.wait() > 0:  # all but one hear of it once that one has logged in anew
                     await logged_in.wait()
-                return await refusal(401, "expired")(request)
+                return await failure(401, "expired")(request)
 
-            server.says(by_token)
+            server.respond_with(by_token)
             async with Kube(login) as kube:
                 assert await asyncio.gather(*(kube.apply(CLAIM) for _ in range(8))) == [{"metadata": {}}] * 8
             assert len(logins) == 2
@@ -219,9 +236,9 @@ def test_requests_that_are_refused_together_log_in_once() -> None:
 # Single requests
 
 
-def test_an_event_that_is_there_already_is_not_made_twice() -> None:
+def test_existing_event_is_not_created_again() -> None:
     async def test() -> None:
-        async with talking(answer({}, 201), refusal(409, "already exists"), refusal(403, "forbidden")) as (
+        async with talking(answer({}, 201), failure(409, "already exists"), failure(403, "forbidden")) as (
             kube,
             server,
         ):
@@ -234,9 +251,9 @@ def test_an_event_that_is_there_already_is_not_made_twice() -> None:
     run(test())
 
 
-def test_only_the_very_object_is_deleted() -> None:
+def test_only_the_object_with_the_uid_is_deleted() -> None:
     async def test() -> None:
-        async with talking(answer(), refusal(404, "gone"), refusal(409, "another uid"), refusal(403, "no")) as (
+        async with talking(answer(), failure(404, "gone"), failure(409, "another uid"), failure(403, "no")) as (
             kube,
             server,
         ):
@@ -256,7 +273,7 @@ def test_only_the_very_object_is_deleted() -> None:
 
 def test_an_eviction_waits_for_the_disruption_budget() -> None:
     async def test() -> None:
-        async with talking(answer(), refusal(404, "gone"), refusal(429, "budget"), refusal(403, "no")) as (
+        async with talking(answer(), failure(404, "gone"), failure(429, "budget"), failure(403, "no")) as (
             kube,
             server,
         ):
@@ -298,7 +315,7 @@ def test_every_request_is_counted_by_verb_and_kind() -> None:
 # Lists and watches
 
 
-def test_a_long_list_is_read_page_by_page() -> None:
+def test_long_list_is_read_in_pages() -> None:
     pages = [
         answer({"items": [{"n": 1}, {"n": 2}], "metadata": {"resourceVersion": "9", "continue": "more"}}),
         answer({"items": [{"n": 3}], "metadata": {"resourceVersion": "9", "continue": ""}}),
@@ -317,7 +334,7 @@ def test_a_long_list_is_read_page_by_page() -> None:
     run(test())
 
 
-def test_a_watch_goes_on_from_a_version_and_takes_lines_of_any_length_in_any_pieces() -> None:
+def test_watch_continues_from_a_version_and_reads_lines_of_any_length() -> None:
     long = line("MODIFIED", name="x" * 200_000)
     parts = [line("ADDED", name="a") + line("ADDED", name="b"), long[:70_000], long[70_000:], line("BOOKMARK")]
 
@@ -353,7 +370,7 @@ def test_an_error_within_a_watch_ends_it(code: int, kind: type[KubernetesError])
     run(test())
 
 
-def test_a_watch_that_is_cut_off_says_what_it_heard_and_then_fails() -> None:
+def test_cut_watch_yields_its_events_and_then_fails() -> None:
     async def test() -> None:
         async with talking(stream(line("ADDED", name="a"), b'{"type": "MODI', cut=True)) as (kube, _):
             events = kube.watch(PODS, "", "", "7", 300)
@@ -364,7 +381,7 @@ def test_a_watch_that_is_cut_off_says_what_it_heard_and_then_fails() -> None:
     run(test())
 
 
-def test_a_watch_on_which_nothing_comes_is_dead() -> None:
+def test_watch_without_events_times_out() -> None:
     async def test() -> None:
         async with talking(stream(line("ADDED"), silent=True), silence_seconds=0.2) as (kube, _):
             with pytest.raises(KubernetesError, match="cannot be reached"):

@@ -1,4 +1,4 @@
-"""Merge patches: what they are made of, and that they do what they are for."""
+"""Merge patches: their content and their effect."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(NAMES, VALUES, max_size=3)
-"""JSON objects without null, as a status is: it leaves out what is not known."""
+"""JSON objects without null, as a status is."""
 
 
 def applied(target: Any, patch: Any) -> Any:
-    """``MergePatch`` of RFC 7396, section 2, as it stands there."""
+    """``MergePatch`` of RFC 7396, section 2, verbatim."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -41,7 +41,7 @@ def test_a_patch_turns_one_object_into_the_other(before: dict[str, Any], after: 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(OBJECTS)
-def test_there_is_nothing_to_patch_between_equals(content: dict[str, Any]) -> None:
+def test_patch_between_equals_is_empty(content: dict[str, Any]) -> None:
     assert merge_patch(content, content) == {}
 
 
@@ -57,7 +57,5 @@ def test_there_is_nothing_to_patch_between_equals(content: dict[str, Any]) -> No
         ({"a": {}}, {"a": 1}, {"a": 1}),
     ],
 )
-def test_a_patch_says_no_more_than_what_changed(
-    before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]
-) -> None:
+def test_patch_has_changed_fields_only(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
     assert merge_patch(before, after) == patch

@@ -1,4 +1,4 @@
-"""Caches that follow a cluster, through every trouble of its API server; the cluster is a dictionary here."""
+"""Reflectors of a cluster in a dictionary, through all errors of its API server."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_cache_holds_what_the_cluster_holds() -> None:
         assert now.known() == {"2", "4"}
         assert {view["uid"] for view in now.reflector.all()} == {"2", "3", "4"}
         assert now.changed == ["a", "a", "b", "a", "a"]
-        assert cluster.asked == ["list", "watch 103"], "one watch tells it all"
+        assert cluster.asked == ["list", "watch 103"], "one watch reports everything"
 
     following(cluster, test)
 
 
-def test_nothing_is_said_of_what_is_not_looked_at() -> None:
+def test_ignored_object_is_not_reported() -> None:
     cluster = Cluster()
     cluster.put(pod("1", n=1))
 
@@ -79,7 +79,7 @@ def test_replaced_object_of_the_same_name_is_another_one() -> None:
 # Breaks
 
 
-def test_watch_that_ends_is_renewed_from_where_it_was() -> None:
+def test_ended_watch_continues_from_its_version() -> None:
     cluster = Cluster()
     cluster.put(pod("1"))
 
@@ -94,7 +94,7 @@ def test_watch_that_ends_is_renewed_from_where_it_was() -> None:
     following(cluster, test)
 
 
-def test_what_went_while_nobody_watched_is_noticed_by_the_next_list() -> None:
+def test_deletion_between_watches_is_found_by_the_next_list() -> None:
     cluster = Cluster()
     cluster.put(pod("1"), pod("2"), pod("3"))
 
@@ -111,13 +111,13 @@ def test_what_went_while_nobody_watched_is_noticed_by_the_next_list() -> None:
     following(cluster, test)
 
 
-def test_object_that_goes_while_it_is_listed_does_not_stay() -> None:
-    """The list shows it, and the watch from the list's version tells of its end."""
+def test_object_deleted_during_a_list_does_not_stay() -> None:
+    """The list contains it, and the watch from the list's version reports its deletion."""
     cluster = Cluster(page_size=1)
     cluster.put(pod("1"), pod("2"))
 
     async def test(now: Following) -> None:
-        cluster.troubles = [GoneError("too old", 410)]
+        cluster.errors = [GoneError("too old", 410)]
         cluster.between_pages = [lambda: cluster.delete("2")]
         cluster.cut()
         await now.settle()
@@ -127,8 +127,8 @@ def test_object_that_goes_while_it_is_listed_does_not_stay() -> None:
     following(cluster, test)
 
 
-def test_forgotten_version_is_listed_anew_after_a_pause() -> None:
-    cluster = Cluster(troubles=[None, GoneError("too old", 410), None, GoneError("too old", 410)])
+def test_expired_version_causes_a_new_list_after_a_wait() -> None:
+    cluster = Cluster(errors=[None, GoneError("too old", 410), None, GoneError("too old", 410)])
     cluster.put(pod("1"))
 
     async def test(now: Following) -> None:
@@ -140,13 +140,13 @@ def test_forgotten_version_is_listed_anew_after_a_pause() -> None:
     following(cluster, test)
 
 
-def test_unreachable_api_server_is_asked_with_growing_pauses_and_nothing_is_forgotten() -> None:
+def test_unreachable_api_server_is_retried_with_backoff_and_the_cache_stays() -> None:
     unreachable = [KubernetesError("cannot be reached")] * 12
-    cluster = Cluster(troubles=[None, None])
+    cluster = Cluster(errors=[None, None])
     cluster.put(pod("1"))
 
     async def test(now: Following) -> None:
-        cluster.troubles = list(unreachable)
+        cluster.errors = list(unreachable)
         cluster.cut()
         await now.settle()
         assert cluster.asked == ["list"] + ["watch 101"] * 14
@@ -159,8 +159,8 @@ def test_unreachable_api_server_is_asked_with_growing_pauses_and_nothing_is_forg
     following(cluster, test)
 
 
-def test_list_that_fails_is_tried_again_before_anything_is_ready() -> None:
-    cluster = Cluster(troubles=[KubernetesError("cannot be reached"), RefusedError("forbidden", 403)])
+def test_failed_list_is_retried_before_the_cache_is_synced() -> None:
+    cluster = Cluster(errors=[KubernetesError("cannot be reached"), RefusedError("forbidden", 403)])
     cluster.put(pod("1"))
 
     async def test(now: Following) -> None:
@@ -170,8 +170,8 @@ def test_list_that_fails_is_tried_again_before_anything_is_ready() -> None:
     following(cluster, test)
 
 
-def test_kind_that_may_not_be_listed_is_never_ready() -> None:
-    cluster = Cluster(troubles=[RefusedError("forbidden", 403)] * 10_000)
+def test_kind_that_may_not_be_listed_is_never_synced() -> None:
+    cluster = Cluster(errors=[RefusedError("forbidden", 403)] * 10_000)
 
     async def test(now: Following) -> None:
         assert not now.reflector.synced.is_set()
@@ -180,9 +180,9 @@ def test_kind_that_may_not_be_listed_is_never_ready() -> None:
     following(cluster, test)
 
 
-def test_refused_watch_lists_anew_for_the_server_may_remember_another_past() -> None:
-    """A restored etcd has lower versions than ours: a watch from the future is refused for ever."""
-    cluster = Cluster(troubles=[None, KubernetesError("Too large resource version: 900", 504)])
+def test_rejected_watch_causes_a_new_list() -> None:
+    """A restored etcd has lower versions than the cache: a watch from a future version always fails."""
+    cluster = Cluster(errors=[None, KubernetesError("Too large resource version: 900", 504)])
 
     async def test(_: Following) -> None:
         assert cluster.asked == ["list", "watch 100", "list", "watch 100"]
@@ -190,7 +190,7 @@ def test_refused_watch_lists_anew_for_the_server_may_remember_another_past() -> 
     following(cluster, test)
 
 
-def test_watches_that_end_at_once_are_not_renewed_without_a_pause() -> None:
+def test_watches_that_end_at_once_are_renewed_after_a_wait() -> None:
     """A proxy may answer every watch with an empty page."""
     cluster = Cluster()
 
@@ -207,26 +207,26 @@ def test_watches_that_end_at_once_are_not_renewed_without_a_pause() -> None:
 # Kinds that are not installed
 
 
-def test_kind_that_is_not_installed_counts_as_empty_and_is_looked_for_again() -> None:
+def test_uninstalled_kind_is_empty_and_listed_again_later() -> None:
     missing = NotFoundError("the server could not find the requested resource", 404)
-    cluster = Cluster(troubles=[missing, missing, missing])
+    cluster = Cluster(errors=[missing, missing, missing])
     cluster.put(pod("1"))
 
     async def test(now: Following) -> None:
         assert now.reflector.synced.is_set()
         assert cluster.asked[:4] == ["list"] * 4
-        assert now.known() == {"1"}, "it was installed in the end"
+        assert now.known() == {"1"}, "it was installed later"
         assert all(30 <= seconds <= 90 for seconds in now.slept[:1])
 
     following(cluster, test)
 
 
-def test_kind_that_is_taken_away_takes_its_objects_along() -> None:
+def test_uninstalling_a_kind_removes_its_objects() -> None:
     cluster = Cluster()
     cluster.put(pod("1"))
 
     async def test(now: Following) -> None:
-        cluster.troubles = [NotFoundError("no such kind", 404)] * 10_000
+        cluster.errors = [NotFoundError("no such kind", 404)] * 10_000
         cluster.cut()
         await now.settle()
         assert now.known() == set()
@@ -239,7 +239,7 @@ def test_kind_that_is_taken_away_takes_its_objects_along() -> None:
 # Odd objects
 
 
-def test_one_odd_object_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_object_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster()
     cluster.put(pod("1", n=1), pod("2", n="odd"))
 
@@ -250,11 +250,11 @@ def test_one_odd_object_does_not_end_the_watch(caplog: pytest.LogCaptureFixture)
         assert now.known() == {"1"}
         cluster.put(pod("1", n="odd now"), pod("3", n=3))
         await now.settle()
-        assert now.known() == {"1", "3"}, "of the one that became odd, what was known stays"
+        assert now.known() == {"1", "3"}, "the last valid view stays"
         cluster.delete("1")
         await now.settle()
         assert now.known() == {"3"}
 
     with caplog.at_level(logging.ERROR):
         following(cluster, test, view)
-    assert "Pod team/pod-2 is passed over" in caplog.text
+    assert "ignoring the malformed Pod team/pod-2" in caplog.text

@@ -1,4 +1,4 @@
-"""Nodes as the API server has them, and pods that are stuck on those that are gone."""
+"""Views of nodes, and pods that are stuck on dead ones."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ def test_a_pod_past_its_grace_on_a_dead_node_is_stuck(nodes: dict[str, NodeView]
 @pytest.mark.parametrize(
     "pod", [Pod("stays"), Pod("slow", deleting_since=0.0, node="alive"), Pod("no-node", node="", deleting_since=0.0)]
 )
-def test_others_are_left_to_their_kubelet(pod: Pod) -> None:
+def test_other_pods_are_left_to_their_kubelet(pod: Pod) -> None:
     assert stuck_pods([pod], {"alive": NodeView("alive")}, NOW) == []
 
 
@@ -46,7 +46,7 @@ def ready_condition(status: str) -> dict[str, str]:
     return {"type": "Ready", "status": status, "lastTransitionTime": "2026-11-21T11:00:00Z"}
 
 
-def test_a_node_is_read_from_what_the_api_server_has() -> None:
+def test_node_is_parsed() -> None:
     node = node_view(
         raw_node(
             capacity={"cpu": "8", "nvidia.com/gpu": "4"},
@@ -74,6 +74,6 @@ def test_a_node_is_not_ready_since_its_condition_changed(status: str) -> None:
     assert node.not_ready_since == node.created + 3600
 
 
-def test_a_node_that_has_never_been_ready_is_not_since_it_was_made() -> None:
+def test_node_that_was_never_ready_is_not_ready_since_its_creation() -> None:
     node = node_view(raw_node())
     assert (node.ready, node.not_ready_since, node.gpu_capacity) == (False, node.created, 0)

@@ -1,4 +1,4 @@
-"""What is kept of the API server's objects."""
+"""The views of the API server's objects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def view(**changes: Any) -> Child:
     return child_view(raw, "ConfigMap")
 
 
-def test_object_is_the_same_in_a_list_which_does_not_say_its_kind() -> None:
+def test_digest_does_not_depend_on_the_kind_that_lists_omit() -> None:
     assert view(apiVersion=None, kind=None) == view()
 
 
@@ -53,7 +53,7 @@ def test_object_is_the_same_in_a_list_which_does_not_say_its_kind() -> None:
     ],
     ids=str,
 )
-def test_what_the_server_counts_is_no_change(changes: dict[str, Any]) -> None:
+def test_fields_of_the_api_server_do_not_change_the_digest(changes: dict[str, Any]) -> None:
     assert view(**changes).digest == view().digest
 
 
@@ -68,22 +68,22 @@ def test_what_the_server_counts_is_no_change(changes: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_whatever_somebody_may_write_is_a_change(changes: dict[str, Any]) -> None:
+def test_every_writable_field_changes_the_digest(changes: dict[str, Any]) -> None:
     assert view(**changes).digest != view().digest
 
 
-def test_child_that_is_on_its_way_out_says_so() -> None:
+def test_child_being_deleted_is_marked() -> None:
     assert view(metadata__deletionTimestamp="2027-01-15T08:00:00Z").deleting
 
 
-def test_pod_is_read_with_as_little_as_it_may_have() -> None:
+def test_minimal_pod_is_parsed() -> None:
     raw = {"metadata": {"name": "p", "namespace": "team", "uid": "u", "creationTimestamp": "2027-01-15T08:00:00Z"}}
     pod = pod_view(raw | {"spec": {}})
     assert (pod.job, pod.component, pod.phase, pod.ip, pod.gpus) == ("", "", "Pending", "", 0)
     assert (pod.created, pod.started, pod.deleting_since, pod.runs) == (1_800_000_000.0, None, None, False)
 
 
-def test_pod_that_is_going_tells_since_when_it_was_asked() -> None:
+def test_terminating_pod_has_the_time_of_its_deletion_request() -> None:
     metadata = {
         "name": "p",
         "namespace": "team",

@@ -1,4 +1,4 @@
-"""The poller, against real HTTP servers in the place of supervisors: good ones, and all kinds of bad ones."""
+"""The poller, against real HTTP servers as supervisors, healthy and faulty ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from aiohttp import web
 
 from spotune_operator.observe.state import JobKey
 from spotune_operator.observe.supervisor_poller import Poller
-from spotune_operator.observe.supervisor_status import Reading
+from spotune_operator.observe.supervisor_status import PollResult
 from spotune_operator.settings import Settings
-from tests.operator.support.local_server import Answer, LocalServer, answer, local_server, refusal, silence, stream
+from tests.operator.support.local_server import (
+    Answer,
+    LocalServer,
+    answer,
+    failure,
+    local_server,
+    silence,
+    stream,
+)
 
 KEY = ("team", "job")
 IP = "127.0.0.1"
@@ -27,39 +35,39 @@ NOW = 1_800_000_000.0
 
 @dataclass
 class Watched:
-    """A poller that asks one server, and what was known each time that it told of news.
+    """A poller of one server, with the poll result at each reported change.
 
-    A shared machine may be slower than a poller's patience now and then: a test asks for no more than that news are
-    news, and that what it waits for comes.
+    A shared machine may exceed the poller's timeout now and then, so tests only require that each report has a change,
+    and that what they wait for happens.
     """
 
     poller: Poller
     server: LocalServer
-    told: list[Reading] = field(default_factory=list)
+    reported: list[PollResult] = field(default_factory=list)
     ip: str = IP
 
-    def on_news(self, key: JobKey) -> None:
+    def on_change(self, key: JobKey) -> None:
         if key == KEY:
-            self.told.append(self.reading)
+            self.reported.append(self.poll)
 
-    def told_nothing_twice(self) -> bool:
-        """Whether something was new each time."""
-        return not any(_says_the_same(before, after) for before, after in pairwise(self.told))
+    def has_no_repeated_report(self) -> bool:
+        """Whether every report had a change."""
+        return not any(_is_same(before, after) for before, after in pairwise(self.reported))
 
     @property
-    def reading(self) -> Reading:
-        found = self.poller.watch(KEY, self.ip)
+    def poll(self) -> PollResult:
+        found = self.poller.set_target(KEY, self.ip)
         assert found is not None
         return found
 
-    async def until(self, holds: Callable[[Reading], bool]) -> Reading:
-        """Wait until the reading is as wanted."""
+    async def until(self, holds: Callable[[PollResult], bool]) -> PollResult:
+        """Wait until the poll result meets a condition."""
         async with asyncio.timeout(10):
-            while not holds(self.reading):  # noqa: ASYNC110 - nobody is told of news that are none
+            while not holds(self.poll):  # noqa: ASYNC110 - unchanged results are not reported
                 await asyncio.sleep(0.005)
-        return self.reading
+        return self.poll
 
-    async def asked_again(self, times: int = 3) -> None:
+    async def wait_for_polls(self, times: int = 3) -> None:
         """Wait for some more polls."""
         before = len(self.server.asked)
         async with asyncio.timeout(10):
@@ -71,29 +79,29 @@ class Watched:
 async def watched(*answers: Answer, settings: Settings = FAST) -> AsyncIterator[Watched]:
     async with local_server(*answers) as server:
         port = int(server.url.rpartition(":")[2])
-        poller = Poller(settings, lambda key: now.on_news(key), lambda: NOW, port)
+        poller = Poller(settings, lambda key: now.on_change(key), lambda: NOW, port)
         now = Watched(poller, server)
         async with poller:
-            poller.watch(KEY, IP)
+            poller.set_target(KEY, IP)
             yield now
 
 
-def _says_the_same(before: Reading, after: Reading) -> bool:
+def _is_same(before: PollResult, after: PollResult) -> bool:
     is_silent = before.failing_since is not None, after.failing_since is not None
     return (
         is_silent[0] == is_silent[1]
-        and (before.answer is None) == (after.answer is None)
-        and (before.said.says_the_same(after.said))
+        and (before.response is None) == (after.response is None)
+        and (before.progress.same_progress(after.progress))
     )
 
 
-async def a_failure(poller: Poller, ip: str) -> Reading:
-    """What is known once a supervisor has not answered."""
+async def a_failure(poller: Poller, ip: str) -> PollResult:
+    """The poll result after the first failed poll."""
     async with asyncio.timeout(10):
         while True:
-            reading = poller.watch(KEY, ip)
-            if reading is not None and reading.failing_since is not None:
-                return reading
+            poll = poller.set_target(KEY, ip)
+            if poll is not None and poll.failing_since is not None:
+                return poll
             await asyncio.sleep(0.005)
 
 
@@ -101,48 +109,48 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 30))
 
 
-def test_an_answer_is_a_reading_and_news_are_told_once() -> None:
+def test_response_is_stored_and_changes_are_reported_once() -> None:
     async def test() -> None:
         async with watched(answer(TRAINING | {"etaSeconds": 9.0})) as now:
-            reading = await now.until(lambda seen: seen.answer is not None)
-            assert (reading.said.step, reading.at, reading.failing_since) == (3, NOW, None)
-            now.server.says(answer(TRAINING | {"etaSeconds": 8.0, "heartbeat": 2, "unheard": ["of"]}))
-            await now.until(lambda seen: seen.said.eta_seconds == 8.0)
-            now.server.says(answer(TRAINING | {"step": 4}))
-            await now.until(lambda seen: seen.said.step == 4)
-            await now.asked_again()
-            assert now.told[-1].said.step == 4
-            assert now.told_nothing_twice()
+            poll = await now.until(lambda poll: poll.response is not None)
+            assert (poll.progress.step, poll.received_at, poll.failing_since) == (3, NOW, None)
+            now.server.respond_with(answer(TRAINING | {"etaSeconds": 8.0, "heartbeat": 2, "unheard": ["of"]}))
+            await now.until(lambda poll: poll.progress.eta_seconds == 8.0)
+            now.server.respond_with(answer(TRAINING | {"step": 4}))
+            await now.until(lambda poll: poll.progress.step == 4)
+            await now.wait_for_polls()
+            assert now.reported[-1].progress.step == 4
+            assert now.has_no_repeated_report()
             assert {asked.words for asked in now.server.asked} == {"GET /progress"}
 
     run(test())
 
 
-def test_nobody_is_known_to_say_anything_before_the_first_answer() -> None:
+def test_poll_result_is_empty_before_the_first_response() -> None:
     async def test() -> None:
         async with watched(silence) as now:
-            assert now.reading == Reading()
-            assert now.poller.watch(("team", "other"), "") is None
+            assert now.poll == PollResult()
+            assert now.poller.set_target(("team", "other"), "") is None
 
     run(test())
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "message"),
     [
         (silence, "TimeoutError"),
         (stream(b'{"phase": "Tra', silent=True), "TimeoutError"),
         (stream(b'{"phase": "Tra', cut=True), "does not answer"),
-        (refusal(500, "broken"), "it says 500"),
-        (refusal(404, "another program"), "it says 404"),
+        (failure(500, "broken"), "HTTP 500"),
+        (failure(404, "another program"), "HTTP 404"),
         (answer("<html>"), "does not answer"),
         (answer(""), "does not answer"),
-        (answer("[1, 2]"), "its answer is not a JSON object"),
-        (answer("null"), "its answer is not a JSON object"),
-        (answer("[" * 100_000), "its answer is nested too deeply"),
+        (answer("[1, 2]"), "its response is not a JSON object"),
+        (answer("null"), "its response is not a JSON object"),
+        (answer("[" * 100_000), "its response is nested too deeply"),
         (answer('{"step": ' + "9" * 10_000 + "}"), "does not answer"),
-        (stream(*[b" " * 60_000] * 20), "its answer does not end"),
-        (answer(status=302, Location="http://127.0.0.1:1/elsewhere"), "it says 302"),
+        (stream(*[b" " * 60_000] * 20), "its response is larger than 1 MiB"),
+        (answer(status=302, Location="http://127.0.0.1:1/elsewhere"), "HTTP 302"),
     ],
     ids=[
         "silent",
@@ -160,27 +168,27 @@ def test_nobody_is_known_to_say_anything_before_the_first_answer() -> None:
         "redirect",
     ],
 )
-def test_a_bad_answer_is_said_once_and_the_last_good_one_stays(bad: Answer, words: str) -> None:
+def test_bad_response_is_reported_once_and_the_last_good_one_stays(bad: Answer, message: str) -> None:
     async def test() -> None:
         async with watched(answer(TRAINING)) as now:
-            await now.until(lambda seen: seen.answer is not None)
-            now.server.says(bad)
-            failing = await now.until(lambda seen: seen.failing_since is not None)
+            await now.until(lambda poll: poll.response is not None)
+            now.server.respond_with(bad)
+            failing = await now.until(lambda poll: poll.failing_since is not None)
             assert failing.failing_since == NOW
-            assert words in failing.error
-            assert (failing.said.step, failing.said.supervisor.state) == (3, "running")
-            await now.asked_again(1)
-            now.server.says(answer(TRAINING))
-            well = await now.until(lambda seen: seen.failing_since is None)
+            assert message in failing.error
+            assert (failing.progress.step, failing.progress.supervisor.state) == (3, "running")
+            await now.wait_for_polls(1)
+            now.server.respond_with(answer(TRAINING))
+            well = await now.until(lambda poll: poll.failing_since is None)
             assert well.error == ""
-            silences = [reading.failing_since is not None for reading in now.told]
+            silences = [poll.failing_since is not None for poll in now.reported]
             assert silences[-3:] == [False, True, False]
-            assert now.told_nothing_twice()
+            assert now.has_no_repeated_report()
 
     run(test())
 
 
-def test_an_answer_may_come_in_pieces() -> None:
+def test_response_may_arrive_in_chunks() -> None:
     pieces = [b'{"phase": "Training", "mess', b'age": "' + b"x" * 70_000, b'", "step": 5}']
 
     async def in_pieces(request: web.Request) -> web.StreamResponse:
@@ -193,42 +201,44 @@ def test_an_answer_may_come_in_pieces() -> None:
 
     async def test() -> None:
         async with watched(in_pieces) as now:
-            assert (await now.until(lambda seen: seen.answer is not None)).said.step == 5
+            assert (await now.until(lambda poll: poll.response is not None)).progress.step == 5
 
     run(test())
 
 
-def test_a_supervisor_that_is_not_there_is_said_with_its_address() -> None:
+def test_error_of_a_missing_supervisor_has_its_address() -> None:
     async def test() -> None:
         async with local_server(answer(TRAINING)) as gone:
             port = int(gone.url.rpartition(":")[2])
         async with Poller(FAST, lambda _: None, lambda: NOW, port) as poller:
-            reading = await a_failure(poller, IP)
-            assert f"the supervisor at http://127.0.0.1:{port} does not answer" in reading.error
-            assert reading.answer is None
+            poll = await a_failure(poller, IP)
+            assert f"the supervisor at http://127.0.0.1:{port} does not answer" in poll.error
+            assert poll.response is None
 
     run(test())
 
 
-def test_a_head_without_an_address_is_not_asked_any_more() -> None:
+def test_polling_stops_without_an_address() -> None:
     async def test() -> None:
         async with watched(answer(TRAINING)) as now:
-            await now.until(lambda seen: seen.answer is not None)
-            assert now.poller.watch(KEY, "") is None
+            await now.until(lambda poll: poll.response is not None)
+            assert now.poller.set_target(KEY, "") is None
             before = len(now.server.asked)
             await asyncio.sleep(0.1)
             assert len(now.server.asked) <= before + 1
-            assert now.poller.watch(KEY, IP) == Reading(), "what an earlier head said is not taken for the new one's"
+            assert now.poller.set_target(KEY, IP) == PollResult(), (
+                "the response of an earlier head is not taken for the new one's"
+            )
 
     run(test())
 
 
-def test_a_new_head_is_asked_at_its_own_address() -> None:
+def test_new_head_is_polled_at_its_own_address() -> None:
     async def test() -> None:
         async with watched(answer(TRAINING)) as now:
-            await now.until(lambda seen: seen.answer is not None)
+            await now.until(lambda poll: poll.response is not None)
             now.ip = "127.0.0.99"
-            assert now.reading == Reading()
+            assert now.poll == PollResult()
             before = len(now.server.asked)
             await asyncio.sleep(0.1)
             assert len(now.server.asked) <= before + 1
@@ -236,7 +246,7 @@ def test_a_new_head_is_asked_at_its_own_address() -> None:
     run(test())
 
 
-def test_addresses_of_version_6_are_written_as_urls_have_them() -> None:
+def test_ipv6_address_is_in_brackets() -> None:
     async def test() -> None:
         async with Poller(FAST, lambda _: None, lambda: NOW, 1) as poller:
             assert "http://[::1]:1 " in (await a_failure(poller, "::1")).error
@@ -244,7 +254,7 @@ def test_addresses_of_version_6_are_written_as_urls_have_them() -> None:
     run(test())
 
 
-def test_so_many_are_asked_at_a_time_and_a_silent_one_holds_up_none() -> None:
+def test_polls_are_limited_and_a_silent_supervisor_blocks_no_other() -> None:
     busy, most, answered = 0, 0, 0
 
     async def slow(_: web.Request) -> web.StreamResponse:
@@ -257,8 +267,8 @@ def test_so_many_are_asked_at_a_time_and_a_silent_one_holds_up_none() -> None:
     async def test() -> None:
         async with watched(slow, settings=replace(FAST, polls=3, poll_seconds=0.05, answer_seconds=20.0)) as now:
             for number in range(2, 20):
-                now.poller.watch(("team", f"job-{number}"), IP)
-            now.poller.watch(("team", "silent"), "127.0.0.98")
+                now.poller.set_target(("team", f"job-{number}"), IP)
+            now.poller.set_target(("team", "silent"), "127.0.0.98")
             async with asyncio.timeout(10):
                 while answered < 60:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -270,7 +280,7 @@ def test_so_many_are_asked_at_a_time_and_a_silent_one_holds_up_none() -> None:
 # Orders
 
 
-def test_stop_and_start_are_told_and_the_answer_is_news() -> None:
+def test_stop_and_start_are_sent_and_their_response_is_stored() -> None:
     state = "running"
 
     async def supervisor(request: web.Request) -> web.StreamResponse:
@@ -282,15 +292,15 @@ def test_stop_and_start_are_told_and_the_answer_is_news() -> None:
 
     async def test() -> None:
         async with watched(supervisor, settings=replace(FAST, stop_seconds=45.0, answer_seconds=20.0)) as now:
-            await now.until(lambda seen: seen.answer is not None)
-            await now.poller.ask(KEY, "stop")
-            assert (now.reading.said.supervisor.state, now.reading.said.step) == ("stopping", 3)
-            assert now.told[-1].said.supervisor.state == "stopping"
-            await now.poller.ask(KEY, "stop")
-            await now.asked_again()
-            assert now.told_nothing_twice()
-            await now.poller.ask(KEY, "start")
-            assert now.reading.said.supervisor.state == "waiting"
+            await now.until(lambda poll: poll.response is not None)
+            await now.poller.send_command(KEY, "stop")
+            assert (now.poll.progress.supervisor.state, now.poll.progress.step) == ("stopping", 3)
+            assert now.reported[-1].progress.supervisor.state == "stopping"
+            await now.poller.send_command(KEY, "stop")
+            await now.wait_for_polls()
+            assert now.has_no_repeated_report()
+            await now.poller.send_command(KEY, "start")
+            assert now.poll.progress.supervisor.state == "waiting"
             orders = [asked for asked in now.server.asked if asked.words.startswith("POST")]
             assert [asked.words for asked in orders] == ["POST /stop", "POST /stop", "POST /start"]
             assert orders[0].body == {"seconds": 45.0}
@@ -298,31 +308,31 @@ def test_stop_and_start_are_told_and_the_answer_is_news() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("bad", [silence, refusal(500, "broken"), answer("<html>"), stream(b"{", cut=True)])
-def test_an_order_that_is_not_heard_ends_nothing(bad: Answer) -> None:
+@pytest.mark.parametrize("bad", [silence, failure(500, "broken"), answer("<html>"), stream(b"{", cut=True)])
+def test_failed_command_is_ignored(bad: Answer) -> None:
     async def test() -> None:
         async with watched(answer(TRAINING), settings=replace(FAST, poll_seconds=60.0, answer_seconds=1.0)) as now:
-            await now.until(lambda seen: seen.answer is not None)
-            now.server.says(bad)
-            await now.poller.ask(KEY, "stop")
-            assert now.reading.said.supervisor.state == "running"
+            await now.until(lambda poll: poll.response is not None)
+            now.server.respond_with(bad)
+            await now.poller.send_command(KEY, "stop")
+            assert now.poll.progress.supervisor.state == "running"
 
     run(test())
 
 
-def test_there_may_be_nobody_to_tell() -> None:
+def test_command_without_a_supervisor_is_ignored() -> None:
     async def test() -> None:
         async with Poller(FAST, lambda _: None) as poller:
-            await poller.ask(KEY, "stop")
-            assert poller.watch(KEY, "") is None
+            await poller.send_command(KEY, "stop")
+            assert poller.set_target(KEY, "") is None
 
     run(test())
 
 
-def test_nothing_of_a_poller_is_left_when_it_ends() -> None:
+def test_poller_leaves_no_tasks_behind() -> None:
     async def test() -> None:
         async with watched(silence) as now:
-            now.poller.watch(("team", "other"), IP)
+            now.poller.set_target(("team", "other"), IP)
         await asyncio.sleep(0)
         names = [task.get_name() for task in asyncio.all_tasks()]
         assert not [name for name in names if name.startswith("progress of")]

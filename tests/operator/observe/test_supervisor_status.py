@@ -1,4 +1,4 @@
-"""Answers of supervisors that are as they should be, half so, and nothing of the kind."""
+"""Valid, partly valid and invalid responses of supervisors, and their freshness."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotune.job import RestartsStatus
-from spotune_operator.observe.supervisor_status import Reading, Said, understood
+from spotune_operator.observe.supervisor_status import Freshness, PollResult, ProgressResponse, parse_progress
 from tests.operator.support.malformed_responses import answers
-from tests.operator.support.scenarios import Life, a_life, a_training_life
+from tests.operator.support.scenarios import Scenario, new_scenario, training_scenario
 
 
-def test_an_answer_is_understood_in_full() -> None:
-    said = understood(
+def test_complete_response_is_parsed() -> None:
+    progress = parse_progress(
         {
             "phase": "Training",
             "heartbeat": 77,
@@ -36,12 +36,22 @@ def test_an_answer_is_understood_in_full() -> None:
             },
         }
     )
-    assert (said.phase, said.step, said.total_steps, said.loss, said.eta_seconds) == ("Training", 30, 100, 1.0, 70.5)
-    assert said.last_checkpoint is not None
-    assert (said.last_checkpoint.step, said.last_checkpoint.time) == (20, 1.8e9)
-    assert (said.restarts.worker_lost, said.restarts.hang, said.restarts.head_lost) == (2, 1, None)
-    assert (said.supervisor.job, said.supervisor.state, said.supervisor.preflight.passed) == ("ab12", "running", True)
-    assert [check.name for check in said.supervisor.preflight.checks] == ["data"]
+    assert (progress.phase, progress.step, progress.total_steps, progress.loss, progress.eta_seconds) == (
+        "Training",
+        30,
+        100,
+        1.0,
+        70.5,
+    )
+    assert progress.last_checkpoint is not None
+    assert (progress.last_checkpoint.step, progress.last_checkpoint.time) == (20, 1.8e9)
+    assert (progress.restarts.worker_lost, progress.restarts.hang, progress.restarts.head_lost) == (2, 1, None)
+    assert (progress.supervisor.job, progress.supervisor.state, progress.supervisor.preflight.passed) == (
+        "ab12",
+        "running",
+        True,
+    )
+    assert [check.name for check in progress.supervisor.preflight.checks] == ["data"]
 
 
 @pytest.mark.parametrize(
@@ -77,91 +87,131 @@ def test_an_answer_is_understood_in_full() -> None:
         ("supervisor", {"preflight": {"passed": "yes", "checks": "all"}}),
     ],
 )
-def test_a_wrong_field_counts_as_not_said_and_the_others_stay(name: str, value: Any) -> None:
+def test_invalid_field_gets_its_default_and_the_others_stay(name: str, value: Any) -> None:
     right = {"generation": 4, "evalLoss": 0.5}
-    assert understood({**right, name: value}) == understood(right)
+    assert parse_progress({**right, name: value}) == parse_progress(right)
 
 
-def test_a_wrong_check_does_not_hide_the_others() -> None:
+def test_invalid_check_does_not_hide_the_others() -> None:
     checks = [3, None, {"name": 4, "status": "failed", "message": "no space"}, {"name": "data", "status": "perhaps"}]
-    found = understood({"supervisor": {"preflight": {"checks": checks}}}).supervisor.preflight.checks
+    found = parse_progress({"supervisor": {"preflight": {"checks": checks}}}).supervisor.preflight.checks
     assert [(check.name, check.status, check.message) for check in found] == [
         ("", "failed", "no space"),
         ("data", "", ""),
     ]
 
 
-def test_scores_are_numbers_by_name_and_not_too_many() -> None:
-    said = understood({"evalScores": {"exactMatch": 0.5, "bleu": 41, "a b": 1.0, "x" * 101: 1.0, "chrf": "high"}})
-    assert said.eval_scores == {"exactMatch": 0.5, "bleu": 41.0}
-    many = understood({"evalScores": {f"metric{number}": 0.5 for number in range(60)}})
+def test_skipped_check_is_parsed() -> None:
+    checks = [{"name": "data", "status": "skipped", "message": "needs the model"}]
+    (found,) = parse_progress({"supervisor": {"preflight": {"checks": checks}}}).supervisor.preflight.checks
+    assert (found.name, found.status, found.message) == ("data", "skipped", "needs the model")
+
+
+def test_scores_are_limited_to_numbers_by_name() -> None:
+    progress = parse_progress(
+        {"evalScores": {"exactMatch": 0.5, "bleu": 41, "a b": 1.0, "x" * 101: 1.0, "chrf": "high"}}
+    )
+    assert progress.eval_scores == {"exactMatch": 0.5, "bleu": 41.0}
+    many = parse_progress({"evalScores": {f"metric{number}": 0.5 for number in range(60)}})
     assert len(many.eval_scores or {}) == 50
 
 
-def test_scores_stay_in_the_status_until_others_are_said() -> None:
-    life = a_training_life()
-    life.trains(step=20, evalScores={"exactMatch": 0.123456789, "bleu": 41})
-    life.decide()
-    assert life.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
-    life.trains(step=21, evalScores=None)
-    life.decide()
-    assert life.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
+def test_scores_stay_in_the_status_until_new_ones_arrive() -> None:
+    scenario = training_scenario()
+    scenario.trains(step=20, evalScores={"exactMatch": 0.123456789, "bleu": 41})
+    scenario.decide()
+    assert scenario.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
+    scenario.trains(step=21, evalScores=None)
+    scenario.decide()
+    assert scenario.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
 
 
-def test_text_comes_back_from_the_api_server_as_it_was_written() -> None:
-    said = understood({"message": "half a pair: \ud800, and " + "x" * 5000})
-    assert said.message.encode() == said.message.encode("utf-8", "replace")
-    assert len(said.message) == 2000
+def test_text_is_limited_and_valid_utf8() -> None:
+    progress = parse_progress({"message": "half a pair: \ud800, and " + "x" * 5000})
+    assert progress.message.encode() == progress.message.encode("utf-8", "replace")
+    assert len(progress.message) == 2000
 
 
-def test_time_that_passes_alone_is_no_news() -> None:
-    before = understood({"step": 3, "etaSeconds": 9.0, "heartbeat": 1, "goodput": 0.93})
+def test_passage_of_time_alone_is_no_change() -> None:
+    before = parse_progress({"step": 3, "etaSeconds": 9.0, "heartbeat": 1, "goodput": 0.93})
     later = {"step": 3, "etaSeconds": 8.0, "heartbeat": 2, "goodput": 0.92, "ageSeconds": 0.3, "silentSeconds": 3}
-    assert before.says_the_same(understood(later))
-    assert not before.says_the_same(understood({"step": 4, "etaSeconds": 9.0}))
+    assert before.same_progress(parse_progress(later))
+    assert not before.same_progress(parse_progress({"step": 4, "etaSeconds": 9.0}))
 
 
-def test_nothing_is_said_before_the_first_answer() -> None:
-    assert Reading().said == Said()
-    assert Reading().answer is None
+def test_progress_is_empty_before_the_first_response() -> None:
+    assert PollResult().progress == ProgressResponse()
+    assert PollResult().response is None
 
 
-def test_restarts_that_are_not_said_do_not_go_back() -> None:
-    life = a_training_life()
-    life.trains(step=20, restarts={"workerLost": 2, "hang": 1})
-    life.decide()
-    life.trains(step=21, restarts={"workerLost": "many", "hang": 2})
-    life.decide()
-    assert life.status.restarts == RestartsStatus(total=4, worker_lost=2, hang=2)
+def test_missing_restart_counts_keep_their_values() -> None:
+    scenario = training_scenario()
+    scenario.trains(step=20, restarts={"workerLost": 2, "hang": 1})
+    scenario.decide()
+    scenario.trains(step=21, restarts={"workerLost": "many", "hang": 2})
+    scenario.decide()
+    assert scenario.status.restarts == RestartsStatus(total=4, worker_lost=2, hang=2)
 
 
 def test_failed_job_stays_failed_while_its_supervisor_has_not_read_the_job_file_yet() -> None:
-    life = a_training_life()
-    life.supervisor_says("Failed", "failed", why="spec.dataset.prompt: no column 'question'")
-    life.decide()
-    life.see(
-        reading=Reading(understood({"phase": "Starting", "supervisor": {"job": "", "state": "waiting"}}), life.now)
+    scenario = training_scenario()
+    scenario.supervisor_reports("Failed", "failed", why="spec.dataset.prompt: no column 'question'")
+    scenario.decide()
+    scenario.observe(
+        poll=PollResult(
+            parse_progress({"phase": "Starting", "supervisor": {"job": "", "state": "waiting"}}), scenario.now
+        )
     )
-    life.decide()
-    assert life.condition("Failed").message == "spec.dataset.prompt: no column 'question'"
+    scenario.decide()
+    assert scenario.condition("Failed").message == "spec.dataset.prompt: no column 'question'"
 
 
 @pytest.fixture(scope="module")
-def lives() -> list[Life]:
-    with_head = a_life()
+def lives() -> list[Scenario]:
+    with_head = new_scenario()
     with_head.has_children()
     with_head.has_pods()
-    return [a_life(), with_head, a_training_life()]
+    return [new_scenario(), with_head, training_scenario()]
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(answers(), st.integers(0, 2))
-def test_no_answer_breaks_a_pass_or_spoils_a_status(lives: list[Life], answer: dict[str, Any], stage: int) -> None:
-    life = replace(lives[stage])
-    life.see(reading=Reading(understood(answer), life.now))
-    first = life.decide(after=1)
+def test_no_response_breaks_a_reconcile_or_a_status(lives: list[Scenario], answer: dict[str, Any], stage: int) -> None:
+    scenario = replace(lives[stage])
+    scenario.observe(poll=PollResult(parse_progress(answer), scenario.now))
+    first = scenario.decide(after=1)
     text = json.dumps(first.status.model_dump(mode="json", exclude_none=True), allow_nan=False)
-    assert type(first.status).model_validate_json(text) == first.status, "it is read back as it was written"
-    assert life.decide().status == first.status, "and then there is nothing more to say"
+    assert type(first.status).model_validate_json(text) == first.status, "the status round-trips"
+    assert scenario.decide().status == first.status, "a second reconcile changes nothing"
     reasons = [condition.reason for condition in first.status.conditions]
     assert all(reason.isascii() and reason.isalpha() and len(reason) <= 64 for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("response", "failing_since", "expected"),
+    [
+        (None, None, Freshness.NO_RESPONSE),
+        (None, 90.0, Freshness.NO_RESPONSE),
+        (None, 70.0, Freshness.UNREACHABLE),
+        ({"phase": "Training", "ageSeconds": 60.0}, 70.0, Freshness.UNREACHABLE),
+        ({"phase": "Training", "ageSeconds": 60.0}, 90.0, Freshness.DRIVER_SILENT),
+        ({"phase": "Training", "ageSeconds": 60.0, "silentSeconds": 60.0}, None, Freshness.DRIVER_SILENT),
+        ({"phase": "Exporting", "ageSeconds": 60.0}, None, Freshness.DRIVER_SILENT),
+        ({"phase": "Loading", "ageSeconds": 60.0}, None, Freshness.FRESH),
+        (
+            {"phase": "Training", "silentSeconds": 16.0, "supervisor": {"state": "waiting"}},
+            None,
+            Freshness.RANKS_SILENT,
+        ),
+        ({"phase": "Exporting", "silentSeconds": 60.0}, None, Freshness.FRESH),
+        ({"phase": "Training", "supervisor": {"state": "waiting"}}, None, Freshness.REPEATED),
+        ({"phase": "Training", "supervisor": {"state": "preflight"}}, None, Freshness.REPEATED),
+        ({"phase": "Starting", "supervisor": {"state": "preflight"}}, None, Freshness.FRESH),
+        ({"phase": "Training", "supervisor": {"state": "running"}}, None, Freshness.FRESH),
+    ],
+)
+def test_freshness_follows_the_table(
+    response: dict[str, Any] | None, failing_since: float | None, expected: Freshness
+) -> None:
+    poll = PollResult(parse_progress(response) if response is not None else None, 50.0, failing_since)
+    assert poll.freshness(now=100.0, unreachable_seconds=30.0) is expected

@@ -7,100 +7,100 @@ from dataclasses import replace
 
 import pytest
 
-from spotune_operator.observe.pod_problems import Trouble
+from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.settings import Settings
 from tests.operator.support.scenarios import (
     SETTINGS,
-    Life,
+    Scenario,
     a_cluster_job,
-    a_life,
-    a_training_life,
     cluster_of,
+    new_scenario,
     replicas,
+    training_scenario,
 )
 
 # Suspension
 
 
 def test_suspended_job_commits_before_its_pods_go() -> None:
-    life = a_training_life()
-    life.edit(a_cluster_job(suspend=True))
-    decision = life.decide()
-    assert decision.ask == "stop"
+    scenario = training_scenario()
+    scenario.edit(a_cluster_job(suspend=True))
+    decision = scenario.decide()
+    assert decision.command == "stop"
     assert cluster_of(decision)["suspend"] is False
-    assert (life.status.phase, life.condition("Suspended").status) == ("Suspending", "Unknown")
-    life.supervisor_says("Training", "stopped")
-    decision = life.decide()
+    assert (scenario.status.phase, scenario.condition("Suspended").status) == ("Suspending", "Unknown")
+    scenario.supervisor_reports("Training", "stopped")
+    decision = scenario.decide()
     assert cluster_of(decision)["suspend"] is True
-    life.see(pods=(), reading=None)
-    life.has_children(suspended=True)
-    life.decide()
-    assert (life.status.phase, life.is_true("Suspended")) == ("Suspended", True)
-    assert not life.is_true("Reconciling")
+    scenario.observe(pods=(), poll=None)
+    scenario.has_children(suspended=True)
+    scenario.decide()
+    assert (scenario.status.phase, scenario.is_true("Suspended")) == ("Suspended", True)
+    assert not scenario.is_true("Reconciling")
 
 
-def test_silent_supervisor_does_not_hold_up_a_suspension() -> None:
-    life = a_training_life()
-    life.edit(a_cluster_job(suspend=True))
-    life.is_silent(since=life.now)
-    assert cluster_of(life.decide(after=5))["suspend"] is False
-    assert cluster_of(life.decide(after=SETTINGS.unreachable_seconds))["suspend"] is True
+def test_unreachable_supervisor_does_not_block_a_suspension() -> None:
+    scenario = training_scenario()
+    scenario.edit(a_cluster_job(suspend=True))
+    scenario.polls_fail(since=scenario.now)
+    assert cluster_of(scenario.decide(after=5))["suspend"] is False
+    assert cluster_of(scenario.decide(after=SETTINGS.unreachable_seconds))["suspend"] is True
 
 
-def test_resumed_job_goes_on_with_all_workers() -> None:
-    life = a_training_life()
-    life.edit(a_cluster_job(suspend=True))
-    life.see(pods=(), reading=None)
-    life.has_children(suspended=True)
-    life.decide()
-    life.edit(a_cluster_job())
-    decision = life.decide(after=5000)
+def test_resumed_job_continues_with_all_workers() -> None:
+    scenario = training_scenario()
+    scenario.edit(a_cluster_job(suspend=True))
+    scenario.observe(pods=(), poll=None)
+    scenario.has_children(suspended=True)
+    scenario.decide()
+    scenario.edit(a_cluster_job())
+    decision = scenario.decide(after=5000)
     assert cluster_of(decision)["suspend"] is False
     assert replicas(decision) == {"workers": 2}
-    assert not life.is_true("NotProgressing"), "the time of standing still does not count"
+    assert not scenario.is_true("NotProgressing"), "the time of the suspension does not count"
 
 
-def test_suspension_that_is_taken_back_starts_the_supervisor_again() -> None:
-    life = a_training_life()
-    life.supervisor_says("Training", "stopping")
-    assert life.decide().ask == "start"
+def test_cancelled_suspension_starts_the_supervisor_again() -> None:
+    scenario = training_scenario()
+    scenario.supervisor_reports("Training", "stopping")
+    assert scenario.decide().command == "start"
 
 
-def test_job_that_is_born_suspended_has_no_pods() -> None:
-    decision = Life(a_cluster_job(suspend=True)).decide()
+def test_job_created_suspended_has_no_pods() -> None:
+    decision = Scenario(a_cluster_job(suspend=True)).decide()
     assert cluster_of(decision)["suspend"] is True
 
 
-def test_job_in_a_queue_gives_its_cluster_back_for_only_kueue_suspends() -> None:
+def test_suspended_job_in_a_queue_deletes_its_cluster() -> None:
     queue = {"provider": "none", "queueName": "team"}
-    life = a_training_life(cluster=queue)
-    life.edit(a_cluster_job(cluster=queue, suspend=True))
-    assert life.decide().ask == "stop"
-    life.supervisor_says("Training", "stopped")
-    decision = life.decide()
+    scenario = training_scenario(cluster=queue)
+    scenario.edit(a_cluster_job(cluster=queue, suspend=True))
+    assert scenario.decide().command == "stop"
+    scenario.supervisor_reports("Training", "stopped")
+    decision = scenario.decide()
     assert [child.kind for child in decision.delete] == ["RayCluster"]
-    life.see(children={}, pods=(), reading=None)
-    assert "RayCluster" not in {manifest["kind"] for manifest in life.decide().apply}
-    assert life.is_true("Suspended")
-    life.edit(a_cluster_job(cluster=queue))
-    assert replicas(life.decide()) == {"workers": 2}
+    scenario.observe(children={}, pods=(), poll=None)
+    assert "RayCluster" not in {manifest["kind"] for manifest in scenario.decide().apply}
+    assert scenario.is_true("Suspended")
+    scenario.edit(a_cluster_job(cluster=queue))
+    assert replicas(scenario.decide()) == {"workers": 2}
 
 
-def test_job_that_kueue_makes_wait_is_not_stopped() -> None:
-    life = a_training_life(cluster={"provider": "none", "queueName": "team"})
-    life.has_children(suspended=True)
-    decision = life.decide()
-    assert (decision.ask, decision.delete) == ("", [])
+def test_job_suspended_by_kueue_is_not_stopped() -> None:
+    scenario = training_scenario(cluster={"provider": "none", "queueName": "team"})
+    scenario.has_children(suspended=True)
+    decision = scenario.decide()
+    assert (decision.command, decision.delete) == ("", [])
 
 
 # Changes of a running job
 
 
 def test_more_workers_change_nothing_but_replicas() -> None:
-    life = a_training_life()
-    before = cluster_of(life.decide())
-    life.edit(a_cluster_job(workers={"count": 3, "min": 1}))
-    after = cluster_of(life.decide())
+    scenario = training_scenario()
+    before = cluster_of(scenario.decide())
+    scenario.edit(a_cluster_job(workers={"count": 3, "min": 1}))
+    after = cluster_of(scenario.decide())
     assert after["workerGroupSpecs"][0].pop("replicas") == 3
     assert after["workerGroupSpecs"][0].pop("maxReplicas") == 3
     before["workerGroupSpecs"][0].pop("replicas")
@@ -119,73 +119,75 @@ def test_more_workers_change_nothing_but_replicas() -> None:
         {"workers": {"count": 2, "min": 2}},
     ],
 )
-def test_change_of_how_restarts_no_pod(sections: dict[str, object]) -> None:
-    life = a_training_life()
-    before = cluster_of(life.decide())
-    life.edit(a_cluster_job(**sections))
-    decision = life.decide()
+def test_change_of_a_field_without_pods_restarts_no_pod(sections: dict[str, object]) -> None:
+    scenario = training_scenario()
+    before = cluster_of(scenario.decide())
+    scenario.edit(a_cluster_job(**sections))
+    decision = scenario.decide()
     assert cluster_of(decision) == before
-    assert decision.ask == ""
-    assert life.status.phase == "Training"
+    assert decision.command == ""
+    assert scenario.status.phase == "Training"
 
 
 def test_new_image_commits_then_replaces_all_pods() -> None:
-    life = a_training_life()
-    life.edit(a_cluster_job(cluster={"provider": "none", "image": "mine:2"}))
-    decision = life.decide()
-    assert decision.ask == "stop"
-    assert life.status.phase == "Restarting"
-    life.supervisor_says("Training", "stopped")
-    assert cluster_of(life.decide())["suspend"] is True
-    life.has_children(suspended=True)
-    life.has_pods(workers=0)
-    life.see(pods=tuple(replace(pod, deleting_since=life.now) for pod in life.seen.pods), reading=None)
-    assert cluster_of(life.decide())["suspend"] is True, "not before the last pod is gone"
-    life.see(pods=())
-    decision = life.decide()
+    scenario = training_scenario()
+    scenario.edit(a_cluster_job(cluster={"provider": "none", "image": "mine:2"}))
+    decision = scenario.decide()
+    assert decision.command == "stop"
+    assert scenario.status.phase == "Restarting"
+    scenario.supervisor_reports("Training", "stopped")
+    assert cluster_of(scenario.decide())["suspend"] is True
+    scenario.has_children(suspended=True)
+    scenario.has_pods(workers=0)
+    scenario.observe(pods=tuple(replace(pod, deleting_since=scenario.now) for pod in scenario.observed.pods), poll=None)
+    assert cluster_of(scenario.decide())["suspend"] is True, "not before the last pod is deleted"
+    scenario.observe(pods=())
+    decision = scenario.decide()
     assert cluster_of(decision)["suspend"] is False
     head = cluster_of(decision)["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert head["image"] == "mine:2"
 
 
-def test_wrong_image_is_stalled_and_a_corrected_one_replaces_the_pods_at_once() -> None:
-    life = a_life(cluster={"provider": "none", "image": "wrong:1"})
-    life.has_children()
-    life.has_pods(head=True)
-    trouble = Trouble("ErrImagePull", "container ray-head: image wrong:1 cannot be pulled: not found")
-    life.see(pods=tuple(replace(pod, phase="Pending", ready=False, trouble=trouble) for pod in life.seen.pods))
-    life.decide()
-    stalled = life.condition("Stalled")
-    assert (life.status.phase, stalled.status, stalled.reason) == ("Stalled", "True", "ErrImagePull")
-    assert stalled.message == trouble.message
-    life.edit(a_cluster_job(cluster={"provider": "none", "image": "right:1"}))
-    decision = life.decide()
-    assert decision.ask == ""
+def test_wrong_image_stalls_and_a_corrected_one_replaces_the_pods_at_once() -> None:
+    scenario = new_scenario(cluster={"provider": "none", "image": "wrong:1"})
+    scenario.has_children()
+    scenario.has_pods(head=True)
+    problem = PodProblem("ErrImagePull", "container ray-head: image wrong:1 cannot be pulled: not found")
+    scenario.observe(
+        pods=tuple(replace(pod, phase="Pending", ready=False, problem=problem) for pod in scenario.observed.pods)
+    )
+    scenario.decide()
+    stalled = scenario.condition("Stalled")
+    assert (scenario.status.phase, stalled.status, stalled.reason) == ("Stalled", "True", "ErrImagePull")
+    assert stalled.message == problem.message
+    scenario.edit(a_cluster_job(cluster={"provider": "none", "image": "right:1"}))
+    decision = scenario.decide()
+    assert decision.command == ""
     assert cluster_of(decision)["suspend"] is True
-    life.see(pods=())
-    life.decide()
-    assert not life.is_true("Stalled")
+    scenario.observe(pods=())
+    scenario.decide()
+    assert not scenario.is_true("Stalled")
 
 
-def test_operator_with_other_defaults_disturbs_no_running_job() -> None:
-    life = a_training_life()
-    before = cluster_of(life.decide())
-    life.settings = Settings(image="spotune/trainer:2", ray_version="9.9.9")
-    decision = life.decide()
+def test_other_defaults_of_the_operator_change_no_running_job() -> None:
+    scenario = training_scenario()
+    before = cluster_of(scenario.decide())
+    scenario.settings = Settings(image="spotune/trainer:2", ray_version="9.9.9")
+    decision = scenario.decide()
     assert cluster_of(decision) == before
-    assert life.status.phase == "Training"
+    assert scenario.status.phase == "Training"
 
 
-def test_pinned_image_outlasts_a_change_of_the_spec() -> None:
-    life = a_training_life()
-    life.settings = Settings(image="spotune/trainer:2")
-    life.edit(a_cluster_job(head={"resources": {"requests": {"cpu": "2"}}}))
-    decision = life.decide()
+def test_pinned_image_survives_a_change_of_the_spec() -> None:
+    scenario = training_scenario()
+    scenario.settings = Settings(image="spotune/trainer:2")
+    scenario.edit(a_cluster_job(head={"resources": {"requests": {"cpu": "2"}}}))
+    decision = scenario.decide()
     assert cluster_of(decision)["headGroupSpec"]["template"]["spec"]["containers"][0]["image"] == "spotune/trainer:1"
 
 
 def test_pin_is_what_was_rendered() -> None:
-    life = a_training_life()
-    assert life.status.pinned is not None
-    pinned = json.loads(life.status.pinned.ray_cluster)
-    assert pinned["headGroupSpec"] == cluster_of(life.decide())["headGroupSpec"]
+    scenario = training_scenario()
+    assert scenario.status.pinned is not None
+    pinned = json.loads(scenario.status.pinned.ray_cluster)
+    assert pinned["headGroupSpec"] == cluster_of(scenario.decide())["headGroupSpec"]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from spotune.job import FinetuneJobStatus
-from spotune_operator.observe.caches import KnownJob
+from spotune_operator.observe.caches import CachedJob
 from spotune_operator.reconcile.events import job_events
-from tests.operator.support.scenarios import Life, a_cluster_job, a_life, a_training_life
+from tests.operator.support.scenarios import Scenario, a_cluster_job, new_scenario, training_scenario
 
-JOB = KnownJob.of(
+JOB = CachedJob.of(
     {"metadata": {"namespace": "team", "name": "job", "uid": "uid-1", "resourceVersion": "1", "generation": 1}}
 )
 
@@ -21,7 +21,7 @@ def events(before: FinetuneJobStatus, after: FinetuneJobStatus, now: float = 1.8
     return list(job_events(JOB, before, after, now))
 
 
-def told(before: FinetuneJobStatus, after: FinetuneJobStatus) -> list[tuple[str, str, str]]:
+def recorded(before: FinetuneJobStatus, after: FinetuneJobStatus) -> list[tuple[str, str, str]]:
     return [(event["type"], event["reason"], event["message"]) for event in events(before, after)]
 
 
@@ -29,98 +29,118 @@ def names(found: list[dict[str, Any]]) -> list[str]:
     return [event["metadata"]["name"] for event in found]
 
 
-def test_nothing_is_told_of_a_status_that_stays() -> None:
-    life = a_training_life()
-    assert events(life.status, life.status) == []
-    before = life.status
-    life.trains(step=20)
-    life.decide(after=60)
-    assert events(before, life.status) == []
+def test_unchanged_status_has_no_events() -> None:
+    scenario = training_scenario()
+    assert events(scenario.status, scenario.status) == []
+    before = scenario.status
+    scenario.trains(step=20)
+    scenario.decide(after=60)
+    assert events(before, scenario.status) == []
 
 
-def test_a_new_job_tells_nothing_before_something_is_true() -> None:
-    life = Life(a_cluster_job())
-    life.decide()
-    assert told(FinetuneJobStatus(), life.status) == []
+def test_new_job_has_no_events() -> None:
+    scenario = Scenario(a_cluster_job())
+    scenario.decide()
+    assert recorded(FinetuneJobStatus(), scenario.status) == []
 
 
-def test_training_that_begins_is_told_once() -> None:
-    life = a_life()
-    before = life.status
-    life.trains()
-    life.decide()
-    reasons = [reason for _, reason, _ in told(before, life.status)]
+def test_start_of_training_is_one_event() -> None:
+    scenario = new_scenario()
+    before = scenario.status
+    scenario.trains()
+    scenario.decide()
+    reasons = [reason for _, reason, _ in recorded(before, scenario.status)]
     assert sorted(reasons) == ["Bound", "Passed", "Training"]
-    assert {kind for kind, _, _ in told(before, life.status)} == {"Normal"}
+    assert {kind for kind, _, _ in recorded(before, scenario.status)} == {"Normal"}
 
 
-def test_what_is_told_again_after_a_crash_is_the_same_event() -> None:
+def test_event_repeated_after_a_crash_has_the_same_name() -> None:
     """The operator ends between the Events and the status: the next one tells the same, later."""
-    life = a_training_life()
-    before = life.status
-    life.trains(step=10, restarts={"workerLost": 1})
-    life.supervisor_says("Failed", "failed", why="no column 'question'", restarts={"workerLost": 1})
-    life.decide(after=60)
-    first = events(before, life.status, now=life.now)
-    life.status = before
-    life.decide(after=30)
-    again = events(before, life.status, now=life.now)
+    scenario = training_scenario()
+    before = scenario.status
+    scenario.trains(step=10, restarts={"workerLost": 1})
+    scenario.supervisor_reports("Failed", "failed", why="no column 'question'", restarts={"workerLost": 1})
+    scenario.decide(after=60)
+    first = events(before, scenario.status, now=scenario.now)
+    scenario.status = before
+    scenario.decide(after=30)
+    again = events(before, scenario.status, now=scenario.now)
     assert names(again) == names(first)
     assert len(set(names(first))) == len(first) >= 3
 
 
-def test_another_turn_is_another_event() -> None:
-    life = a_training_life()
-    seen: list[str] = []
+def test_another_transition_is_another_event() -> None:
+    scenario = training_scenario()
+    found_names: list[str] = []
     for suspend in (True, False, True):
-        before = life.status
-        life.edit(a_cluster_job(suspend=suspend))
-        life.decide(after=60)
-        seen += names([event for event in events(before, life.status) if event["reason"] == "Suspending"])
-    assert len(seen) == len(set(seen)) == 2
+        before = scenario.status
+        scenario.edit(a_cluster_job(suspend=suspend))
+        scenario.decide(after=60)
+        found_names += names([event for event in events(before, scenario.status) if event["reason"] == "Suspending"])
+    assert len(found_names) == len(set(found_names)) == 2
 
 
-def test_what_two_conditions_say_is_told_once() -> None:
-    life = a_training_life()
-    before = life.status
-    life.supervisor_says("Failed", "failed", why="no column 'question'")
-    life.decide()
-    assert [text for _, _, text in told(before, life.status)].count("no column 'question'") == 1
+def test_same_message_of_two_conditions_is_one_event() -> None:
+    scenario = training_scenario()
+    before = scenario.status
+    scenario.supervisor_reports("Failed", "failed", why="no column 'question'")
+    scenario.decide()
+    assert [text for _, _, text in recorded(before, scenario.status)].count("no column 'question'") == 1
+
+
+def test_event_of_a_failed_preflight_has_its_cause() -> None:
+    scenario = new_scenario()
+    scenario.has_children()
+    scenario.has_pods()
+    before = scenario.status
+    checks = [{"name": "model", "status": "failed", "message": "no such file"}]
+    scenario.supervisor_reports("Starting", "preflight", passed=False, checks=checks)
+    scenario.decide()
+    assert (
+        recorded(before, scenario.status).count(
+            ("Warning", "PreflightFailed", "preflight check model failed; model: no such file")
+        )
+        == 1
+    )
 
 
 def test_another_job_of_the_same_name_has_its_own_events() -> None:
-    life = a_life()
-    before = life.status
-    life.trains()
-    life.decide()
-    other = KnownJob(**{name: getattr(JOB, name) for name in KnownJob.__slots__} | {"uid": "uid-2"})
-    theirs = list(job_events(other, before, life.status, 1.8e9))
-    assert not set(names(theirs)) & set(names(events(before, life.status)))
+    scenario = new_scenario()
+    before = scenario.status
+    scenario.trains()
+    scenario.decide()
+    other = CachedJob(**{name: getattr(JOB, name) for name in CachedJob.__slots__} | {"uid": "uid-2"})
+    theirs = list(job_events(other, before, scenario.status, 1.8e9))
+    assert not set(names(theirs)) & set(names(events(before, scenario.status)))
     assert {event["involvedObject"]["uid"] for event in theirs} == {"uid-2"}
 
 
-def test_each_restart_is_told_with_its_cause_and_where_training_goes_on() -> None:
-    life = a_training_life()
-    life.trains(step=60, lastCheckpoint={"step": 50, "time": 1.8e9}, restarts={"workerLost": 1})
-    before = life.status
-    life.decide()
-    assert told(before, life.status)[-1] == ("Warning", "Restarted", "a worker was lost; training goes on from step 50")
-    before = life.status
-    life.trains(step=60, restarts={"workerLost": 2, "headLost": 1, "preempted": 1, "hang": 1, "outOfMemory": 1})
-    life.decide()
-    found = events(before, life.status)
+def test_event_of_a_restart_has_its_cause_and_step() -> None:
+    scenario = training_scenario()
+    scenario.trains(step=60, lastCheckpoint={"step": 50, "time": 1.8e9}, restarts={"workerLost": 1})
+    before = scenario.status
+    scenario.decide()
+    assert recorded(before, scenario.status)[-1] == (
+        "Warning",
+        "Restarted",
+        "a worker was lost; training continues from step 50",
+    )
+    before = scenario.status
+    scenario.trains(step=60, restarts={"workerLost": 2, "headLost": 1, "preempted": 1, "hang": 1, "outOfMemory": 1})
+    scenario.decide()
+    found = events(before, scenario.status)
     assert [event["reason"] for event in found] == ["Restarted"] * 5
     assert len(set(names(found))) == 5
 
 
 @pytest.mark.parametrize("uid_of", ["job", "a" * 40])
-def test_event_is_one_that_the_api_server_takes(uid_of: str) -> None:
-    life = a_training_life()
-    before = life.status
-    life.supervisor_says("Failed", "failed", why="x" * 5000)
-    life.decide()
-    job = KnownJob(**{name: getattr(JOB, name) for name in KnownJob.__slots__} | {"name": uid_of})
-    for event in job_events(job, before, life.status, 1.8e9):
+def test_event_is_valid_for_the_api_server(uid_of: str) -> None:
+    scenario = training_scenario()
+    before = scenario.status
+    scenario.supervisor_reports("Failed", "failed", why="x" * 5000)
+    scenario.decide()
+    job = CachedJob(**{name: getattr(JOB, name) for name in CachedJob.__slots__} | {"name": uid_of})
+    for event in job_events(job, before, scenario.status, 1.8e9):
         metadata = event["metadata"]
         assert re.fullmatch("[a-z0-9]([-a-z0-9.]*[a-z0-9])?", metadata["name"])
         assert metadata["namespace"] == event["involvedObject"]["namespace"] == "team"

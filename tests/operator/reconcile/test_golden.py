@@ -3,7 +3,8 @@
 The files under golden/ are what `spotune render` prints for golden/job-<data>.yaml with another capacity. After a
 wanted change write them again, and read the difference:
 
-    SPOTUNE_WRITE_GOLDEN=1 .venv/bin/pytest tests/operator/reconcile/test_golden.py && git diff tests/operator/golden
+    SPOTUNE_WRITE_GOLDEN=1 .venv/bin/pytest tests/operator/reconcile/test_golden.py
+    git diff tests/operator/reconcile/golden
 """
 
 import itertools

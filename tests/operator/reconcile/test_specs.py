@@ -1,4 +1,4 @@
-"""Thousands of generated specs through the models and the decision: refused by the name of a field, or handled.
+"""Thousands of generated specs: each is refused by the name of a field, or decided about.
 
 `SPOTUNE_TEST_SPECS=10000` tries so many (some minutes); by default a few dozen.
 """
@@ -21,11 +21,11 @@ from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.kube.conditions import find
 from spotune_operator.observe.state import Observed
-from spotune_operator.observe.supervisor_status import Reading, understood
+from spotune_operator.observe.supervisor_status import PollResult, parse_progress
 from spotune_operator.reconcile.decide import Decision, stalled
 from tests.operator.support.generated_specs import Spec, generated, singles, specs
 from tests.operator.support.malformed_responses import answers
-from tests.operator.support.scenarios import Life
+from tests.operator.support.scenarios import Scenario
 
 NUMBER = int(os.environ.get("SPOTUNE_TEST_SPECS", "100"))
 several = settings(
@@ -34,10 +34,10 @@ several = settings(
 
 
 def job_of(spec: Spec) -> FinetuneJob:
-    """The job, as a pass reads it.
+    """The job, parsed as in a reconcile.
 
     Raises:
-        JobError: It cannot be run.
+        JobError: The spec is invalid.
     """
     content = {"apiVersion": "spotune.dev/v1alpha1", "kind": "FinetuneJob", "metadata": {"name": "job"}, "spec": spec}
     document = Document(content)
@@ -45,7 +45,7 @@ def job_of(spec: Spec) -> FinetuneJob:
 
 
 def check_refusal(error: JobError) -> None:
-    """A refusal names fields, and the status made of it is one that the API server takes."""
+    """A refusal names fields, and its status is valid."""
     assert error.problems
     assert all(problem.field.startswith("spec") and problem.message for problem in error.problems)
     status = stalled(FinetuneJobStatus(), error, 1, 1.8e9)
@@ -56,38 +56,38 @@ def check_refusal(error: JobError) -> None:
 
 
 def check_decision(decision: Decision) -> None:
-    """A decision says why the job is as it is, in a status and children that are JSON."""
+    """A decision explains the state of the job, and its status and children are valid JSON."""
     conditions = decision.status.conditions
     ready = find(conditions, "Ready") or find(conditions, "Stalled")
     assert ready is not None
     assert ready.reason
     assert ready.message or ready.status == "False"
     assert decision.status.phase
-    assert decision.again_after is None or decision.again_after >= 0
+    assert decision.requeue_after is None or decision.requeue_after >= 0
     for content in (decision.status.model_dump(mode="json", exclude_none=True), *decision.apply):
         assert json.loads(json.dumps(content, allow_nan=False)) == content
     assert FinetuneJobStatus.model_validate(decision.status.model_dump(mode="json")) == decision.status
 
 
-def live(job: FinetuneJob, answer: dict[str, Any]) -> None:
-    """The decisions from nothing over a head, workers and a supervisor that says anything to the end."""
-    life = Life(job, seen=Observed())  # classes are not known, so none is missing
-    check_decision(life.decide())
-    check_decision(life.decide(after=1))
-    life.has_children()
-    life.has_pods()
-    life.see(reading=Reading(understood(answer), life.now))
-    check_decision(life.decide(after=5))
-    life.has_pods(workers=1, pending=1)
-    life.supervisor_says(step=3)
-    check_decision(life.decide(after=3600))
-    life.see(reading=Reading(understood(answer), life.now))
-    check_decision(life.decide(after=60))
-    life.supervisor_says("Done", "trained", step=9)
-    check_decision(life.decide(after=60))
-    before = life.status
-    check_decision(life.decide())
-    assert life.status == before, "nothing has happened, so nothing is said"
+def run_through(job: FinetuneJob, answer: dict[str, Any]) -> None:
+    """All decisions of a job from its creation to its end, with any response of the supervisor."""
+    scenario = Scenario(job, observed=Observed())  # the classes are unknown, so none is missing
+    check_decision(scenario.decide())
+    check_decision(scenario.decide(after=1))
+    scenario.has_children()
+    scenario.has_pods()
+    scenario.observe(poll=PollResult(parse_progress(answer), scenario.now))
+    check_decision(scenario.decide(after=5))
+    scenario.has_pods(workers=1, pending=1)
+    scenario.supervisor_reports(step=3)
+    check_decision(scenario.decide(after=3600))
+    scenario.observe(poll=PollResult(parse_progress(answer), scenario.now))
+    check_decision(scenario.decide(after=60))
+    scenario.supervisor_reports("Done", "trained", step=9)
+    check_decision(scenario.decide(after=60))
+    before = scenario.status
+    check_decision(scenario.decide())
+    assert scenario.status == before, "nothing has changed"
 
 
 PLAIN = {"model": {"source": "m"}, "dataset": {"train": {"source": "s"}}, "training": {"epochs": 1}}
@@ -101,17 +101,17 @@ def _with_memory(amount: Any) -> dict[str, Any]:
 @given(specs(), answers())
 def test_spec_is_refused_by_name_or_handled(spec: Spec, answer: dict[str, Any]) -> None:
     try:
-        live(job_of(spec), answer)
+        run_through(job_of(spec), answer)
     except JobError as error:
         check_refusal(error)
 
 
 def test_every_field_alone_is_refused_by_name_or_handled() -> None:
-    """Of 5,000 and more values for the fields, one by one, as many as are asked for."""
+    """A sample of the more than 5,000 values of all fields, one at a time."""
     everything = list(singles())
     for spec in everything[:: max(1, len(everything) // NUMBER)]:
         try:
-            live(job_of(spec), {})
+            run_through(job_of(spec), {})
         except JobError as error:
             check_refusal(error)
         except Exception as error:
@@ -123,23 +123,23 @@ def test_every_field_alone_is_refused_by_name_or_handled() -> None:
 @given(specs(), specs(), st.booleans())
 def test_spec_that_changes_while_the_job_runs_is_refused_or_handled(first: Spec, second: Spec, has_pods: bool) -> None:
     try:
-        life = Life(job_of(first), seen=Observed())
-        life.decide()
+        scenario = Scenario(job_of(first), observed=Observed())
+        scenario.decide()
     except JobError:
         return
-    life.has_children()
+    scenario.has_children()
     if has_pods:
-        life.has_pods(workers=1)
-        life.supervisor_says(step=3)
-        life.decide()
-    before = life.status
+        scenario.has_pods(workers=1)
+        scenario.supervisor_reports(step=3)
+        scenario.decide()
+    before = scenario.status
     try:
-        life.edit(job_of(second))
-        check_decision(life.decide(after=1))
-        check_decision(life.decide(after=3600))
+        scenario.edit(job_of(second))
+        check_decision(scenario.decide(after=1))
+        check_decision(scenario.decide(after=3600))
     except JobError as error:
         check_refusal(error)
-        status = stalled(before, error, 2, life.now)
+        status = stalled(before, error, 2, scenario.now)
         assert (status.step, status.pinned, status.observed_generation) == (before.step, before.pinned, 2)
 
 
@@ -152,9 +152,9 @@ def test_spec_that_changes_while_the_job_runs_is_refused_or_handled(first: Spec,
         ({"podTemplate": _with_memory([1])}, "spec.workers.podTemplate"),
     ],
 )
-def test_what_once_broke_a_pass_is_refused_by_name(section: dict[str, Any], field: str) -> None:
+def test_specs_that_once_broke_a_reconcile_are_refused_by_name(section: dict[str, Any], field: str) -> None:
     with pytest.raises(JobError) as raised:
-        live(job_of({**PLAIN, "workers": section}), {})
+        run_through(job_of({**PLAIN, "workers": section}), {})
     assert raised.value.problems[0].field == field
 
 

@@ -1,4 +1,4 @@
-"""The operator's log, as a program would read it."""
+"""The operator's log as JSON lines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from spotune_operator.runtime.logs import JsonFormatter, about, log_as_json
+from spotune_operator.runtime.logs import JsonFormatter, log_as_json, log_context
 
 logger = logging.getLogger("spotune_operator.test")
 
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """What a handler with our formatter writes."""
+    """The output of a handler with `JsonFormatter`."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
@@ -33,22 +33,22 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_record_is_one_line_of_json(written: io.StringIO) -> None:
-    logger.warning("watching %s: %s", "pods", 'it said\n"no"')
+def test_record_is_one_line_of_json(written: io.StringIO) -> None:
+    logger.warning("watching %s: %s", "pods", 'it reported\n"no"')
     (line,) = lines(written)
     assert (line["level"], line["logger"], line["message"]) == (
         "warning",
         "spotune_operator.test",
-        'watching pods: it said\n"no"',
+        'watching pods: it reported\n"no"',
     )
     assert datetime.fromisoformat(line["time"]).tzinfo is not None
     assert "job" not in line
 
 
-def test_what_is_logged_within_a_pass_names_its_job(written: io.StringIO) -> None:
+def test_record_of_a_reconcile_names_its_job(written: io.StringIO) -> None:
     async def work(key: tuple[str, str]) -> None:
-        with about(key):
-            await asyncio.sleep(0)  # passes over other jobs go on meanwhile
+        with log_context(key):
+            await asyncio.sleep(0)  # reconciles of other jobs run meanwhile
             logger.info("pass")
         logger.info("after")
 
@@ -56,8 +56,8 @@ def test_what_is_logged_within_a_pass_names_its_job(written: io.StringIO) -> Non
         await asyncio.gather(work(("team", "a")), work(("other", "b")))
 
     asyncio.run(main())
-    said = [(line["message"], line.get("namespace"), line.get("job")) for line in lines(written)]
-    assert sorted(said, key=str) == [
+    records = [(line["message"], line.get("namespace"), line.get("job")) for line in lines(written)]
+    assert sorted(records, key=str) == [
         ("after", None, None),
         ("after", None, None),
         ("pass", "other", "b"),
@@ -65,7 +65,7 @@ def test_what_is_logged_within_a_pass_names_its_job(written: io.StringIO) -> Non
     ]
 
 
-def test_an_error_carries_its_traceback(written: io.StringIO) -> None:
+def test_error_has_its_traceback(written: io.StringIO) -> None:
     try:
         raise ValueError("of a kind")
     except ValueError:
@@ -76,7 +76,7 @@ def test_an_error_carries_its_traceback(written: io.StringIO) -> None:
     assert line["traceback"].splitlines()[-1] == "ValueError: of a kind"
 
 
-def test_everything_goes_to_standard_error_and_kopf_keeps_its_remarks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_logs_go_to_standard_error_without_kopfs_event_records(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     try:

@@ -1,4 +1,4 @@
-"""The queue of jobs, on a clock that the tests turn."""
+"""The work queue, on a fake clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FakeTimer:
 
 @dataclass
 class Clock:
-    """Time that passes when it is told to."""
+    """A fake clock with timers."""
 
     now: float = 0.0
     timers: list[FakeTimer] = field(default_factory=list)
@@ -57,7 +57,7 @@ def a_queue(first_wait: float = 1.0, longest_wait: float = 60.0) -> tuple[WorkQu
 
 
 def take_one(queue: WorkQueue[str]) -> str:
-    """A key that is ready, for which nobody has to wait."""
+    """The next key, which must be ready."""
     try:
         queue.get().send(None)
     except StopIteration as taken:
@@ -66,11 +66,11 @@ def take_one(queue: WorkQueue[str]) -> str:
 
 
 def take(queue: WorkQueue[str]) -> list[str]:
-    """All keys that are ready, taken and left unfinished."""
+    """All ready keys; none of them is finished."""
     return [take_one(queue) for _ in range(len(queue))]
 
 
-def test_keys_come_in_order_and_each_once() -> None:
+def test_keys_are_returned_in_order_and_once() -> None:
     queue, clock = a_queue()
     for key in ("a", "b", "a", "c", "b"):
         queue.add(key)
@@ -78,7 +78,7 @@ def test_keys_come_in_order_and_each_once() -> None:
     assert take(queue) == ["a", "b", "c"]
 
 
-def test_events_in_a_row_cause_one_pass() -> None:
+def test_burst_of_events_causes_one_reconcile() -> None:
     queue, clock = a_queue()
     for _ in range(100):
         queue.add("a", 0.1)
@@ -89,7 +89,7 @@ def test_events_in_a_row_cause_one_pass() -> None:
     assert clock.waiting() == []
 
 
-def test_a_stream_of_events_does_not_put_the_pass_off() -> None:
+def test_continuous_events_do_not_delay_the_reconcile() -> None:
     queue, clock = a_queue()
     for _ in range(5):
         queue.add("a", 0.1)
@@ -97,7 +97,7 @@ def test_a_stream_of_events_does_not_put_the_pass_off() -> None:
     assert take(queue) == ["a"]
 
 
-def test_the_earlier_of_two_times_counts() -> None:
+def test_earlier_of_two_times_counts() -> None:
     queue, clock = a_queue()
     queue.add("a", 300)
     queue.add("a", 0.1)
@@ -109,7 +109,7 @@ def test_the_earlier_of_two_times_counts() -> None:
     assert len(queue) == 0
 
 
-def test_key_that_is_worked_on_comes_again_afterwards_and_not_before() -> None:
+def test_key_added_while_worked_on_is_queued_again_afterwards() -> None:
     queue, clock = a_queue()
     queue.add("a")
     clock.turn(0)
@@ -117,14 +117,14 @@ def test_key_that_is_worked_on_comes_again_afterwards_and_not_before() -> None:
     queue.add("a")
     queue.add("a")
     clock.turn(1)
-    assert len(queue) == 0, "nobody else may work on it meanwhile"
+    assert len(queue) == 0, "no other worker may get it meanwhile"
     queue.done("a")
     assert take(queue) == ["a"]
     queue.done("a")
     assert len(queue) == 0
 
 
-def test_failures_wait_longer_and_longer_until_one_goes_well() -> None:
+def test_failures_back_off_until_a_success() -> None:
     queue, clock = a_queue(first_wait=1.0, longest_wait=10.0)
     queue.add("a")
     waits = []
@@ -153,7 +153,7 @@ def test_no_number_of_failures_is_too_large() -> None:
         assert queue.failed("a") <= 5.0
 
 
-def test_an_event_does_not_wait_for_the_end_of_a_pause() -> None:
+def test_event_cuts_a_backoff_short() -> None:
     queue, clock = a_queue(first_wait=30.0)
     queue.add("a")
     clock.turn(0)
@@ -177,8 +177,8 @@ def test_failures_of_one_key_do_not_slow_another_down() -> None:
     assert take(queue) == ["b"]
 
 
-def test_workers_that_wait_get_one_key_each() -> None:
-    """Two keys come at once while three wait: two of them work, and the third goes on waiting."""
+def test_waiting_workers_get_one_key_each() -> None:
+    """Two keys are added while three workers wait: two get a key each, the third keeps waiting."""
 
     async def main() -> None:
         queue: WorkQueue[str] = WorkQueue(1.0, 1.0)
@@ -195,7 +195,7 @@ def test_workers_that_wait_get_one_key_each() -> None:
 
 
 class Passes(RuleBasedStateMachine):
-    """Whatever is asked for and however passes end: nothing is forgotten, and nobody works on a key twice at once.
+    """For any sequence of additions and results, no key is lost, and no key is worked on twice at the same time.
 
     A pass too many does no harm: one that was asked for while the key was ready already may come on its own.
     """
@@ -206,7 +206,7 @@ class Passes(RuleBasedStateMachine):
         self.queue: WorkQueue[str] = WorkQueue(1.0, 8.0, self.clock.call_later)
         self.working: list[str] = []
         self.wanted: dict[str, float] = {}
-        """When a pass over a key that was asked for and has not begun is due."""
+        """The time at which the next reconcile of a key is due; None if none is."""
 
     def _want(self, key: str, seconds: float) -> None:
         due = self.clock.now + seconds

@@ -1,4 +1,4 @@
-"""As much of an API server as an operator needs to start: lists, watches that say nothing, and applies."""
+"""A minimal API server for an operator: lists, watches without events, and applies."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ApiServer:
     """The server.
 
     Attributes:
-        objects: What lists show, by plural.
-        instead: Handlers that answer in place of ours, by method and plural, such as "GET rayclusters".
-        server: What it was asked.
+        objects: Objects in lists, by plural.
+        instead: Handlers that replace the default, by method and plural, such as "GET rayclusters".
+        server: The HTTP server with its requests.
     """
 
     objects: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class ApiServer:
         if other is not None:
             return await other(request)
         if request.method == "GET" and "watch" in request.query:
-            return await _say_nothing(request)
+            return await _watch_without_events(request)
         if request.method == "GET":
             items = self.objects.get(plural, [])
             return web.json_response({"items": items, "metadata": {"resourceVersion": "7"}})
@@ -60,7 +60,7 @@ class ApiServer:
         return web.json_response(body)
 
 
-async def _say_nothing(request: web.Request) -> web.StreamResponse:
+async def _watch_without_events(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
     await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""What a custom resource definition says about an object, as far as an API server refuses it for that."""
+"""Validation of objects by the schema of a CRD, as far as the API server enforces it."""
 
 import os
 from collections.abc import Iterator

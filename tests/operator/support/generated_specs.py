@@ -1,4 +1,4 @@
-"""FinetuneJob specs out of the definition's own schema: some as they should be, most wrong in a place or two."""
+"""FinetuneJob specs generated from the CRD's schema: some valid, most with one or two invalid fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,10 +13,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from spotune.units.quantities import Quantity
+from tests import ROOT
 
 Schema = Mapping[str, Any]
 Spec = dict[str, Any]
-CRD = Path(__file__).parent.parent.parent / "manifests" / "crd.yaml"
+CRD = ROOT / "manifests" / "crd.yaml"
 
 _BASES: tuple[Spec, ...] = (
     {
@@ -47,18 +47,18 @@ _BASES: tuple[Spec, ...] = (
         "storage": {"existingClaim": "models"},
     },
 )
-"""Specs that are valid, one for each kind of work."""
+"""Valid specs, one for each kind of job."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Values for a field: such as are mostly right, and such as are mostly wrong or at an edge."""
+    """Values for a field: mostly valid ones, and mostly invalid or extreme ones."""
 
     right: list[Any]
     wrong: list[Any]
 
     def values(self) -> st.SearchStrategy[Any]:
-        """Nine times out of ten something right."""
+        """A value that is valid in nine of ten cases."""
         return st.integers(0, 9).flatmap(lambda number: st.sampled_from(self.right if number else self.wrong))
 
 
@@ -110,14 +110,14 @@ _ODD: list[Any] = [
     *(None, True, False, 0, -1, 3, 2**70, 1.5, 1e300, "", "x", "auto", "true", "1", "\u0000", "\ud7ff", "\U0001d518"),
     *("a" * 10_000, [], [None], [[]], ["x"], [1, "x"], {}, {"x": 1}, {"": ""}, {"source": "x"}, {"a": {"b": [{}]}}),
 ]
-"""What is right nearly nowhere."""
+"""Values that are invalid for nearly every field."""
 
 
 # What a field may hold
 
 
 def _pool(schema: Schema) -> Pool:
-    """The values for a field that is neither a section nor open."""
+    """The values for a field that is neither a section nor free-form."""
     messages = " ".join(rule["message"] for rule in schema.get("x-kubernetes-validations", ()))
     if "enum" in schema:
         return Pool(schema["enum"], [str(schema["enum"][-1]).upper(), *schema["enum"]])
@@ -153,7 +153,7 @@ def _pool_of_type(schema: Schema) -> Pool:
 
 
 def of_schema(schema: Schema) -> st.SearchStrategy[Any]:
-    """Values for a field by its schema, most of them right."""
+    """Values for a field by its schema, most of them valid."""
     if "properties" in schema:
         return _of_section(schema)
     if "additionalProperties" in schema:
@@ -166,7 +166,7 @@ def of_schema(schema: Schema) -> st.SearchStrategy[Any]:
 
 
 def _of_section(schema: Schema) -> st.SearchStrategy[Any]:
-    """An object with all that is required and some of the rest."""
+    """An object with all required fields and some optional ones."""
     fields = schema["properties"]
     required = {name: of_schema(fields[name]) for name in schema.get("required", ())}
     optional = {name: of_schema(field) for name, field in fields.items() if name not in required}
@@ -175,7 +175,7 @@ def _of_section(schema: Schema) -> st.SearchStrategy[Any]:
 
 @cache
 def pod_templates() -> st.SearchStrategy[Any]:
-    """Pod templates: such as people write, such as they should not, and nonsense."""
+    """Pod templates: realistic, invalid and nonsensical ones."""
     names = st.sampled_from(["ray-worker", "ray-head", "supervisor", "sidecar", "Side_Car", "", "data", "cache", "shm"])
     texts = st.sampled_from(["x", "", "true", "ü", "/data", "/dev/shm", "registry/x:1", "a" * 300, "$(A)"])
     amounts = st.dictionaries(
@@ -229,7 +229,7 @@ def _with_one_odd_part(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]
 
 
 def _places(value: Any) -> Iterator[Callable[[Any], None]]:
-    """Setters of everything in a value."""
+    """Setters of every part of a value."""
     items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, inner in items:
         yield _setter(value, name)
@@ -248,7 +248,7 @@ def _setter(holder: Any, name: Any) -> Callable[[Any], None]:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a spec: where it is, and its schema."""
+    """A field of a spec: its path and its schema."""
 
     path: tuple[str, ...]
     schema: Schema
@@ -269,7 +269,7 @@ def _fields_below(schema: Schema, path: tuple[str, ...]) -> Iterator[Field]:
 
 
 def _put(spec: Spec, path: tuple[str, ...], value: Any) -> None:
-    """Set a field, with the sections around it; one that something else took the place of is left alone."""
+    """Set a field and create its sections, unless another value is in the place of a section."""
     section: Any = spec
     for name in path[:-1]:
         section = section.setdefault(name, {})
@@ -280,7 +280,7 @@ def _put(spec: Spec, path: tuple[str, ...], value: Any) -> None:
 
 @st.composite
 def _steps(draw: st.DrawFn) -> tuple[tuple[str, ...], Any]:
-    """A field and what to put there: mostly what the schema allows."""
+    """A field with a value for it, which is mostly valid."""
     field = draw(st.sampled_from(fields()))
     match draw(st.integers(0, 29)):
         case 0:
@@ -294,7 +294,7 @@ def _steps(draw: st.DrawFn) -> tuple[tuple[str, ...], Any]:
 
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
-    """Specs: a valid one with up to five fields set, and now and then one taken away."""
+    """Specs: a valid one with up to five fields set, and rarely one removed."""
     spec = copy.deepcopy(draw(st.sampled_from(_BASES)))
     for path, value in draw(st.lists(_steps(), max_size=5)):
         _put(spec, path, copy.deepcopy(value))
@@ -304,7 +304,7 @@ def specs(draw: st.DrawFn) -> Spec:
 
 
 def singles() -> Iterator[Spec]:
-    """Every field by itself set to everything that there is for it, right and wrong, in a spec that is valid else."""
+    """Otherwise valid specs, each with one field set to one of its values, for all fields and values."""
     for field in fields():
         for value in _alone(field.schema):
             spec = copy.deepcopy(_BASES[len(field.path) % 2])
@@ -323,7 +323,7 @@ def _alone(schema: Schema) -> list[Any]:
 
 
 def generated(number: int) -> list[Spec]:
-    """So many specs, the same ones every time: the plain ones, half of the rest with one field set."""
+    """A number of specs, always the same: the valid ones; half of the others have one field set."""
     one = list(singles())
     every = max(1, 2 * len(one) // number)
     found: list[Spec] = [copy.deepcopy(base) for base in _BASES] + one[::every]

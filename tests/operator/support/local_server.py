@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 whose answers a test writes: for an API server, or for a supervisor."""
+"""A real HTTP server on 127.0.0.1 with scripted responses: an API server, or a supervisor."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as the server saw it; `words` is its method and path."""
+class RecordedRequest:
+    """A received request; `words` is its method and path."""
 
     words: str
     query: dict[str, str]
@@ -25,7 +25,7 @@ class Asked:
 
     @property
     def body(self) -> Any:
-        """Its JSON; None for no text."""
+        """Its JSON body; None without one."""
         return json.loads(self.text) if self.text else None
 
 
@@ -34,30 +34,30 @@ class LocalServer:
     """The server.
 
     Attributes:
-        url: Where it listens.
-        asked: What it was asked so far.
-        answers: What it says next, one each; the last one again and again.
+        url: Its base URL.
+        asked: The requests so far.
+        answers: The next responses, one for each request; the last one is repeated.
     """
 
     url: str = ""
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[RecordedRequest] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
 
-    def says(self, *answers: Answer) -> None:
-        """Answer like this from now on."""
+    def respond_with(self, *answers: Answer) -> None:
+        """Respond like this from now on."""
         self.answers = list(answers)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request with what is next."""
+        """Respond to a request with the next response."""
         text = await request.text()
         words = f"{request.method} {request.path}"
-        self.asked.append(Asked(words, dict(request.query), dict(request.headers), text))
+        self.asked.append(RecordedRequest(words, dict(request.query), dict(request.headers), text))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return await answer(request)
 
 
 def answer(content: Any = None, status: int = 200, **headers: str) -> Answer:
-    """Say a JSON value, or a text as it is."""
+    """Respond with a JSON value, or with a text unchanged."""
     text = content if isinstance(content, str) else json.dumps({} if content is None else content)
 
     async def say(_: web.Request) -> web.Response:
@@ -66,13 +66,13 @@ def answer(content: Any = None, status: int = 200, **headers: str) -> Answer:
     return say
 
 
-def refusal(status: int, message: str) -> Answer:
-    """Say no, as an API server does."""
+def failure(status: int, message: str) -> Answer:
+    """Respond with an error of the API server."""
     return answer({"kind": "Status", "status": "Failure", "message": message, "code": status}, status)
 
 
 def stream(*parts: bytes, cut: bool = False, silent: bool = False) -> Answer:
-    """Say parts one after the other; then cut the connection, say nothing more for ever, or end."""
+    """Send parts one after the other; then cut the connection, stay silent, or end."""
 
     async def say(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -92,14 +92,14 @@ def stream(*parts: bytes, cut: bool = False, silent: bool = False) -> Answer:
 
 
 async def silence(_: web.Request) -> web.StreamResponse:
-    """Say nothing at all."""
+    """Never respond."""
     await asyncio.Event().wait()
     raise AssertionError("it is cancelled before")
 
 
 @asynccontextmanager
 async def local_server(*answers: Answer, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[LocalServer]:
-    """A server that listens until the block ends, at a port of its own unless one is given."""
+    """A server that listens until the block ends, on a free port unless one is given."""
     server = LocalServer(answers=list(answers))
     app = web.Application(client_max_size=1 << 24)
     app.router.add_route("*", "/{path:.*}", server.handle)

@@ -1,4 +1,4 @@
-"""Answers of supervisors that are broken, hostile, or of another version, for property tests."""
+"""Malformed `/progress` responses (broken, hostile, of another version) for property tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from spotune_operator.observe.supervisor_status import (
-    Said,
-    SaidCheck,
-    SaidCheckpoint,
-    SaidPreflight,
-    SaidRestarts,
-    SaidSupervisor,
+    CheckpointResponse,
+    CheckResponse,
+    PreflightResponse,
+    ProgressResponse,
+    RestartsResponse,
+    SupervisorResponse,
 )
 
 _TEXTS = st.one_of(
@@ -31,32 +31,34 @@ values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_TEXTS, inner, max_size=3)),
     max_leaves=6,
 )
-"""Whatever Python makes of JSON, with the numbers that JSON has not."""
+"""Any value of Python's JSON parser, with infinities and NaN."""
 
 
 def _section(model: type[Any], **parts: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """A mapping with some of a model's fields, each right or wrong."""
+    """A mapping with some fields of a model, each valid or not."""
     names = {field.alias: parts.get(name, values) for name, field in model.model_fields.items()}
     return st.fixed_dictionaries({}, optional={name: part | values for name, part in names.items()})
 
 
 def answers() -> st.SearchStrategy[dict[str, Any]]:
-    """Answers of `/progress` in which anything may be wrong."""
+    """`/progress` responses in which any field may be invalid."""
     counts = st.integers(0, 200)
     amounts = st.floats(0, 10)
-    checks = st.lists(_section(SaidCheck, status=st.sampled_from(["passed", "failed", "running"])) | values, max_size=3)
-    preflight = _section(SaidPreflight, passed=st.booleans(), checks=checks)
+    checks = st.lists(
+        _section(CheckResponse, status=st.sampled_from(["passed", "failed", "running"])) | values, max_size=3
+    )
+    preflight = _section(PreflightResponse, passed=st.booleans(), checks=checks)
     states = st.sampled_from(["preflight", "running", "waiting", "stopping", "stopped", "failed", "trained"])
     phases = ["Starting", "Preparing", "WaitingForWorkers", "Loading", "Training", "Evaluating", "Exporting", "Done"]
-    restarts = dict.fromkeys(SaidRestarts.model_fields, counts)
+    restarts = dict.fromkeys(RestartsResponse.model_fields, counts)
     return _section(
-        Said,
+        ProgressResponse,
         phase=st.sampled_from([*phases, "Failed"]),
         step=counts,
         total_steps=counts,
         loss=amounts,
         eta_seconds=amounts,
-        last_checkpoint=_section(SaidCheckpoint, step=counts, time=st.floats(1.7e9, 1.9e9)),
-        restarts=_section(SaidRestarts, **restarts),
-        supervisor=_section(SaidSupervisor, state=states, preflight=preflight),
+        last_checkpoint=_section(CheckpointResponse, step=counts, time=st.floats(1.7e9, 1.9e9)),
+        restarts=_section(RestartsResponse, **restarts),
+        supervisor=_section(SupervisorResponse, state=states, preflight=preflight),
     )

@@ -1,10 +1,10 @@
-"""Objects as an API server has them, for the tests of this folder."""
+"""Objects of the API server, for the tests of the CLI."""
 
 import json
 from typing import Any
 
 from spotune_operator.children.raycluster import Replicas, ray_cluster
-from spotune_operator.children.resolved_job import PlacedJob, place
+from spotune_operator.children.resolved_job import ResolvedJob, resolve
 from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.providers import AKS
 from tests.api.support.job_files import a_job
@@ -20,7 +20,7 @@ def ago(seconds: float) -> str:
 
 
 def condition(name: str, status: str, reason: str = "Reason", message: str = "") -> dict[str, Any]:
-    """A condition that turned a minute ago."""
+    """A condition whose last transition was a minute ago."""
     return {
         "type": name,
         "status": status,
@@ -32,7 +32,7 @@ def condition(name: str, status: str, reason: str = "Reason", message: str = "")
 
 
 def finetune_job(*conditions: dict[str, Any], name: str = "t5-sql", **status: Any) -> dict[str, Any]:
-    """A FinetuneJob that the operator has seen, made an hour ago."""
+    """A reconciled FinetuneJob, created an hour ago."""
     manifest = a_job().model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata = {"name": name, "namespace": "team", "uid": UID, "generation": 2, "creationTimestamp": ago(3600)}
     return {
@@ -43,7 +43,7 @@ def finetune_job(*conditions: dict[str, Any], name: str = "t5-sql", **status: An
 
 
 def training_job(*conditions: dict[str, Any], **status: Any) -> dict[str, Any]:
-    """One that trains, with every figure that there may be."""
+    """A training FinetuneJob, with every metric in its status."""
     figures = {
         "phase": "Training",
         "generation": 3,
@@ -67,15 +67,15 @@ def training_job(*conditions: dict[str, Any], **status: Any) -> dict[str, Any]:
     return finetune_job(*conditions, **{**figures, **status})
 
 
-def pinned(**sections: Any) -> tuple[PlacedJob, dict[str, Any]]:
-    """A job as it was placed, and what its status keeps of that."""
-    placed = place(a_job(**sections), AKS, uid=UID)
-    spec = ray_cluster(placed, Replicas(2))["spec"]
-    return placed, {"image": placed.image, "provider": "aks", "rayCluster": json.dumps(spec)}
+def pinned(**sections: Any) -> tuple[ResolvedJob, dict[str, Any]]:
+    """A resolved job, and the pin in its status."""
+    resolved = resolve(a_job(**sections), AKS, uid=UID)
+    spec = ray_cluster(resolved, Replicas(2))["spec"]
+    return resolved, {"image": resolved.image, "provider": "aks", "rayCluster": json.dumps(spec)}
 
 
 def head_pod(uid: str = "1", **status: Any) -> dict[str, Any]:
-    """A head whose containers run."""
+    """A head pod with running containers."""
     running = [{"name": name, "state": {"running": {"startedAt": ago(30)}}} for name in ("ray-head", "supervisor")]
     metadata = {"name": f"spotune-t5-sql-head-{uid}", "namespace": "team", "uid": uid}
     return {"metadata": metadata, "status": {"phase": "Running", "containerStatuses": running, **status}}

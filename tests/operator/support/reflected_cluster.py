@@ -1,4 +1,4 @@
-"""A cluster in a dictionary, and a cache that follows it, for the tests of reflectors."""
+"""A cluster in a dictionary, and a reflector of it, for the tests of reflectors."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def pod(uid: str, group: str | None = "a", **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Cluster:
-    """Objects of one kind, with versions and a history that may be forgotten.
+    """Objects of one kind, with versions and a limited history.
 
     Attributes:
         objects: By uid.
-        page_size: Objects of a page.
-        troubles: Raised by the next lists and watches, one each; None: that one goes well.
-        asked: What was asked: "list", or "watch" with the version that it goes on from.
+        page_size: Number of objects in a page.
+        errors: Raised by the next lists and watches, one each; None: no error.
+        asked: The requests so far: "list", or "watch" with its version.
         between_pages: Called, one each, after the first page of the next lists.
     """
 
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     page_size: int = 2
-    troubles: list[Exception | None] = field(default_factory=list)
+    errors: list[Exception | None] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     between_pages: list[Callable[[], None]] = field(default_factory=list)
     _version: int = 100
@@ -53,7 +53,7 @@ class Cluster:
         self._note("BOOKMARK", {"metadata": {}})
 
     def cut(self, *, forgetting: Sequence[str] = (), adding: Sequence[dict[str, Any]] = ()) -> None:
-        """End the running watch; of what goes and comes now no watch will ever tell, if anything does."""
+        """End the running watch; the objects added and removed here are in no watch."""
         self._cut = True
         if forgetting or adding:
             self._version += 1
@@ -65,21 +65,21 @@ class Cluster:
 
     def _note(self, kind: str, item: Mapping[str, Any]) -> None:
         self._version += 1
-        said = {**item, "metadata": {**item["metadata"], "resourceVersion": str(self._version)}}
-        self._history.append((self._version, (kind, said)))
+        versioned = {**item, "metadata": {**item["metadata"], "resourceVersion": str(self._version)}}
+        self._history.append((self._version, (kind, versioned)))
         self._happened.set()
 
-    def _trouble(self, what: str) -> None:
+    def _raise_next_error(self, what: str) -> None:
         self.asked.append(what)
-        trouble = self.troubles.pop(0) if self.troubles else None
-        if trouble is not None:
-            raise trouble
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
 
     async def pages(
         self, resource: Resource, namespace: str, labels: str
     ) -> AsyncIterator[tuple[Sequence[Mapping[str, Any]], str]]:
         assert (resource, namespace, labels) == (PODS, "team", "app=x")
-        self._trouble("list")
+        self._raise_next_error("list")
         version, items = str(self._version), list(self.objects.values())
         for start in range(0, max(len(items), 1), self.page_size):
             await asyncio.sleep(0)
@@ -92,14 +92,14 @@ class Cluster:
     ) -> AsyncIterator[Event]:
         assert 200 < seconds < 400, "the API server ends watches after five minutes or so"
         self._cut = False
-        self._trouble(f"watch {version}")
+        self._raise_next_error(f"watch {version}")
         if int(version) < self._forgotten:
             raise GoneError("too old resource version", 410)
-        seen = int(version)
+        sent = int(version)
         while not self._cut:
             self._happened.clear()
-            for number, event in [entry for entry in self._history if entry[0] > seen]:
-                seen = number
+            for number, event in [entry for entry in self._history if entry[0] > sent]:
+                sent = number
                 yield event
             if not self._happened.is_set() and not self._cut:
                 await self._happened.wait()
@@ -107,7 +107,7 @@ class Cluster:
 
 @dataclass
 class Following:
-    """A reflector that runs, with what it said and how long it slept."""
+    """A running reflector, with its reports and its waits."""
 
     cluster: Cluster
     reflector: Reflector[Mapping[str, Any]]
@@ -131,7 +131,7 @@ def following(
         "group": raw["group"], "n": raw.get("n"), "uid": raw["metadata"]["uid"]
     },
 ) -> None:  # fmt: skip
-    """Run a test beside a reflector, whose waits take no time."""
+    """Run a test beside a reflector whose waits take no time."""
 
     async def main() -> None:
         changed: list[Hashable] = []
@@ -142,7 +142,7 @@ def following(
             await asyncio.sleep(0)
 
         reflector: Reflector[Mapping[str, Any]] = Reflector(
-            cluster, PODS, view, lambda seen: seen["group"], changed.append, labels="app=x", namespace="team",
+            cluster, PODS, view, lambda view: view["group"], changed.append, labels="app=x", namespace="team",
             sleep=sleep,
         )  # fmt: skip
         task = asyncio.get_running_loop().create_task(reflector.run())

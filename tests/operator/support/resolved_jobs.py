@@ -1,28 +1,28 @@
-"""Placed jobs for the tests of this folder, and looks into what is built from them."""
+"""Resolved jobs for tests, and accessors of their pod specs."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from spotune_operator.children.pods import Pod, head_pod, worker_capacities, worker_pod
-from spotune_operator.children.resolved_job import PlacedJob, place
+from spotune_operator.children.resolved_job import ResolvedJob, resolve
 from spotune_operator.providers import NONE, Provider
 from tests.api.support.job_files import a_job
 
 
-def placed_job(provider: Provider = NONE, uid: str = "", **sections: Any) -> PlacedJob:
-    """A small job with some sections of its spec replaced, placed."""
-    return place(a_job(**sections), provider, uid=uid)
+def resolved_job_of(provider: Provider = NONE, uid: str = "", **sections: Any) -> ResolvedJob:
+    """A small resolved job, with sections of its spec replaced."""
+    return resolve(a_job(**sections), provider, uid=uid)
 
 
 def worker(provider: Provider = NONE, sections: Mapping[str, Any] | None = None, **workers: Any) -> dict[str, Any]:
-    """The pod spec of a worker, of those that every job has."""
-    placed = placed_job(provider, **(sections or {}), workers=workers)
-    return _spec(worker_pod(placed, worker_capacities(placed)[0]))
+    """The pod spec of a worker of the first group."""
+    resolved = resolved_job_of(provider, **(sections or {}), workers=workers)
+    return _spec(worker_pod(resolved, worker_capacities(resolved)[0]))
 
 
 def head(provider: Provider = NONE, sections: Mapping[str, Any] | None = None, **head_section: Any) -> dict[str, Any]:
     """The pod spec of the head."""
-    return _spec(head_pod(placed_job(provider, **(sections or {}), head=head_section)))
+    return _spec(head_pod(resolved_job_of(provider, **(sections or {}), head=head_section)))
 
 
 def _spec(pod: Pod) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def container(pod: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def environment(pod: dict[str, Any], name: str) -> dict[str, Any]:
-    """Variables of a container: the value, or where it comes from."""
+    """Variables of a container: the value, or its source."""
     return {item["name"]: item.get("value", item.get("valueFrom")) for item in container(pod, name)["env"]}
 
 

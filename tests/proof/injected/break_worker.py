@@ -13,8 +13,8 @@ def break_worker(name: str) -> None:
     from after_import import after_import  # type: ignore[import-not-found]  # found by its folder there
 
     def change(worker: Any) -> None:
-        from tests.proof import broken_workers as broken
+        from tests.proof import broken_workers
 
-        worker.Worker = getattr(broken, name)
+        worker.Worker = getattr(broken_workers, name)
 
     after_import("spotune_trainer.training.worker", change)

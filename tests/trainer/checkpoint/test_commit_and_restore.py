@@ -1,4 +1,4 @@
-"""Checkpoints: what one layout wrote any other reads, and nothing half-written or damaged is taken for one."""
+"""Checkpoints: any layout reads what any other wrote, and a torn or damaged one is never mistaken for whole."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from spotune_trainer.checkpoint.layout import (
 )
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, read_parameters, verify
 from spotune_trainer.checkpoint.writer import commit, prune, write_fragments, write_tensors
-from spotune_trainer.engine import zero_state as fragments
+from spotune_trainer.engine import zero_state
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.trainer.support.checkpoints import SHAPES, cut, make_manifest, make_state, put_checkpoint
+from tests.trainer.support.checkpoints import SHAPES, commit_checkpoint, fragments_of_rank, make_manifest, make_state
 
 
 @pytest.fixture
@@ -49,34 +49,34 @@ def names(directory: JobDirectory) -> list[str]:
 
 @pytest.mark.parametrize("wrote", [1, 2, 3, 8])
 @pytest.mark.parametrize("reads", [1, 2, 5])
-def test_any_number_of_ranks_reads_what_any_other_wrote(directory: JobDirectory, wrote: int, reads: int) -> None:
+def test_any_world_size_reads_what_any_other_wrote(directory: JobDirectory, wrote: int, reads: int) -> None:
     state = make_state()
-    checkpoint = whole(directory, put_checkpoint(directory, 1, 1, wrote, state))
+    checkpoint = whole(directory, commit_checkpoint(directory, 1, 1, wrote, state))
     verify(checkpoint)
     empty = {name: torch.full_like(tensor, torch.nan) for name, tensor in state.items()}
     for rank in range(reads):
-        CheckpointReader(checkpoint).restore(cut(empty, reads, rank))
+        CheckpointReader(checkpoint).restore(fragments_of_rank(empty, reads, rank))
     assert all(torch.equal(empty[name], tensor) for name, tensor in state.items())
 
 
-def test_the_masters_come_back_in_their_shapes(directory: JobDirectory) -> None:
+def test_master_weights_are_read_in_their_shapes(directory: JobDirectory) -> None:
     state = make_state()
-    parameters = read_parameters(whole(directory, put_checkpoint(directory, 1, 1, 3, state)))
+    parameters = read_parameters(whole(directory, commit_checkpoint(directory, 1, 1, 3, state)))
     assert {name: tuple(tensor.shape) for name, tensor in parameters.items()} == SHAPES
     assert all(torch.equal(tensor.flatten(), state[f"{name}/fp32"]) for name, tensor in parameters.items())
 
 
 def test_the_safetensors_library_reads_a_ranks_file(directory: JobDirectory) -> None:
     state = make_state()
-    checkpoint = whole(directory, put_checkpoint(directory, 1, 1, 2, state))
+    checkpoint = whole(directory, commit_checkpoint(directory, 1, 1, 2, state))
     with safe_open(checkpoint.path / "rank-00001.safetensors", framework="pt") as file:
         read = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
     assert len(read) == 2 * len(STATES)
     assert torch.equal(read["layer.weight|17|exp_avg"], state["layer.weight/exp_avg"][17:])
 
 
-def test_a_tensor_is_asked_for_when_the_one_before_has_been_written(directory: JobDirectory) -> None:
-    """So a model that is larger than memory can be written."""
+def test_each_tensor_is_taken_after_the_previous_one_was_written(directory: JobDirectory) -> None:
+    """This makes it possible to write a model that is larger than memory."""
     file, sizes = directory.root / "rank-00000.safetensors", []
 
     def tensors() -> Iterator[torch.Tensor]:
@@ -98,14 +98,14 @@ def test_states_in_other_precisions_are_saved_in_fp32(directory: JobDirectory) -
         assert file.get_tensor("p|0|fp32").tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(directory: JobDirectory) -> None:
-    checkpoint = whole(directory, put_checkpoint(directory, 1, 1, 2))
+def test_a_flipped_bit_is_found_anywhere_in_a_file(directory: JobDirectory) -> None:
+    checkpoint = whole(directory, commit_checkpoint(directory, 1, 1, 2))
     file = checkpoint.path / "rank-00001.safetensors"
     content = file.read_bytes()
     for position in range(0, len(content), 37):
         file.write_bytes(content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])
         with pytest.raises(
-            CorruptCheckpointError, match=r"rank-00001\.safetensors has checksum \w+, its manifest says"
+            CorruptCheckpointError, match=r"rank-00001\.safetensors has checksum \w+, its manifest records"
         ):
             verify(checkpoint)
         verify(checkpoint, checkpoint.manifest.files[:1])
@@ -113,8 +113,8 @@ def test_a_flipped_bit_is_found_wherever_it_is(directory: JobDirectory) -> None:
     verify(checkpoint)
 
 
-def test_a_file_that_is_gone_or_unreadable_is_corrupt(directory: JobDirectory) -> None:
-    checkpoint = whole(directory, put_checkpoint(directory, 1, 1, 2))
+def test_a_missing_or_unreadable_file_is_corrupt(directory: JobDirectory) -> None:
+    checkpoint = whole(directory, commit_checkpoint(directory, 1, 1, 2))
     file = checkpoint.path / "rank-00001.safetensors"
     os.truncate(file, 5)
     with pytest.raises(CorruptCheckpointError, match="cannot be read"):
@@ -124,17 +124,17 @@ def test_a_file_that_is_gone_or_unreadable_is_corrupt(directory: JobDirectory) -
         verify(checkpoint)
 
 
-def test_fragments_that_no_file_holds_are_missed(directory: JobDirectory) -> None:
-    checkpoint = whole(directory, put_checkpoint(directory, 1, 1, 2))
+def test_fragments_that_no_file_holds_are_an_error(directory: JobDirectory) -> None:
+    checkpoint = whole(directory, commit_checkpoint(directory, 1, 1, 2))
     (first, second) = checkpoint.manifest.files
     shutil.copyfile(checkpoint.path / first.name, checkpoint.path / second.name)
     with pytest.raises(CorruptCheckpointError, match=r"of 35 elements of layer\.weight \(fp32\) from 0 are in no file"):
         read_parameters(checkpoint)
 
 
-def test_a_kill_before_any_file_leaves_no_checkpoint(directory: JobDirectory) -> None:
-    """Files are taken away in the order opposite to that in which they were written; the manifest comes last."""
-    name = put_checkpoint(directory, 1, 1, 2)
+def test_a_kill_before_any_file_leaves_a_torn_checkpoint(directory: JobDirectory) -> None:
+    """Removes the files in the reverse order of writing; the manifest was written last."""
+    name = commit_checkpoint(directory, 1, 1, 2)
     folder = directory.checkpoints / str(name)
     written = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert written[-1].name == MANIFEST
@@ -142,34 +142,34 @@ def test_a_kill_before_any_file_leaves_no_checkpoint(directory: JobDirectory) ->
         path.unlink()
         torn = open_checkpoint(folder)
         assert isinstance(torn, Torn)
-        assert torn.reason == "it was never finished (no manifest)"
+        assert torn.reason == "it was never committed (no manifest)"
 
 
 def test_the_manifest_waits_for_every_rank(directory: JobDirectory) -> None:
     name, state = CheckpointName(1, 1), make_state()
     folder = directory.checkpoints / str(name)
-    write_fragments(folder, 0, cut(state, 2, 0))
-    committer = threading.Thread(
+    write_fragments(folder, 0, fragments_of_rank(state, 2, 0))
+    rank_0 = threading.Thread(
         target=commit, args=(directory, name, 2, lambda entries: make_manifest(name, entries)), daemon=True
     )
-    committer.start()
-    committer.join(timeout=0.1)
-    assert committer.is_alive()
+    rank_0.start()
+    rank_0.join(timeout=0.1)
+    assert rank_0.is_alive()
     assert isinstance(open_checkpoint(folder), Torn)
-    write_fragments(folder, 1, cut(state, 2, 1))
-    committer.join(timeout=10)
+    write_fragments(folder, 1, fragments_of_rank(state, 2, 1))
+    rank_0.join(timeout=10)
     verify(whole(directory, name))
 
 
-def test_sizes_are_compared_when_a_checkpoint_is_opened(directory: JobDirectory) -> None:
-    name = put_checkpoint(directory, 1, 1)
+def test_opening_a_checkpoint_checks_file_sizes(directory: JobDirectory) -> None:
+    name = commit_checkpoint(directory, 1, 1)
     checkpoint = whole(directory, name)
     file = checkpoint.path / "rank-00000.safetensors"
     assert checkpoint.bytes == file.stat().st_size
     os.truncate(file, 100)
     torn = open_checkpoint(checkpoint.path)
     assert isinstance(torn, Torn)
-    assert torn.reason == f"rank-00000.safetensors has 100 bytes, its manifest says {checkpoint.bytes}"
+    assert torn.reason == f"rank-00000.safetensors has 100 bytes, its manifest records {checkpoint.bytes}"
 
 
 def test_a_manifest_survives_json() -> None:
@@ -186,12 +186,12 @@ def test_a_manifest_survives_json() -> None:
         ({"format": 1, "files": [{"path": ""}], "parameters": {}}, "not a manifest"),
     ],
 )
-def test_what_is_no_manifest_is_refused(value: dict[str, object], reason: str) -> None:
+def test_an_invalid_manifest_is_refused(value: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Manifest.from_json(value)
 
 
-def test_names_order_by_step_and_are_read_back() -> None:
+def test_names_sort_by_step_and_parse_back() -> None:
     name = CheckpointName(120, 7)
     assert str(name) == "step-00000120.gen-7"
     assert CheckpointName.parse(str(name)) == name
@@ -200,17 +200,17 @@ def test_names_order_by_step_and_are_read_back() -> None:
         CheckpointName.parse("step-1.gen-1")
 
 
-def test_other_folders_are_no_checkpoints(directory: JobDirectory) -> None:
+def test_other_folders_are_ignored(directory: JobDirectory) -> None:
     assert names(directory) == []
-    put_checkpoint(directory, 1, 1)
+    commit_checkpoint(directory, 1, 1)
     (directory.checkpoints / "lost+found").mkdir()
     assert names(directory) == ["step-00000001.gen-1"]
 
 
-def test_pruning_keeps_the_newest_and_every_so_many_steps(directory: JobDirectory) -> None:
+def test_pruning_keeps_the_newest_and_multiples_of_keep_every_steps(directory: JobDirectory) -> None:
     claim(directory, None)
     for step in (5, 10, 15, 20, 25):
-        put_checkpoint(directory, step, 1)
+        commit_checkpoint(directory, step, 1)
     assert prune(directory, 1, keep=2, keep_every_steps=10) == ["step-00000005.gen-1", "step-00000015.gen-1"]
     assert names(directory) == [f"step-{step:08d}.gen-1" for step in (10, 20, 25)]
     assert prune(directory, 1, keep=1) == [f"step-{step:08d}.gen-1" for step in (10, 20)]
@@ -219,45 +219,45 @@ def test_pruning_keeps_the_newest_and_every_so_many_steps(directory: JobDirector
 def test_nothing_is_pruned_before_the_generations_own_first_commit(directory: JobDirectory) -> None:
     claim(directory, None)
     for step in (5, 10, 15):
-        put_checkpoint(directory, step, 1)
+        commit_checkpoint(directory, step, 1)
     claim(directory, CheckpointName(15, 1))
     folder = directory.checkpoints / str(CheckpointName(20, 2))
-    write_fragments(folder, 0, cut(make_state(), 1, 0))
+    write_fragments(folder, 0, fragments_of_rank(make_state(), 1, 0))
     assert prune(directory, 2, keep=1) == []
     assert len(names(directory)) == 4
 
 
-def test_what_was_given_up_or_never_finished_goes_with_the_next_commit(directory: JobDirectory) -> None:
+def test_pruning_deletes_superseded_and_unfinished_checkpoints(directory: JobDirectory) -> None:
     claim(directory, None)
-    restored = put_checkpoint(directory, 10, 1)
-    put_checkpoint(directory, 20, 1)
+    restored = commit_checkpoint(directory, 10, 1)
+    commit_checkpoint(directory, 20, 1)
     (directory.checkpoints / "step-00000030.gen-1").mkdir()
     claim(directory, restored)
-    put_checkpoint(directory, 15, 2)
+    commit_checkpoint(directory, 15, 2)
     assert prune(directory, 2, keep=2) == ["step-00000020.gen-1", "step-00000030.gen-1"]
     assert names(directory) == ["step-00000010.gen-1", "step-00000015.gen-2"]
 
 
 def test_a_superseded_generation_prunes_nothing_of_a_later_one(directory: JobDirectory) -> None:
     claim(directory, None)
-    put_checkpoint(directory, 10, 1)
+    commit_checkpoint(directory, 10, 1)
     claim(directory, None)
-    put_checkpoint(directory, 5, 2)
+    commit_checkpoint(directory, 5, 2)
     (directory.checkpoints / "step-00000007.gen-2").mkdir()
     prune(directory, 1, keep=1)
     assert {"step-00000005.gen-2", "step-00000007.gen-2"} <= set(names(directory))
 
 
-def test_a_zombie_that_prunes_leaves_what_its_successor_restored(directory: JobDirectory) -> None:
-    """Generation 2 started from step 10 of generation 1, which still trains, commits and prunes."""
+def test_a_pruning_zombie_keeps_what_its_successor_restored(directory: JobDirectory) -> None:
+    """Generation 2 started from step 10 of generation 1, which still commits and prunes."""
     claim(directory, None)
-    restored = put_checkpoint(directory, 10, 1)
+    restored = commit_checkpoint(directory, 10, 1)
     claim(directory, restored)
     for step in (20, 30):
-        put_checkpoint(directory, step, 1)
+        commit_checkpoint(directory, step, 1)
     prune(directory, 1, keep=1)
     assert str(restored) in names(directory)
 
 
-def test_the_installed_deepspeed_is_one_whose_internals_are_known() -> None:
-    fragments.check_version()
+def test_the_installed_deepspeed_version_is_supported() -> None:
+    zero_state.check_version()

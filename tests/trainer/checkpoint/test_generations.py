@@ -1,4 +1,4 @@
-"""The fence: which worker group counts, what it may resume from, and which steps led to its state."""
+"""The fence: which checkpoints count, what to resume from, and which steps led to the current state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spotune_trainer.checkpoint.generations import (
 )
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.trainer.support.checkpoints import put_checkpoint
+from tests.trainer.support.checkpoints import commit_checkpoint
 
 CLAIM = """
 import sys
@@ -38,8 +38,8 @@ def directory(tmp_path: Path) -> JobDirectory:
     return JobDirectory(tmp_path)
 
 
-def chosen(directory: JobDirectory, *refused: CheckpointName) -> str | None:
-    checkpoint = choose_checkpoint(directory, refused).checkpoint
+def chosen(directory: JobDirectory, *corrupt: CheckpointName) -> str | None:
+    checkpoint = choose_checkpoint(directory, corrupt).checkpoint
     return str(checkpoint.name) if checkpoint else None
 
 
@@ -54,7 +54,7 @@ def survivors(directory: JobDirectory) -> list[tuple[int, int]]:
     return [(record["generation"], record["step"]) for record in surviving_steps(directory)]
 
 
-def test_processes_that_race_claim_every_number_once(directory: JobDirectory) -> None:
+def test_racing_processes_claim_every_number_once(directory: JobDirectory) -> None:
     command = [sys.executable, "-c", CLAIM, str(directory.root)]
     claimants = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     numbers = [[int(line) for line in claimant.communicate(timeout=60)[0].split()] for claimant in claimants]
@@ -64,14 +64,14 @@ def test_processes_that_race_claim_every_number_once(directory: JobDirectory) ->
     assert not list(directory.generations.glob(".claim*"))
 
 
-def test_a_claim_that_was_killed_half_way_is_no_generation(directory: JobDirectory) -> None:
+def test_an_interrupted_claim_is_no_generation(directory: JobDirectory) -> None:
     assert claim(directory, None).number == 1
     (directory.generations / ".claim-1234abcd").mkdir()
     assert latest_generation(directory) == 1
     assert claim(directory, None).number == 2
 
 
-def test_a_generation_knows_what_it_started_from(directory: JobDirectory) -> None:
+def test_a_generation_records_what_it_started_from(directory: JobDirectory) -> None:
     assert list_generations(directory) == []
     claim(directory, None)
     claim(directory, CheckpointName(20, 1))
@@ -81,9 +81,9 @@ def test_a_generation_knows_what_it_started_from(directory: JobDirectory) -> Non
     assert not is_superseded(directory, 2)
 
 
-def test_a_folder_that_is_no_generation_is_named(directory: JobDirectory) -> None:
+def test_a_folder_that_is_no_generation_is_an_error(directory: JobDirectory) -> None:
     (directory.generations / "0000001").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"0000001 has no restored\.json: it was not made by spotune"):
+    with pytest.raises(ValueError, match=r"0000001 has no restored\.json: spotune did not make this folder"):
         list_generations(directory)
 
 
@@ -100,7 +100,7 @@ def test_a_folder_that_is_no_generation_is_named(directory: JobDirectory) -> Non
         (CheckpointName(5, 1), [None, CheckpointName(10, 1), CheckpointName(5, 1)], True),
     ],
 )
-def test_a_checkpoint_counts_unless_a_later_generation_started_from_something_older(
+def test_a_checkpoint_counts_unless_a_later_generation_started_from_an_older_one(
     name: CheckpointName, started_from: list[CheckpointName | None], counts: bool
 ) -> None:
     generations = [Generation(number, restored) for number, restored in enumerate(started_from, start=1)]
@@ -110,8 +110,8 @@ def test_a_checkpoint_counts_unless_a_later_generation_started_from_something_ol
 def test_the_newest_checkpoint_of_the_lineage_is_chosen(directory: JobDirectory) -> None:
     assert chosen(directory) is None
     claim(directory, None)
-    first = put_checkpoint(directory, 10, 1)
-    newest = put_checkpoint(directory, 20, 1)
+    first = commit_checkpoint(directory, 10, 1)
+    newest = commit_checkpoint(directory, 20, 1)
     assert chosen(directory) == "step-00000020.gen-1"
     assert chosen(directory, newest) == "step-00000010.gen-1"
     assert chosen(directory, newest, first) is None
@@ -119,18 +119,18 @@ def test_the_newest_checkpoint_of_the_lineage_is_chosen(directory: JobDirectory)
 
 def test_what_a_superseded_generation_commits_is_not_chosen(directory: JobDirectory) -> None:
     claim(directory, None)
-    restored = put_checkpoint(directory, 10, 1)
+    restored = commit_checkpoint(directory, 10, 1)
     claim(directory, restored)
-    put_checkpoint(directory, 30, 1)
+    commit_checkpoint(directory, 30, 1)
     assert chosen(directory) == "step-00000010.gen-1"
-    put_checkpoint(directory, 20, 2)
+    commit_checkpoint(directory, 20, 2)
     assert chosen(directory) == "step-00000020.gen-2"
 
 
-def test_torn_checkpoints_are_passed_over_with_their_reasons(directory: JobDirectory) -> None:
+def test_torn_checkpoints_are_skipped_with_their_reasons(directory: JobDirectory) -> None:
     claim(directory, None)
     for step in (10, 20, 30, 40, 50):
-        put_checkpoint(directory, step, 1)
+        commit_checkpoint(directory, step, 1)
     folders = {step: directory.checkpoints / f"step-{step:08d}.gen-1" for step in (20, 30, 40, 50)}
     (folders[50] / MANIFEST).unlink()
     (folders[40] / MANIFEST).write_text("{")
@@ -139,23 +139,23 @@ def test_torn_checkpoints_are_passed_over_with_their_reasons(directory: JobDirec
     choice = choose_checkpoint(directory)
     assert choice.checkpoint is not None
     assert choice.checkpoint.name == CheckpointName(10, 1)
-    assert [torn.name.step for torn in choice.skipped] == [40, 30, 20], "what was never committed is no news"
+    assert [torn.name.step for torn in choice.skipped] == [40, 30, 20], "an uncommitted one is not reported"
     reasons = [torn.reason for torn in choice.skipped]
     assert "is not valid JSON" in reasons[0]
     assert reasons[1] == "manifest of format 7, this version reads format 1"
     assert reasons[2] == "rank-00000.safetensors is missing"
 
 
-def test_torn_checkpoints_older_than_the_chosen_one_are_not_mentioned(directory: JobDirectory) -> None:
+def test_torn_checkpoints_older_than_the_chosen_one_are_not_reported(directory: JobDirectory) -> None:
     claim(directory, None)
-    put_checkpoint(directory, 10, 1)
-    put_checkpoint(directory, 20, 1)
+    commit_checkpoint(directory, 10, 1)
+    commit_checkpoint(directory, 20, 1)
     (directory.checkpoints / "step-00000010.gen-1" / MANIFEST).unlink()
     assert choose_checkpoint(directory).skipped == ()
 
 
 def test_surviving_steps_follow_the_newest_generation_back(directory: JobDirectory) -> None:
-    """Of every generation only what its successor went on from counts."""
+    """Of each older generation, only the steps up to what its successor restored count."""
     assert survivors(directory) == []
     claim(directory, None)
     log_steps(directory, 1, 1, 7)
@@ -168,7 +168,7 @@ def test_surviving_steps_follow_the_newest_generation_back(directory: JobDirecto
     assert survivors(directory) == [*[(1, step) for step in range(1, 6)], (3, 6)]
 
 
-def test_nothing_survives_a_start_from_the_beginning(directory: JobDirectory) -> None:
+def test_no_step_survives_a_start_from_the_beginning(directory: JobDirectory) -> None:
     claim(directory, None)
     log_steps(directory, 1, 1, 4)
     claim(directory, None)

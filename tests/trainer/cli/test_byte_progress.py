@@ -1,4 +1,4 @@
-"""How far a long command is, for people at a terminal and for logs."""
+"""Progress of a long command in a terminal and in logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spotune checkpoint`: what a run has committed, whether it is still what was written, and the model in it."""
+"""`spotune checkpoint`: list, verify, export and convert the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def masters(job: FinetuneJob, step: int) -> dict[str, Tensor]:
 
 
 def save(directory: JobDirectory, job: FinetuneJob, name: CheckpointName) -> None:
-    """Commit the job's initial parameters plus the step, each cut in two between the ranks."""
+    """Commit the job's initial parameters plus the step, each split between two ranks."""
     parameters = masters(job, name.step)
     for rank in range(WORLD_SIZE):
         fragments = []
@@ -88,9 +88,7 @@ def flip_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_checkpoints_are_listed_with_what_people_ask_about(
-    run: JobDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_are_listed_with_their_metadata(run: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "ls", run.root, "--output", "json")
     assert code == 0
     size = sum(path.stat().st_size for path in (run.checkpoints / "step-00000010.gen-1").glob("*.safetensors"))
@@ -114,18 +112,18 @@ def test_checkpoints_are_listed_with_what_people_ask_about(
     assert lines[1].split()[-1] == "whole"
 
 
-def test_a_run_without_checkpoints_is_no_error(run: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_listing_a_run_without_checkpoints_succeeds(run: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in run.checkpoints.iterdir():
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
     assert call(capsys, "ls", run.root)[:2] == (0, "no checkpoints yet\n")
     code, _, err = call(capsys, "export", run.root)
-    assert (code, err) == (2, "there is no whole checkpoint yet; there are whole ones of step: none.\n")
+    assert (code, err) == (2, "there is no whole checkpoint yet. Steps with a whole checkpoint: none.\n")
     assert call(capsys, "verify", run.root)[0] == 2
 
 
-def test_folders_say_what_they_are_good_for(
+def test_folders_are_listed_with_their_state(
     run: JobDirectory, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     claim(run, CheckpointName(10, 1))  # passes over step 20 of generation 1
@@ -162,7 +160,7 @@ def test_damage_is_found_and_named(run: JobDirectory, capsys: pytest.CaptureFixt
         path.unlink()
     code, out, err = call(capsys, "verify", run.root)
     assert code == 20
-    assert "1 of 2 checkpoints damaged: step-00000020.gen-1: rank-00001.safetensors" in err
+    assert "1 of 2 checkpoints are damaged: step-00000020.gen-1: rank-00001.safetensors" in err
     assert "damaged" in out
     assert call(capsys, "verify", run.root, "--step", 10)[0] == 0
     code, out, err = call(capsys, "verify", run.root, "--step", 20, "--output", "json")
@@ -192,7 +190,7 @@ def test_the_newest_checkpoint_is_exported_as_a_model(
     assert "| Optimizer steps | 20 |" in card
 
 
-def test_a_chosen_step_is_exported_where_it_is_wanted(
+def test_a_chosen_step_is_exported_to_the_given_folder(
     run: JobDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = call(capsys, "export", run.root, "--step", 10, "--to", tmp_path / "model", "--output", "json")
@@ -207,11 +205,11 @@ def test_a_chosen_step_is_exported_where_it_is_wanted(
 @pytest.mark.parametrize(
     ("step", "code", "message"),
     [
-        (15, 2, "there is no whole checkpoint of step 15; there are whole ones of step: 10, 20."),
+        (15, 2, "there is no whole checkpoint of step 15. Steps with a whole checkpoint: 10, 20."),
         (10, 20, "checkpoint step-00000010.gen-1 is corrupt: rank-00001.safetensors has checksum"),
     ],
 )
-def test_what_is_not_whole_is_not_exported(
+def test_an_incomplete_checkpoint_is_not_exported(
     run: JobDirectory, capsys: pytest.CaptureFixture[str], step: int, code: int, message: str
 ) -> None:
     flip_bit(rank_file(run, 10))
@@ -221,14 +219,15 @@ def test_what_is_not_whole_is_not_exported(
     assert not list(run.root.glob("export*"))
 
 
-def test_a_checkpoint_that_is_cut_short_is_not_exported(run: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_checkpoint_is_not_exported(run: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     rank_file(run, 20).unlink()
     code, _, err = call(capsys, "export", run.root, "--step", 20)
     assert code == 20
-    assert "step-00000020.gen-1 is damaged: rank-00001.safetensors is missing. Whole ones are of step: 10." in err
+    damage = "step-00000020.gen-1 is damaged: rank-00001.safetensors is missing"
+    assert f"{damage}. Steps with a whole checkpoint: 10." in err
 
 
-def test_a_checkpoint_goes_to_the_universal_format_and_begins_another_run(
+def test_a_checkpoint_is_converted_to_the_universal_format_and_starts_another_run(
     run: JobDirectory, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, job = tmp_path / "universal" / "step-10", tmp_path / "job.yaml"
@@ -258,7 +257,7 @@ def test_a_checkpoint_goes_to_the_universal_format_and_begins_another_run(
     job.write_text(json.dumps(content))
     code, out, _ = call(capsys, "convert", tmp_path / "next", "--from", folder, "--job", job)
     assert code == 0
-    assert out.splitlines()[-1] == "spotune run goes on after step 10"
+    assert out.splitlines()[-1] == "spotune run continues after step 10"
     code, out, _ = call(capsys, "verify", tmp_path / "next", "--output", "json")
     assert (code, states(out)) == (0, {"step-00000010.gen-0": "whole"})
     (found,) = list_entries(JobDirectory(tmp_path / "next"))
@@ -268,21 +267,21 @@ def test_a_checkpoint_goes_to_the_universal_format_and_begins_another_run(
     assert all(torch.equal(parameters[name], value) for name, value in expected.items())
     code, _, err = call(capsys, "convert", tmp_path / "next", "--from", folder)
     assert code == 2
-    assert "has begun already" in err
+    assert "has already started" in err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "name either --to, a folder to write, or --from, a folder to read."),
-        (("--to", "a", "--from", "b"), "name either --to, a folder to write, or --from, a folder to read."),
-        (("--from", "b", "--step", 10), "--step chooses among the checkpoints of a run"),
-        (("--to", "a", "--job", "job.yaml"), "--job is for --from"),
-        (("--to", "/"), "/ exists: name a folder that does not, or remove it."),
+        ((), "give either --to, a folder to write, or --from, a folder to read."),
+        (("--to", "a", "--from", "b"), "give either --to, a folder to write, or --from, a folder to read."),
+        (("--from", "b", "--step", 10), "--step selects a checkpoint of this run"),
+        (("--to", "a", "--job", "job.yaml"), "--job needs --from"),
+        (("--to", "/"), "/ exists: give a new folder, or remove this one."),
         (("--to", "a", "--step", 15), "there is no whole checkpoint of step 15"),
     ],
 )
-def test_a_conversion_that_cannot_be_meant_is_refused(
+def test_contradictory_conversion_options_are_refused(
     run: JobDirectory, capsys: pytest.CaptureFixture[str], options: tuple[object, ...], message: str
 ) -> None:
     code, _, err = call(capsys, "convert", run.root, *options)
@@ -290,21 +289,19 @@ def test_a_conversion_that_cannot_be_meant_is_refused(
     assert message in err
 
 
-def test_a_place_that_takes_no_folder_is_not_the_jobs_fault(
-    run: JobDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_output_is_an_infrastructure_error(run: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "convert", run.root, "--to", "/proc/universal")
     assert code == 10
-    assert "the conversion failed, and left nothing: [Errno" in err
+    assert "the conversion failed and wrote nothing: [Errno" in err
 
 
-def test_a_run_begins_with_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_needs_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "convert", tmp_path / "next", "--from", tmp_path)
-    assert (code, "has no job yet: name its file with --job" in err) == (2, True)
+    assert (code, "has no job yet: give its file with --job" in err) == (2, True)
     assert not (tmp_path / "next").exists()
 
 
-def test_what_is_damaged_is_not_converted(
+def test_a_damaged_checkpoint_is_not_converted(
     run: JobDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip_bit(rank_file(run, 20))

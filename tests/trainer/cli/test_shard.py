@@ -18,7 +18,7 @@ TEMPLATES = ["--task", "seq2seq", "--prompt", "{question}", "--completion", "{sq
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with rows and a tokenizer in it, which is also the current one."""
+    """The current folder, with rows and a tokenizer in it."""
     save_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def test_options_alone_are_enough(workplace: Path, capsys: pytest.CaptureFixture
     assert manifest["splits"]["train"]["documents"] + manifest["splits"]["eval"]["documents"] == 60
 
 
-def test_a_job_gives_what_the_options_do_not(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_file_gives_the_missing_options(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = workplace / "job"
     folder.mkdir()
     (folder / "job.yaml").write_text(
@@ -80,18 +80,18 @@ def test_a_job_gives_what_the_options_do_not(workplace: Path, capsys: pytest.Cap
     ("words", "code", "message"),
     [
         (["rows.jsonl", *TEMPLATES], 2, "--tokenizer, or --job"),
-        (["rows.jsonl", "--tokenizer", "tokenizer"], 2, "say what to learn"),
-        (["--tokenizer", "tokenizer", *TEMPLATES], 2, "name the files"),
+        (["rows.jsonl", "--tokenizer", "tokenizer"], 2, "the columns to learn are missing"),
+        (["--tokenizer", "tokenizer", *TEMPLATES], 2, "give the files to read"),
         (["rows.jsonl", "--job", "absent.yaml"], 2, "absent.yaml"),
         (["rows.jsonl", "--tokenizer", "absent", *TEMPLATES], 20, "no folder 'absent'"),
         (["absent.jsonl", "--tokenizer", "tokenizer", *TEMPLATES], 20, "absent.jsonl"),
         (["rows.jsonl", "--tokenizer", "tokenizer", "--text", "body"], 20, "rows.jsonl:1: no column 'body'"),
-        (["rows.jsonl", "--tokenizer", "tokenizer", "--text", "body{"], 20, "lone {"),
+        (["rows.jsonl", "--tokenizer", "tokenizer", "--text", "body{"], 20, "unmatched {"),
         (["rows.jsonl", "--tokenizer", "tokenizer", *TEMPLATES, "--packing"], 20, "packing"),
-        (["rows.jsonl", "--tokenizer", "tokenizer", *TEMPLATES, "--text", "body"], 20, "give one of"),
+        (["rows.jsonl", "--tokenizer", "tokenizer", *TEMPLATES, "--text", "body"], 20, "set only one of"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_its_exit_code(
+def test_errors_are_one_line_with_their_exit_code(
     workplace: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
     assert shard(*words, "--directory", "out", "--output", "json") == code

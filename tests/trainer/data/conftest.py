@@ -1,4 +1,4 @@
-"""A tokenizer small enough to train in a test, and shards to read."""
+"""Fixtures: a small tokenizer, rows, and a writer of shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WriteShards = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """Byte-level BPE of 300 tokens that adds no special tokens by itself."""
+    """Byte-level BPE with 300 tokens that adds no special tokens."""
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
     backend.decoder = ByteLevelDecoder()
@@ -44,7 +44,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture
 def write_shards(tmp_path: Path) -> WriteShards:
-    """Writes rows as shards of a given number of samples, with hashes."""
+    """A function that writes rows as MDS shards with hashes, `per_shard` samples each."""
 
     def write(
         rows: Sequence[dict[str, Any]],
@@ -71,7 +71,7 @@ def write_shards(tmp_path: Path) -> WriteShards:
 
 @pytest.fixture
 def rows() -> list[dict[str, Any]]:
-    """100 rows of different lengths, each with tokens of its own."""
+    """100 rows of different lengths; all tokens of row n are n."""
     generator = np.random.default_rng(7)
     return [
         {

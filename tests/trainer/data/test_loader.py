@@ -1,4 +1,4 @@
-"""The loader gives each rank its micro-batches, ahead of time, and hides no error."""
+"""The loader gives each rank its micro-batches, reads ahead, and raises errors at their step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dataset(write_shards: WriteShards, rows: Rows, tmp_path: Path) -> ShardedDat
 
 def loader(dataset: ShardedDataset, steps: tuple[int, int], rank: int = 0, world_size: int = 1) -> MicroBatchLoader:
     schedule = SampleSchedule(dataset.shard_sizes, 24, seed=42)
-    return MicroBatchLoader(dataset, schedule, "seq2seq", 0, 5, rank, world_size, *steps, depth=2)
+    return MicroBatchLoader(dataset, schedule, "seq2seq", 0, 5, rank, world_size, *steps, prefetch_steps=2)
 
 
 def reader_threads() -> list[str]:
@@ -34,7 +34,7 @@ def reader_threads() -> list[str]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_all_ranks_together_train_on_the_schedule(dataset: ShardedDataset, rows: Rows, world_size: int) -> None:
+def test_all_ranks_together_get_the_scheduled_samples(dataset: ShardedDataset, rows: Rows, world_size: int) -> None:
     schedule = SampleSchedule(dataset.shard_sizes, 24, seed=42)
     by_rank = [list(loader(dataset, (3, 9), rank, world_size)) for rank in range(world_size)]
     for offset, step in enumerate(range(3, 9)):
@@ -50,7 +50,9 @@ def test_a_rank_without_micro_batches_still_gets_every_step(dataset: ShardedData
     assert list(loader(dataset, (0, 3), rank=6, world_size=7)) == [[], [], []]
 
 
-def test_an_error_surfaces_at_its_step_and_not_before(dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_raised_at_its_step_and_not_before(
+    dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schedule = SampleSchedule(dataset.shard_sizes, 24, seed=42)
     bad = int(schedule.sample_ids(2)[0])
     real = ShardedDataset.__getitem__
@@ -69,13 +71,13 @@ def test_an_error_surfaces_at_its_step_and_not_before(dataset: ShardedDataset, m
     assert not reader_threads()
 
 
-def test_leaving_early_ends_the_reader(dataset: ShardedDataset) -> None:
+def test_closing_the_iterator_stops_the_reader_thread(dataset: ShardedDataset) -> None:
     for _ in loader(dataset, (0, 1000)):
         break
     assert not reader_threads()
 
 
-def test_it_reads_a_few_steps_ahead_and_no_more(dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_prefetch_steps_are_read_ahead(dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     real = MicroBatchLoader._read
 
@@ -90,7 +92,7 @@ def test_it_reads_a_few_steps_ahead_and_no_more(dataset: ShardedDataset, monkeyp
     steps.close()
 
 
-def test_raw_text_shards_are_refused_with_a_hint(write_shards: WriteShards, tmp_path: Path) -> None:
+def test_raw_text_shards_are_rejected_with_a_hint(write_shards: WriteShards, tmp_path: Path) -> None:
     folder = write_shards([{"question": "a"}], columns={"question": "str"})
     raw = ShardedDataset(str(folder), tmp_path)
     with pytest.raises(JobError, match=r"no input_ids and labels \(it has question\).*spotune shard"):

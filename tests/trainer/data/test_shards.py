@@ -1,4 +1,4 @@
-"""Reading by sample id: in place, from a store, with processes that die, and with files that are damaged."""
+"""Reading samples by id: in place and from S3, with killed processes and damaged files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def uploaded(s3: Any, write_shards: WriteShards, rows: Rows, request: pytest.Fix
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(cache, "FIRST_RETRY_DELAY_SECONDS", 0.01)
 
 
 def same(dataset: ShardedDataset, rows: Rows) -> bool:
@@ -86,17 +86,17 @@ def test_compressed_shards_are_unpacked_into_the_cache(write_shards: WriteShards
     assert len(shard_files(tmp_path / "cache")) == 10
 
 
-def test_more_shards_than_are_kept_open_can_be_read(
+def test_the_number_of_open_shards_is_limited(
     write_shards: WriteShards, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spotune_trainer.data.shards._SHARDS_OPEN", 2)
+    monkeypatch.setattr("spotune_trainer.data.shards._MAX_OPEN_SHARDS", 2)
     dataset = ShardedDataset(str(write_shards(rows)), tmp_path)
     assert same(dataset, rows)
     assert same(dataset, rows)
-    assert len(dataset._open) == 2
+    assert len(dataset._open_shards) == 2
 
 
-def test_the_hash_of_the_index_tells_datasets_apart(write_shards: WriteShards, rows: Rows, tmp_path: Path) -> None:
+def test_index_hash_identifies_the_content(write_shards: WriteShards, rows: Rows, tmp_path: Path) -> None:
     hashes = [
         ShardedDataset(str(write_shards(content, name)), tmp_path).index_hash
         for name, content in {"one": rows, "copy": rows, "other": rows[::-1]}.items()
@@ -104,13 +104,15 @@ def test_the_hash_of_the_index_tells_datasets_apart(write_shards: WriteShards, r
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_shards_come_from_s3_once_and_survive_a_restart(s3: Any, uploaded: str, rows: Rows, tmp_path: Path) -> None:
+def test_shards_are_downloaded_from_s3_once_and_survive_a_restart(
+    s3: Any, uploaded: str, rows: Rows, tmp_path: Path
+) -> None:
     assert same(ShardedDataset(uploaded, tmp_path), rows)
     s3.delete_object(Bucket="bucket", Key=f"{uploaded.removeprefix('s3://bucket/')}/shard.00003.mds")
     assert same(ShardedDataset(uploaded, tmp_path), rows)  # as a new process would
 
 
-def test_a_dataset_that_was_written_again_is_not_mixed_with_the_cached_one(
+def test_a_rewritten_dataset_is_not_mixed_with_cached_shards(
     s3: Any, uploaded: str, rows: Rows, write_shards: WriteShards, tmp_path: Path
 ) -> None:
     assert same(ShardedDataset(uploaded, tmp_path), rows)
@@ -119,7 +121,7 @@ def test_a_dataset_that_was_written_again_is_not_mixed_with_the_cached_one(
     assert same(ShardedDataset(uploaded, tmp_path), rows[::-1])
 
 
-def test_a_missing_shard_is_named(s3: Any, uploaded: str, tmp_path: Path) -> None:
+def test_error_names_a_missing_shard(s3: Any, uploaded: str, tmp_path: Path) -> None:
     s3.delete_object(Bucket="bucket", Key=f"{uploaded.removeprefix('s3://bucket/')}/shard.00003.mds")
     dataset = ShardedDataset(uploaded, tmp_path)
     with pytest.raises(JobError, match=r"shard\.00003\.mds of s3://bucket/.* missing"):
@@ -128,7 +130,7 @@ def test_a_missing_shard_is_named(s3: Any, uploaded: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped"])
-def test_a_damaged_upload_is_refused_and_heals_when_uploaded_again(
+def test_a_damaged_upload_is_rejected_until_it_is_uploaded_again(
     s3: Any, uploaded: str, rows: Rows, tmp_path: Path, damage: str
 ) -> None:
     key = f"{uploaded.removeprefix('s3://bucket/')}/shard.00003.mds"
@@ -152,7 +154,9 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(s3: Any, uploaded: str,
     assert same(ShardedDataset(uploaded, tmp_path / "cache"), rows)
 
 
-def test_a_damaged_file_that_is_read_in_place_is_named(write_shards: WriteShards, rows: Rows, tmp_path: Path) -> None:
+def test_error_names_a_damaged_shard_that_is_read_in_place(
+    write_shards: WriteShards, rows: Rows, tmp_path: Path
+) -> None:
     folder = write_shards(rows)
     path = folder / "shard.00002.mds"
     path.write_bytes(path.read_bytes()[:-3])
@@ -163,7 +167,7 @@ def test_a_damaged_file_that_is_read_in_place_is_named(write_shards: WriteShards
         ShardedDataset(str(folder), tmp_path)[25]
 
 
-def test_an_unreachable_store_is_no_fault_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_an_infrastructure_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -172,7 +176,7 @@ def test_an_unreachable_store_is_no_fault_of_the_user(tmp_path: Path, monkeypatc
         ShardedDataset("s3://bucket/x", tmp_path)
 
 
-def test_a_failure_that_passes_is_retried(
+def test_a_transient_download_failure_is_retried(
     s3: Any, uploaded: str, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = cache.FileSource.download, []
@@ -193,31 +197,31 @@ def test_a_failure_that_passes_is_retried(
     [
         ("", "cannot be read"),
         ("{}", "cannot be read"),
-        ('{"version": 1, "shards": []}', "not of MDS version 2"),
+        ('{"version": 1, "shards": []}', "not in MDS version 2"),
         ('{"version": 2, "shards": []}', "has no samples"),
-        ('{"version": 2, "shards": [{"format": "csv", "samples": 3}]}', r"not of MDS version 2 \(found csv\)"),
+        ('{"version": 2, "shards": [{"format": "csv", "samples": 3}]}', r"not in MDS version 2 \(found csv\)"),
         (None, "no index.json; write it with"),
     ],
 )
-def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_folder_that_is_not_a_dataset_is_rejected(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "index.json").write_text(content)
     with pytest.raises(JobError, match=message):
         ShardedDataset(str(tmp_path), tmp_path / "cache")
 
 
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"absent is no dataset.*no such folder"):
+def test_error_names_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"absent is not a dataset.*no such folder"):
         ShardedDataset(str(tmp_path / "absent"), tmp_path)
 
 
-def test_pickled_columns_are_refused(write_shards: WriteShards, tmp_path: Path) -> None:
+def test_pickled_columns_are_rejected(write_shards: WriteShards, tmp_path: Path) -> None:
     folder = write_shards([{"input_ids": [1]}], columns={"input_ids": "pkl"})
     with pytest.raises(JobError, match="unsafe type"):
         ShardedDataset(str(folder), tmp_path)
 
 
-def test_shards_of_different_columns_are_refused(write_shards: WriteShards, rows: Rows, tmp_path: Path) -> None:
+def test_shards_with_different_columns_are_rejected(write_shards: WriteShards, rows: Rows, tmp_path: Path) -> None:
     folder = write_shards(rows)
     index = json.loads((folder / "index.json").read_text())
     index["shards"][4]["column_names"] = ["input_ids", "targets"]
@@ -226,7 +230,7 @@ def test_shards_of_different_columns_are_refused(write_shards: WriteShards, rows
         ShardedDataset(str(folder), tmp_path)
 
 
-def test_sources_are_named_as_streaming_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_are_translated_to_streaming_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_ACCOUNT_NAME", "me")
     assert cache._streaming_url("hf://org/name/x") == "hf://datasets/org/name/x"
     assert cache._streaming_url("hf://datasets/org/name") == "hf://datasets/org/name"
@@ -234,14 +238,14 @@ def test_sources_are_named_as_streaming_names_them(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("AZURE_ACCOUNT_NAME")
     with pytest.raises(JobError, match="AZURE_ACCOUNT_NAME"):
         cache._streaming_url("az://box/x")
-    with pytest.raises(JobError, match="unknown scheme"):
+    with pytest.raises(JobError, match="an unknown scheme"):
         cache._streaming_url("ftp://box/x")
 
 
-def test_prefetched_shards_are_there_and_bounded(
+def test_the_number_of_prefetched_shards_is_limited(
     s3: Any, uploaded: str, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spotune_trainer.data.shards._SHARDS_AHEAD", 3)
+    monkeypatch.setattr("spotune_trainer.data.shards._MAX_PREFETCHED_SHARDS", 3)
     with ShardedDataset(uploaded, tmp_path / "cache") as dataset:
         assert dataset.prefetch([55, 56, 12])
         assert not dataset.prefetch([99, 1])
@@ -254,7 +258,7 @@ def test_prefetched_shards_are_there_and_bounded(
         assert same(dataset, rows)
 
 
-def test_a_failed_prefetch_is_raised_to_the_reader_of_that_shard(s3: Any, uploaded: str, tmp_path: Path) -> None:
+def test_a_failed_prefetch_is_raised_when_its_shard_is_read(s3: Any, uploaded: str, tmp_path: Path) -> None:
     s3.delete_object(Bucket="bucket", Key=f"{uploaded.removeprefix('s3://bucket/')}/shard.00001.mds")
     with ShardedDataset(uploaded, tmp_path) as dataset:
         dataset.prefetch([15, 25])
@@ -264,7 +268,7 @@ def test_a_failed_prefetch_is_raised_to_the_reader_of_that_shard(s3: Any, upload
 
 
 def read_all(source: str, directory: Path, log: Path, result: Path, environment: dict[str, str], *, hang: bool) -> None:
-    """What a reader process does: note its downloads, read every sample, and write the sum of their first tokens."""
+    """The body of a reader process: log its downloads, read all samples, and write the sum of their first tokens."""
     os.environ.update(environment)
     real = cache.FileSource.download
 
@@ -281,7 +285,7 @@ def read_all(source: str, directory: Path, log: Path, result: Path, environment:
     result.write_text(str(sum(int(dataset[number]["input_ids"][0]) for number in range(len(dataset)))))
 
 
-def test_processes_share_a_cold_cache_and_one_killed_in_a_download_blocks_nobody(
+def test_processes_share_a_cold_cache_and_a_kill_during_a_download_blocks_no_other(
     s3: Any, uploaded: str, rows: Rows, tmp_path: Path
 ) -> None:
     context = multiprocessing.get_context("forkserver")

@@ -1,4 +1,4 @@
-"""The driver's watch over nodes: a group leaves before a node of its workers goes, and for room that lasts."""
+"""The node watch: a group yields before a node of its workers is removed, and for more slots that stay available."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.job_directory.layout import GenerationLogs
-from spotune_trainer.worker_group.result import Room
+from spotune_trainer.worker_group.result import Slots
 from tests.trainer.support.runs import Runs
 
 
 @dataclass
-class Stub:
+class SimulatedAgents:
     """Agents on the nodes of a `Cluster`, without Ray."""
 
     cluster: Cluster
@@ -29,22 +29,22 @@ class Stub:
     def occupied(self) -> set[str]:
         return {"a", "b"}
 
-    def muster(self, gpus: bool) -> Room:
+    def ensure(self, gpus: bool) -> Slots:
         assert not gpus
         slots = len(set(self.cluster.nodes) - self.cluster.draining.keys())
-        return Room(slots, slots)
+        return Slots(slots, slots)
 
 
 @dataclass
 class Cluster:
-    """Nodes with one slot each, of which a group of two occupies the first two."""
+    """Nodes with one slot each; a group of two workers runs on the first two."""
 
     runs: Runs
     logs: GenerationLogs
     nodes: list[str] = field(default_factory=lambda: ["a", "b"])
     draining: dict[str, float] = field(default_factory=dict)
-    said: list[dict[str, Any]] = field(default_factory=list)
-    wanted: int = 4
+    events: list[dict[str, Any]] = field(default_factory=list)
+    desired: int = 4
     now: float = 0.0
     errors: list[Exception] = field(default_factory=list)
     reads: int = 0
@@ -60,14 +60,14 @@ class Cluster:
             self.logs,
             2,
             self.job,
-            Stub(self),
-            lambda **said: self.said.append(said),
+            SimulatedAgents(self),
+            lambda **event: self.events.append(event),
             lambda: self.now,
         )
 
     def job(self) -> FinetuneJob:
         self.reads += 1
-        return self.runs.job(workers={"count": self.wanted, "gpus": 0, "resizeCooldown": "60s"})
+        return self.runs.job(workers={"count": self.desired, "gpus": 0, "resizeCooldown": "60s"})
 
     @property
     def notice(self) -> dict[str, Any] | None:
@@ -80,121 +80,122 @@ def cluster(runs: Runs, tmp_path: Path) -> Cluster:
     return Cluster(runs, GenerationLogs(tmp_path / "gen-1"))
 
 
-def look_for(watch: NodeWatch, cluster: Cluster, seconds: int) -> None:
+def check_for(watch: NodeWatch, cluster: Cluster, seconds: int) -> None:
+    """Check once a second."""
     for _ in range(seconds):
         cluster.now += 1
-        watch.look()
+        watch.check()
 
 
-def test_nothing_is_said_while_nothing_happens(cluster: Cluster) -> None:
+def test_no_notice_while_no_node_drains_or_joins(cluster: Cluster) -> None:
     watch = cluster.watch()
-    look_for(watch, cluster, 200)
-    assert (cluster.notice, watch.leaving_for, watch.preempted) == (None, None, False)
+    check_for(watch, cluster, 200)
+    assert (cluster.notice, watch.yield_reason, watch.preempted) == (None, None, False)
 
 
-def test_a_group_is_told_once_how_long_the_node_of_a_worker_has(cluster: Cluster) -> None:
+def test_group_is_notified_once_with_the_deadline_of_a_draining_node(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.draining = {"b": time.time() + 30}
-    look_for(watch, cluster, 3)
+    check_for(watch, cluster, 3)
     notice = cluster.notice
     assert notice is not None
     assert (notice["leave"], notice["stop"]) == (True, False)
     assert notice["deadline"] == pytest.approx(cluster.draining["b"], abs=1)
     assert watch.preempted
-    assert len(cluster.said) == 1
-    assert cluster.said[0]["seconds"] == pytest.approx(30, abs=1)
+    assert len(cluster.events) == 1
+    assert cluster.events[0]["seconds"] == pytest.approx(30, abs=1)
 
 
-def test_the_first_of_several_deadlines_counts(cluster: Cluster) -> None:
+def test_notice_has_the_earliest_deadline(cluster: Cluster) -> None:
     watch = cluster.watch()
     soon = time.time() + 10
     cluster.draining = {"a": soon + 50, "b": soon}
-    watch.look()
+    watch.check()
     assert cluster.notice is not None
     assert cluster.notice["deadline"] == pytest.approx(soon, abs=1)
 
 
-def test_a_node_that_goes_without_a_deadline_has_time(cluster: Cluster) -> None:
+def test_draining_node_without_a_deadline_gives_a_notice_without_one(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.draining = {"a": 0.0}
-    watch.look()
+    watch.check()
     assert cluster.notice is not None
     assert cluster.notice["deadline"] is None
 
 
-def test_nodes_of_others_do_not_matter(cluster: Cluster) -> None:
+def test_draining_node_without_workers_is_ignored(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.nodes.append("c")
     cluster.draining = {"c": time.time() + 30}
-    look_for(watch, cluster, 200)
+    check_for(watch, cluster, 200)
     assert cluster.notice is None
 
 
-def test_fewer_workers_by_request_are_no_preemption(cluster: Cluster) -> None:
+def test_requested_scale_down_is_not_a_preemption(cluster: Cluster) -> None:
     watch = cluster.watch()
-    cluster.wanted = 1
+    cluster.desired = 1
     cluster.draining = {"b": time.time() + 30}
-    watch.look()
+    watch.check()
     assert cluster.notice is not None
-    assert (watch.preempted, watch.leaving_for) == (False, "fewer workers are wanted")
+    assert (watch.preempted, watch.yield_reason) == (False, "fewer workers are requested")
 
 
-def test_a_group_leaves_for_room_that_lasts_and_not_before_its_cooldown(cluster: Cluster) -> None:
+def test_group_yields_to_more_slots_only_after_the_resize_cooldown(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.nodes.append("c")
-    look_for(watch, cluster, 59)
+    check_for(watch, cluster, 59)
     assert cluster.notice is None
-    look_for(watch, cluster, 1)
+    check_for(watch, cluster, 1)
     assert cluster.notice is not None
     assert (cluster.notice["leave"], cluster.notice["deadline"]) == (True, None)
-    assert watch.leaving_for == "there is room for 3 workers, 2 train"
+    assert watch.yield_reason == "there are slots for 3 workers, 2 train"
     assert not watch.preempted
 
 
-def test_the_job_is_read_once_a_look(cluster: Cluster) -> None:
+def test_job_is_read_once_per_check(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.nodes.append("c")
-    look_for(watch, cluster, 60)
-    assert watch.leaving_for is not None
+    check_for(watch, cluster, 60)
+    assert watch.yield_reason is not None
     assert cluster.reads == 60
 
 
-def test_room_that_comes_and_goes_moves_nobody(cluster: Cluster) -> None:
+def test_slots_that_come_and_go_do_not_resize_the_group(cluster: Cluster) -> None:
     watch = cluster.watch()
-    look_for(watch, cluster, 100)
+    check_for(watch, cluster, 100)
     for _ in range(20):
         cluster.nodes.append("c")
-        look_for(watch, cluster, 9)
+        check_for(watch, cluster, 9)
         cluster.nodes.remove("c")
-        look_for(watch, cluster, 1)
+        check_for(watch, cluster, 1)
     assert cluster.notice is None
     cluster.nodes.append("c")
-    look_for(watch, cluster, 11)
+    check_for(watch, cluster, 11)
     assert cluster.notice is not None
 
 
-def test_more_room_than_is_wanted_moves_nobody(cluster: Cluster) -> None:
+def test_more_slots_than_desired_do_not_resize_the_group(cluster: Cluster) -> None:
     watch = cluster.watch()
-    cluster.wanted = 2
+    cluster.desired = 2
     cluster.nodes += ["c", "d"]
-    look_for(watch, cluster, 200)
+    check_for(watch, cluster, 200)
     assert cluster.notice is None
 
 
-def test_a_deadline_comes_before_room_for_more(cluster: Cluster) -> None:
+def test_deadline_takes_precedence_over_more_slots(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.nodes += ["c", "d"]
-    look_for(watch, cluster, 60)
+    check_for(watch, cluster, 60)
     assert not watch.preempted
     cluster.draining = {"a": time.time() + 30}
-    look_for(watch, cluster, 5)
+    check_for(watch, cluster, 5)
     assert watch.preempted
     assert cluster.notice is not None
     assert cluster.notice["deadline"] is not None
-    assert len(cluster.said) == 2
+    assert len(cluster.events) == 2
 
 
-def test_the_thread_looks_by_itself_and_survives_a_head_that_is_going(cluster: Cluster) -> None:
+def test_thread_checks_periodically_and_survives_errors_of_the_head(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.draining = {"b": time.time() + 30}
     cluster.errors = [RuntimeError("the head is gone")]

@@ -1,4 +1,4 @@
-"""The plan of a first start: compiled layers only where torch.compile can work."""
+"""The plan of a first start: layers are compiled only where torch.compile works."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def planned(runs: Runs, **execution: Any) -> RunPlan:
     return plan_run(job, runs.empty("planned"), None, lambda: 80 * GB)
 
 
-def test_packed_rows_on_gpus_are_compiled_and_the_plan_says_so(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "why_not", lambda *, on_gpus: None)
+def test_plan_compiles_packed_rows_on_gpus_and_gives_the_reason(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "missing_compiler", lambda *, on_gpus: None)
     plan = planned(runs)
     assert plan.compile
     assert plan.reason.endswith("layers compiled")
 
 
-def test_without_a_compiler_they_are_not(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_does_not_compile_without_a_compiler(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     plan = planned(runs)
     assert not plan.compile
     assert plan.requested["compile"] == "auto"
 
 
-def test_who_insists_is_told_what_is_missing(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_compilation_without_a_compiler_is_a_job_error(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(JobError, match=r"execution\.compile: torch\.compile needs a compiler \(gcc\)"):
         planned(runs, compile=True)

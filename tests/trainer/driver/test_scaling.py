@@ -1,10 +1,11 @@
-"""How many workers a group is started with."""
+"""The number of workers that a group starts with."""
 
 from __future__ import annotations
 
 import pytest
 
-from spotune_trainer.driver.scaling import choose_world_size, slots_by_node
+from spotune_trainer.driver.scaling import choose_world_size
+from spotune_trainer.worker_group.agent_pool import slots_by_node
 
 NODES = [
     {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0, "memory": 1e9}},
@@ -14,7 +15,7 @@ NODES = [
 ]
 
 
-def test_only_whole_slots_of_living_nodes_count() -> None:
+def test_only_whole_slots_of_live_nodes_count() -> None:
     assert slots_by_node(NODES, gpus=True) == {"b": 2, "d": 1}
     assert slots_by_node(NODES, gpus=False) == {"a": 8, "b": 4}
     assert slots_by_node([], gpus=True) == {}
@@ -32,8 +33,8 @@ def test_only_whole_slots_of_living_nodes_count() -> None:
         (1, 1e6, None),
     ],
 )
-def test_all_are_waited_for_then_some_are_enough_but_never_fewer_than_the_least(
+def test_waits_for_desired_workers_then_accepts_at_least_the_minimum(
     slots: int, waited: float, size: int | None
 ) -> None:
-    found = choose_world_size(slots, fewest=2, wanted=4, waited_seconds=waited, patience_seconds=30)
+    found = choose_world_size(slots, minimum=2, desired=4, waited_seconds=waited, patience_seconds=30)
     assert found == size

@@ -1,4 +1,4 @@
-"""What the driver publishes: `status.json`, the ledger's events, and curves without doubled points."""
+"""What the driver publishes: `status.json`, events of the ledger, and tracker curves without duplicate points."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from spotune_trainer import files
-from spotune_trainer.driver.status_publisher import Monitor
+from spotune_trainer.driver.status_publisher import StatusPublisher
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
-from spotune_trainer.observability.progress import Journal, Phase, StepRecord
+from spotune_trainer.job_directory.status import Phase
+from spotune_trainer.observability.progress import ProgressReporter, StepRecord
 from spotune_trainer.observability.tracking.tracker import TensorBoardTracker
 
 KEYS = {
@@ -31,10 +32,10 @@ def directory(tmp_path: Path) -> JobDirectory:
 
 
 @pytest.fixture
-def monitor(directory: JobDirectory) -> Iterator[Monitor]:
+def publisher(directory: JobDirectory) -> Iterator[StatusPublisher]:
     tracker = TensorBoardTracker(directory.tensorboard)
-    with Monitor(directory, Ledger(directory), attempt=2, trackers=[tracker]) as monitor:
-        yield monitor
+    with StatusPublisher(directory, Ledger(directory), attempt=2, trackers=[tracker]) as publisher:
+        yield publisher
 
 
 def status(directory: JobDirectory) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def step_record(generation: int, step: int) -> StepRecord:
         skipped=False,
         learningRate=1e-3,
         tokens=100,
+        labelTokens=60,
         seconds=0.5,
         productiveSeconds=0.4,
         worldSize=2,
@@ -62,12 +64,12 @@ def step_record(generation: int, step: int) -> StepRecord:
 
 
 def train(directory: JobDirectory, generation: int, first: int, last: int) -> None:
-    """What workers of a generation write while they train from step to step."""
-    with Journal(directory.generation_logs(generation), 0, 60) as journal:
-        journal.enter(Phase.TRAINING)
+    """Write the files that the workers of a generation write while they train from `first` to `last`."""
+    with ProgressReporter(directory.generation_logs(generation), 0, 60) as reporter:
+        reporter.set_phase(Phase.TRAINING)
         for step in range(first, last + 1):
-            journal.step(step_record(generation, step), samples=16, total_steps=10)
-            journal.beat()
+            reporter.record_step(step_record(generation, step), samples=16, total_steps=10)
+            reporter.heartbeat()
 
 
 def points(directory: JobDirectory, curve: str) -> list[tuple[int, float]]:
@@ -76,7 +78,7 @@ def points(directory: JobDirectory, curve: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in accumulator.Scalars(curve)]
 
 
-def test_every_field_is_there_from_the_beginning(directory: JobDirectory, monitor: Monitor) -> None:
+def test_first_status_has_every_field(directory: JobDirectory, publisher: StatusPublisher) -> None:
     found = status(directory)
     assert found.keys() == KEYS
     assert (found["phase"], found["attempt"], found["step"]) == ("Preparing", 2, None)
@@ -84,69 +86,71 @@ def test_every_field_is_there_from_the_beginning(directory: JobDirectory, monito
     assert set(found["restarts"].values()) == {0}
 
 
-def test_what_the_workers_write_is_published(directory: JobDirectory, monitor: Monitor) -> None:
-    monitor.begin(generation=4, first_step=2, workers=2)
-    monitor.look()
+def test_progress_of_the_workers_is_published(directory: JobDirectory, publisher: StatusPublisher) -> None:
+    publisher.start_generation(generation=4, first_step=2, workers=2)
+    publisher.refresh()
     loading = status(directory)
     assert (loading["phase"], loading["step"], loading["resumedFromStep"]) == ("Loading", 2, 2)
     assert loading["workers"] == {"running": 0, "wanted": 2}
     train(directory, 4, first=3, last=6)
-    monitor.look()
+    publisher.refresh()
     training = status(directory)
     assert training.keys() == KEYS
     assert (training["phase"], training["generation"], training["step"]) == ("Training", 4, 6)
     assert (training["totalSteps"], training["loss"], training["tokensPerSecond"]) == (10, 46.0, 200.0)
     assert training["workers"] == {"running": 2, "wanted": 2}
-    monitor.end()
-    monitor.look()
+    publisher.finish_generation()
+    publisher.refresh()
     assert status(directory)["workers"] == {"running": 0, "wanted": 2}
 
 
-def test_the_heartbeat_grows_only_when_something_was_done(directory: JobDirectory, monitor: Monitor) -> None:
+def test_heartbeat_grows_only_with_progress(directory: JobDirectory, publisher: StatusPublisher) -> None:
     first = status(directory)["heartbeat"]
     for _ in range(3):
-        monitor.look()
+        publisher.refresh()
     assert status(directory)["heartbeat"] == first
-    monitor.update(message="0 of 2 workers are there")
+    publisher.update(message="0 of 2 workers are there")
     waiting = status(directory)["heartbeat"]
     assert waiting > first
-    monitor.begin(generation=1, first_step=0, workers=2)
+    publisher.start_generation(generation=1, first_step=0, workers=2)
     train(directory, 1, first=1, last=5)
-    monitor.look()
+    publisher.refresh()
     assert status(directory)["heartbeat"] > waiting
 
 
-def test_the_heartbeat_never_falls_between_generations_and_attempts(directory: JobDirectory) -> None:
-    beats = []
+def test_heartbeat_never_decreases_across_generations_and_attempts(directory: JobDirectory) -> None:
+    heartbeats = []
     for attempt in (1, 2):
-        with Monitor(directory, Ledger(directory), attempt, []) as monitor:
-            beats.append(status(directory)["heartbeat"])
+        with StatusPublisher(directory, Ledger(directory), attempt, []) as publisher:
+            heartbeats.append(status(directory)["heartbeat"])
             for generation in (2 * attempt, 2 * attempt + 1):
-                monitor.begin(generation, first_step=0, workers=1)
+                publisher.start_generation(generation, first_step=0, workers=1)
                 train(directory, generation, first=1, last=5)
-                monitor.look()
-                beats.append(status(directory)["heartbeat"])
-                monitor.end()
-    assert beats == sorted(set(beats))
+                publisher.refresh()
+                heartbeats.append(status(directory)["heartbeat"])
+                publisher.finish_generation()
+    assert heartbeats == sorted(set(heartbeats))
 
 
-def test_a_new_attempt_keeps_what_is_known(directory: JobDirectory) -> None:
-    with Monitor(directory, Ledger(directory), 1, []) as monitor:
-        monitor.begin(1, first_step=0, workers=1)
+def test_new_attempt_keeps_step_and_loss(directory: JobDirectory) -> None:
+    with StatusPublisher(directory, Ledger(directory), 1, []) as publisher:
+        publisher.start_generation(1, first_step=0, workers=1)
         train(directory, 1, first=1, last=5)
-        monitor.end()
-    with Monitor(directory, Ledger(directory), 2, []):
+        publisher.finish_generation()
+    with StatusPublisher(directory, Ledger(directory), 2, []):
         found = status(directory)
     assert (found["attempt"], found["phase"], found["step"], found["loss"]) == (2, "Preparing", 5, 15.0)
 
 
-def test_events_go_to_the_ledger_once_with_their_generation(directory: JobDirectory, monitor: Monitor) -> None:
-    monitor.begin(3, first_step=0, workers=1)
-    with Journal(directory.generation_logs(3), 0, 60) as journal:
-        journal.event("committed", step=5, checkpoint="step-00000005.gen-3")
-        journal.event("evaluated", step=5, loss=2.0, exactMatch=0.5, executionAccuracy=None)
-    monitor.look()
-    monitor.end()
+def test_events_are_appended_to_the_ledger_once_with_their_generation(
+    directory: JobDirectory, publisher: StatusPublisher
+) -> None:
+    publisher.start_generation(3, first_step=0, workers=1)
+    with ProgressReporter(directory.generation_logs(3), 0, 60) as reporter:
+        reporter.record_event("committed", step=5, checkpoint="step-00000005.gen-3")
+        reporter.record_event("evaluated", step=5, loss=2.0, exactMatch=0.5, executionAccuracy=None)
+    publisher.refresh()
+    publisher.finish_generation()
     records = Ledger(directory).records()
     assert [(record["event"], record["generation"], record["step"]) for record in records] == [
         ("committed", 3, 5),
@@ -154,8 +158,8 @@ def test_events_go_to_the_ledger_once_with_their_generation(directory: JobDirect
     ]
 
 
-def test_status_is_published_without_being_asked(directory: JobDirectory, monitor: Monitor) -> None:
-    monitor.begin(1, first_step=0, workers=1)
+def test_status_is_published_in_the_background(directory: JobDirectory, publisher: StatusPublisher) -> None:
+    publisher.start_generation(1, first_step=0, workers=1)
     train(directory, 1, first=1, last=5)
     deadline = time.monotonic() + 20
     while status(directory)["step"] != 5:
@@ -163,25 +167,27 @@ def test_status_is_published_without_being_asked(directory: JobDirectory, monito
         time.sleep(0.05)
 
 
-def test_start_up_parts_of_driver_and_workers_are_together(directory: JobDirectory, monitor: Monitor) -> None:
-    monitor.begin(1, first_step=0, workers=1)
-    monitor.startup("plan", 1.23456)
-    with Journal(directory.generation_logs(1), 0, 60) as journal:
-        journal.started("data")
-    monitor.look()
+def test_startup_times_of_driver_and_workers_are_merged(directory: JobDirectory, publisher: StatusPublisher) -> None:
+    publisher.start_generation(1, first_step=0, workers=1)
+    publisher.record_startup("plan", 1.23456)
+    with ProgressReporter(directory.generation_logs(1), 0, 60) as reporter:
+        reporter.record_startup("data")
+    publisher.refresh()
     assert status(directory)["startup"].keys() >= {"plan", "data"}
     assert status(directory)["startup"]["plan"] == 1.235
 
 
-def test_a_rewound_curve_has_every_step_once(directory: JobDirectory, monitor: Monitor) -> None:
-    """Generation 1 logged seven steps and generation 2 went on from the fifth."""
+def test_curve_has_every_step_once_after_a_rewind(directory: JobDirectory, publisher: StatusPublisher) -> None:
+    """Generation 1 logs seven steps; generation 2 resumes after the fifth."""
     for generation, first_step, last in ((1, 0, 7), (2, 5, 9)):
-        monitor.begin(generation, first_step, workers=2)
+        publisher.start_generation(generation, first_step, workers=2)
         train(directory, generation, first_step + 1, last)
-        with Journal(directory.generation_logs(generation), 0, 60) as journal:
-            journal.event("evaluated", step=last, loss=float(generation), exactMatch=0.25, scores={"bleu": 41.5})
-        monitor.end()
-    monitor.__exit__()
+        with ProgressReporter(directory.generation_logs(generation), 0, 60) as reporter:
+            reporter.record_event(
+                "evaluated", step=last, loss=float(generation), exactMatch=0.25, scores={"bleu": 41.5}
+            )
+        publisher.finish_generation()
+    publisher.__exit__()
     expected = [(step, 10.0 + step) for step in range(1, 6)] + [(step, 20.0 + step) for step in range(6, 10)]
     assert points(directory, "train/loss") == expected
     assert [step for step, _ in points(directory, "train/tokensPerSecond")] == list(range(1, 10))
@@ -191,7 +197,7 @@ def test_a_rewound_curve_has_every_step_once(directory: JobDirectory, monitor: M
 
 
 class Recorder:
-    """A tracker that keeps what it is given."""
+    """A tracker that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -199,22 +205,22 @@ class Recorder:
     def rewind(self, step: int) -> None:
         self.calls.append(("rewind", step))
 
-    def step(self, record: Mapping[str, Any]) -> None:
+    def log_step(self, record: Mapping[str, Any]) -> None:
         self.calls.append(("step", record["step"]))
 
-    def evaluated(self, record: Mapping[str, Any]) -> None:
+    def log_evaluation(self, record: Mapping[str, Any]) -> None:
         self.calls.append(("evaluated", record["step"]))
 
     def close(self, phase: Phase) -> None:
         self.calls.append((f"close {phase}", 0))
 
 
-def test_trackers_get_every_step_once_and_are_closed(directory: JobDirectory) -> None:
+def test_trackers_receive_every_step_once_and_are_closed(directory: JobDirectory) -> None:
     recorder = Recorder()
-    with Monitor(directory, Ledger(directory), 1, [recorder]) as monitor:
-        monitor.begin(1, first_step=0, workers=1)
+    with StatusPublisher(directory, Ledger(directory), 1, [recorder]) as publisher:
+        publisher.start_generation(1, first_step=0, workers=1)
         train(directory, 1, first=1, last=2)
-        monitor.look()
+        publisher.refresh()
         train(directory, 1, first=3, last=3)
-        monitor.end()
+        publisher.finish_generation()
     assert recorder.calls == [("rewind", 0), ("step", 1), ("step", 2), ("step", 3), ("close Training", 0)]

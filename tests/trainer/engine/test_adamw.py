@@ -1,4 +1,4 @@
-"""AdamW with 8-bit moments: an AdamW, whose moments belong to parameters, at any ZeRO stage and world size."""
+"""AdamW with 8-bit moments takes AdamW's steps, and resumes at any ZeRO stage and world size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune.job import FinetuneJob
-from spotune_trainer.checkpoint.fragment import STATES, HeldFragment
+from spotune_trainer.checkpoint.fragment import STATES, FragmentSource
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.reader import CheckpointReader
-from spotune_trainer.engine import zero_state as fragments
-from spotune_trainer.engine.adamw import SMALLEST_8BIT, AdamW8bit
+from spotune_trainer.engine import zero_state
+from spotune_trainer.engine.adamw import MIN_8BIT_ELEMENTS, AdamW8bit
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.models.blockwise_quantization import BLOCK_ELEMENTS, Blockwise
+from spotune_trainer.models.blockwise_quantization import BLOCK_ELEMENTS, BlockwiseTensor
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.layouts import (
     DTYPES,
@@ -39,21 +39,23 @@ from tests.trainer.support.layouts import (
 from tests.trainer.support.runs import STEPS, Runs, committed_state, losses, train_generation
 from tests.trainer.support.runs import Layout as RunLayout
 
+pytestmark = pytest.mark.slow
+
 RANKS = 3
 STAGES = {"float32": (0, 1, 2, 3), "bfloat16": (1, 2, 3)}
 NAME = CheckpointName(2, 1)
 HALF_A_STEP = {"exp_avg": 0.0106, "exp_avg_sq": 0.0036}
-"""Half the distance between the levels that lie farthest apart, in parts of a block's scale."""
+"""Half the largest distance of neighbours in the quantization map, relative to the absmax."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a rank found when its engine had restored the checkpoint of another layout.
+    """Result of restoring the checkpoint of another layout on one rank.
 
     Attributes:
         masters_differ: whether a master is not the writer's, bit for bit.
         moments_differ: whether a moment is not, bit for bit.
-        worst: largest distance of a moment from the writer's, in parts of the largest of its parameter.
+        worst: largest difference of a moment from the writer's, relative to the largest of its parameter.
     """
 
     wrote: Layout
@@ -65,10 +67,10 @@ class Cell:
 
 @dataclass
 class Found:
-    """What a rank has found.
+    """The results of one rank.
 
     Attributes:
-        disturbed: layouts that did not go on as without a restart, bit for bit.
+        disturbed: layouts at which a resumed run differs from an uninterrupted one.
         cells: one for each pair of layouts that this rank has read.
     """
 
@@ -77,13 +79,13 @@ class Found:
 
 
 def layouts(dtype: str) -> list[Layout]:
-    """All stages and world sizes, and two that update moments in host memory."""
+    """All stages and world sizes, and two with the optimizer in host memory."""
     every = [Layout(stage, world_size, dtype) for stage in STAGES[dtype] for world_size in range(1, RANKS + 1)]
     return [*every, Layout(2, 2, dtype, "optimizer"), Layout(3, 2, dtype, "parameters")]
 
 
 def build(layout: Layout) -> Any:
-    """An engine around a Llama with matrices of more and of fewer elements than have 8-bit moments."""
+    """An engine for a Llama with matrices above and below MIN_8BIT_ELEMENTS."""
     sizes: dict[str, Any] = {"hidden_size": 66, "intermediate_size": 97, "head_dim": 6}
     heads: dict[str, Any] = {"num_attention_heads": 11, "num_key_value_heads": 1, "num_hidden_layers": 1}
     with torch.random.fork_rng(devices=[]):
@@ -93,14 +95,14 @@ def build(layout: Layout) -> Any:
 
 
 def elements(state: Any) -> Tensor:
-    """Whatever an engine holds, as one tensor on the host."""
+    """A state of a fragment as one tensor on the host."""
     return torch.cat([piece.detach().cpu() for piece in state.split(1000)])
 
 
 def digest(engine: Any) -> str:
-    """SHA-256 of all that this rank holds, and of the model's own weights."""
+    """SHA-256 of this rank's states and of the model's weights."""
     found = hashlib.sha256()
-    for fragment in fragments.owned_fragments(engine):
+    for fragment in zero_state.fragments_to_save(engine):
         for state in STATES:
             found.update(elements(fragment.states[state]).numpy().tobytes())
     for weight in weights_of(engine).values():
@@ -109,7 +111,7 @@ def digest(engine: Any) -> str:
 
 
 def matrix(rank: int, _: int, dtype: str, root: Path) -> Found:
-    """This process's part: each layout trains, commits and goes on from its commit; then each reads all commits."""
+    """Run on each rank: every layout trains, commits and resumes; then every layout restores all commits."""
     leave_process_group()
     found = Found()
     for phase in ("train", "read"):
@@ -129,7 +131,7 @@ def directory(root: Path, layout: Layout) -> JobDirectory:
 
 
 def goes_on_alike(layout: Layout, root: Path) -> bool:
-    """Train, commit and train on; whether an engine that begins with the commit comes to the same, bit for bit."""
+    """Whether an engine resumed from a commit ends bit for bit as one that trained on."""
     digests = []
     for is_second in (False, True):
         engine = build(layout)
@@ -153,7 +155,7 @@ def read_all(layout: Layout, root: Path) -> Iterator[Cell]:
         reader = CheckpointReader(checkpoint)
         pairs = [
             (state, elements(fragment.states[state]), *expected(reader, fragment, state, engine))
-            for fragment in fragments.owned_fragments(engine)
+            for fragment in zero_state.fragments_to_save(engine)
             for state in STATES
         ]
         worst = {
@@ -166,9 +168,9 @@ def read_all(layout: Layout, root: Path) -> Iterator[Cell]:
     release(engine)
 
 
-def expected(reader: CheckpointReader, fragment: HeldFragment, state: str, engine: Any) -> tuple[Tensor, float]:
-    """What a checkpoint has of a fragment, and the largest of its parameter."""
-    shape = fragments.parameter_shapes(engine)[fragment.parameter]
+def expected(reader: CheckpointReader, fragment: FragmentSource, state: str, engine: Any) -> tuple[Tensor, float]:
+    """A fragment's elements in a checkpoint, and the largest magnitude of its parameter."""
+    shape = zero_state.parameter_shapes(engine)[fragment.parameter]
     whole = torch.empty(torch.Size(shape).numel())
     reader.read(fragment.parameter, state, 0, whole)
     start = fragment.offset
@@ -190,26 +192,26 @@ def cells(found: list[Found]) -> list[Cell]:
     return [cell for of_rank in found for cell in of_rank.cells]
 
 
-def test_at_the_same_layout_training_goes_on_bit_for_bit(found: list[Found], cells: list[Cell]) -> None:
+def test_resuming_at_the_same_layout_is_bit_for_bit_exact(found: list[Found], cells: list[Cell]) -> None:
     assert [of_rank.disturbed for of_rank in found] == [[]] * RANKS
     same = [cell for cell in cells if cell.wrote == cell.reads]
     assert [cell for cell in same if cell.masters_differ or cell.moments_differ] == []
 
 
-def test_where_parameters_are_whole_no_layout_is_another_to_the_moments(cells: list[Cell]) -> None:
+def test_moments_are_equal_at_every_layout_that_does_not_split_parameters(cells: list[Cell]) -> None:
     whole = [cell for cell in cells if cell.wrote.world_size == cell.reads.world_size == 1]
     assert whole
     assert [cell for cell in whole if cell.masters_differ or cell.moments_differ] == []
 
 
-def test_at_any_other_layout_masters_are_equal_and_moments_within_half_a_step(cells: list[Cell]) -> None:
+def test_at_another_layout_masters_are_equal_and_moments_within_half_a_quantization_step(cells: list[Cell]) -> None:
     assert [cell for cell in cells if cell.masters_differ] == []
     assert [cell for cell in cells if any(cell.worst[name] > most for name, most in HALF_A_STEP.items())] == []
     assert any(cell.moments_differ for cell in cells), "their blocks begin elsewhere"
 
 
 def stepped(parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Some steps whose gradients lean one way, by the same numbers for every optimizer."""
+    """Some steps with gradients of a positive mean, the same for every optimizer."""
     random = torch.Generator().manual_seed(1)
     for _ in range(steps):
         for parameter in parameters:
@@ -229,8 +231,8 @@ def adamw8bit(parameters: Sequence[nn.Parameter], *, compiled: bool = False, **s
 
 
 def moments_of(optimizer: AdamW8bit) -> list[Tensor]:
-    """Copies of all moments as they are read."""
-    runs = [run for state in optimizer.state.values() for run in state["runs"].values()]
+    """Copies of all dequantized moments."""
+    runs = [run for state in optimizer.state.values() for run in state["slices"].values()]
     states = [(state, run.length) for run in runs for state in run.states.values()]
     return [state.clone() if isinstance(state, Tensor) else state.read(0, length) for state, length in states]
 
@@ -240,17 +242,17 @@ def parameters_of(*sizes: int, device: str = "cpu") -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(size, generator=random).to(device)) for size in sizes]
 
 
-def test_it_takes_the_steps_of_adamw_within_the_moments_precision() -> None:
-    begin, mine, theirs = (parameters_of(SMALLEST_8BIT, 100) for _ in range(3))
+def test_steps_are_those_of_adamw_within_the_precision_of_the_moments() -> None:
+    begin, mine, theirs = (parameters_of(MIN_8BIT_ELEMENTS, 100) for _ in range(3))
     stepped(mine, adamw8bit(mine), 20)
     stepped(theirs, torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.1), 20)
     for was, found, wanted in zip(begin, mine, theirs, strict=True):
         moved = (wanted - was).detach().norm()
-        assert float((found - wanted).detach().norm() / moved) < (0.02 if was.numel() == SMALLEST_8BIT else 1e-5)
+        assert float((found - wanted).detach().norm() / moved) < (0.02 if was.numel() == MIN_8BIT_ELEMENTS else 1e-5)
 
 
-def test_a_compiled_update_is_one_for_all_sizes_and_comes_to_the_same() -> None:
-    sizes = (SMALLEST_8BIT, 2 * SMALLEST_8BIT + 7, 100, 3 * SMALLEST_8BIT)
+def test_the_update_is_compiled_once_for_all_sizes_with_equal_results() -> None:
+    sizes = (MIN_8BIT_ELEMENTS, 2 * MIN_8BIT_ELEMENTS + 7, 100, 3 * MIN_8BIT_ELEMENTS)
     begin, mine, theirs = (parameters_of(*sizes) for _ in range(3))
     counters.clear()
     stepped(mine, adamw8bit(mine, compiled=True), 5)
@@ -260,33 +262,35 @@ def test_a_compiled_update_is_one_for_all_sizes_and_comes_to_the_same() -> None:
         assert float((found - wanted).detach().norm() / (wanted - was).detach().norm()) < 1e-3
 
 
-def test_a_small_gradient_beside_large_ones_makes_no_large_step() -> None:
-    """Its second moment is below the lowest level: Adam must not divide by its epsilon alone."""
-    [parameter] = parameters_of(SMALLEST_8BIT)
+def test_a_small_gradient_among_large_ones_causes_no_large_step() -> None:
+    """The second moment is below the lowest number of the map: Adam must not divide by its epsilon alone."""
+    [parameter] = parameters_of(MIN_8BIT_ELEMENTS)
     before, optimizer = parameter.detach().clone(), adamw8bit([parameter], lr=0.01)
     for small in (1e-4, 1e-4, 0.0, 0.0):
-        parameter.grad = torch.ones(SMALLEST_8BIT)
+        parameter.grad = torch.ones(MIN_8BIT_ELEMENTS)
         parameter.grad[1::2] = small
         optimizer.step()
     assert float((parameter.detach() - before * (1 - 0.001) ** 4).abs().max()) < 4 * 0.01 * 1.1
 
 
-def test_blocks_do_not_go_across_from_one_parameter_to_the_next() -> None:
-    tensor = nn.Parameter(torch.zeros(2 * SMALLEST_8BIT + 10))
+def test_no_block_spans_two_parameters() -> None:
+    tensor = nn.Parameter(torch.zeros(2 * MIN_8BIT_ELEMENTS + 10))
     optimizer = AdamW8bit([{"params": [tensor]}], {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8})
-    first = optimizer.moments(tensor, 0, SMALLEST_8BIT + 10, SMALLEST_8BIT + 10).states["exp_avg_sq"]
-    second = optimizer.moments(tensor, SMALLEST_8BIT + 10, SMALLEST_8BIT, SMALLEST_8BIT).states["exp_avg_sq"]
-    assert isinstance(first, Blockwise)
-    assert isinstance(second, Blockwise)
-    tensor.grad = torch.cat([torch.ones(SMALLEST_8BIT + 10), torch.full((SMALLEST_8BIT,), 1e-6)])
+    first = optimizer.moments(tensor, 0, MIN_8BIT_ELEMENTS + 10, MIN_8BIT_ELEMENTS + 10).states["exp_avg_sq"]
+    second = optimizer.moments(tensor, MIN_8BIT_ELEMENTS + 10, MIN_8BIT_ELEMENTS, MIN_8BIT_ELEMENTS).states[
+        "exp_avg_sq"
+    ]
+    assert isinstance(first, BlockwiseTensor)
+    assert isinstance(second, BlockwiseTensor)
+    tensor.grad = torch.cat([torch.ones(MIN_8BIT_ELEMENTS + 10), torch.full((MIN_8BIT_ELEMENTS,), 1e-6)])
     optimizer.step()
-    assert torch.equal(first.scales, torch.full((SMALLEST_8BIT // BLOCK_ELEMENTS + 1,), first.scales[0].item()))
-    assert float(second.scales.max()) == pytest.approx(1e-12 * float(first.scales[0]), rel=1e-3)
+    assert torch.equal(first.absmax, torch.full((MIN_8BIT_ELEMENTS // BLOCK_ELEMENTS + 1,), first.absmax[0].item()))
+    assert float(second.absmax.max()) == pytest.approx(1e-12 * float(first.absmax[0]), rel=1e-3)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_gradient_that_is_not_finite_leaves_all_as_it_is(compiled: bool) -> None:
-    parameters = parameters_of(SMALLEST_8BIT, 100)
+def test_a_non_finite_gradient_changes_nothing(compiled: bool) -> None:
+    parameters = parameters_of(MIN_8BIT_ELEMENTS, 100)
     optimizer = adamw8bit(parameters, compiled=compiled)
     stepped(parameters, optimizer, 1)
     before, moments = [parameter.detach().clone() for parameter in parameters], moments_of(optimizer)
@@ -308,7 +312,7 @@ def job_of(runs: Runs, dtype: str, **sections: Any) -> FinetuneJob:
     [*[(RunLayout(2, stage), "float32") for stage in range(4)], (RunLayout(2, 2), "bfloat16")],
     ids=str,
 )
-def test_a_run_that_was_interrupted_ends_with_the_same_weights(runs: Runs, layout: RunLayout, dtype: str) -> None:
+def test_an_interrupted_run_ends_with_the_same_weights(runs: Runs, layout: RunLayout, dtype: str) -> None:
     resumed, undisturbed = runs.with_and_without_loss(job_of(runs, dtype), layout)
     assert losses(resumed) == losses(undisturbed)
     found, wanted = committed_state(resumed, STEPS), committed_state(undisturbed, STEPS)
@@ -317,7 +321,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(runs: Runs, layou
     assert hashlib.sha256(exported[0]).hexdigest() == hashlib.sha256(exported[1]).hexdigest()
 
 
-def test_a_run_goes_on_at_another_layout_with_about_the_same_losses(runs: Runs) -> None:
+def test_a_run_resumed_at_another_layout_has_nearly_the_same_losses(runs: Runs) -> None:
     job = job_of(runs, "float32")
     undisturbed = runs.empty("adamw8bit")
     train_generation(undisturbed, job, RunLayout(2, 2))
@@ -327,7 +331,7 @@ def test_a_run_goes_on_at_another_layout_with_about_the_same_losses(runs: Runs) 
 
 
 def test_an_interrupted_adapter_ends_with_the_same_matrices(runs: Runs) -> None:
-    """Of a rank that its matrices have 8-bit moments."""
+    """The matrices are large enough for 8-bit moments."""
     job = job_of(runs, "bfloat16", adapter={"lora": {"r": 256, "targetModules": ["q_proj", "v_proj"]}})
     layout = RunLayout(2, 1)
     undisturbed = runs.empty("adamw8bit")
@@ -335,5 +339,5 @@ def test_an_interrupted_adapter_ends_with_the_same_matrices(runs: Runs) -> None:
     resumed = runs.interrupted(undisturbed, step=5)
     train_generation(resumed, job, layout)
     found, wanted = committed_state(resumed, STEPS), committed_state(undisturbed, STEPS)
-    assert max(tensor.numel() for tensor in wanted.values()) >= SMALLEST_8BIT
+    assert max(tensor.numel() for tensor in wanted.values()) >= MIN_8BIT_ELEMENTS
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []

@@ -1,4 +1,4 @@
-"""What the optimizer is given: the learning rate of every step, what decays, and which ZeRO stage really runs."""
+"""Building an engine: learning rate of each step, ZeRO stage that runs, and refused combinations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOTAL = 20
         ("constant_with_warmup", {"warmupSteps": 4}),
     ],
 )
-def test_the_rate_of_a_step_is_what_transformers_scheduler_arrives_at(scheduler: str, warmup: dict[str, float]) -> None:
+def test_the_learning_rate_equals_that_of_transformers_scheduler(scheduler: str, warmup: dict[str, float]) -> None:
     training = make_job("/model", training={"learningRate": 1e-3, "scheduler": scheduler, **warmup}).spec.training
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1e-3)
     stepped = get_scheduler(scheduler, optimizer, 4 if warmup else 0, TOTAL)
@@ -50,11 +50,11 @@ def test_the_rate_of_a_step_is_what_transformers_scheduler_arrives_at(scheduler:
         (3, torch.float32, 3),
     ],
 )
-def test_low_precision_is_never_unsharded(stage: int, dtype: torch.dtype, runs_as: int) -> None:
+def test_stage_0_in_low_precision_runs_as_stage_1(stage: int, dtype: torch.dtype, runs_as: int) -> None:
     assert effective_stage(stage, dtype) == runs_as
 
 
 def test_frozen_weights_cannot_be_compiled_at_stage_3(runs: Runs) -> None:
     job = runs.job("causal", adapter={"lora": {"r": 4}}, execution={"compile": True})
-    with pytest.raises(GroupFailedError, match=r"execution\.compile: layers with weights that are not trained"):
+    with pytest.raises(GroupFailedError, match=r"execution\.compile: layers with frozen weights"):
         train_generation(runs.empty("frozen"), job, Layout(world_size=1, zero_stage=3))

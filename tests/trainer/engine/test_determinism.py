@@ -1,4 +1,4 @@
-"""`execution.deterministic` holds for every step, and for nothing that no step depends on."""
+"""`execution.deterministic` applies to training steps, and not to evaluation and export."""
 
 from __future__ import annotations
 
@@ -13,55 +13,57 @@ from torch import Tensor
 from torch._inductor import config as inductor_config
 from torch._subclasses import FakeTensorMode
 
-from spotune_trainer.engine.determinism import any_kernels, use_deterministic_kernels
+from spotune_trainer.engine.determinism import allow_nondeterministic_kernels, use_deterministic_kernels
 from spotune_trainer.training.failures import describe
 from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.training.worker import Worker
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import Layout, Runs, make_task, start_generation, train_rank
 
+pytestmark = pytest.mark.slow
+
 VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC")
 
 
 class WatchedWorker(Worker):
-    """Looks which kernels are allowed in forward passes of training and of evaluation, and when it is about to export.
+    """Records which kernels are allowed in training, in evaluation and before the export.
 
-    In `seen` each is once in a row, by the name of what it is for.
+    `observed` has one entry for each change: the phase, PyTorch's setting and the compiler's setting.
     """
 
-    seen: list[tuple[str, bool, bool]]
+    observed: list[tuple[str, bool, bool]]
 
     def set_up(self) -> None:
-        """Watch the model's passes."""
+        """Hook the model's forward passes."""
         super().set_up()
-        self.engine.module.register_forward_hook(
-            lambda module, *_: self.look("training" if module.training else "evaluation")
+        self.context.engine.module.register_forward_hook(
+            lambda module, *_: self.record("training" if module.training else "evaluation")
         )
 
     def release(self) -> None:
-        """After the last one."""
-        self.look("export")
+        """Record the setting after the last step."""
+        self.record("export")
         super().release()
 
-    def look(self, what: str) -> None:
-        """Note what PyTorch and its compiler are set to, where that is news."""
+    def record(self, what: str) -> None:
+        """Record the settings of PyTorch and its compiler, if they have changed."""
         found = (what, torch.are_deterministic_algorithms_enabled(), inductor_config.deterministic)
-        if self.seen[-1:] != [found]:
-            self.seen.append(found)
+        if self.observed[-1:] != [found]:
+            self.observed.append(found)
 
 
 def kernels_allowed(rank: int, world_size: int, task: WorkerTask, environment: dict[str, str]) -> tuple[Any, list[Any]]:
-    """What a worker saw, and what the libraries were told by variables."""
+    """What a worker recorded, and the environment variables that libraries read."""
     for name in VARIABLES:
         os.environ.pop(name, None)
     os.environ |= environment
-    WatchedWorker.seen = []
+    WatchedWorker.observed = []
     train_rank(rank, world_size, task, WatchedWorker)
-    return WatchedWorker.seen, [os.environ.get(name) for name in VARIABLES]
+    return WatchedWorker.observed, [os.environ.get(name) for name in VARIABLES]
 
 
 def put() -> Tensor:
-    """For which PyTorch has no deterministic kernel on any device."""
+    """An operation without a deterministic kernel on any device."""
     return torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
 
 
@@ -72,7 +74,7 @@ def _restored() -> Iterator[None]:
             patch.setenv(name, "")
         patch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
         yield
-    use_deterministic_kernels(wanted=False)
+    use_deterministic_kernels(enabled=False)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def _restored() -> Iterator[None]:
     ],
     ids=["any kernels", "deterministic", "as the user has it", "as the user must not have it"],
 )
-def test_steps_are_trained_with_the_kernels_that_are_asked_for(
+def test_training_uses_the_kernels_that_the_job_asks_for(
     tmp_path: Path, wanted: bool, environment: dict[str, str], variables: list[str | None]
 ) -> None:
     runs = Runs(tmp_path)
@@ -104,7 +106,7 @@ def test_steps_are_trained_with_the_kernels_that_are_asked_for(
 
 
 def compiled_histogram() -> Tensor:
-    """For which there is none on GPUs; the compiler says so, and needs none for it."""
+    """An operation without a deterministic GPU kernel. The compiler raises the error, though its own kernel is one."""
     with FakeTensorMode():
         counts: Tensor = torch.compile(torch.histc, backend="eager")(torch.empty(3, device="cuda"), 4)
     return counts
@@ -112,10 +114,10 @@ def compiled_histogram() -> Tensor:
 
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize(("function", "operation"), [(put, "put_"), (compiled_histogram, "_histc_cuda")])
-def test_an_operation_without_such_a_kernel_is_named_with_the_field(
+def test_the_error_names_the_operation_without_a_deterministic_kernel_and_the_field(
     function: Callable[[], Tensor], operation: str
 ) -> None:
-    use_deterministic_kernels(wanted=True)
+    use_deterministic_kernels(enabled=True)
     with pytest.raises(RuntimeError) as raised:
         function()
     assert describe(0, raised.value).message == (
@@ -125,8 +127,8 @@ def test_an_operation_without_such_a_kernel_is_named_with_the_field(
 
 
 @pytest.mark.usefixtures("_restored")
-def test_what_no_step_depends_on_may_take_any_kernel() -> None:
-    use_deterministic_kernels(wanted=True)
-    with any_kernels():
+def test_nondeterministic_kernels_are_allowed_where_no_step_depends_on_them() -> None:
+    use_deterministic_kernels(enabled=True)
+    with allow_nondeterministic_kernels():
         put()
     assert torch.are_deterministic_algorithms_enabled()

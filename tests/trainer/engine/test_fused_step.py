@@ -1,4 +1,4 @@
-"""Steps that take gradients from where they are, against DeepSpeed's own, at ZeRO stages 1 to 3."""
+"""The fused optimizer step equals DeepSpeed's own at ZeRO stages 1 to 3."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from spotune_trainer.engine import build as engine
-from spotune_trainer.engine import fused_step as step_in_place
-from spotune_trainer.engine import sync_free_step as device_steps
+from spotune_trainer.engine import build as engine_build
+from spotune_trainer.engine import fused_step, sync_free_step
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.layouts import FROZEN, Layout, build, release, state_of, train
+
+pytestmark = pytest.mark.slow
 
 LAYOUTS = [Layout(stage, world_size, "bfloat16") for stage in (1, 2, 3) for world_size in (1, 2, 3)]
 
 
 def trained(layout: Layout, frozen: tuple[str, ...]) -> tuple[dict[str, Tensor], float]:
-    """All that an engine holds after three steps, and the norm of the last gradient."""
+    """State of an engine after three steps, and the norm of the last gradient."""
     made = build(layout, frozen)
     train(made, 3)
     found, norm = {name: tensor.clone() for name, tensor in state_of(made).items()}, float(made.get_global_grad_norm())
@@ -28,11 +29,11 @@ def trained(layout: Layout, frozen: tuple[str, ...]) -> tuple[dict[str, Tensor],
 
 
 def largest_difference(_rank: int, world_size: int, stage: int, frozen: tuple[str, ...]) -> tuple[float, float]:
-    """Of anything held, in parts of the largest of its tensor, and of the norms; in pieces of a few elements."""
+    """Largest relative difference of states and of norms between our step, in chunks of 7 elements, and DeepSpeed's."""
     layout = Layout(stage, world_size, "bfloat16")
-    with patch.object(step_in_place, "STEP_ELEMENTS", 7):
+    with patch.object(fused_step, "STEP_ELEMENTS", 7):
         ours, norm = trained(layout, frozen)
-    with patch.object(engine, "step_on_device", lambda _engine: None):
+    with patch.object(engine_build, "install_sync_free_step", lambda _engine: None):
         theirs, other = trained(layout, frozen)
     assert ours.keys() == theirs.keys()
     differences = [float((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()) for name in theirs]
@@ -41,16 +42,16 @@ def largest_difference(_rank: int, world_size: int, stage: int, frozen: tuple[st
 
 @pytest.mark.parametrize("frozen", [(), FROZEN], ids=["all", "frozen"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_masters_moments_and_norms_are_those_of_deepspeed(layout: Layout, frozen: tuple[str, ...]) -> None:
+def test_masters_moments_and_norms_equal_those_of_deepspeeds_step(layout: Layout, frozen: tuple[str, ...]) -> None:
     for held, norms in run_group(layout.world_size, largest_difference, layout.stage, frozen):
         assert held < 1e-5
         assert norms < 1e-6
 
 
 def after_a_step(_rank: int, world_size: int, stage: int) -> tuple[int, bool]:
-    """How often an engine has taken such a step, and whether its gradients are gone."""
-    name = "step_parts_in_place" if stage == 3 else "step_in_place"
-    with patch.object(device_steps, name, wraps=getattr(step_in_place, name)) as steps:
+    """Number of fused steps that an engine takes in one step, and whether its gradients are freed."""
+    name = "fused_step_at_stage_3" if stage == 3 else "fused_step_at_stage_1_or_2"
+    with patch.object(sync_free_step, name, wraps=getattr(fused_step, name)) as steps:
         made: Any = build(Layout(stage, world_size, "bfloat16"))
         train(made, 1)
     kept = [parameter.grad for parameter in made.module.parameters()] + list(made.optimizer.averaged_gradients.values())
@@ -58,7 +59,7 @@ def after_a_step(_rank: int, world_size: int, stage: int) -> tuple[int, bool]:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_gradients_are_gone_after_a_step(stage: int) -> None:
+def test_gradients_are_freed_by_the_step(stage: int) -> None:
     assert run_group(2, after_a_step, stage) == [(1, True)] * 2
 
 
@@ -78,5 +79,5 @@ def buckets(_rank: int, world_size: int, stage: int) -> int:
 
 
 @pytest.mark.parametrize(("stage", "world_size", "copied"), [(1, 1, False), (1, 2, True), (2, 1, True)])
-def test_a_rank_that_is_alone_copies_no_gradients(stage: int, world_size: int, copied: bool) -> None:
+def test_a_single_rank_copies_no_gradients_to_buckets(stage: int, world_size: int, copied: bool) -> None:
     assert all((found > 0) is copied for found in run_group(world_size, buckets, stage))

@@ -1,4 +1,4 @@
-"""How far the host runs ahead of the device at ZeRO stage 3, and what is gathered there as one."""
+"""The host's run-ahead at ZeRO stage 3 is limited, and layers are gathered at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from deepspeed.utils import z3_leaf_module
 
 from spotune.plan.memory import LIVE_PARAMETERS
 from spotune_trainer.engine.compile.layers import repeated_layers
-from spotune_trainer.engine.sync_free_step import keep_near_the_device
+from spotune_trainer.engine.sync_free_step import limit_run_ahead
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.layouts import FROZEN, Layout, build
 
 
 @dataclass
 class Device:
-    """A stream whose work is done when the host waits for it."""
+    """A fake CUDA stream that records for which events the host waits."""
 
     modules: int = 0
     waited_for: list[int] = field(default_factory=list)
@@ -41,13 +41,13 @@ def module(number: int, parameters: int) -> Any:
     ("parameters", "ahead"),
     [(LIVE_PARAMETERS // 8, 4), (LIVE_PARAMETERS // 2, 1), (2 * LIVE_PARAMETERS, 1)],
 )
-def test_the_host_is_at_most_so_many_parameters_ahead(
+def test_the_host_runs_ahead_by_a_limited_number_of_parameters(
     parameters: int, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, fetched = Device(), list[tuple[int, bool]]()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: device)
     coordinator: Any = SimpleNamespace(fetch_sub_module=lambda m, forward: fetched.append((m.ds_id, forward)))
-    keep_near_the_device(coordinator)
+    limit_run_ahead(coordinator)
     modules = [module(number, parameters) for number in range(6)]
     for step, each in enumerate(modules):
         coordinator.fetch_sub_module(each, forward=True)
@@ -57,13 +57,13 @@ def test_the_host_is_at_most_so_many_parameters_ahead(
 
 
 @pytest.mark.parametrize(("is_layer", "waited_for"), [(True, [0, 1]), (False, [])])
-def test_layers_that_stay_gathered_hold_the_host_back_for_their_gradients(
+def test_layers_that_stay_gathered_count_because_of_their_gradients(
     is_layer: bool, waited_for: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Device()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: device)
     coordinator: Any = SimpleNamespace(fetch_sub_module=lambda m, forward: None)
-    keep_near_the_device(coordinator)
+    limit_run_ahead(coordinator)
     for number in range(3):
         each = module(number, LIVE_PARAMETERS)
         each.weight.ds_persist, each._z3_leaf = True, is_layer
@@ -77,5 +77,5 @@ def whole_layers(_rank: int, _world_size: int, frozen: tuple[str, ...]) -> list[
 
 
 @pytest.mark.parametrize(("frozen", "whole"), [((), True), (FROZEN, False)])
-def test_layers_are_gathered_as_one_unless_weights_are_frozen(frozen: tuple[str, ...], whole: bool) -> None:
+def test_a_layer_is_gathered_at_once_unless_weights_are_frozen(frozen: tuple[str, ...], whole: bool) -> None:
     assert run_group(1, whole_layers, frozen) == [[whole]]

@@ -1,4 +1,4 @@
-"""What an engine of one ZeRO stage and world size has committed, an engine of any other holds bit for bit."""
+"""A checkpoint of any ZeRO stage and world size restores bit for bit at any other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.trainer.support.groups import run_group
 from tests.trainer.support.layout_matrix import Cell, Matrix
 from tests.trainer.support.layouts import Layout
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RANKS = 4
 STAGES = {"float32": (0, 1, 2, 3), "bfloat16": (1, 2, 3)}  # stage 0 in bfloat16 is run as stage 1
@@ -27,7 +27,7 @@ OFFLOADED: list[tuple[int, int, Offload]] = [
 
 
 def layouts(dtype: str) -> list[Layout]:
-    """All stages and world sizes, and some that keep states or parameters in host memory."""
+    """All stages and world sizes, and some layouts with offload to host memory."""
     offloaded = [Layout(stage, world_size, dtype, what) for stage, world_size, what in OFFLOADED]
     return offloaded + [
         Layout(stage, world_size, dtype) for world_size in range(1, RANKS + 1) for stage in STAGES[dtype]
@@ -42,7 +42,7 @@ def matrix(rank: int, _: int, dtype: str, root: Path) -> list[Cell]:
 
 @pytest.fixture(scope="module", params=STAGES)
 def cells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
-    """All pairs of layouts in one precision, as each rank of the reader found them."""
+    """Results of all pairs of layouts in one precision, from each reading rank."""
     dtype: str = request.param
     found = run_group(RANKS, matrix, dtype, tmp_path_factory.mktemp(dtype), timeout=550)
     flat = [cell for of_rank in found for cell in of_rank]
@@ -51,11 +51,11 @@ def cells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return flat
 
 
-def test_any_stage_and_world_size_holds_what_any_other_wrote_bit_for_bit(cells: list[Cell]) -> None:
+def test_a_checkpoint_of_any_layout_restores_bit_for_bit_into_any_other(cells: list[Cell]) -> None:
     assert [cell for cell in cells if cell.differing] == []
 
 
-def test_each_rank_reads_the_ranges_that_it_needs_and_nothing_else(cells: list[Cell]) -> None:
+def test_each_rank_reads_only_the_byte_ranges_that_it_needs(cells: list[Cell]) -> None:
     assert [cell for cell in cells if cell.bytes_read != cell.bytes_needed] == []
     whole = next(cell.bytes_needed for cell in cells if cell.reads.world_size == 1)
     read: Counter[tuple[Layout, Layout]] = Counter()

@@ -1,4 +1,4 @@
-"""Functions of the user's as metrics: found without being run, imported, called, and refused with a sentence."""
+"""Metric functions of the user: located without running code, imported, called, and rejected with a clear error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streaming.base.format.mds import MDSWriter
 from spotune.errors import JobError
 from spotune.job import EvaluationSpec
 from spotune_trainer import files
-from spotune_trainer.evaluation.custom_metrics import missing_functions, own_metric
+from spotune_trainer.evaluation.custom_metrics import load_custom_metric, missing_functions
 from spotune_trainer.evaluation.metrics import build_metrics, mean_score
 from tests.trainer.support.live import LiveRun
 from tests.trainer.support.runs import Runs
@@ -50,10 +50,10 @@ number = 3
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the path that Python imports from, with a package in it."""
+    """A folder in `sys.path` with a package and a namespace package in it."""
     folder = tmp_path / "judges"
     (folder / "deep").mkdir(parents=True)
-    (folder / "__init__.py").write_text("raise RuntimeError('looking runs nothing')")
+    (folder / "__init__.py").write_text("raise RuntimeError('preflight must not run this')")
     (folder / "deep" / "code.py").write_text(MODULE)
     (tmp_path / "spaced").mkdir()
     (tmp_path / "spaced" / "plain.py").write_text(MODULE)
@@ -63,27 +63,27 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def asked_for(*metrics: str) -> EvaluationSpec:
+def evaluation_with(*metrics: str) -> EvaluationSpec:
     return EvaluationSpec.model_validate({"generate": True, "metrics": list(metrics)})
 
 
-def judged(package: Path, body: str) -> Any:
-    """What a function with this body makes of an answer."""
+def score_of(package: Path, body: str) -> Any:
+    """The score of a function with this body."""
     (package / "judge.py").write_text(f"import math\ndef judge(answer, reference, columns):\n    {body}\n")
     sys.modules.pop("judge", None)
-    return own_metric("judge:judge")("an answer", "the reference", {"column": "text"})
+    return load_custom_metric("judge:judge")("an answer", "the reference", {"column": "text"})
 
 
 @pytest.mark.parametrize("name", ["length", "Found", "join", "stem", "json", "fallback", "number", "later", "two"])
 @pytest.mark.parametrize("module", ["judges.deep.code", "spaced.plain"])
-def test_what_a_module_may_have_is_found_and_nothing_is_run(package: Path, module: str, name: str) -> None:
-    assert missing_functions(asked_for("loss", f"{module}:{name}")) == []
+def test_functions_are_found_without_running_code(package: Path, module: str, name: str) -> None:
+    assert missing_functions(evaluation_with("loss", f"{module}:{name}")) == []
     assert not {"judges", "spaced"} & sys.modules.keys()
 
 
-def test_names_that_cannot_be_seen_are_taken_to_be_there(package: Path) -> None:
+def test_names_that_may_exist_at_run_time_count_as_found(package: Path) -> None:
     (package / "judge.py").write_text("from os.path import *")
-    assert missing_functions(asked_for("judge:anything", "math:sqrt")) == []
+    assert missing_functions(evaluation_with("judge:anything", "math:sqrt")) == []
 
 
 @pytest.mark.parametrize(
@@ -97,43 +97,43 @@ def test_names_that_cannot_be_seen_are_taken_to_be_there(package: Path) -> None:
         ("judges.torn:length", "the module cannot be read (SyntaxError: "),
     ],
 )
-def test_what_is_not_there_is_missing_with_a_remedy(package: Path, entry_point: str, reason: str) -> None:
+def test_a_missing_function_is_reported_with_a_remedy(package: Path, entry_point: str, reason: str) -> None:
     (package / "judges" / "torn.py").write_text("def length(")
-    [sentence] = missing_functions(asked_for(entry_point, "exactMatch"))
-    assert sentence.startswith(f"{entry_point}: {reason}")
-    assert "into the image (cluster.image)" in sentence
-    assert "PYTHONPATH" in sentence
+    [message] = missing_functions(evaluation_with(entry_point, "exactMatch"))
+    assert message.startswith(f"{entry_point}: {reason}")
+    assert "in the image (cluster.image)" in message
+    assert "PYTHONPATH" in message
 
 
-def test_a_module_that_was_not_there_is_found_once_it_is(package: Path) -> None:
-    assert missing_functions(asked_for("judge:judge")) != []
+def test_a_module_is_found_once_it_is_added(package: Path) -> None:
+    assert missing_functions(evaluation_with("judge:judge")) != []
     (package / "judge.py").write_text("def judge(answer, reference, columns): ...")
-    assert missing_functions(asked_for("judge:judge")) == []
+    assert missing_functions(evaluation_with("judge:judge")) == []
 
 
 @pytest.mark.parametrize(
     ("entry_point", "message"),
     [
         ("judgements:length", r"cannot be imported \(ModuleNotFoundError: No module named 'judgements'\): correct"),
-        ("judges.deep.code:length", r"cannot be imported \(RuntimeError: looking runs nothing\)"),
+        ("judges.deep.code:length", r"cannot be imported \(RuntimeError: preflight must not run this\)"),
         ("spaced.plain:width", r"cannot be imported \(AttributeError: .*no attribute 'width'"),
-        ("spaced.plain:number", r"is no function but 3: name a function"),
+        ("spaced.plain:number", r"is not a function but 3: name a function"),
         ("spaced.plain:two", r"cannot be called with \(answer, reference, columns\): too many positional arguments"),
     ],
 )
-def test_what_cannot_be_called_is_refused_when_it_is_imported(package: Path, entry_point: str, message: str) -> None:
+def test_an_invalid_function_is_rejected_on_import(package: Path, entry_point: str, message: str) -> None:
     with pytest.raises(JobError, match=f"^training.evaluation.metrics: {re.escape(entry_point)} {message}"):
-        build_metrics(asked_for("exactMatch", entry_point))
+        build_metrics(evaluation_with("exactMatch", entry_point))
 
 
-def test_a_module_that_leaves_python_is_refused(package: Path) -> None:
+def test_a_module_that_exits_python_is_rejected(package: Path) -> None:
     (package / "judge.py").write_text("raise SystemExit(3)")
     with pytest.raises(JobError, match=r"judge:judge cannot be imported \(SystemExit: 3\)"):
-        own_metric("judge:judge")
+        load_custom_metric("judge:judge")
 
 
-def test_metrics_are_built_by_the_names_of_their_functions(package: Path) -> None:
-    metrics = build_metrics(asked_for("loss", "spaced.plain:length", "exactMatch"))
+def test_metrics_are_named_after_their_functions(package: Path) -> None:
+    metrics = build_metrics(evaluation_with("loss", "spaced.plain:length", "exactMatch"))
     assert sorted(metrics) == ["exactMatch", "length"]
     assert metrics["length"]("four", "reference", {}) == 4.0
 
@@ -151,11 +151,11 @@ def test_metrics_are_built_by_the_names_of_their_functions(package: Path) -> Non
         (torch.tensor(0.25), 0.25),
     ],
 )
-def test_numbers_of_all_kinds_count(
+def test_scores_of_all_number_types_are_accepted(
     value: object, score: float | None, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(math, "value", value, raising=False)
-    found = judged(package, "return math.value")
+    found = score_of(package, "return math.value")
     assert (type(found), found) == (type(score), score)
 
 
@@ -170,33 +170,35 @@ def test_numbers_of_all_kinds_count(
         ("return 1j", "1j"),
     ],
 )
-def test_what_is_no_finite_number_is_refused(package: Path, body: str, given: str) -> None:
-    answer = r"for the answer 'an answer' to 'the reference'\. Have it return a finite number"
+def test_a_score_that_is_not_a_finite_number_is_rejected(package: Path, body: str, given: str) -> None:
+    answer = r"for the answer 'an answer' to 'the reference'\. Return a finite number"
     with pytest.raises(JobError, match=f"^training.evaluation.metrics: judge:judge returned {given}.* {answer}"):
-        judged(package, body)
+        score_of(package, body)
 
 
-def test_what_a_function_raises_is_said_with_the_answer(package: Path) -> None:
-    said = "judge:judge raised KeyError: 'database' for the answer 'an answer' to 'the reference'. Mend it"
-    with pytest.raises(JobError, match=re.escape(said)) as raised:
-        judged(package, "return columns['database']")
+def test_an_exception_of_a_function_is_reported_with_the_answer(package: Path) -> None:
+    message = (
+        "judge:judge raised KeyError: 'database' for the answer 'an answer' to 'the reference'. Correct the function"
+    )
+    with pytest.raises(JobError, match=re.escape(message)) as raised:
+        score_of(package, "return columns['database']")
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_a_function_cannot_change_what_the_next_one_sees(package: Path) -> None:
+def test_a_function_cannot_change_the_columns(package: Path) -> None:
     with pytest.raises(JobError, match="raised TypeError: 'mappingproxy' object does not support item assignment"):
-        judged(package, "columns['column'] = 'other'")
+        score_of(package, "columns['column'] = 'other'")
 
 
-def test_the_mean_is_that_of_all_values_in_any_order() -> None:
+def test_the_mean_score_does_not_depend_on_the_order() -> None:
     values = [1e16, 1.0, -1e16, 0.5, None, True]
     assert mean_score(values) == mean_score(values[::-1]) == 0.5
-    with pytest.raises(JobError, match=r"training.evaluation.metrics: the sum of a metric's values is beyond"):
+    with pytest.raises(JobError, match=r"training.evaluation.metrics: the sum of a metric's values exceeds"):
         mean_score([1e308, 1e308])
 
 
 @pytest.mark.ray
-def test_a_run_has_the_figure_of_a_function_from_a_folder_of_the_python_path(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_reports_the_score_of_a_function_on_the_python_path(runs: Runs, tmp_path: Path) -> None:
     rows = make_rows(save_tokenizer(tmp_path / "tokenizer"), "seq2seq", 20)
     columns = {"completion": "str", "database": "str", "input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     with MDSWriter(out=str(tmp_path / "shards"), columns=columns, hashes=["xxh3_64"]) as writer:
@@ -218,14 +220,14 @@ def test_a_run_has_the_figure_of_a_function_from_a_folder_of_the_python_path(run
     )
     try:
         run.start()
-        code, said = run.wait()
+        code, output = run.wait()
     finally:
-        run.end()
-    assert code == 0, said
+        run.clean_up()
+    assert code == 0, output
     result = run.result()
     assert (result["exactMatch"], result["scores"]) == (0.0, {"age": 9.5})
     assert (files.read_json(run.directory.status) or {})["evalScores"] == {"exactMatch": 0.0, "age": 9.5}
     [evaluated] = run.events("evaluated")
     assert evaluated["scores"] == {"age": 9.5}
-    assert re.search(r"^\s*age\s+9\.5\s*$", said, re.MULTILINE)
+    assert re.search(r"^\s*age\s+9\.5\s*$", output, re.MULTILINE)
     assert "| age | 9.5 |" in (run.directory.export / "README.md").read_text()

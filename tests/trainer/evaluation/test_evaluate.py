@@ -1,4 +1,4 @@
-"""Evaluation: the same figures however many ranks take part, and nothing of training disturbed."""
+"""Evaluation: the same result at any world size, and no effect on training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer.data.batches import Task, collate
 from spotune_trainer.engine.build import EngineConfig, build_engine
-from spotune_trainer.evaluation.evaluate import EvaluationResult, Ranks, evaluate
+from spotune_trainer.evaluation.evaluate import EvaluationResult, RankGroup, evaluate
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.models.pretrained import build_model, load_tokenizer
 from tests.trainer.support.groups import run_group
@@ -54,8 +54,8 @@ def test_loss_is_the_mean_over_label_tokens_not_over_batches(sources: dict[Task,
     for row in rows:
         batch = collate([row], task, 0)
         with torch.no_grad():
-            total += float(model(**batch.model_inputs()).loss) * batch.tokens
-        tokens += batch.tokens
+            total += float(model(**batch.model_inputs()).loss) * batch.loss_tokens
+        tokens += batch.loss_tokens
     assert result.loss == pytest.approx(total / tokens, rel=1e-6)
     assert result.samples == ROWS
     assert result.predictions == ()
@@ -75,50 +75,50 @@ def evaluate_rank(
         tokenizer,
         job,
         batch_size=4,
-        ranks=Ranks(rank, world_size),
+        ranks=RankGroup(rank, world_size),
         zero_stage=zero_stage,
     )
     return result, len(forwards)
 
 
 @pytest.mark.parametrize(("task", "world_size", "zero_stage"), [("seq2seq", 2, 3), ("causal", 2, 1), ("seq2seq", 3, 3)])
-def test_figures_are_the_same_at_any_world_size(
+def test_results_are_the_same_at_any_world_size(
     sources: dict[Task, Path], task: Task, world_size: int, zero_stage: int
 ) -> None:
     alone, _ = evaluate_rank(0, 1, sources[task], task, 0)
     results = run_group(world_size, evaluate_rank, sources[task], task, zero_stage)
-    # Four batches of 4, 4, 4 and 1 rows: with three ranks two of them run a batch that does not count.
+    # Batches of 4, 4, 4 and 1 rows: with three ranks, two ranks run a batch whose result is discarded.
     assert [result for result, _ in results] == [alone] * world_size
     if zero_stage == 3:
         assert len({forwards for _, forwards in results}) == 1
 
 
 def tenths_of_the_reference(answer: str, reference: str, columns: Mapping[str, str]) -> float | None:
-    """A metric as a user writes one; it leaves out the rows whose number is odd."""
+    """A metric as a user may write it; odd rows do not count."""
     assert columns["database"] == "concert"
     assert set(columns) == {"completion", "database"}
     return None if int(reference[-1]) % 2 else len(reference) / 10 + int(reference.split()[-1])
 
 
-def evaluate_own(rank: int, world_size: int, source: Path) -> EvaluationResult:
+def evaluate_custom_metric(rank: int, world_size: int, source: Path) -> EvaluationResult:
     metric = f"{__name__}:{tenths_of_the_reference.__name__}"
     job, model, tokenizer, rows = load(source, "seq2seq", **generating(metrics=["exactMatch", metric], batchSize=2))
-    return evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, ranks=Ranks(rank, world_size))
+    return evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, ranks=RankGroup(rank, world_size))
 
 
-def test_a_function_of_the_users_is_averaged_exactly_at_any_world_size(sources: dict[Task, Path]) -> None:
-    alone = evaluate_own(0, 1, sources["seq2seq"])
-    assert run_group(3, evaluate_own, sources["seq2seq"]) == [alone] * 3
+def test_a_custom_metric_is_averaged_exactly_at_any_world_size(sources: dict[Task, Path]) -> None:
+    alone = evaluate_custom_metric(0, 1, sources["seq2seq"])
+    assert run_group(3, evaluate_custom_metric, sources["seq2seq"]) == [alone] * 3
     counted = [len(f"SELECT count(*) FROM singer WHERE age > {n}") / 10 + n for n in range(0, ROWS, 2)]
-    assert alone.own_scores == {"tenths_of_the_reference": math.fsum(counted) / len(counted)}
-    assert alone.known_scores == {"exactMatch": 0.0, **alone.own_scores}
+    assert alone.custom_scores == {"tenths_of_the_reference": math.fsum(counted) / len(counted)}
+    assert alone.defined_scores == {"exactMatch": 0.0, **alone.custom_scores}
     assert [prediction.scores["tenths_of_the_reference"] for prediction in alone.predictions[:2]] == [4.1, None]
 
 
 def train_rank(
     rank: int, world_size: int, source: Path, zero_stage: int, evaluated: bool
 ) -> tuple[list[float], EvaluationResult | None]:
-    """Two training steps with an evaluation between them or not; the losses of this rank."""
+    """Two training steps, optionally with an evaluation in between; returns this rank's losses and the result."""
     job, model, tokenizer, rows = load(source, "seq2seq", **generating(maxNewTokens=3, samples=5, batchSize=2))
     config = EngineConfig(zero_stage, 1, 1, torch.float32, gradient_checkpointing=False)
     engine = build_engine(model, job.spec.training, config)
@@ -137,13 +137,13 @@ def train_rank(
                 tokenizer,
                 job,
                 batch_size=4,
-                ranks=Ranks(rank, world_size),
+                ranks=RankGroup(rank, world_size),
                 zero_stage=engine.zero_optimization_stage(),
             )
     return losses, result
 
 
-def test_sharded_weights_give_the_figures_of_whole_ones_and_train_on_undisturbed(sources: dict[Task, Path]) -> None:
+def test_evaluation_with_zero_3_equals_stage_0_and_leaves_training_unchanged(sources: dict[Task, Path]) -> None:
     source = sources["seq2seq"]
     sharded = run_group(2, train_rank, source, 3, True)
     whole = run_group(2, train_rank, source, 0, True)
@@ -155,7 +155,7 @@ def test_sharded_weights_give_the_figures_of_whole_ones_and_train_on_undisturbed
     assert [losses for losses, _ in sharded] == [losses for losses, _ in unevaluated]
 
 
-def test_more_ranks_than_batches_all_run_one(sources: dict[Task, Path]) -> None:
+def test_every_rank_runs_a_batch_even_if_there_are_fewer_batches_than_ranks(sources: dict[Task, Path]) -> None:
     results = run_group(3, evaluate_few, sources["seq2seq"])
     assert len({result.loss for result, _ in results}) == 1
     assert [forwards for _, forwards in results] == [1, 1, 1]
@@ -165,12 +165,12 @@ def evaluate_few(rank: int, world_size: int, source: Path) -> tuple[EvaluationRe
     job, model, tokenizer, rows = load(source, "seq2seq", samples=3)
     forwards = []
     model.register_forward_hook(lambda *_: forwards.append(1))
-    result = evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, ranks=Ranks(rank, world_size))
+    result = evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, ranks=RankGroup(rank, world_size))
     return result, len(forwards)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_model_that_knows_the_answers_scores_one(sources: dict[Task, Path], task: Task) -> None:
+def test_a_model_that_memorized_the_answers_scores_one(sources: dict[Task, Path], task: Task) -> None:
     job, model, tokenizer, rows = load(sources[task], task, **generating(maxNewTokens=24))
     rows = rows[:2]
     torch.manual_seed(0)
@@ -188,7 +188,7 @@ def test_a_model_that_knows_the_answers_scores_one(sources: dict[Task, Path], ta
     assert result.predictions[0].scores == {"exactMatch": True}
 
 
-def test_queries_are_run_in_the_database_that_the_row_names(sources: dict[Task, Path], tmp_path: Path) -> None:
+def test_queries_run_in_the_database_named_by_the_row(sources: dict[Task, Path], tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "concert.sqlite")) as connection:
         connection.execute("CREATE TABLE singer (age INTEGER)")
         connection.commit()
@@ -203,7 +203,7 @@ def test_queries_are_run_in_the_database_that_the_row_names(sources: dict[Task, 
         evaluate(model, ListedRows([{**rows[0], "database": "opera"}]), tokenizer, job, batch_size=4)
 
 
-def test_only_the_samples_that_were_asked_for_are_read(sources: dict[Task, Path]) -> None:
+def test_only_the_requested_samples_are_read(sources: dict[Task, Path]) -> None:
     job, model, tokenizer, rows = load(sources["seq2seq"], "seq2seq", samples=2)
     dataset = ListedRows(rows)
     result = evaluate(model, dataset, tokenizer, job, batch_size=4, sample_ids=[4, 9, 11])
@@ -211,7 +211,7 @@ def test_only_the_samples_that_were_asked_for_are_read(sources: dict[Task, Path]
     assert result.samples == 2
 
 
-def test_training_is_not_disturbed(sources: dict[Task, Path]) -> None:
+def test_evaluation_leaves_training_unchanged(sources: dict[Task, Path]) -> None:
     job, model, tokenizer, rows = load(sources["causal"], "causal", **generating())
     model.train()
     frozen = model.model.layers[0].mlp
@@ -226,10 +226,10 @@ def test_training_is_not_disturbed(sources: dict[Task, Path]) -> None:
 
 
 class StoppedError(Exception):
-    """A notice came."""
+    """Raised by the heartbeat."""
 
 
-def test_a_heartbeat_that_raises_ends_the_evaluation(sources: dict[Task, Path]) -> None:
+def test_an_exception_of_the_heartbeat_stops_the_evaluation(sources: dict[Task, Path]) -> None:
     job, model, tokenizer, rows = load(sources["seq2seq"], "seq2seq", **generating(maxNewTokens=200))
     beats = 0
 
@@ -258,11 +258,11 @@ def drop(*names: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         (drop("labels"), "the prompt of evaluation sample 0 is empty"),
         (
             lambda row: {**row, "lengths": np.array([3, len(row["input_ids"]) - 3])},
-            "sample 0 is packed of several documents",
+            "sample 0 packs several documents",
         ),
     ],
 )
-def test_rows_without_a_prompt_cannot_be_answered(
+def test_rows_without_a_prompt_are_rejected(
     sources: dict[Task, Path], change: Callable[[Mapping[str, Any]], dict[str, Any]], message: str
 ) -> None:
     job, model, tokenizer, rows = load(sources["causal"], "causal", **generating())
@@ -270,7 +270,7 @@ def test_rows_without_a_prompt_cannot_be_answered(
         evaluate(model, ListedRows([change(rows[0])]), tokenizer, job, batch_size=4)
 
 
-def test_only_the_last_answer_of_a_chat_is_asked_for(sources: dict[Task, Path]) -> None:
+def test_the_last_answer_of_a_chat_is_generated(sources: dict[Task, Path]) -> None:
     job, model, tokenizer, rows = load(sources["causal"], "causal", **generating())
     row = rows[0]
     first = {name: row[name].tolist() for name in ("input_ids", "labels")}

@@ -1,4 +1,4 @@
-"""What counts as a right answer."""
+"""Built-in metrics: which answers count as correct."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def database(tmp_path: Path) -> Path:
         ("SELECT1", "SELECT 1", False),
     ],
 )
-def test_exact_match_ignores_only_the_amount_of_white_space(prediction: str, reference: str, same: bool) -> None:
+def test_exact_match_ignores_only_the_amount_of_whitespace(prediction: str, reference: str, same: bool) -> None:
     assert exact_match(prediction, reference) is same
 
 
@@ -93,43 +93,43 @@ def test_execution_match_compares_rows_as_multisets(
         "VACUUM INTO '{folder}/copy.sqlite'",
     ],
 )
-def test_a_predicted_query_can_change_nothing(database: Path, query: str) -> None:
+def test_a_predicted_query_cannot_write(database: Path, query: str) -> None:
     before = database.read_bytes()
     assert execution_match(query.format(folder=database.parent), "SELECT count(*) FROM singer", database) is False
     assert database.read_bytes() == before
     assert [path.name for path in database.parent.iterdir()] == ["concert.sqlite"]
 
 
-def test_a_predicted_query_without_end_is_wrong_after_its_time(database: Path) -> None:
+def test_an_endless_predicted_query_is_wrong_after_the_time_limit(database: Path) -> None:
     started = time.monotonic()
     assert execution_match(ENDLESS, "SELECT 1", database, seconds=0.2) is False
     assert time.monotonic() - started < 5
 
 
-def test_a_query_is_ended_by_the_clock_it_is_given(database: Path) -> None:
+def test_the_time_limit_uses_the_given_clock(database: Path) -> None:
     ticks = iter(range(1000))
     with pytest.raises(QueryError, match="longer than 5 s"):
         run_query(database, ENDLESS, 5.0, clock=lambda: float(next(ticks)))
     assert next(ticks) < 20
 
 
-def test_only_as_many_rows_as_decide_are_read(database: Path) -> None:
-    assert len(run_query(database, f"{ENDLESS.replace('count(*)', 'i')}", most_rows=5)) == 5
+def test_only_one_row_more_than_expected_is_read(database: Path) -> None:
+    assert len(run_query(database, f"{ENDLESS.replace('count(*)', 'i')}", max_rows=5)) == 5
 
 
 @pytest.mark.parametrize("reference", ["SELECT nope FROM singer", ENDLESS])
-def test_a_reference_that_does_not_run_is_the_datas_fault(database: Path, reference: str) -> None:
+def test_a_failing_reference_query_is_a_job_error(database: Path, reference: str) -> None:
     with pytest.raises(JobError, match=r"reference query of the evaluation data fails in .*concert.sqlite"):
         execution_match("SELECT 1", reference, database, seconds=0.1)
 
 
-def test_a_damaged_database_is_the_datas_fault(tmp_path: Path) -> None:
+def test_a_damaged_database_is_a_job_error(tmp_path: Path) -> None:
     (tmp_path / "broken.sqlite").write_text("this is no database, but it is long enough to be read as one " * 20)
     with pytest.raises(JobError, match="file is not a database"):
         execution_match("SELECT 1", "SELECT name FROM singer", tmp_path / "broken.sqlite")
 
 
-def test_metrics_are_built_by_name_and_find_the_rows_database(database: Path) -> None:
+def test_execution_accuracy_uses_the_database_of_the_row(database: Path) -> None:
     evaluation = EvaluationSpec(
         generate=True,
         metrics=["loss", "exactMatch", "executionAccuracy"],
@@ -158,7 +158,7 @@ def test_a_row_without_its_database_is_an_error(database: Path, columns: dict[st
         metric("SELECT 1", "SELECT 1", columns)
 
 
-def test_rows_that_do_not_count_are_left_out_of_the_mean() -> None:
+def test_rows_that_do_not_count_are_not_in_the_mean() -> None:
     assert mean_score([True, False, None, True, None, True]) == 0.75
     assert mean_score([None, None]) is None
     assert mean_score([]) is None

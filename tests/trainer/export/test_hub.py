@@ -1,4 +1,4 @@
-"""Uploads to a Hub: the model at the root, a job directory to go on from beside it, and training that never waits."""
+"""Uploads to a Hub: the model at the root, a resumable job directory beside it, and no effect on training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from spotune.job.output import HubSpec
 from spotune_trainer.checkpoint.generations import choose_checkpoint
 from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.export import hub as hub_module
-from spotune_trainer.export.hub import LAST_CHECKPOINT, CheckpointUploads, Hub, publish, uploading
+from spotune_trainer.export.hub import (
+    LAST_CHECKPOINT,
+    CheckpointUploader,
+    HubRepository,
+    upload_checkpoints,
+    upload_export,
+)
 from spotune_trainer.job_directory.job import put_job
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support import hub_server
@@ -65,10 +71,10 @@ def newest(directory: JobDirectory) -> Checkpoint:
 def test_the_model_is_at_the_root_of_a_private_repository(runs: Runs, server: hub_server.Server) -> None:
     job = uploading_job(runs)
     directory = trained(runs, job)
-    with uploading(job, directory):
+    with upload_checkpoints(job, directory):
         pass
     beats: list[int] = []
-    publish(job, directory, lambda: beats.append(1))
+    upload_export(job, directory, lambda: beats.append(1))
     repository = server.repositories[REPO]
     assert repository.private
     expected = {str(path.relative_to(directory.export)): path.read_bytes() for path in directory.export.rglob("*")}
@@ -79,14 +85,14 @@ def test_the_model_is_at_the_root_of_a_private_repository(runs: Runs, server: hu
     )
 
 
-def test_what_is_downloaded_of_the_last_checkpoint_is_trained_on_from_there(
+def test_training_continues_from_a_download_of_the_last_checkpoint(
     runs: Runs, server: hub_server.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "_LOOK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(hub_module, "_POLL_SECONDS", 0.05)
     job = uploading_job(runs, strategy="checkpoint")
     directory = trained(runs, job)
     interrupted = runs.interrupted(directory, 5)
-    with uploading(job, interrupted):
+    with upload_checkpoints(job, interrupted):
         assert wait_until(lambda: bool(server.repositories[REPO].messages), 20)
     assert server.repositories[REPO].messages == ["Checkpoint of step 5"]
     assert not (interrupted.root / ".hub").exists()
@@ -97,11 +103,11 @@ def test_what_is_downloaded_of_the_last_checkpoint_is_trained_on_from_there(
     assert len(losses(elsewhere)) == STEPS
 
 
-def test_a_new_checkpoint_takes_the_place_of_the_one_before(runs: Runs, server: hub_server.Server) -> None:
+def test_a_new_checkpoint_replaces_the_previous_one(runs: Runs, server: hub_server.Server) -> None:
     job = uploading_job(runs)
     directory = trained(runs, job)
-    hub = Hub(spec_of(job), os.environ)
-    hub.create()
+    hub = HubRepository(spec_of(job), os.environ)
+    hub.ensure_exists()
     server.repositories[REPO].files["config.json"] = b"of the model"
     for each in (runs.interrupted(directory, 5), directory):
         hub.upload_checkpoint(each, newest(each))
@@ -110,10 +116,10 @@ def test_a_new_checkpoint_takes_the_place_of_the_one_before(runs: Runs, server: 
     assert server.repositories[REPO].files["config.json"] == b"of the model"
 
 
-def test_a_hub_that_is_away_is_asked_again_and_costs_training_nothing(
+def test_failed_uploads_are_retried_and_do_not_stop_training(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hub_module, "_LOOK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(hub_module, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(hub_module, "_BACKOFF_SECONDS", (0.01, 0.02))
     directory = trained(runs, uploading_job(runs))
     taken: list[Checkpoint] = []
@@ -124,25 +130,27 @@ def test_a_hub_that_is_away_is_asked_again_and_costs_training_nothing(
             raise error
         taken.append(checkpoint)
 
-    with CheckpointUploads(directory, upload):
+    with CheckpointUploader(directory, upload):
         assert wait_until(lambda: bool(taken), 10)
     assert [each.name for each in taken] == [newest(directory).name]
     assert [word in caplog.text for word in ("away", "no route to host", "may not")] == [True] * 3
 
 
-def test_a_token_that_may_not_write_is_refused_before_anything_is_trained(
+def test_a_token_without_write_access_is_rejected_before_training(
     runs: Runs, server: hub_server.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPOTUNE_HUB_TOKEN", "hf_reader")
-    refusal = pytest.raises(JobError, match=r"output\.hub: me/tiny: the Hub refuses it .*tokenSecretRef may write")
-    with refusal, uploading(uploading_job(runs), JobDirectory(tmp_path)):
-        pytest.fail("nobody may train here")
+    refusal = pytest.raises(
+        JobError, match=r"output\.hub: me/tiny: the Hub refused access .*tokenSecretRef has write access"
+    )
+    with refusal, upload_checkpoints(uploading_job(runs), JobDirectory(tmp_path)):
+        pytest.fail("training must not start")
 
 
-def test_a_hub_that_is_away_at_the_end_is_no_fault_of_the_job(runs: Runs, server: hub_server.Server) -> None:
+def test_an_unreachable_hub_at_the_end_is_an_infrastructure_error(runs: Runs, server: hub_server.Server) -> None:
     job = uploading_job(runs)
     directory = trained(runs, job)
-    Hub(spec_of(job), os.environ).create()
+    HubRepository(spec_of(job), os.environ).ensure_exists()
     server.refusals = 100
-    with pytest.raises(InfrastructureError, match=r"output\.hub: me/tiny: the Hub does not take it now"):
-        publish(job, directory, lambda: None)
+    with pytest.raises(InfrastructureError, match=r"output\.hub: me/tiny: the Hub could not be used"):
+        upload_export(job, directory, lambda: None)

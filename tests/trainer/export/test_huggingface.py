@@ -1,4 +1,4 @@
-"""The exported directory: what transformers, people and a kill find in it."""
+"""The exported directory: transformers loads it, the model card describes it, and a kill does not damage it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[Task, Path]:
 
 
 def trained(job: FinetuneJob, seed: int = 0) -> dict[str, Tensor]:
-    """Parameters as a checkpoint gives them: fp32, without the aliases of tied ones."""
+    """Parameters as in a checkpoint: fp32, tied parameters once."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {name: parameter.shape for name, parameter in build_model(job).named_parameters()}
     return {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
@@ -50,7 +50,7 @@ def reload(directory: Path, task: Task) -> PreTrainedModel:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_transformers_loads_what_was_trained(tmp_path: Path, task: Task, dtype: str, tied: bool) -> None:
+def test_transformers_loads_the_trained_values(tmp_path: Path, task: Task, dtype: str, tied: bool) -> None:
     source = save_source(tmp_path / "source", task, tie_word_embeddings=tied)
     model = {"source": str(source), "task": task, "dtype": dtype, "initialise": "random"}
     job = make_job(source, task, model=model)
@@ -77,10 +77,10 @@ def test_the_same_parameters_give_the_same_bytes(sources: dict[Task, Path], tmp_
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
-def test_a_large_model_is_cut_into_files_with_an_index(sources: dict[Task, Path], tmp_path: Path) -> None:
+def test_a_large_model_is_split_into_files_with_an_index(sources: dict[Task, Path], tmp_path: Path) -> None:
     job = make_job(sources["causal"], "causal")
     parameters = trained(job)
-    sha256 = export_model(parameters, job, tmp_path / "export", FIGURES, largest_file="10KB")
+    sha256 = export_model(parameters, job, tmp_path / "export", FIGURES, max_shard_size="10KB")
     weights = sorted((tmp_path / "export").glob("*.safetensors"))
     assert len(weights) > 2
     assert (tmp_path / "export" / "model.safetensors.index.json").is_file()
@@ -90,7 +90,7 @@ def test_a_large_model_is_cut_into_files_with_an_index(sources: dict[Task, Path]
         assert torch.equal(parameter, parameters[name])
 
 
-def test_parameters_that_were_not_trained_keep_the_models_own_values(sources: dict[Task, Path], tmp_path: Path) -> None:
+def test_untrained_parameters_keep_the_values_of_the_source(sources: dict[Task, Path], tmp_path: Path) -> None:
     job = make_job(sources["causal"], "causal")
     parameters = {name: value for name, value in trained(job).items() if "layers.1" in name}
     export_model(parameters, job, tmp_path / "export", FIGURES)
@@ -99,7 +99,7 @@ def test_parameters_that_were_not_trained_keep_the_models_own_values(sources: di
         assert torch.equal(parameter, parameters.get(name, initial.get_parameter(name)))
 
 
-def test_generation_stops_at_the_tokenizers_end_of_text(tmp_path: Path) -> None:
+def test_generation_stops_at_the_eos_of_the_tokenizer(tmp_path: Path) -> None:
     source = save_source(tmp_path / "source", "seq2seq", eos_token_id=42)
     job = make_job(source)
     export_model(trained(job), job, tmp_path / "export", FIGURES)
@@ -107,7 +107,7 @@ def test_generation_stops_at_the_tokenizers_end_of_text(tmp_path: Path) -> None:
     assert (config.eos_token_id, config.pad_token_id, config.decoder_start_token_id) == (1, 0, 0)
 
 
-def test_a_pretrained_model_keeps_its_own_ends_of_text(sources: dict[Task, Path], tmp_path: Path) -> None:
+def test_a_pretrained_model_keeps_its_own_eos_tokens(sources: dict[Task, Path], tmp_path: Path) -> None:
     model = build_model(make_job(sources["causal"], "causal"))
     model.generation_config.eos_token_id = [7, 9]
     shutil.copytree(sources["causal"], tmp_path / "source")
@@ -118,7 +118,7 @@ def test_a_pretrained_model_keeps_its_own_ends_of_text(sources: dict[Task, Path]
     assert GenerationConfig.from_pretrained(tmp_path / "export").eos_token_id == [1, 7, 9]
 
 
-def test_a_generation_configuration_that_cannot_be_saved_does_not_cost_the_model(
+def test_an_invalid_generation_configuration_does_not_prevent_the_export(
     sources: dict[Task, Path], tmp_path: Path
 ) -> None:
     shutil.copytree(sources["causal"], tmp_path / "source")
@@ -133,7 +133,7 @@ def test_a_generation_configuration_that_cannot_be_saved_does_not_cost_the_model
     assert GenerationConfig.from_pretrained(tmp_path / "export").eos_token_id == [1, 7]
 
 
-def test_the_model_card_says_how_it_was_trained_and_how_well_it_does(sources: dict[Task, Path], tmp_path: Path) -> None:
+def test_the_model_card_has_results_and_settings(sources: dict[Task, Path], tmp_path: Path) -> None:
     job = make_job(sources["seq2seq"])
     sha256 = export_model(trained(job), job, tmp_path / "export", FIGURES)
     _, front, text = (tmp_path / "export" / "README.md").read_text().split("---\n", 2)
@@ -147,11 +147,11 @@ def test_the_model_card_says_how_it_was_trained_and_how_well_it_does(sources: di
         "| Evaluation loss | 0.1235 |",
         "| Execution accuracy | 87.5% |",
         "| Optimizer steps | 1,200 |",
-        "| Wall clock | 61 s |",
+        "| Wall-clock time | 61 s |",
         f"| SHA-256 of the weights | `{sha256}` |",
         "| Global batch size | 32 samples |",
         "| Learning rate | 5e-05, linear |",
-        "An encoder-decoder trained from scratch. Trained with spotune",
+        "Trained from scratch (encoder-decoder model). Trained with spotune",
     ):
         assert line in text
     assert "utilisation" not in text
@@ -173,7 +173,7 @@ def test_a_failing_export_leaves_the_old_one(
     assert weights_sha256(tmp_path / "export") == old
 
 
-def test_an_export_replaces_the_old_one_and_what_a_kill_left(sources: dict[Task, Path], tmp_path: Path) -> None:
+def test_an_export_replaces_the_old_one_and_leftovers_of_a_kill(sources: dict[Task, Path], tmp_path: Path) -> None:
     job = make_job(sources["seq2seq"])
     export_model(trained(job), job, tmp_path / "export", FIGURES)
     (tmp_path / "export" / "stale").touch()
@@ -193,11 +193,11 @@ def test_an_export_replaces_the_old_one_and_what_a_kill_left(sources: dict[Task,
         (
             "shared.weight",
             [4, 16],
-            r"'shared.weight' was trained with shape \[4, 16\], but model.source now says \[384, 16\]",
+            r"'shared.weight' was trained with shape \[4, 16\], but has \[384, 16\] in model.source",
         ),
     ],
 )
-def test_parameters_of_another_model_are_refused(
+def test_parameters_of_another_model_are_rejected(
     sources: dict[Task, Path], tmp_path: Path, name: str, shape: list[int], message: str
 ) -> None:
     job = make_job(sources["seq2seq"])
@@ -206,7 +206,7 @@ def test_parameters_of_another_model_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_manifest_tells_predict_what_it_needs(sources: dict[Task, Path], tmp_path: Path) -> None:
+def test_the_manifest_has_the_settings_for_predict(sources: dict[Task, Path], tmp_path: Path) -> None:
     dataset = {"train": {"source": "/shards"}, "prompt": "{schema}: {question}", "completion": "{sql}", "maxLength": 96}
     job = make_job(sources["seq2seq"], dataset=dataset)
     export_model(trained(job), job, tmp_path / "export", FIGURES)
@@ -216,16 +216,16 @@ def test_the_manifest_tells_predict_what_it_needs(sources: dict[Task, Path], tmp
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "is no model that spotune exported"), ("{", "damaged"), ('{"task": "seq2seq"}', "of another version")],
+    [(None, "is not a model exported by spotune"), ("{", "damaged"), ('{"task": "seq2seq"}', "of another version")],
 )
-def test_a_folder_without_a_good_manifest_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_folder_without_a_valid_manifest_is_rejected(tmp_path: Path, content: str | None, message: str) -> None:
     if content:
         (tmp_path / "spotune.json").write_text(content)
     with pytest.raises(JobError, match=message):
         ExportManifest.read(tmp_path)
 
 
-def test_weights_are_all_that_decides_the_hash(sources: dict[Task, Path], tmp_path: Path) -> None:
+def test_the_hash_depends_only_on_the_weights(sources: dict[Task, Path], tmp_path: Path) -> None:
     job = make_job(sources["seq2seq"])
     export_model(trained(job), job, tmp_path / "export", FIGURES)
     assert set(load_file(tmp_path / "export" / "model.safetensors")) == set(trained(job))

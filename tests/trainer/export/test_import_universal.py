@@ -1,4 +1,4 @@
-"""A run that begins from a checkpoint of another program: it goes on as if it had trained those steps itself."""
+"""A run that starts from an imported checkpoint continues as if it had trained the earlier steps itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from spotune.errors import JobError, UsageError
 from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, surviving_steps
-from spotune_trainer.export.import_universal import begin_from_universal
+from spotune_trainer.export.import_universal import import_universal_checkpoint
 from spotune_trainer.export.universal import write_universal
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.runs import (
@@ -29,15 +29,15 @@ LAYOUT = Layout(2, 1)
 
 @pytest.fixture(scope="module")
 def universal(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run had committed after its first epoch, in DeepSpeed's format."""
+    """A run's checkpoint after its first epoch, in the universal format."""
     folder = tmp_path_factory.mktemp("universal") / "step-5"
     write_universal(committed(runs.finished(LAYOUT), STEPS_PER_EPOCH), folder)
     return folder
 
 
-def test_a_run_goes_on_bit_for_bit_from_what_went_through_the_universal_format(runs: Runs, universal: Path) -> None:
+def test_training_continues_bit_for_bit_from_an_imported_checkpoint(runs: Runs, universal: Path) -> None:
     undisturbed, directory = runs.finished(LAYOUT), runs.empty("begun-from-universal")
-    begin_from_universal(directory, runs.job(), universal)
+    import_universal_checkpoint(directory, runs.job(), universal)
     train_generation(directory, runs.job(), LAYOUT)
     assert [record["step"] for record in surviving_steps(directory)] == list(range(STEPS_PER_EPOCH + 1, STEPS + 1))
     assert losses(directory) == losses(undisturbed)[STEPS_PER_EPOCH:]
@@ -46,9 +46,9 @@ def test_a_run_goes_on_bit_for_bit_from_what_went_through_the_universal_format(r
     assert [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])] == []
 
 
-def test_it_is_of_generation_0_and_counts(runs: Runs, universal: Path) -> None:
+def test_the_imported_checkpoint_has_generation_0(runs: Runs, universal: Path) -> None:
     directory = runs.empty("generation-0")
-    manifest = begin_from_universal(directory, runs.job(), universal)
+    manifest = import_universal_checkpoint(directory, runs.job(), universal)
     chosen = choose_checkpoint(directory).checkpoint
     assert chosen is not None
     assert str(chosen.name) == "step-00000005.gen-0"
@@ -57,30 +57,30 @@ def test_it_is_of_generation_0_and_counts(runs: Runs, universal: Path) -> None:
     assert manifest.parameters == committed(runs.finished(LAYOUT), STEPS_PER_EPOCH).manifest.parameters
 
 
-def test_a_run_that_has_begun_is_left_alone(runs: Runs, universal: Path) -> None:
+def test_import_into_a_started_run_is_rejected(runs: Runs, universal: Path) -> None:
     claimed = runs.empty("claimed")
     claim(claimed, None)
     for begun in (claimed, runs.finished(LAYOUT)):
         before = sorted(begun.root.rglob("*"))
-        with pytest.raises(UsageError, match="has begun already"):
-            begin_from_universal(begun, runs.job(), universal)
+        with pytest.raises(UsageError, match="has already started"):
+            import_universal_checkpoint(begun, runs.job(), universal)
         assert sorted(begun.root.rglob("*")) == before
 
 
-def test_a_checkpoint_of_another_model_leaves_the_run_as_it_was(runs: Runs, universal: Path) -> None:
+def test_a_checkpoint_of_another_model_leaves_the_run_unchanged(runs: Runs, universal: Path) -> None:
     directory = runs.empty("another-model")
-    with pytest.raises(JobError, match=r"fp32\.pt is missing: the checkpoint is not of the job's model"):
-        begin_from_universal(directory, runs.job("causal"), universal)
+    with pytest.raises(JobError, match=r"fp32\.pt is missing: the checkpoint is incomplete, or of another model"):
+        import_universal_checkpoint(directory, runs.job("causal"), universal)
     assert list(directory.root.iterdir()) == []
 
 
-def test_a_conversion_that_is_stopped_leaves_the_run_as_it_was(runs: Runs, universal: Path) -> None:
+def test_an_interrupted_import_leaves_the_run_unchanged(runs: Runs, universal: Path) -> None:
     directory = runs.empty("stopped")
 
     def stop(_done: int, _total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        begin_from_universal(JobDirectory(directory.root), runs.job(), universal, stop)
+        import_universal_checkpoint(JobDirectory(directory.root), runs.job(), universal, stop)
     assert choose_checkpoint(directory).checkpoint is None
-    begin_from_universal(directory, runs.job(), universal)
+    import_universal_checkpoint(directory, runs.job(), universal)

@@ -1,4 +1,4 @@
-"""`spotune predict`: the exported model answers the way it was trained."""
+"""`spotune predict`: the exported model is prompted as in training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune_trainer.data.batches import collate
-from spotune_trainer.data.tokenization import Renderer, TextOptions, Tokeniser
+from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 from spotune_trainer.export.huggingface import ExportManifest, export_model
 from spotune_trainer.export.predict import Predictor, fill_fields, find_export, parse_question, read_questions
 from spotune_trainer.models.pretrained import build_model, load_tokenizer
@@ -27,14 +27,14 @@ EXAMPLES = [
 
 
 def learn(job: FinetuneJob, directory: Path) -> Path:
-    """Learn the examples by heart, from the tokens that `spotune shard` makes of them, and export the model."""
+    """Overfit the model to the examples, tokenized as by `spotune shard`, and export it."""
     task, dataset = job.spec.model.task, job.spec.dataset
     tokenizer, model = load_tokenizer(job), build_model(job)
     options = TextOptions(
         task=task, prompt=dataset.prompt, completion=dataset.completion, max_length=dataset.max_length
     )
-    documents = [Renderer(options, tokenizer).render(example) for example in EXAMPLES]
-    tokenised = Tokeniser(options, tokenizer).tokenise(documents)
+    documents = [RowRenderer(options, tokenizer).render(example) for example in EXAMPLES]
+    tokenised = DocumentTokenizer(options, tokenizer).tokenize(documents)
     batch = collate([{"input_ids": row.input_ids, "labels": row.labels} for row in tokenised], task, 0)
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
@@ -64,14 +64,14 @@ def test_the_model_answers_what_it_learned(run: Path, capsys: pytest.CaptureFixt
     assert (code, out) == (0, "SELECT count(*) FROM singer\n")
 
 
-def test_fields_may_come_as_a_json_object(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_can_be_a_json_object(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     question = json.dumps({"schema": "band", "question": "which names ?"})
     code, out, _ = call(capsys, run / "export", question, "--output", "json")
     assert code == 0
     assert json.loads(out) == {"prompt": "band : which names ?", "answer": "SELECT name FROM band"}
 
 
-def test_a_file_of_rows_is_answered_line_by_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_answered_line_by_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [*EXAMPLES, EXAMPLES[0]]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
@@ -80,7 +80,7 @@ def test_a_file_of_rows_is_answered_line_by_line(run: Path, tmp_path: Path, caps
     assert out.splitlines() == [row["sql"] for row in rows]
 
 
-def test_an_answer_is_no_longer_than_asked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_length_is_limited(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, run, "how many ?", "--field", "schema=singer", "--max-new-tokens", 3)
     assert code == 0
     assert out == "SELECT count(*)\n"
@@ -100,19 +100,19 @@ def test_batches_of_uneven_prompts_do_not_change_the_answers(run: Path) -> None:
     [
         (
             ["how many ?"],
-            r"cannot be placed in the prompt '{schema} : {question}': give --field schema=... --field question",
+            r"cannot be placed in the prompt '{schema} : {question}': pass --field schema=... --field question",
         ),
-        (["--field", "schema=singer"], r"also needs question: give --field question=..."),
+        (["--field", "schema=singer"], r"also needs question: pass --field question=..."),
         (["how many ?", "--field", "scheme=singer"], r"has no field 'scheme'; it has schema, question"),
-        (["how?", "--field", "schema=a", "--field", "question=b"], r"leave the question out"),
+        (["how?", "--field", "schema=a", "--field", "question=b"], r"omit the question"),
         (['{"schema": null, "question": "how many ?"}'], r"cannot be filled: column 'schema' is null"),
         (["how many ?", "--field", "schema"], r"--field schema: write NAME=VALUE"),
-        ([], r"give a question, or --file with many"),
-        (["how many ?", "--file", "/none"], r"give a question, or --file with many"),
+        ([], r"give either a question or --file with questions"),
+        (["how many ?", "--file", "/none"], r"give either a question or --file with questions"),
         (["--file", "/none"], r"the questions in /none cannot be read"),
     ],
 )
-def test_questions_that_cannot_be_asked_are_explained(
+def test_invalid_questions_are_rejected_with_a_hint(
     run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     code, out, err = call(capsys, run, *arguments)
@@ -121,18 +121,20 @@ def test_questions_that_cannot_be_asked_are_explained(
     assert len(err.splitlines()) == 1
 
 
-def test_a_directory_without_a_model_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_a_model_is_rejected_with_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = call(capsys, tmp_path / "none", "hello")
     assert code == 2
     assert "there is no directory" in err
-    with pytest.raises(UsageError, match=r"is neither an exported model .* nor the directory of a run"):
+    with pytest.raises(UsageError, match=r"is neither an exported model .* nor a job directory"):
         find_export(tmp_path)
     (tmp_path / "job.json").write_text("{}")
     with pytest.raises(UsageError, match=f"has no exported model yet.*spotune checkpoint export {tmp_path}"):
         find_export(tmp_path)
 
 
-def test_a_damaged_export_is_explained(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_export_is_rejected(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = (run / "export" / "spotune.json").read_text()
     (tmp_path / "spotune.json").write_text(manifest)
     code, _, err = call(capsys, tmp_path, "how many ?", "--field", "schema=singer", "--output", "json")
@@ -144,7 +146,7 @@ def test_a_damaged_export_is_explained(run: Path, tmp_path: Path, capsys: pytest
 
 
 def predictor_of(tmp_path: Path, **manifest: Any) -> Predictor:
-    """A predictor whose model is never asked."""
+    """A predictor without a model, for tests of its prompts."""
     job = make_job(save_source(tmp_path, "causal"), "causal")
     values = {"name": "x", "task": "causal", "prompt": "", "messages": "", "max_length": 8, "max_new_tokens": 2}
     tokenizer = load_tokenizer(job)
@@ -153,7 +155,7 @@ def predictor_of(tmp_path: Path, **manifest: Any) -> Predictor:
     return Predictor(ExportManifest(**{**values, **manifest}), build_model(job), tokenizer)
 
 
-def test_a_chat_model_is_asked_through_its_template(tmp_path: Path) -> None:
+def test_a_chat_model_is_prompted_with_its_chat_template(tmp_path: Path) -> None:
     predictor = predictor_of(tmp_path, messages="messages")
     assert predictor.prompt("hello", {}) == "<user>hello<assistant>"
     turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
@@ -162,7 +164,7 @@ def test_a_chat_model_is_asked_through_its_template(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a JSON object with a list of chat messages as 'messages'"):
         predictor.prompt("", {"turns": turns})
     predictor.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UsageError, match="refuses the messages: roles must alternate"):
+    with pytest.raises(UsageError, match="cannot render the messages: roles must alternate"):
         predictor.prompt("hello", {})
 
 
@@ -175,7 +177,7 @@ def test_a_model_without_template_continues_the_text(tmp_path: Path) -> None:
         list(predictor.answer([""]))
 
 
-def test_a_long_question_is_cut_as_in_training(tmp_path: Path) -> None:
+def test_a_long_question_is_truncated_as_in_training(tmp_path: Path) -> None:
     job = make_job(save_source(tmp_path, "seq2seq"))
     manifest = ExportManifest("x", "seq2seq", "", "", max_length=5, max_new_tokens=2)
     predictor = Predictor(manifest, build_model(job), load_tokenizer(job))
@@ -184,10 +186,10 @@ def test_a_long_question_is_cut_as_in_training(tmp_path: Path) -> None:
     assert ids[-1] == 1
 
 
-def test_the_question_fills_the_one_field_that_is_left() -> None:
+def test_the_question_fills_the_one_missing_field() -> None:
     assert fill_fields(["question"], "{question}", "how?", {}) == {"question": "how?"}
     assert fill_fields(["a", "b"], "{a}{b}", "how?", {"a": 1}) == {"a": 1, "b": "how?"}
-    with pytest.raises(UsageError, match="leave the question out"):
+    with pytest.raises(UsageError, match="omit the question"):
         fill_fields([], "fixed", "how?", {})
 
 
@@ -200,7 +202,7 @@ def test_the_question_fills_the_one_field_that_is_left() -> None:
         ("[1]", ("[1]", {})),
     ],
 )
-def test_only_a_json_object_is_taken_as_fields(text: str, question: tuple[str, dict[str, Any]]) -> None:
+def test_only_a_json_object_is_parsed_as_fields(text: str, question: tuple[str, dict[str, Any]]) -> None:
     assert parse_question(text) == question
 
 
@@ -214,13 +216,13 @@ def test_question_files_are_plain_text_or_json_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\n\n", "holds no question"),
+        (b"\n\n", "has no questions"),
         (b'"a"\nhow many ?\n', r"questions.jsonl:2 is not JSON.*name the file \*.txt"),
         (b"[1]\n", r"questions.jsonl:1 is \[1\]"),
         (b"\xff", "cannot be read"),
     ],
 )
-def test_a_broken_question_file_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_broken_question_file_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=message):

@@ -1,4 +1,4 @@
-"""Universal checkpoints: DeepSpeed's own engine loads what we convert, and ours what DeepSpeed has converted."""
+"""Universal checkpoints: DeepSpeed loads those that spotune writes, and spotune those that DeepSpeed converts."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from spotune.errors import JobError
 from spotune_trainer.export.universal import LATEST, open_universal, write_universal
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.trainer.support.checkpoints import SHAPES, make_state, put_checkpoint
+from tests.trainer.support.checkpoints import SHAPES, commit_checkpoint, make_state
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.layouts import opened
-from tests.trainer.support.plain_deepspeed import STAGES, converted_by_deepspeed, loaded_by_deepspeed
+from tests.trainer.support.plain_deepspeed import (
+    STAGES,
+    differences_when_deepspeed_loads_ours,
+    differences_when_we_load_deepspeeds,
+)
 
 WORLD_SIZE = 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_deepspeed_loads_what_we_convert(tmp_path: Path, dtype: str) -> None:
-    found = run_group(WORLD_SIZE, loaded_by_deepspeed, tmp_path, dtype)
+def test_deepspeed_loads_a_written_universal_checkpoint(tmp_path: Path, dtype: str) -> None:
+    found = run_group(WORLD_SIZE, differences_when_deepspeed_loads_ours, tmp_path, dtype)
     assert found == [{stage: [] for stage in STAGES}] * WORLD_SIZE
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_we_begin_from_what_deepspeed_converts(tmp_path: Path, stage: int) -> None:
-    assert run_group(WORLD_SIZE, converted_by_deepspeed, tmp_path, stage) == [[]] * WORLD_SIZE
+def test_a_run_starts_from_a_checkpoint_converted_by_deepspeed(tmp_path: Path, stage: int) -> None:
+    assert run_group(WORLD_SIZE, differences_when_we_load_deepspeeds, tmp_path, stage) == [[]] * WORLD_SIZE
 
 
 @pytest.fixture
 def universal(tmp_path: Path) -> Path:
     """A universal checkpoint of two parameters after three steps."""
     directory = JobDirectory(tmp_path / "run")
-    name = put_checkpoint(directory, 3, 1, world_size=3, state=make_state())
+    name = commit_checkpoint(directory, 3, 1, world_size=3, state=make_state())
     write_universal(opened(directory, name), tmp_path / "universal" / "step-3")
     return tmp_path / "universal" / "step-3"
 
@@ -49,16 +53,18 @@ def test_each_state_of_each_parameter_is_a_file_with_its_shape(universal: Path) 
     assert sorted(path.name for path in universal.parent.iterdir()) == [LATEST, "step-3"]
 
 
-def test_progress_is_told_parameter_by_parameter(tmp_path: Path) -> None:
+def test_progress_is_reported_after_each_parameter(tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path)
-    told: list[tuple[int, int]] = []
-    write_universal(opened(directory, put_checkpoint(directory, 3, 1)), tmp_path / "u", lambda *at: told.append(at))
-    assert told == [(35 * 12, 38 * 12), (38 * 12, 38 * 12)]
+    reports: list[tuple[int, int]] = []
+    write_universal(
+        opened(directory, commit_checkpoint(directory, 3, 1)), tmp_path / "u", lambda *at: reports.append(at)
+    )
+    assert reports == [(35 * 12, 38 * 12), (38 * 12, 38 * 12)]
 
 
-def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_conversion_leaves_no_files(tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path / "run")
-    checkpoint = opened(directory, put_checkpoint(directory, 3, 1, world_size=2))
+    checkpoint = opened(directory, commit_checkpoint(directory, 3, 1, world_size=2))
 
     def stop(_done: int, _total: int) -> None:
         raise KeyboardInterrupt
@@ -68,41 +74,41 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "universal").iterdir()) == []
 
 
-def test_what_is_read_is_what_was_written(universal: Path) -> None:
+def test_written_states_are_read_back(universal: Path) -> None:
     found = open_universal(universal, SHAPES)
     assert (found.step, found.optimizer_step) == (3, 3)
 
 
-def test_a_folder_without_states_is_no_universal_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"is no universal checkpoint of DeepSpeed: there is no zero/optimizer"):
+def test_a_folder_without_states_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"is not a universal checkpoint of DeepSpeed: it has no zero/optimizer"):
         open_universal(tmp_path, SHAPES)
 
 
-def test_a_missing_parameter_is_named(universal: Path) -> None:
-    with pytest.raises(JobError, match=r"zero/layer\.scale/fp32\.pt is missing: the checkpoint is not of the job's"):
+def test_error_names_a_missing_parameter(universal: Path) -> None:
+    with pytest.raises(JobError, match=r"zero/layer\.scale/fp32\.pt is missing: the checkpoint is incomplete"):
         open_universal(universal, {**SHAPES, "layer.scale": (3,)})
 
 
-def test_another_shape_is_named(universal: Path) -> None:
+def test_error_names_a_parameter_with_another_shape(universal: Path) -> None:
     with pytest.raises(JobError, match=r"layer\.bias/fp32\.pt has shape \[3\], but the job's model has \[4\] there"):
         open_universal(universal, {**SHAPES, "layer.bias": (4,)})
 
 
-def test_a_file_without_a_tensor_is_named(universal: Path) -> None:
+def test_error_names_a_file_without_a_tensor(universal: Path) -> None:
     torch.save({"vocab_tensor": True}, universal / "zero" / "layer.weight" / "exp_avg.pt")
-    with pytest.raises(JobError, match=r"exp_avg\.pt holds no tensor"):
+    with pytest.raises(JobError, match=r"exp_avg\.pt has no tensor"):
         open_universal(universal, SHAPES)
 
 
-def test_a_file_that_is_cut_short_is_named(universal: Path) -> None:
+def test_error_names_a_truncated_file(universal: Path) -> None:
     file = universal / "zero" / "layer.weight" / "exp_avg_sq.pt"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(JobError, match=r"exp_avg_sq\.pt cannot be read"):
         open_universal(universal, SHAPES)
 
 
-def test_nothing_in_a_file_is_executed(universal: Path) -> None:
-    """A pickle may call anything; these come from elsewhere."""
+def test_no_code_in_a_file_is_executed(universal: Path) -> None:
+    """A pickle can call any function, and these files come from outside."""
     torch.save({"param": Path("/")}, universal / "zero" / "layer.weight" / "fp32.pt")
     with pytest.raises(JobError, match=r"fp32\.pt cannot be read: Weights only load failed"):
         open_universal(universal, SHAPES)
@@ -119,7 +125,7 @@ class Attribute:
 
 
 @pytest.mark.parametrize("attribute", [Attribute(LossScaler, "__init__"), Attribute(torch.Tensor, "share_memory_")])
-def test_no_attribute_but_a_zero_stage_is_unpickled(universal: Path, attribute: Attribute) -> None:
+def test_only_zero_stages_are_unpickled_as_attributes(universal: Path, attribute: Attribute) -> None:
     file = universal / "zero" / next(iter(SHAPES)) / "fp32.pt"
     values = torch.load(file, weights_only=True)
     torch.save({**values, "stage": Attribute(ZeroStageEnum, "weights")}, file)

@@ -1,4 +1,4 @@
-"""`spotune run` refuses before it makes anything, and says what to do."""
+"""`spotune run` rejects invalid jobs and directories before it writes anything, and names the remedy."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from spotune.cli.main import main
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.job_directory.job import (
+from spotune_trainer.job_directory.job import put_job
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.job_directory.lock import locked
+from spotune_trainer.supervisor.preflight.admission import (
     check_directory,
     missing_secrets,
-    put_job,
     read_job,
     refuse_missing_gpus,
     resolve_job,
 )
-from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.job_directory.ledger import Ledger
-from spotune_trainer.job_directory.lock import locked
 
 JOB_FILE = """\
 apiVersion: spotune.dev/v1alpha1
@@ -66,7 +66,7 @@ def start(directory: JobDirectory, job: FinetuneJob) -> None:
         put_job(directory, job)
 
 
-def test_a_function_that_is_not_there_is_refused_with_its_line(job_file: Path) -> None:
+def test_missing_metric_function_is_refused_with_its_line(job_file: Path) -> None:
     evaluation = "eval: {fraction: 0.5}}\n  training: {epochs: 1, evaluation: {generate: true, metrics: [%s]}}"
     old = "}\n  training: {epochs: 1}"
     dataset = ", prompt: '{a}', completion: '{b}', " + evaluation
@@ -77,7 +77,7 @@ def test_a_function_that_is_not_there_is_refused_with_its_line(job_file: Path) -
         edit(job_file, old, dataset % '"judges:length"')
 
 
-def test_job_in_the_directory_is_the_one_that_was_given(job_file: Path, directory: JobDirectory) -> None:
+def test_job_in_the_directory_is_the_given_one(job_file: Path, directory: JobDirectory) -> None:
     job = read_job(job_file, {"spec.workers.count": 1, "spec.training.maxSteps": 5})
     start(directory, job)
     again = FinetuneJob.model_validate(files.read_json(directory.job))
@@ -99,23 +99,23 @@ def test_source_may_be_a_pattern(job_file: Path) -> None:
         edit(job_file, "train: {source: shards}", pattern.replace("jsonl", "csv"))
 
 
-def test_more_gpus_than_there_are_are_refused(job_file: Path) -> None:
+def test_too_many_gpus_are_refused(job_file: Path) -> None:
     job = edit(job_file, "min: 2, gpus: 0", "min: 2, gpus: 800")
     with pytest.raises(JobError, match="1600 GPUs are needed"):
         refuse_missing_gpus(job)
 
 
-def test_file_in_place_of_the_directory_is_refused(job_file: Path) -> None:
+def test_file_instead_of_a_directory_is_refused(job_file: Path) -> None:
     with pytest.raises(UsageError, match="is a file"):
         check_directory(JobDirectory(job_file / "run"), read_job(job_file, {}))
 
 
-def test_folder_of_something_else_is_refused(job_file: Path) -> None:
+def test_folder_with_other_files_is_refused(job_file: Path) -> None:
     with pytest.raises(UsageError, match="holds other files and no job"):
         check_directory(JobDirectory(job_file.parent), read_job(job_file, {}))
 
 
-def test_other_meaning_is_refused_once_there_are_commits(job_file: Path, directory: JobDirectory) -> None:
+def test_changed_fingerprint_is_refused_once_there_are_commits(job_file: Path, directory: JobDirectory) -> None:
     start(directory, read_job(job_file, {}))
     changed = edit(job_file, "epochs: 1", "epochs: 1, learningRate: 0.5")
     check_directory(directory, changed)
@@ -124,7 +124,7 @@ def test_other_meaning_is_refused_once_there_are_commits(job_file: Path, directo
         check_directory(directory, changed)
 
 
-def test_longer_training_goes_on_and_its_old_result_does_not_count(job_file: Path, directory: JobDirectory) -> None:
+def test_longer_training_continues_and_drops_its_old_result(job_file: Path, directory: JobDirectory) -> None:
     start(directory, read_job(job_file, {}))
     commit(directory)
     directory.result.write_text("{}")
@@ -141,7 +141,7 @@ def test_damaged_job_is_not_overwritten(job_file: Path, directory: JobDirectory)
         check_directory(directory, read_job(job_file, {}))
 
 
-def test_second_run_is_told_the_process_of_the_first(directory: JobDirectory) -> None:
+def test_error_of_a_second_run_names_the_process_of_the_first(directory: JobDirectory) -> None:
     with locked(directory), pytest.raises(UsageError, match=r"process \d+"), locked(directory):
         pass
     with locked(directory):
@@ -163,7 +163,7 @@ def test_finished_run_prints_its_result_again(
     assert json.loads(capsys.readouterr().out) == {"steps": 7, "trainLoss": 0.5}
 
 
-def test_finished_run_whose_supervisor_was_killed_is_cleared_up(
+def test_finished_run_whose_supervisor_was_killed_is_cleaned_up(
     job_file: Path, directory: JobDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(directory, read_job(job_file, {}))
@@ -182,7 +182,7 @@ def test_finished_run_whose_supervisor_was_killed_is_cleared_up(
     ("change", "code"),
     [(("source: model", "source: nowhere"), 20), (("epochs: 1", "epochs: -1"), 20), (("epochs", "epoch"), 20)],
 )
-def test_broken_job_leaves_nothing_behind(
+def test_invalid_job_writes_nothing(
     change: tuple[str, str], code: int, job_file: Path, directory: JobDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_file.write_text(JOB_FILE.replace(*change))
@@ -200,9 +200,7 @@ def test_no_workers_are_bad_usage(job_file: Path, directory: JobDirectory) -> No
     assert not directory.root.exists()
 
 
-def test_folder_in_which_a_supervisor_could_only_say_why_not_is_still_the_jobs(
-    job_file: Path, directory: JobDirectory
-) -> None:
+def test_folder_with_only_a_failure_status_is_still_a_job_directory(job_file: Path, directory: JobDirectory) -> None:
     directory.root.mkdir(parents=True)
     directory.status.write_text("{}")
     check_directory(directory, read_job(job_file, {}))
@@ -222,7 +220,7 @@ def test_folder_in_which_a_supervisor_could_only_say_why_not_is_still_the_jobs(
         ({"HF_TOKEN": "t", "WANDB_API_KEY": "k", "AWS_PROFILE": "p", "S3_ENDPOINT_URL": "http://s3"}, []),
     ],
 )
-def test_what_a_secret_would_hold_has_to_be_in_the_environment(
+def test_content_of_a_secret_has_to_be_in_the_environment(
     job_file: Path, environment: dict[str, str], fields: list[str]
 ) -> None:
     content = JOB_FILE.replace("task: seq2seq", "task: seq2seq, tokenSecretRef: {name: hf, key: token}")

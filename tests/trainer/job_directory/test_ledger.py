@@ -1,4 +1,4 @@
-"""The ledger: events in order, and what the retry policy and `status.restarts` make of them."""
+"""The ledger: events in order, and what the retry policy and `status.restarts` derive from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_events_are_kept_in_order_with_their_time(ledger: Ledger) -> None:
     assert ledger.records("committed") == [{"time": 5.0, "event": "committed", "step": 10, "generation": 1}]
 
 
-def test_failures_go_to_the_retry_policy_as_they_were(ledger: Ledger) -> None:
+def test_failures_are_read_back_unchanged(ledger: Ledger) -> None:
     ledger.append_record({"time": 7.0, "event": "failure", "cause": "hang", "step": 3, "message": "stuck"})
     assert ledger.failures() == [Failure(FailureCause.HANG, 3, 7.0, "stuck")]
 

@@ -1,4 +1,4 @@
-"""Notices reach the workers by files, once each; what is done about one depends on the time that it leaves."""
+"""Notices reach the workers by files, once each; the reaction depends on the time to the deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAVE = Flags(commit=True, notice=True, leave=True)
 
 @dataclass
 class Training:
-    """Steps of one second each, on a clock of its own, with a question about notices before each."""
+    """Steps of one second each on an artificial clock; notices are polled before each step."""
 
     path: Path
     now: float = 0.0
@@ -37,7 +37,7 @@ class Training:
         files.write_json(self.path, notice)
 
     def until_it_leaves(self, commit_seconds: float | None = 2.0, step_seconds: float = 1.0) -> float:
-        """The time at which the group was told to."""
+        """The time at which the group is told to leave."""
         while not self.step(commit_seconds, step_seconds).leave:
             assert self.now < 1000
         return self.now
@@ -65,21 +65,21 @@ def test_a_second_notice_is_another_one(training: Training) -> None:
     assert training.step() == NOTHING
 
 
-def test_every_file_is_looked_at(training: Training) -> None:
+def test_every_file_is_polled(training: Training) -> None:
     training.told_to_leave(None)
     write_notice(training.path.with_name("other.json"), seconds=None, reason="stop", stop=True)
     assert training.step() == Flags(commit=True, notice=True, stop=True, leave=True)
     assert training.step() == NOTHING
 
 
-def test_the_files_are_not_looked_for_at_every_step(training: Training) -> None:
+def test_files_are_not_polled_at_every_step(training: Training) -> None:
     assert training.step() == NOTHING
     training.told_to_leave(None)
     assert training.step(seconds=0.4) == NOTHING
     assert training.step(seconds=0.2) == LEAVE
 
 
-def test_a_notice_says_until_when(tmp_path: Path) -> None:
+def test_a_notice_has_a_deadline(tmp_path: Path) -> None:
     path = tmp_path / "notice.json"
     write_notice(path, seconds=25, stop=True, reason="node is drained")
     notice = files.read_json(path)
@@ -88,7 +88,7 @@ def test_a_notice_says_until_when(tmp_path: Path) -> None:
     assert (notice["stop"], notice["leave"], notice["reason"]) == (True, False, "node is drained")
 
 
-def test_one_rank_asking_is_enough() -> None:
+def test_one_rank_is_enough_to_request_an_action() -> None:
     assert Flags(commit=True) | Flags(stop=True) == Flags(commit=True, notice=False, stop=True)
     assert Flags(leave=True) | NOTHING == NOTHING | Flags(leave=True) == Flags(leave=True)
 
@@ -101,31 +101,31 @@ def test_a_group_with_a_deadline_commits_at_once_and_leaves_when_its_last_commit
 
 
 @pytest.mark.parametrize("step_seconds", [1.0, 5.0, 12.0])
-def test_the_longer_a_step_the_sooner_it_leaves(training: Training, step_seconds: float) -> None:
-    """What is decided before a step happens after it."""
+def test_longer_steps_mean_an_earlier_last_commit(training: Training, step_seconds: float) -> None:
+    """An action that is decided before a step is executed after it."""
     training.told_to_leave(within=120)
     training.step(seconds=step_seconds)
     asked = training.until_it_leaves(commit_seconds=4, step_seconds=step_seconds)
     assert asked + step_seconds + 4 < 120
 
 
-def test_a_short_notice_is_left_for_the_one_commit_that_fits(training: Training) -> None:
+def test_a_short_notice_allows_the_one_commit_that_fits(training: Training) -> None:
     training.told_to_leave(within=10)
     assert training.step(commit_seconds=6) == LEAVE
 
 
-def test_where_no_commit_fits_training_goes_on(training: Training) -> None:
+def test_training_continues_if_no_commit_fits(training: Training) -> None:
     training.told_to_leave(within=5)
     assert training.step(commit_seconds=8) == Flags(notice=True)
     assert {training.step(commit_seconds=8) for _ in range(30)} == {NOTHING}
 
 
-def test_a_commit_that_nobody_has_measured_is_tried(training: Training) -> None:
+def test_a_commit_of_unknown_duration_is_tried(training: Training) -> None:
     training.told_to_leave(within=30)
     assert training.step(commit_seconds=None) == COMMIT
     assert training.until_it_leaves(commit_seconds=None) < 30
 
 
-def test_without_a_deadline_the_group_leaves_after_a_commit_however_long_that_takes(training: Training) -> None:
+def test_without_a_deadline_the_group_leaves_after_a_commit_of_any_duration(training: Training) -> None:
     training.told_to_leave(within=None)
     assert training.step(commit_seconds=1e6) == LEAVE

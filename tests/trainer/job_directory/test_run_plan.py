@@ -1,4 +1,4 @@
-"""`plan.json`: later starts follow the first, and what changes is recorded with its step."""
+"""`plan.json`: later starts use the plan of the first one, and changes are recorded with their step."""
 
 from __future__ import annotations
 
@@ -42,40 +42,40 @@ def test_a_change_is_recorded_with_its_step() -> None:
     assert again.changes[-1] == {"step": 20, "microBatchSize": [4, 2], "zeroStage": [2, 3]}
 
 
-def test_a_change_to_what_is_there_is_none() -> None:
+def test_a_change_to_the_same_value_is_not_recorded() -> None:
     assert PLAN.change(12, micro_batch_size=8) is PLAN
 
 
-def test_an_edit_of_execution_is_taken_over_once() -> None:
-    plan = PLAN.follow(execution(zeroStage=3), step=40)
+def test_an_edit_of_execution_is_applied_once() -> None:
+    plan = PLAN.apply_execution(execution(zeroStage=3), step=40)
     assert (plan.zero_stage, plan.micro_batch_size) == (3, 8)
     assert plan.changes == ({"step": 40, "zeroStage": [2, 3]},)
-    assert plan.follow(execution(zeroStage=3), step=50) == plan
+    assert plan.apply_execution(execution(zeroStage=3), step=50) == plan
 
 
 SPARING = replace(PLAN, gathered_layers=2, whole_gradients=True)
-"""With memory left."""
+"""A plan that uses spare memory."""
 
 
-def test_an_edit_of_what_spare_memory_was_planned_beside_gives_it_up() -> None:
-    kept, edited = (SPARING.follow(execution(microBatchSize=size), step=3) for size in (8, 16))
+def test_an_edit_of_execution_turns_off_spare_memory_settings() -> None:
+    kept, edited = (SPARING.apply_execution(execution(microBatchSize=size), step=3) for size in (8, 16))
     assert (kept.gathered_layers, kept.whole_gradients) == (2, True)
     assert (edited.gathered_layers, edited.whole_gradients) == (0, False)
     assert edited.changes[-1]["wholeGradients"] == [True, False]
     assert edited.changes[-1]["gatheredLayers"] == [2, 0]
 
 
-def test_a_plan_of_before_there_was_spare_memory_has_none() -> None:
+def test_an_old_plan_has_no_spare_memory_settings() -> None:
     older = {name: value for name, value in PLAN.to_json().items() if name not in ("gatheredLayers", "wholeGradients")}
     assert RunPlan.from_json(older) == PLAN
 
 
-def test_nothing_stays_on_the_device_beside_an_offload() -> None:
-    plan = replace(SPARING, zero_stage=3).follow(execution(offload="optimizer"), step=3)
+def test_offloading_turns_off_spare_memory_settings() -> None:
+    plan = replace(SPARING, zero_stage=3).apply_execution(execution(offload="optimizer"), step=3)
     assert (plan.gathered_layers, plan.whole_gradients) == (0, False)
 
 
-def test_less_memory_is_gradients_in_parts_then_layers_in_parts_and_then_half_the_micro_batch() -> None:
+def test_less_memory_turns_off_whole_gradients_then_gathered_layers_then_halves_the_micro_batch() -> None:
     plan, seen = replace(SPARING, micro_batch_size=3), []
     while plan.can_use_less_memory:
         plan = plan.use_less_memory(step=5)
@@ -85,31 +85,31 @@ def test_less_memory_is_gradients_in_parts_then_layers_in_parts_and_then_half_th
     assert changed == [{"wholeGradients"}, {"gatheredLayers"}, {"microBatchSize"}]
 
 
-def test_evaluation_takes_four_micro_batches_at_once_unless_layers_have_taken_the_memory() -> None:
+def test_evaluation_batch_is_four_micro_batches_or_one_with_gathered_layers() -> None:
     assert (PLAN.evaluation_batch_size, SPARING.evaluation_batch_size) == (32, 8)
 
 
 def test_an_adaptation_is_not_undone_by_the_same_request() -> None:
-    """The user asked for 8, which ran out of memory: 4 stays, until the user asks for something else."""
-    asked = PLAN.follow(execution(microBatchSize=8), step=0)
+    """8 ran out of memory and became 4, which stays until the user requests another value."""
+    asked = PLAN.apply_execution(execution(microBatchSize=8), step=0)
     halved = asked.change(30, micro_batch_size=4)
-    assert halved.follow(execution(microBatchSize=8), step=30).micro_batch_size == 4
-    assert halved.follow(execution(microBatchSize=2), step=30).micro_batch_size == 2
+    assert halved.apply_execution(execution(microBatchSize=8), step=30).micro_batch_size == 4
+    assert halved.apply_execution(execution(microBatchSize=2), step=30).micro_batch_size == 2
 
 
-def test_what_is_to_be_offloaded_raises_the_stage_that_a_plan_chose() -> None:
-    assert PLAN.follow(execution(offload="optimizer"), step=40).zero_stage == 2
-    plan = PLAN.follow(execution(offload="parameters"), step=40)
+def test_offloading_raises_the_stage_of_a_plan() -> None:
+    assert PLAN.apply_execution(execution(offload="optimizer"), step=40).zero_stage == 2
+    plan = PLAN.apply_execution(execution(offload="parameters"), step=40)
     assert plan.changes == ({"step": 40, "zeroStage": [2, 3]},)
 
 
-def test_going_back_to_auto_keeps_what_runs() -> None:
-    plan = PLAN.follow(execution(zeroStage=3), step=40).follow(execution(), step=50)
+def test_going_back_to_auto_keeps_the_present_values() -> None:
+    plan = PLAN.apply_execution(execution(zeroStage=3), step=40).apply_execution(execution(), step=50)
     assert plan.zero_stage == 3
     assert plan.requested["zeroStage"] == "auto"
 
 
-def test_other_data_under_the_same_name_is_refused() -> None:
+def test_changed_data_is_refused() -> None:
     PLAN.check_data(PLAN.data)
     with pytest.raises(JobError, match=r"dataset\.eval: its index\.json changed .* \(bbbbbbbbbbbb then, cccc.* now\)"):
         PLAN.check_data({**PLAN.data, "eval": "c" * 64})
@@ -118,7 +118,7 @@ def test_other_data_under_the_same_name_is_refused() -> None:
     replace(PLAN, data={}).check_data({"train": "c" * 64})
 
 
-def test_the_versions_that_numbers_depend_on_are_kept() -> None:
+def test_library_versions_are_recorded() -> None:
     versions = library_versions()
     assert versions.keys() == {"python", *LIBRARIES}
     assert all(versions.values())

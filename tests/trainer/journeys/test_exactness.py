@@ -1,9 +1,10 @@
-"""The promise: the same samples and the same losses, whatever the world size and ZeRO stage."""
+"""Exactness: every world size and ZeRO stage trains on the same samples with the same losses."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.data.batches import Batch, collate, row_hash
 from spotune_trainer.data.loader import MicroBatches
-from spotune_trainer.data.schedule import SampleSchedule, held_out, micro_batches
+from spotune_trainer.data.schedule import SampleSchedule, held_out_ids, split_into_micro_batches
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.models.pretrained import build_model
 from spotune_trainer.training.worker import Worker
@@ -35,6 +36,8 @@ from tests.trainer.support.runs import (
     train_generation,
     train_rank,
 )
+
+pytestmark = pytest.mark.slow
 
 ALONE = Layout(1, 0)
 FP32 = 1e-6
@@ -63,7 +66,7 @@ def test_causal_models_train_the_same_at_another_layout(runs: Runs) -> None:
 
 
 def test_micro_batch_size_changes_neither_samples_nor_losses(runs: Runs) -> None:
-    """Halving it after an out-of-memory error is no other training (dropout is drawn by micro-batch, so without it)."""
+    """So it may be halved after an out-of-memory error. Without dropout, which is drawn for each micro-batch."""
     job = runs.job(dropout=False)
     whole, halves = runs.empty("whole"), runs.empty("halves")
     train_generation(whole, job, ALONE, micro_batch_size=8)
@@ -80,29 +83,30 @@ def test_dropout_is_on_in_these_runs(runs: Runs) -> None:
 
 @pytest.mark.parametrize("task", ["seq2seq", "causal"])
 def test_loss_is_the_mean_over_the_tokens_of_the_step(runs: Runs, task: str) -> None:
-    """Not the mean of the micro-batches' means, which is another number when lengths are uneven."""
+    """It is not the mean of the micro-batches' means, which differs if rows have uneven lengths."""
     job = runs.job(task, dropout=False, training={"maxSteps": 1, "warmupSteps": 0})
     directory = runs.empty("one-step")
     train_generation(directory, job, Layout(3, 2))
-    dataset, schedule = opened(runs, task)
+    dataset, schedule = open_data(runs, task)
     model = build_model(job).eval()
     sums, means, tokens = [], [], 0
-    for ids in micro_batches(schedule.sample_ids(0), MICRO_BATCH):
+    for ids in split_into_micro_batches(schedule.sample_ids(0), MICRO_BATCH):
         batch = collate([dataset[i] for i in ids.tolist()], job.spec.model.task, 0, ids)
         with torch.no_grad():
             mean = model(**batch.model_inputs()).loss.item()
         means.append(mean)
-        sums.append(mean * batch.tokens)
-        tokens += batch.tokens
+        sums.append(mean * batch.loss_tokens)
+        tokens += batch.loss_tokens
     (record,) = surviving_steps(directory)
-    assert record["tokens"] == tokens
+    assert record["labelTokens"] == tokens
+    assert record["tokens"] == sum(_model_tokens(dataset[i], task) for i in schedule.sample_ids(0).tolist())
     assert record["loss"] == pytest.approx(sum(sums) / tokens, rel=FP32)
     assert record["loss"] != pytest.approx(sum(means) / len(means), rel=1e-3)
 
 
 @pytest.mark.parametrize("task", ["seq2seq", "causal"])
 def test_every_step_trains_on_the_scheduled_rows(runs: Runs, task: str) -> None:
-    dataset, schedule = opened(runs, task)
+    dataset, schedule = open_data(runs, task)
     expected = [
         sum(row_hash(i, dataset[i]) for i in schedule.sample_ids(step).tolist()) % (1 << 64) for step in range(STEPS)
     ]
@@ -110,42 +114,46 @@ def test_every_step_trains_on_the_scheduled_rows(runs: Runs, task: str) -> None:
 
 
 def test_every_sample_is_trained_on_once_per_epoch(runs: Runs) -> None:
-    """The last step of an epoch takes what is left."""
+    """The last step of an epoch trains on the remaining samples."""
     assert once_per_epoch(runs, runs.finished(Layout(2, 2)))
-    figures = runs.figures(Layout(2, 2))
-    assert (figures["steps"], figures["samples"]) == (STEPS, 2 * SAMPLES)
-    dataset, schedule = opened(runs, "seq2seq")
+    summary = runs.summary(Layout(2, 2))
+    assert (summary["steps"], summary["samples"]) == (STEPS, 2 * SAMPLES)
+    records = surviving_steps(runs.finished(Layout(2, 2)))
+    assert summary["tokens"] == sum(record["tokens"] for record in records)
+    assert summary["labelTokens"] == sum(record["labelTokens"] for record in records) < summary["tokens"]
+    dataset, schedule = open_data(runs, "seq2seq")
     last = schedule.sample_ids(STEPS_PER_EPOCH - 1)
     assert len(last) == SAMPLES % BATCH
     record = surviving_steps(runs.finished(Layout(2, 2)))[STEPS_PER_EPOCH - 1]
-    assert record["tokens"] == sum(len(dataset[i]["labels"]) for i in last.tolist())
+    assert record["labelTokens"] == sum(len(dataset[i]["labels"]) for i in last.tolist())
+    assert record["tokens"] == sum(_model_tokens(dataset[i], "seq2seq") for i in last.tolist())
     assert record["epoch"] == 1.0
 
 
 class ChangingWorker(Worker):
-    """Takes another row in place of one row of the fourth step."""
+    """Replaces the rows of one micro-batch of the fourth step by those of `_other_ids`; here they are the same."""
 
-    def _batches(self) -> Generator[MicroBatches]:
-        for step, batches in enumerate(super()._batches(), start=self.first_step):
+    def batches(self) -> Generator[MicroBatches]:
+        for step, batches in enumerate(super().batches(), start=self.context.first_step):
             yield [(g, self._changed(batch) if (step, g) == (3, 1) else batch) for g, batch in batches]
 
     def _changed(self, batch: Batch) -> Batch:
         ids = self._other_ids(batch.sample_ids.tolist())
-        return collate([self.datasets.train[i] for i in ids], self.job.spec.model.task, 0, ids)
+        return collate([self.context.datasets.train[i] for i in ids], self.job.spec.model.task, 0, ids)
 
     def _other_ids(self, ids: list[int]) -> list[int]:
         return ids
 
 
 class SkippingWorker(ChangingWorker):
-    """Skips a row."""
+    """Skips one row."""
 
     def _other_ids(self, ids: list[int]) -> list[int]:
         return ids[1:]
 
 
 class RepeatingWorker(ChangingWorker):
-    """Repeats a row in the place of the next one."""
+    """Trains on one row twice, in place of another one."""
 
     def _other_ids(self, ids: list[int]) -> list[int]:
         return [ids[0], *ids[:-1]]
@@ -154,10 +162,10 @@ class RepeatingWorker(ChangingWorker):
 @pytest.mark.parametrize(
     ("worker", "exact"), [(ChangingWorker, True), (SkippingWorker, False), (RepeatingWorker, False)]
 )
-def test_a_loader_that_skips_or_repeats_one_row_is_found_out(
+def test_loader_that_skips_or_repeats_one_row_is_detected(
     runs: Runs, worker: type[ChangingWorker], exact: bool
 ) -> None:
-    """The checks of this module can fail: the negative control, and a control of the control."""
+    """Negative control: the checks of this module fail for a wrong row, and pass for a worker that changes nothing."""
     directory = runs.empty(worker.__name__)
     train_generation(directory, runs.job(), ALONE, worker)
     undisturbed = runs.finished(ALONE)
@@ -169,7 +177,7 @@ def test_a_loader_that_skips_or_repeats_one_row_is_found_out(
     assert (losses(directory) == losses(undisturbed)) is exact
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_what_to_do(runs: Runs) -> None:
+def test_nonfinite_loss_fails_the_run_with_advice(runs: Runs) -> None:
     job = runs.job(training={"learningRate": 1e30, "maxGradNorm": 0, "warmupSteps": 0, "maxBadSteps": 0})
     with pytest.raises(
         GroupFailedError, match=r"JobError: training: the (loss|gradient) of step \d is n.* \(samples .*learningRate"
@@ -177,30 +185,30 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_what_to_do(runs: Runs) -> N
         train_generation(runs.empty("diverging"), job, ALONE)
 
 
-def test_evaluation_changes_nothing_that_is_trained(runs: Runs) -> None:
-    """Evaluation in between draws no dropout, keeps no gradient and moves no sample."""
+def test_evaluation_does_not_change_training(runs: Runs) -> None:
+    """Evaluation between steps uses no dropout, keeps no gradients and does not move the loader."""
     layout, directory = Layout(2, 1), runs.empty("evaluated")
     job = runs.job(
         dataset={"eval": {"source": str(runs.shards("seq2seq"))}}, training={"evaluation": {"everySteps": 4}}
     )
-    ended = train_generation(directory, job, layout)
+    result = train_generation(directory, job, layout)
     assert losses(directory) == losses(runs.finished(layout))
     evaluated = [
         event for event in files.read_lines(directory.generation_logs(1).events) if event["event"] == "evaluated"
     ]
     assert [event["step"] for event in evaluated] == [4, 8, STEPS]
-    assert ended.figures["evalLoss"] == evaluated[-1]["loss"] < evaluated[0]["loss"]
+    assert result.summary["evalLoss"] == evaluated[-1]["loss"] < evaluated[0]["loss"]
 
 
 def test_held_out_samples_are_not_trained_on(runs: Runs) -> None:
     directory = runs.empty("held-out")
     job = runs.job(dataset={"eval": {"fraction": 0.2, "seed": 1}}, training={"epochs": 1})
-    ended = train_generation(directory, job, Layout(2, 0))
-    dataset, _ = opened(runs, "seq2seq")
-    trained = set(range(SAMPLES)) - set(held_out(SAMPLES, 0.2, 1).tolist())
+    result = train_generation(directory, job, Layout(2, 0))
+    dataset, _ = open_data(runs, "seq2seq")
+    trained = set(range(SAMPLES)) - set(held_out_ids(SAMPLES, 0.2, 1).tolist())
     expected = sum(row_hash(i, dataset[i]) for i in trained) % (1 << 64)
     assert sum(int(value, 16) for value in sample_hashes(directory)) % (1 << 64) == expected
-    assert ended.figures["samples"] == len(trained) == 60
+    assert result.summary["samples"] == len(trained) == 60
 
 
 def test_recomputed_activations_draw_the_same_dropout(runs: Runs) -> None:
@@ -211,7 +219,7 @@ def test_recomputed_activations_draw_the_same_dropout(runs: Runs) -> None:
     assert losses(directory) == pytest.approx(losses(runs.finished(Layout(2, 2))), rel=FP32)
 
 
-def test_rows_without_label_tokens_are_named(runs: Runs, tmp_path: Path) -> None:
+def test_rows_without_label_tokens_are_a_job_error_that_names_them(runs: Runs, tmp_path: Path) -> None:
     columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     with MDSWriter(out=str(tmp_path), columns=columns, hashes=["xxh3_64"]) as writer:
         for _ in range(2):
@@ -221,7 +229,12 @@ def test_rows_without_label_tokens_are_named(runs: Runs, tmp_path: Path) -> None
         train_generation(runs.empty("no-labels"), job, ALONE)
 
 
-def opened(runs: Runs, task: str) -> tuple[ShardedDataset, SampleSchedule]:
-    """The data set and schedule of a run, opened beside the trainer."""
+def _model_tokens(row: Mapping[str, Any], task: str) -> int:
+    """Tokens of a row that go through the model: the input, and for seq2seq also the decoder's input."""
+    return len(row["input_ids"]) + (len(row["labels"]) if task == "seq2seq" else 0)
+
+
+def open_data(runs: Runs, task: str) -> tuple[ShardedDataset, SampleSchedule]:
+    """The data set and schedule of a run, opened independently of the trainer."""
     dataset = ShardedDataset(str(runs.shards(task)), runs.root / "cache")
     return dataset, SampleSchedule(dataset.shard_sizes, BATCH, seed=7)

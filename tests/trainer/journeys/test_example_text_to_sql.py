@@ -1,4 +1,4 @@
-"""The corpus of examples/text-to-sql: the same every time, varied, right, and fair to whoever is evaluated on it."""
+"""The corpus of examples/text-to-sql: reproducible, varied, correct, and without leaks from training to evaluation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from spotune.job_file.load import load_job
+from tests import ROOT
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "text-to-sql"
+pytestmark = pytest.mark.slow
+
+EXAMPLE = ROOT / "examples" / "text-to-sql"
 TRAINING_ROWS = 4000
 VALUE = re.compile(r"[=<>] ('[^']*'|\d+)")
 
@@ -39,7 +42,7 @@ def load(name: str) -> ModuleType:
 
 
 def write_corpus(folder: Path, hash_seed: str) -> Path:
-    """Run generate.py as people do, with fewer questions."""
+    """Run generate.py as a user does, with fewer questions."""
     command = [sys.executable, str(EXAMPLE / "generate.py"), "--output", str(folder)]
     command += ["--training-rows", str(TRAINING_ROWS)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": hash_seed})
@@ -56,7 +59,7 @@ def rows_of(corpus: Path, split: str) -> list[Row]:
 
 
 def tables_of(corpus: Path, *, held_out: bool) -> list[tuple[list[str], list[tuple[Any, ...]]]]:
-    """Header and rows of each table of training or of evaluation."""
+    """Header and rows of each table, either of training or of evaluation."""
     tables = []
     for path in sorted((corpus / "databases").glob("*.sqlite")):
         if ("held_out" in path.stem) == held_out:
@@ -75,7 +78,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def test_the_same_seed_writes_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+def test_same_seed_writes_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     again = write_corpus(tmp_path / "data", "2")
     assert digests(again) == digests(corpus)
 
@@ -93,7 +96,7 @@ def test_all_aggregates_operators_and_condition_counts_occur(corpus: Path) -> No
         assert {query.count(" AND ") for query in queries} == {0, 1, 2}
 
 
-def test_every_query_finds_something(corpus: Path) -> None:
+def test_every_query_has_a_nonempty_result(corpus: Path) -> None:
     for row in [*rows_of(corpus, "train"), *rows_of(corpus, "eval")]:
         with closing(sqlite3.connect(corpus / "databases" / f"{row['database']}.sqlite")) as connection:
             result = connection.execute(row["sql"]).fetchall()
@@ -103,7 +106,7 @@ def test_every_query_finds_something(corpus: Path) -> None:
         assert row["columns"].split() == header
 
 
-def test_values_are_written_in_the_question_as_in_the_query(corpus: Path) -> None:
+def test_values_are_spelled_the_same_in_question_and_query(corpus: Path) -> None:
     for row in rows_of(corpus, "eval"):
         for value in values_of([row]):
             assert re.search(rf"\b{re.escape(value)}\b", row["question"]), row
@@ -124,7 +127,7 @@ def test_evaluation_shares_no_table_and_no_header_with_training(corpus: Path) ->
     assert not headers[0] & headers[1]
 
 
-def test_evaluation_asks_for_no_value_that_training_knows(corpus: Path) -> None:
+def test_evaluation_shares_no_value_with_training(corpus: Path) -> None:
     training = rows_of(corpus, "train")
     known = values_of(training) | {
         str(cell) for _, rows in tables_of(corpus, held_out=False) for row in rows for cell in row
@@ -132,13 +135,13 @@ def test_evaluation_asks_for_no_value_that_training_knows(corpus: Path) -> None:
     assert not values_of(rows_of(corpus, "eval")) & known
 
 
-def test_no_question_comes_twice(corpus: Path) -> None:
+def test_questions_are_unique(corpus: Path) -> None:
     for split in ("train", "eval"):
         rows = rows_of(corpus, split)
         assert len({(row["database"], row["question"]) for row in rows}) == len(rows)
 
 
-def test_tokenizer_gives_back_questions_and_queries(corpus: Path) -> None:
+def test_tokenizer_round_trips_questions_and_queries(corpus: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(corpus / "model")
     for row in rows_of(corpus, "eval"):
         for text in (row["sql"], row["question"]):
@@ -147,7 +150,7 @@ def test_tokenizer_gives_back_questions_and_queries(corpus: Path) -> None:
             assert tokenizer.decode(tokens, skip_special_tokens=True) == text
 
 
-def test_a_value_is_the_same_tokens_in_question_and_query(corpus: Path) -> None:
+def test_value_has_the_same_tokens_in_question_and_query(corpus: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(corpus / "model")
     question = tokenizer("points of players from Ashford?", add_special_tokens=False).tokens()
     query = tokenizer("SELECT MAX(points) FROM data WHERE city = 'Ashford'", add_special_tokens=False).tokens()
@@ -182,5 +185,5 @@ def test_baseline_copies_columns_and_values_into_the_nearest_query() -> None:
     assert baseline.adapt(nearest, asked) == "SELECT coach FROM data WHERE region = 'Oakmere' AND wins > 77"
 
 
-def test_baseline_is_neither_helpless_nor_good(corpus: Path) -> None:
+def test_baseline_accuracy_is_between_10_and_40_percent(corpus: Path) -> None:
     assert 0.1 < load("baseline").execution_accuracy(corpus) < 0.4

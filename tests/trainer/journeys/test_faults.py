@@ -1,4 +1,4 @@
-"""Faults that are no kills, on a real run; whatever is killed is in tests/proof."""
+"""Faults other than kills, on a real run. tests/proof covers killed processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = EPOCHS * STEPS_PER_EPOCH
 
 
 def long_job(runs: Runs, hang_timeout: str = "10m") -> FinetuneJob:
-    """Two CPU workers at ZeRO-2, enough steps to be killed between, a commit every fourth."""
+    """Two CPU workers at ZeRO-2, with enough steps to disturb the run between, and a commit every four steps."""
     return runs.job(
         training={"epochs": EPOCHS},
         checkpoint={"every": 4},
@@ -43,7 +43,7 @@ def long_job(runs: Runs, hang_timeout: str = "10m") -> FinetuneJob:
 
 @dataclass
 class LiveRuns:
-    """Makes runs, and ends what is left of them."""
+    """Runs that were started; the fixture cleans them up."""
 
     runs: Runs
     made: list[LiveRun]
@@ -56,11 +56,11 @@ class LiveRuns:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What was trained in one go, and the figures of that."""
+    """A run without any fault, and its summary."""
 
     directory: JobDirectory
     job: FinetuneJob
-    figures: dict[str, Any]
+    summary: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +69,15 @@ def live(runs: Runs) -> Iterator[LiveRuns]:
     made = LiveRuns(runs, [])
     yield made
     for run in made.made:
-        run.end()
+        run.clean_up()
 
 
 @pytest.fixture(scope="module")
 def undisturbed(runs: Runs) -> Undisturbed:
-    """A run that nobody disturbs: two processes, no Ray."""
+    """A run without any fault: two processes, no Ray."""
     directory, job = runs.empty("undisturbed"), long_job(runs)
-    ended = train_generation(directory, job, Layout(WORKERS, ZERO_STAGE), timeout=600)
-    return Undisturbed(directory, job, ended.figures)
+    result = train_generation(directory, job, Layout(WORKERS, ZERO_STAGE), timeout=600)
+    return Undisturbed(directory, job, result.summary)
 
 
 def samples(directory: JobDirectory) -> list[str]:
@@ -86,7 +86,7 @@ def samples(directory: JobDirectory) -> list[str]:
 
 
 def broken_shards(runs: Runs, step: int) -> Path:
-    """The corpus with a token that the model does not know in a row of the given step (counted from 1)."""
+    """The corpus, with a token outside the vocabulary in one row of the given step (1-based)."""
     folder = runs.root / "broken-shards"
     job = runs.job()
     with ShardedDataset(str(runs.shards("seq2seq")), runs.root / "cache") as dataset:
@@ -103,7 +103,7 @@ def broken_shards(runs: Runs, step: int) -> Path:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_hang_and_a_shard_that_is_away_for_a_while_are_survived(live: LiveRuns, undisturbed: Undisturbed) -> None:
+def test_run_survives_a_hang_and_a_temporarily_missing_shard(live: LiveRuns, undisturbed: Undisturbed) -> None:
     run = live.new("hung", long_job(live.runs, hang_timeout="25s"))
     shards = live.runs.shards("seq2seq")
     run.start()
@@ -124,11 +124,11 @@ def test_a_hang_and_a_shard_that_is_away_for_a_while_are_survived(live: LiveRuns
     assert "data" in causes
     assert "shard.00001.mds" in run.events("failure")[1]["message"]
     assert samples(run.directory) == samples(undisturbed.directory)
-    assert run.result()["exportSha256"] == undisturbed.figures["exportSha256"]
+    assert run.result()["exportSha256"] == undisturbed.summary["exportSha256"]
 
 
 @pytest.mark.timeout(600)
-def test_data_that_always_fails_at_one_step_ends_with_its_text(live: LiveRuns) -> None:
+def test_data_that_always_fails_at_one_step_ends_the_job_with_the_error(live: LiveRuns) -> None:
     job = live.runs.job(
         dataset={"train": {"source": str(broken_shards(live.runs, step=5))}},
         execution={"zeroStage": 0, "microBatchSize": 3},

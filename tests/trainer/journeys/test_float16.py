@@ -1,4 +1,4 @@
-"""float16: the loss scale is found, kept in the checkpoint, and the same after a restart."""
+"""float16: the loss scale adapts, is saved in the checkpoint, and is the same after a restart."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ from spotune_trainer.training.worker import Worker
 from tests.trainer.support.groups import GroupFailedError
 from tests.trainer.support.runs import STEPS, Layout, Runs, committed, committed_state, losses, train_generation
 
+pytestmark = pytest.mark.slow
+
 EVERY_STEP = {"every": 1, "keep": 20}
 
 
 class Float16Worker(Worker):
-    """Trains in float16 on a processor that has no instructions for it, from a scale at which gradients overflow."""
+    """Trains in float16 on a CPU without support for it, from a loss scale at which gradients overflow."""
 
     def set_up(self) -> None:
-        """As any worker."""
         CPU_Accelerator.is_fp16_supported = lambda _: True
         super().set_up()
-        self.engine.optimizer.loss_scaler.cur_scale = 2.0**26
+        self.context.engine.optimizer.loss_scaler.cur_scale = 2.0**26
 
     def commit(self, step: int) -> None:
-        """Wait for each commit, so that none is left out because another one is being written."""
+        """Wait for each commit, so that none is skipped while another one is being written."""
         super().commit(step)
-        self.finish_commit()
+        self.checkpointing.finish_commit()
 
 
 @pytest.mark.parametrize("layout", [Layout(2, 1), Layout(2, 3)], ids=str)
-def test_a_restart_changes_neither_scale_nor_weights(runs: Runs, layout: Layout) -> None:
+def test_restart_changes_neither_loss_scale_nor_weights(runs: Runs, layout: Layout) -> None:
     job = runs.job("causal", "float16", checkpoint=EVERY_STEP, training={"maxBadSteps": 1})
     undisturbed = runs.empty("float16")
     train_generation(undisturbed, job, layout, Float16Worker)
     skipped = [record["step"] for record in surviving_steps(undisturbed) if record["skipped"]]
-    assert skipped[:3] == [1, 2, 3], "more of them in a row than may be bad"
+    assert skipped[:3] == [1, 2, 3], "more skipped steps in a row than maxBadSteps allows"
     assert len(skipped) < STEPS
     assert all(loss > 0 for loss in losses(undisturbed))
     scales = [committed(undisturbed, step).manifest.loss_scale for step in range(1, STEPS + 1)]
-    assert [scale["scale"] for scale in scales if scale][-1] == 2.0 ** (26 - len(skipped) + 1)  # the first is forgiven
+    assert [scale["scale"] for scale in scales if scale][-1] == 2.0 ** (
+        26 - len(skipped) + 1
+    )  # the first overflow does not lower the scale
 
     resumed = runs.interrupted(undisturbed, 2)
     train_generation(resumed, job, layout, Float16Worker)
@@ -51,14 +54,14 @@ def test_a_restart_changes_neither_scale_nor_weights(runs: Runs, layout: Layout)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_a_loss_that_is_not_finite_is_bad_all_the_same(runs: Runs) -> None:
+def test_nonfinite_loss_is_a_bad_step_in_float16_too(runs: Runs) -> None:
     job = runs.job("causal", "float16", training={"maxBadSteps": 1, "learningRate": 1e9, "warmupSteps": 0})
     with pytest.raises(GroupFailedError, match=r"training: the loss of step \d+ is nan"):
         train_generation(runs.empty("float16"), job, Layout(1, 1), Float16Worker)
 
 
-def test_a_device_without_float16_is_refused(runs: Runs, tmp_path: Path) -> None:
+def test_float16_is_rejected_on_a_device_without_it(runs: Runs, tmp_path: Path) -> None:
     if torch.cuda.is_available() or CPU_Accelerator().is_fp16_supported():
-        pytest.skip("this device has it")
-    with pytest.raises(GroupFailedError, match=r"model\.dtype: float16 is for GPUs"):
+        pytest.skip("this device supports float16")
+    with pytest.raises(GroupFailedError, match=r"model\.dtype: float16 needs a GPU"):
         train_generation(runs.empty("float16"), runs.job("causal", "float16"), Layout(1, 1))

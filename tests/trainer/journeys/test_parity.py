@@ -20,13 +20,15 @@ from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.models.pretrained import build_model
 from tests.trainer.support.runs import MICRO_BATCH, Layout, Runs, train_generation
 
+pytestmark = pytest.mark.slow
+
 STEPS = 50
 BATCH = 15
-"""Five micro-batches of three; divides the 75 samples, since the Trainer would begin an epoch's last step elsewhere."""
+"""Five micro-batches of three; divides the 75 samples, since the Trainer treats a partial last step differently."""
 
 
 @pytest.mark.parametrize(("task", "layout"), [("seq2seq", Layout(2, 2)), ("causal", Layout(3, 1))], ids=str)
-def test_losses_are_those_of_the_transformers_trainer(runs: Runs, tmp_path: Path, task: str, layout: Layout) -> None:
+def test_losses_match_the_transformers_trainer(runs: Runs, tmp_path: Path, task: str, layout: Layout) -> None:
     training = {
         "epochs": STEPS * BATCH // 75,
         "globalBatchSize": BATCH,
@@ -47,7 +49,7 @@ def test_losses_are_those_of_the_transformers_trainer(runs: Runs, tmp_path: Path
     assert norms == pytest.approx([entry["grad_norm"] for entry in theirs], rel=1e-2)
     rates = [record["learningRate"] for record in ours]
     assert rates == pytest.approx([entry["learning_rate"] for entry in theirs])
-    assert min(norms) < training["maxGradNorm"] < max(norms), "clipping was put to work in some steps"
+    assert min(norms) < training["maxGradNorm"] < max(norms), "some steps clip their gradient, others do not"
     assert ours[-1]["loss"] < 0.9 * ours[0]["loss"], "the weights moved far enough for a difference to show"
 
 
@@ -79,7 +81,7 @@ def trainer_history(runs: Runs, job: FinetuneJob, folder: Path) -> list[dict[str
         args=arguments,
         train_dataset=rows_in_order(runs, job),
         data_collator=Collator(model),
-        # Given tokens of a whole step; T5 itself would take the mean of every micro-batch.
+        # Normalizes by the tokens of the whole step; the loss of T5 itself is the mean of each micro-batch.
         compute_loss_func=token_mean if model.config.is_encoder_decoder else None,
     )
     trainer.train()
@@ -87,14 +89,14 @@ def trainer_history(runs: Runs, job: FinetuneJob, folder: Path) -> list[dict[str
 
 
 def rows_in_order(runs: Runs, job: FinetuneJob) -> Any:
-    """The rows of all steps, one after the other."""
+    """Rows of all steps, in the order of training."""
     dataset = ShardedDataset(str(runs.shards(job.spec.model.task)), runs.root / "cache")
     schedule = SampleSchedule(dataset.shard_sizes, BATCH, job.spec.training.seed)
     return [dataset[i] for step in range(STEPS) for i in schedule.sample_ids(step).tolist()]
 
 
 class Collator:
-    """Pads rows on the right, without any code of ours."""
+    """Pads rows on the right; uses no code of the trainer."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

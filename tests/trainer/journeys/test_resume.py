@@ -1,4 +1,4 @@
-"""Restarts: a group goes on exactly where the last commit was, whatever else still runs or lies about."""
+"""Restarts: a group resumes exactly from the last commit, despite zombies, torn files and corrupt checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, sur
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
-from spotune_trainer.training.task import Ending
+from spotune_trainer.training.task import RankExit
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import (
     STEPS,
@@ -33,6 +33,8 @@ from tests.trainer.support.runs import (
     train_generation,
     train_rank,
 )
+
+pytestmark = pytest.mark.slow
 
 ALONE = Layout(1, 0)
 FP32 = 1e-6
@@ -69,9 +71,7 @@ def test_resuming_at_the_same_layout_is_bit_identical(runs: Runs, layout: Layout
     [(Layout(2, 2), Layout(3, 3)), (Layout(2, 3), Layout(1, 0)), (Layout(5, 0), Layout(2, 1))],
     ids=str,
 )
-def test_resuming_at_another_layout_goes_on_with_the_same_samples_and_losses(
-    runs: Runs, before: Layout, after: Layout
-) -> None:
+def test_resuming_at_another_layout_keeps_samples_and_losses(runs: Runs, before: Layout, after: Layout) -> None:
     undisturbed = runs.finished(before)
     resumed = runs.interrupted(undisturbed, step=5)
     train_generation(resumed, runs.job(), after)
@@ -83,41 +83,41 @@ def test_resuming_at_another_layout_goes_on_with_the_same_samples_and_losses(
     assert losses(resumed) == pytest.approx(losses(undisturbed), rel=FP32)
 
 
-def test_a_notice_to_stop_commits_at_once_and_nothing_is_lost(runs: Runs) -> None:
+def test_stop_notice_commits_at_once_and_no_step_is_lost(runs: Runs) -> None:
     layout = Layout(2, 1)
     directory = runs.empty("noticed")
     write_notice(directory.notice, seconds=30, stop=True, reason="spot")
-    assert train_generation(directory, runs.job(), layout).ending is Ending.STOPPED
+    assert train_generation(directory, runs.job(), layout).exit is RankExit.STOPPED
     stopped_at = len(losses(directory))
     assert stopped_at < STEPS
     assert [path.name for path in directory.checkpoints.iterdir()] == [str(CheckpointName(stopped_at, 1))]
     directory.notice.unlink()
-    assert train_generation(directory, runs.job(), layout).ending is Ending.TRAINED
+    assert train_generation(directory, runs.job(), layout).exit is RankExit.TRAINED
     undisturbed = runs.finished(layout)
     assert losses(directory) == losses(undisturbed)
     assert sample_hashes(directory) == sample_hashes(undisturbed)
 
 
-def test_a_group_told_to_leave_commits_and_another_goes_on_at_once(runs: Runs) -> None:
+def test_group_that_yields_commits_and_the_next_group_resumes_there(runs: Runs) -> None:
     before, after = Layout(2, 1), Layout(3, 2)
     directory = runs.empty("leaving")
     logs = directory.generation_logs(1)
     logs.root.mkdir(parents=True)
-    write_notice(logs.notice, seconds=None, reason="there is room for 3 workers", leave=True)
-    assert train_generation(directory, runs.job(), before).ending is Ending.LEFT
-    left_at = len(losses(directory))
-    assert 0 < left_at < STEPS
-    assert train_generation(directory, runs.job(), after).ending is Ending.TRAINED
+    write_notice(logs.notice, seconds=None, reason="there are slots for 3 workers, 2 train", leave=True)
+    assert train_generation(directory, runs.job(), before).exit is RankExit.YIELDED
+    yielded_at = len(losses(directory))
+    assert 0 < yielded_at < STEPS
+    assert train_generation(directory, runs.job(), after).exit is RankExit.TRAINED
     sizes = [record["worldSize"] for record in surviving_steps(directory)]
-    assert sizes == [2] * left_at + [3] * (STEPS - left_at)
+    assert sizes == [2] * yielded_at + [3] * (STEPS - yielded_at)
     assert once_per_epoch(runs, directory)
     undisturbed = runs.finished(before)
     assert sample_hashes(directory) == sample_hashes(undisturbed)
     assert losses(directory) == pytest.approx(losses(undisturbed), rel=FP32)
 
 
-def test_a_longer_run_goes_on_after_the_last_step(runs: Runs) -> None:
-    """`epochs` may grow; a constant rate makes the longer schedule the same."""
+def test_run_with_more_epochs_continues_after_the_last_step(runs: Runs) -> None:
+    """`epochs` may grow. A constant learning rate makes both schedules equal."""
     constant = {"scheduler": "constant", "warmupSteps": 0}
     longer, resumed = runs.empty("longer"), runs.empty("resumed")
     train_generation(longer, runs.job(training=constant), ALONE)
@@ -126,13 +126,13 @@ def test_a_longer_run_goes_on_after_the_last_step(runs: Runs) -> None:
     assert losses(resumed) == losses(longer)
 
 
-def test_an_interrupted_export_is_made_again_without_training(runs: Runs) -> None:
+def test_interrupted_export_is_repeated_without_training(runs: Runs) -> None:
     finished = runs.finished(Layout(2, 1))
     again = runs.interrupted(finished, step=STEPS)
     shutil.rmtree(again.export)
-    ended = train_generation(again, runs.job(), Layout(2, 1))
+    result = train_generation(again, runs.job(), Layout(2, 1))
     assert surviving_steps(again) == surviving_steps(finished)
-    assert ended.figures["steps"] == STEPS
+    assert result.summary["steps"] == STEPS
     weights = "model.safetensors"
     assert (again.export / weights).read_bytes() == (finished.export / weights).read_bytes()
 
@@ -143,23 +143,25 @@ def recorded_failure(directory: JobDirectory, generation: int, rank: int) -> dic
     return failure
 
 
-def test_a_superseded_group_changes_nothing_and_leaves_at_its_next_commit(runs: Runs) -> None:
-    """Generation 1 lives on, unaware, while generation 2 starts from the beginning and finishes."""
+def test_superseded_group_changes_nothing_and_exits_at_its_next_commit(runs: Runs) -> None:
+    """Generation 1 still runs as a zombie after generation 2 has started from the beginning and finished."""
     directory, job = runs.empty("zombie"), runs.job()
     zombie = claim(directory, None)
     successor = claim(directory, None)
     run_group(2, train_rank, make_task(directory, job, Layout(2, 1), successor))
-    before = what_counts(directory)
+    before = visible_state(directory)
     zombies = run_group(1, rank_error, make_task(directory, job, ALONE, zombie))
     assert zombies[0].startswith("SupersededError: generation 1 was superseded")
     assert recorded_failure(directory, 1, 0)["kind"] == "SupersededError"
-    assert len((directory.generation_logs(1).steps).read_text().splitlines()) == STEPS_PER_EPOCH, "it did train on"
-    assert what_counts(directory) == before
+    assert len((directory.generation_logs(1).steps).read_text().splitlines()) == STEPS_PER_EPOCH, (
+        "the zombie trained up to its next commit"
+    )
+    assert visible_state(directory) == before
     assert losses(directory) == pytest.approx(losses(runs.finished(Layout(2, 1))), abs=0)
 
 
-def test_commits_that_a_superseded_group_still_makes_do_not_count(runs: Runs) -> None:
-    """A zombie may be past its last look at the fence: what it commits then is in no lineage."""
+def test_late_commits_of_a_superseded_group_are_ignored(runs: Runs) -> None:
+    """A zombie may commit after its last check of the fence. No lineage contains that checkpoint."""
     layout = Layout(2, 1)
     undisturbed = runs.finished(layout)
     directory = runs.interrupted(undisturbed, step=5)
@@ -174,10 +176,10 @@ def test_commits_that_a_superseded_group_still_makes_do_not_count(runs: Runs) ->
     choice = choose_checkpoint(directory)
     assert choice.checkpoint is not None
     assert str(choice.checkpoint.name) == "step-00000010.gen-2"
-    assert not (directory.checkpoints / late).exists(), "the successor's own commit cleared it away"
+    assert not (directory.checkpoints / late).exists(), "the successor deletes it at its own commit"
 
 
-def test_a_truncated_checkpoint_is_passed_over_with_its_reason(runs: Runs) -> None:
+def test_truncated_checkpoint_is_skipped_with_its_reason(runs: Runs) -> None:
     directory = runs.interrupted(runs.finished(Layout(2, 2)), step=STEPS)
     newest = directory.checkpoints / "step-00000010.gen-1" / "rank-00001.safetensors"
     size = newest.stat().st_size
@@ -186,13 +188,13 @@ def test_a_truncated_checkpoint_is_passed_over_with_its_reason(runs: Runs) -> No
     assert choice.checkpoint is not None
     assert str(choice.checkpoint.name) == "step-00000005.gen-1"
     reasons = [(str(torn.name), torn.reason) for torn in choice.skipped]
-    text = f"rank-00001.safetensors has {size - 100} bytes, its manifest says {size}"
+    text = f"rank-00001.safetensors has {size - 100} bytes, its manifest records {size}"
     assert reasons == [("step-00000010.gen-1", text)]
     train_generation(directory, runs.job(), Layout(2, 2))
     assert losses(directory) == losses(runs.finished(Layout(2, 2)))
 
 
-def test_a_flipped_bit_is_refused_by_all_ranks(runs: Runs) -> None:
+def test_checkpoint_with_a_flipped_bit_is_rejected_by_all_ranks(runs: Runs) -> None:
     directory = runs.interrupted(runs.finished(Layout(2, 2)), step=STEPS)
     flip_bit(directory.checkpoints / "step-00000010.gen-1" / "rank-00000.safetensors")
     generation = start_generation(directory)
@@ -207,8 +209,8 @@ def test_a_flipped_bit_is_refused_by_all_ranks(runs: Runs) -> None:
     assert str(refused.name) == "step-00000005.gen-1"
 
 
-def what_counts(directory: JobDirectory) -> dict[str, object]:
-    """All that a later generation or a user reads."""
+def visible_state(directory: JobDirectory) -> dict[str, object]:
+    """All state that a later generation or a user reads."""
     choice = choose_checkpoint(directory)
     assert choice.checkpoint is not None
     read = [*choice.checkpoint.path.iterdir(), *directory.export.iterdir()]

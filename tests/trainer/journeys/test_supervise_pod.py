@@ -1,4 +1,4 @@
-"""`spotune supervise` on a real Ray: stopped in mid training it commits and stands, started it goes on exactly."""
+"""`spotune supervise` on a real Ray head: a stop during training commits, and a start resumes exactly."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _SPOTUNE = "from spotune.cli.main import main; main()"
 
 @pytest.fixture
 def ray(tmp_path: Path) -> Iterator[RunningRay]:
-    """A Ray that somebody else keeps running."""
+    """A Ray head that the supervisor does not own."""
     head = LocalRay(tmp_path, WORKERS, gpus=False)
     head.start()
     try:
         assert head.running is not None
         yield head.running
     finally:
-        head.end()
+        head.shut_down()
 
 
 class Container:
@@ -78,14 +78,14 @@ class Container:
     def until_state(self, state: str) -> dict[str, Any]:
         return self.until(lambda progress: progress["supervisor"]["state"] == state, state)
 
-    def end(self) -> int:
+    def terminate(self) -> int:
         self.process.terminate()
         self.process.communicate(timeout=60)
         return self.process.returncode
 
 
 def long_job(runs: Runs, **checkpoint: Any) -> FinetuneJob:
-    """Enough steps to be stopped between, with no commit but those that are asked for."""
+    """A job with enough steps to be stopped, and with commits on request only."""
     return runs.job(
         training={"epochs": EPOCHS},
         checkpoint={"every": 10_000, **checkpoint},
@@ -95,7 +95,7 @@ def long_job(runs: Runs, **checkpoint: Any) -> FinetuneJob:
 
 
 @pytest.mark.long
-def test_stopped_job_has_committed_its_last_step_and_goes_on_to_the_same_weights(
+def test_stopped_job_has_committed_its_last_step_and_resumes_to_the_same_weights(
     runs: Runs, ray: RunningRay, tmp_path: Path
 ) -> None:
     container = Container(tmp_path, long_job(runs), ray)
@@ -114,7 +114,7 @@ def test_stopped_job_has_committed_its_last_step_and_goes_on_to_the_same_weights
         done = container.until_state("trained")
         logs = request(f"{container.url}/logs")[1]
     finally:
-        code = container.end()
+        code = container.terminate()
 
     assert code == 0
     assert (done["phase"], done["step"], done["attempt"], done["generation"]) == ("Done", STEPS, 2, 2)
@@ -127,5 +127,5 @@ def test_stopped_job_has_committed_its_last_step_and_goes_on_to_the_same_weights
     assert logs.index("gen-1/worker-0:") < logs.index("driver-2:") < logs.index("gen-2/worker-0:")
     undisturbed = train_generation(runs.empty("undisturbed"), long_job(runs), Layout(WORKERS, 2))
     result = json.loads(container.directory.result.read_text())
-    assert result["exportSha256"] == undisturbed.figures["exportSha256"]
-    assert result["steps"] == undisturbed.figures["steps"] == STEPS
+    assert result["exportSha256"] == undisturbed.summary["exportSha256"]
+    assert result["steps"] == undisturbed.summary["steps"] == STEPS

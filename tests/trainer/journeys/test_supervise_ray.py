@@ -1,4 +1,4 @@
-"""The supervisor over a real Ray: what is killed comes back, what hangs is ended, and nothing stays behind."""
+"""The supervisor over a real Ray head: killed parts restart, a hung driver is stopped, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ import pytest
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
-from spotune_trainer.supervisor.ray_head.local import LocalRay, RunningRay, mark, temporary_folder
-from spotune_trainer.supervisor.ray_head.processes import Family, boot_id
+from spotune_trainer.supervisor.ray_head.local import LocalRay, RunningRay, process_marker, ray_folder
+from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id
+from tests import ROOT
 from tests.trainer.support.supervised import SLOTS
 from tests.trainer.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
-_ROOT = Path(__file__).parents[2]
 _PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
 def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A running Ray, as the file with its record."""
+    """The file with the record of a running Ray head."""
     folder = tmp_path_factory.mktemp("ray")
     ray = LocalRay(folder, SLOTS, gpus=False)
     ray.start()
@@ -41,12 +41,12 @@ def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     try:
         yield record
     finally:
-        ray.end()
+        ray.shut_down()
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> JobDirectory:
-    """A job whose driver makes steps until it is told to stop."""
+    """A job whose driver makes steps until there is a notice to stop."""
     (tmp_path / "logs").mkdir()
     behave(JobDirectory(tmp_path), steps=100_000)
     return JobDirectory(tmp_path)
@@ -58,9 +58,9 @@ def behave(job: JobDirectory, **behaviour: Any) -> None:
 
 @contextmanager
 def supervisor(job: JobDirectory, ray: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A supervisor in a process of its own; its whole output is on the pipe."""
+    """A supervisor in its own process, with all of its output on the pipe."""
     command = [sys.executable, "-m", "tests.trainer.support.supervised", str(job.root), *([str(ray)] if ray else [])]
-    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield process
     finally:
@@ -77,7 +77,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def stop(process: subprocess.Popen[str]) -> str:
-    """Ctrl-C; what it had to say."""
+    """Send SIGINT (Ctrl-C); returns the output."""
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=_PATIENCE_SECONDS)
     return said
@@ -91,7 +91,7 @@ def attempts(job: JobDirectory) -> list[tuple[int, int | None]]:
     return [(record["attempt"], record["exitCode"]) for record in Ledger(job).records("attempt-ended")]
 
 
-def test_killed_driver_is_started_again(job: JobDirectory, shared_ray: Path) -> None:
+def test_killed_driver_is_resubmitted(job: JobDirectory, shared_ray: Path) -> None:
     with supervisor(job, shared_ray) as process:
         until(lambda: status(job)["attempt"] == 1)
         os.kill(status(job)["pid"], signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_killed_driver_is_started_again(job: JobDirectory, shared_ray: Path) -> 
     assert "the driver was killed" in said
 
 
-def test_killed_supervisor_goes_on_with_the_same_attempt(job: JobDirectory, shared_ray: Path) -> None:
+def test_supervisor_after_a_killed_one_continues_its_attempt(job: JobDirectory, shared_ray: Path) -> None:
     with supervisor(job, shared_ray) as process:
         until(lambda: status(job)["attempt"] == 1)
         process.kill()
@@ -118,7 +118,7 @@ def test_killed_supervisor_goes_on_with_the_same_attempt(job: JobDirectory, shar
         assert status(job)["pid"] == driver
         said = stop(process)
 
-    assert "going on with attempt 1" in said
+    assert "continuing with attempt 1" in said
     assert attempts(job) == [(1, 10)]
 
 
@@ -130,21 +130,21 @@ def test_ctrl_c_lets_the_driver_commit_and_leave(job: JobDirectory, shared_ray: 
     assert process.returncode == 10
     assert attempts(job) == [(1, 10)]
     assert Ledger(job).records("notice")
-    assert "stopped as asked" in said
+    assert "stopped on request" in said
     assert not job.supervisor.exists()
 
 
-def test_hanging_driver_is_ended_by_its_heartbeat(job: JobDirectory, shared_ray: Path) -> None:
+def test_hanging_driver_is_stopped_for_its_stale_heartbeat(job: JobDirectory, shared_ray: Path) -> None:
     behave(job, steps=5, hang_in=[1], hang_timeout="6s")
     with supervisor(job, shared_ray) as process:
         said, _ = process.communicate(timeout=_PATIENCE_SECONDS)
 
     assert process.returncode == 0
     assert set(failures(job)) == {"hang"}  # on a slow machine the next driver may also be late with its first beat
-    assert "no sign of life" in said
+    assert "no heartbeat for" in said
 
 
-def test_job_that_is_wrong_ends_with_its_text(job: JobDirectory, shared_ray: Path) -> None:
+def test_job_error_ends_the_supervisor_with_its_message(job: JobDirectory, shared_ray: Path) -> None:
     behave(job, steps=5, fail_in=[1], exit_code=20, message="column input is not in the data")
     with supervisor(job, shared_ray) as process:
         said, _ = process.communicate(timeout=_PATIENCE_SECONDS)
@@ -178,15 +178,15 @@ def test_progress_is_served_where_supervisor_json_says(job: JobDirectory, shared
 
 
 @pytest.fixture
-def nothing_of_ours_stays(job: JobDirectory) -> Iterator[None]:
-    """However the test ends."""
+def nothing_left_running(job: JobDirectory) -> Iterator[None]:
+    """Kill everything after the test, whatever its result."""
     yield
-    Family(None, boot_id(), mark(job.root)).end()
-    shutil.rmtree(temporary_folder(job.root), ignore_errors=True)
+    ProcessFamily(None, boot_id(), process_marker(job.root)).kill()
+    shutil.rmtree(ray_folder(job.root), ignore_errors=True)
 
 
-@pytest.mark.usefixtures("nothing_of_ours_stays")
-def test_everything_killed_runs_again_and_leaves_nothing(job: JobDirectory) -> None:
+@pytest.mark.usefixtures("nothing_left_running")
+def test_run_recovers_after_everything_was_killed_and_leaves_nothing(job: JobDirectory) -> None:
     behave(job, steps=100_000, connect=True)
     shared_memory = set(Path("/dev/shm").iterdir())
     with supervisor(job) as process:
@@ -205,6 +205,6 @@ def test_everything_killed_runs_again_and_leaves_nothing(job: JobDirectory) -> N
 
     assert process.returncode == 10
     assert attempts(job) == [(1, None), (2, 10)]
-    assert Family(None, boot_id(), mark(job.root)).members() == []
-    assert not temporary_folder(job.root).exists()
+    assert ProcessFamily(None, boot_id(), process_marker(job.root)).members() == []
+    assert not ray_folder(job.root).exists()
     assert set(Path("/dev/shm").iterdir()) <= shared_memory

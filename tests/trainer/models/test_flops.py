@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation against published figures."""
+"""Model FLOPs utilization equals published numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spotune_trainer.models.flops import ModelShape, mfu, peak_flops
         (8_030_261_248, 32, 4096, 4096, 11_900, 0.659),
     ],
 )
-def test_measured_utilisations_are_reproduced(
+def test_published_utilizations_are_reproduced(
     parameters: int, layers: int, hidden: int, sequence: int, tokens_per_second: float, utilisation: float
 ) -> None:
     shape = ModelShape(parameters, layers, hidden)
@@ -32,7 +32,7 @@ def test_a_row_costs_6n_and_12ldt_per_token() -> None:
     assert ModelShape(1000, 2, 16).flops(rows=3, sequence=10) == 3 * 10 * (6 * 1000 + 12 * 2 * 16 * 10)
 
 
-def test_each_token_of_an_encoder_decoder_passes_one_of_its_halves() -> None:
+def test_a_token_of_an_encoder_decoder_passes_only_encoder_or_decoder() -> None:
     shape = ModelShape(600, 2, 16, encoder_parameters=400, encoder_layers=3)
     encoder = 10 * (6 * 400 + 12 * 3 * 16 * 10)
     decoder = 4 * (6 * 600 + 12 * 2 * 16 * (4 + 10))
@@ -44,14 +44,14 @@ def test_the_shape_of_a_decoder_counts_all_its_parameters() -> None:
         vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, bos_token_id=0
     )
     model = LlamaForCausalLM(config)
-    assert ModelShape.of(model) == ModelShape(sum(p.numel() for p in model.parameters()), 3, 16)
+    assert ModelShape.from_model(model) == ModelShape(sum(p.numel() for p in model.parameters()), 3, 16)
 
 
 def test_the_shape_of_an_encoder_decoder_counts_shared_embeddings_once() -> None:
     config = T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=3, num_heads=2)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(config)
-    shape = ModelShape.of(model)
+    shape = ModelShape.from_model(model)
     assert (shape.layers, shape.encoder_layers, shape.hidden_size) == (3, 2, 16)
     assert shape.parameters + shape.encoder_parameters == sum(p.numel() for p in model.parameters())
     in_encoder = [p for name, p in model.named_parameters() if name.startswith("encoder.block")]
@@ -82,7 +82,7 @@ def test_the_peak_is_that_of_the_named_device(device: str, dtype: str, peak: flo
     assert peak_flops(device, dtype) == peak
 
 
-def test_utilisation_is_unknown_without_a_peak_or_time() -> None:
+def test_utilization_is_unknown_without_a_peak_or_time() -> None:
     assert mfu(1e12, 1.0, 1, None) is None
     assert mfu(1e12, 0.0, 1, 1e12) is None
     assert mfu(1e12, 2.0, 4, 1e12) == 0.125

@@ -1,4 +1,4 @@
-"""The loss that an output projection computes itself is the loss of its logits, and so are all gradients."""
+"""Fused linear cross-entropy has the loss and gradients that are computed from logits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2S
 from spotune.plan.activations import CHUNK_LOGITS, CHUNKED_LOSS_MODELS
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
-from spotune_trainer.models import fused_linear_cross_entropy as head_loss
-from spotune_trainer.models.fused_linear_cross_entropy import LossHead, fuse_loss
+from spotune_trainer.models import fused_linear_cross_entropy
+from spotune_trainer.models.fused_linear_cross_entropy import LossHead, fuse_linear_cross_entropy
 from spotune_trainer.models.loss import summed_loss
 
 VOCABULARY = 50
@@ -42,7 +42,7 @@ DECODER = {
 
 
 def make_model(model_type: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A tiny model of a kind, without dropout."""
+    """A tiny model of this type, without dropout."""
     special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "decoder_start_token_id": 0}
     make_config: Any = CONFIG_MAPPING[model_type]
     config = make_config(vocab_size=VOCABULARY, **SIZES.get(model_type, DECODER), **special)
@@ -64,7 +64,7 @@ def make_rows() -> list[dict[str, Any]]:
 
 
 def make_batch(task: Task) -> Batch:
-    """The rows together."""
+    """The rows as one batch."""
     return collate(make_rows(), task, pad_token_id=0)
 
 
@@ -79,14 +79,16 @@ def outcome(model: Any, batch: Batch, label_smoothing: float) -> tuple[Tensor, M
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("model_type", sorted(CHUNKED_LOSS_MODELS))
-def test_same_loss_and_gradients(model_type: str, label_smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_loss, "CHUNK_LOGITS", 4 * VOCABULARY)  # chunks of at most four rows
+def test_loss_and_gradients_equal_those_from_logits(
+    model_type: str, label_smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_linear_cross_entropy, "CHUNK_LOGITS", 4 * VOCABULARY)  # chunks of at most four rows
     batch = make_batch("seq2seq" if model_type in SEQ2SEQ else "causal")
     model = make_model(model_type)
     expected_loss, expected = outcome(model, batch, label_smoothing)
-    fuse_loss(model, is_compiled=False)
+    fuse_linear_cross_entropy(model, is_compiled=False)
     loss, gradients = outcome(model, batch, label_smoothing)
-    assert head_loss.loss_head(model) is not None
+    assert fused_linear_cross_entropy.loss_head(model) is not None
     torch.testing.assert_close(loss, expected_loss)
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
@@ -104,14 +106,12 @@ def test_same_loss_and_gradients(model_type: str, label_smoothing: float, monkey
         (7, CHUNK_LOGITS, 7 * [1]),
     ],
 )
-def test_chunks_are_equal_and_whole_for_units_that_multiply_matrices(
-    rows: int, vocabulary: int, expected: list[int]
-) -> None:
-    chunk = head_loss._chunk_rows(rows, vocabulary)
+def test_chunks_have_equal_rows_that_are_a_multiple_of_128(rows: int, vocabulary: int, expected: list[int]) -> None:
+    chunk = fused_linear_cross_entropy._chunk_rows(rows, vocabulary)
     assert [min(chunk, rows - start) for start in range(0, rows, chunk)] == expected
 
 
-def test_kernels_that_train_know_their_rows_and_one_evaluates_any_number() -> None:
+def test_training_compiles_for_each_number_of_rows_and_evaluation_once() -> None:
     torch.compiler.reset()
     head = torch.nn.Linear(4, VOCABULARY)
     compiled = LossHead(head, is_compiled=True)
@@ -121,7 +121,7 @@ def test_kernels_that_train_know_their_rows_and_one_evaluates_any_number() -> No
         counters.clear()
         for rows in lengths:
             hidden, labels = torch.randn(rows, 4), torch.arange(rows)
-            with compiled.scoring(labels, 0.0):
+            with compiled.returning_loss(labels, 0.0):
                 loss = head(hidden)
             logits = torch.nn.functional.linear(hidden, head.weight, head.bias)
             torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
@@ -130,7 +130,7 @@ def test_kernels_that_train_know_their_rows_and_one_evaluates_any_number() -> No
 
 
 @pytest.mark.parametrize("model_type", sorted(set(SUPPORTED_MODEL_TYPES) - set(SEQ2SEQ)))
-def test_padding_changes_no_loss_of_a_causal_model_without_a_mask(model_type: str) -> None:
+def test_padding_does_not_change_the_loss_of_a_causal_model_without_a_mask(model_type: str) -> None:
     model, rows = make_model(model_type), make_rows()
     together = summed_loss(model, collate(rows, "causal", pad_token_id=0))
     alone = [summed_loss(model, collate([row], "causal", pad_token_id=0)) for row in rows]
@@ -138,10 +138,10 @@ def test_padding_changes_no_loss_of_a_causal_model_without_a_mask(model_type: st
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_compiled_and_in_bfloat16(is_training: bool) -> None:
+def test_the_compiled_loss_in_bfloat16_is_close_to_that_from_logits(is_training: bool) -> None:
     batch, model = make_batch("causal"), make_model("llama", torch.bfloat16)
     expected_loss, expected = outcome(model, batch, 0.0)
-    fuse_loss(model, is_compiled=True)
+    fuse_linear_cross_entropy(model, is_compiled=True)
     model.train(is_training)  # nothing in it drops out
     loss, gradients = outcome(model, batch, 0.0)
     torch.testing.assert_close(loss, expected_loss)
@@ -149,27 +149,27 @@ def test_compiled_and_in_bfloat16(is_training: bool) -> None:
         torch.testing.assert_close(gradient, expected[name], rtol=0.05, atol=0.02)
 
 
-def test_logits_are_logits_still() -> None:
+def test_the_head_still_returns_logits_outside_of_the_context() -> None:
     model = make_model("llama")
     tokens = torch.arange(4)[None]
     expected = model(input_ids=tokens).logits
-    fuse_loss(model, is_compiled=False)
+    fuse_linear_cross_entropy(model, is_compiled=False)
     assert torch.equal(model(input_ids=tokens).logits, expected)
 
 
-def test_no_gradient_is_computed_where_none_is_wanted() -> None:
+def test_frozen_weights_get_no_gradient() -> None:
     batch, model = make_batch("causal"), make_model("llama")
     expected, _ = outcome(model, batch, 0.0)
-    fuse_loss(model, is_compiled=False)
+    fuse_linear_cross_entropy(model, is_compiled=False)
     with torch.no_grad():
         loss = summed_loss(model, batch)
     torch.testing.assert_close(loss, expected)
     assert not loss.requires_grad
 
 
-def test_a_loss_that_is_not_finite_leaves_no_finite_gradient() -> None:
+def test_a_non_finite_loss_leaves_no_finite_gradient() -> None:
     batch, model = make_batch("causal"), make_model("llama")
-    fuse_loss(model, is_compiled=False)
+    fuse_linear_cross_entropy(model, is_compiled=False)
     with torch.no_grad():
         model.lm_head.weight[3] = torch.inf
     loss = summed_loss(model, batch)
@@ -180,19 +180,19 @@ def test_a_loss_that_is_not_finite_leaves_no_finite_gradient() -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(set(SUPPORTED_MODEL_TYPES) - CHUNKED_LOSS_MODELS))
-def test_models_that_change_their_logits_keep_them(model_type: str) -> None:
+def test_models_that_post_process_their_logits_are_not_fused(model_type: str) -> None:
     model = make_model(model_type)
-    fuse_loss(model, is_compiled=False)
-    assert head_loss.loss_head(model) is None
+    fuse_linear_cross_entropy(model, is_compiled=False)
+    assert fused_linear_cross_entropy.loss_head(model) is None
 
 
-def test_without_gradients_nothing_but_the_logits_is_computed() -> None:
+def test_without_grad_only_the_logits_are_computed() -> None:
     batch = collate(make_rows(), "causal", 0)
     counted = []
     for fuse in (False, True):
         model = make_model("llama")
         if fuse:
-            fuse_loss(model, is_compiled=False)
+            fuse_linear_cross_entropy(model, is_compiled=False)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             summed_loss(model, batch)
         counted.append(counter.get_total_flops())

@@ -1,4 +1,4 @@
-"""LoRA: what is trained, what stays as it is, what a checkpoint holds, and what comes out."""
+"""LoRA: what is trained and frozen, what a checkpoint holds, and what is exported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AUTO: dict[str, Any] = {"causal": AutoModelForCausalLM, "seq2seq": AutoModelForS
 
 
 def pretrained(runs: Runs, task: str, dtype: str = "float32", **sections: Any) -> FinetuneJob:
-    """A job that trains an adapter beside weights that are in a folder."""
+    """A job that trains an adapter for the weights in a folder."""
     job = runs.job(task, adapter=LORA)
     source = Path(job.spec.model.source)
     if not (source / "model.safetensors").exists():
@@ -55,7 +55,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
     return found
 
 
-def test_an_adapter_trains_the_same_at_every_layout(runs: Runs) -> None:
+def test_adapter_training_is_equal_at_every_layout(runs: Runs) -> None:
     job = pretrained(runs, "causal")
     found = []
     for layout in (Layout(1, 0), Layout(3, 2), Layout(2, 3)):
@@ -70,8 +70,8 @@ def test_an_adapter_trains_the_same_at_every_layout(runs: Runs) -> None:
     assert all(bool(value.any()) for value in matrices.values())
 
 
-def test_a_resumed_adapter_is_the_same_bit_for_bit(runs: Runs) -> None:
-    """Its weights are not in the checkpoint: they come from the source again."""
+def test_resuming_an_adapter_is_bit_for_bit_exact(runs: Runs) -> None:
+    """The frozen weights are not in the checkpoint: they are loaded from the source again."""
     job = pretrained(runs, "causal", dtype="bfloat16")
     undisturbed, resumed = runs.empty("undisturbed"), runs.empty("resumed")
     layout = Layout(2, 1)
@@ -87,7 +87,7 @@ def test_a_resumed_adapter_is_the_same_bit_for_bit(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(("task", "dtype"), [("causal", "bfloat16"), ("seq2seq", "float32")])
-def test_a_merged_export_is_the_source_with_the_product_added(runs: Runs, task: str, dtype: str) -> None:
+def test_a_merged_export_is_the_source_plus_the_product_of_the_matrices(runs: Runs, task: str, dtype: str) -> None:
     job, run = pretrained(runs, task, dtype), runs.empty("merged")
     train_generation(run, job, Layout(1, 0))
     base, matrices = dict(build_model(job).named_parameters()), trained(run)
@@ -107,7 +107,7 @@ def test_a_merged_export_is_the_source_with_the_product_added(runs: Runs, task: 
 
 
 @pytest.mark.parametrize("task", ["causal", "seq2seq"])
-def test_an_adapter_exported_alone_answers_as_the_merged_model(runs: Runs, task: str) -> None:
+def test_an_adapter_exported_alone_gives_the_logits_of_the_merged_model(runs: Runs, task: str) -> None:
     merged, alone = runs.empty("merged"), runs.empty("alone")
     train_generation(merged, pretrained(runs, task), Layout(1, 0))
     train_generation(alone, pretrained(runs, task, output={"mergeAdapter": False}), Layout(1, 0))
@@ -126,7 +126,7 @@ def test_only_the_named_modules_are_adapted(runs: Runs) -> None:
     assert adapted == {"q_proj", "v_proj"}
 
 
-def test_modules_that_are_not_in_the_model_are_refused(runs: Runs) -> None:
+def test_target_modules_that_the_model_lacks_are_refused(runs: Runs) -> None:
     job = runs.job("causal", adapter={"lora": {"targetModules": ["query"]}})
     with pytest.raises(JobError, match=r"^adapter\.lora\.targetModules: \['query'\] does not fit model\.source"):
         attach_adapter(build_model(job), job)
@@ -146,7 +146,7 @@ def matrix(rank: int, _: int, root: Path) -> list[Cell]:
     return found.cells
 
 
-def test_any_stage_and_world_size_holds_an_adapter_that_any_other_wrote_bit_for_bit(tmp_path: Path) -> None:
+def test_an_adapter_checkpoint_of_any_layout_restores_bit_for_bit_into_any_other(tmp_path: Path) -> None:
     cells = [cell for of_rank in run_group(3, matrix, tmp_path, timeout=200) for cell in of_rank]
     assert len({(cell.wrote, cell.reads) for cell in cells}) == len(LAYOUTS) ** 2
     assert [cell for cell in cells if cell.differing or cell.bytes_read != cell.bytes_needed] == []

@@ -1,4 +1,4 @@
-"""QLoRA: frozen matrices in 4 bits, adapters that train beside them, and what is exported."""
+"""QLoRA: frozen matrices in 4 bits, adapters trained with them, and the export."""
 
 from __future__ import annotations
 
@@ -18,56 +18,63 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer.models.lora import attach_adapter
-from spotune_trainer.models.nf4 import BLOCK_ELEMENTS, LEVELS, Linear4bit, dequantise, quantise, quantise_layers
+from spotune_trainer.models.nf4 import (
+    BLOCK_ELEMENTS,
+    NF4_VALUES,
+    Linear4bit,
+    dequantize,
+    quantize,
+    quantize_layers,
+)
 from spotune_trainer.models.pretrained import build_model
 from tests.trainer.support.runs import STEPS, Layout, Runs, committed_state, losses, train_generation
 
-LARGEST_GAP = max(above - below for below, above in pairwise(LEVELS))
+LARGEST_GAP = max(above - below for below, above in pairwise(NF4_VALUES))
 floats = st.floats(-1e6, 1e6, width=32)
 
 
 @given(values=st.lists(floats, min_size=1, max_size=200))
-def test_a_weight_is_within_half_a_step_and_stays_where_it_is(values: list[float]) -> None:
+def test_the_error_is_at_most_half_a_step_and_quantizing_again_changes_nothing(values: list[float]) -> None:
     tensor = torch.tensor(values)
     shape = (1, len(values))
-    codes, scales = quantise(tensor)
+    codes, scales = quantize(tensor)
     assert codes.numel() * 2 == scales.numel() * BLOCK_ELEMENTS
-    found = dequantise(codes, scales, shape, torch.float32)
+    found = dequantize(codes, scales, shape, torch.float32)
     of_each = scales.repeat_interleave(BLOCK_ELEMENTS)[: len(values)]
     assert bool(((found - tensor).abs() <= of_each * (LARGEST_GAP / 2 + 1e-6) + 1e-37).all())
-    again = dequantise(*quantise(found), shape, torch.float32)
+    again = dequantize(*quantize(found), shape, torch.float32)
     assert torch.equal(again, found)
 
 
-def test_levels_are_the_quantiles_of_qlora() -> None:
+def test_the_16_values_are_the_quantiles_of_qlora() -> None:
     """Appendix E: quantiles of the normal distribution on either side of an exact zero, 8 above it and 7 below."""
     offset = 0.9677083
     above = torch.special.ndtri(torch.linspace(offset, 0.5, 9)[:-1])
     below = -torch.special.ndtri(torch.linspace(offset, 0.5, 8)[:-1])
     expected = torch.cat([above, torch.zeros(1), below]).sort().values
-    torch.testing.assert_close(torch.tensor(LEVELS), expected / expected.abs().max(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.tensor(NF4_VALUES), expected / expected.abs().max(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_computes_with_the_matrix_that_its_codes_say(dtype: torch.dtype, bias: bool) -> None:
+def test_a_layer_computes_with_its_dequantized_matrix(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(13, 7, bias=bias, dtype=dtype)
-    quantised = Linear4bit(layer).to(torch.bfloat16).to(dtype)  # as DeepSpeed casts a model
-    matrix = dequantise(*quantise(layer.weight.detach()), (7, 13), dtype)
+    quantized = Linear4bit(layer).to(torch.bfloat16).to(dtype)  # as DeepSpeed casts a model
+    matrix = dequantize(*quantize(layer.weight.detach()), (7, 13), dtype)
     given, expected = (torch.randn(2, 5, 13).to(dtype).requires_grad_() for _ in range(2))
     expected.data.copy_(given.data)
-    found: Any = quantised(given)
-    wanted: Any = F.linear(expected, matrix, quantised.bias)
+    found: Any = quantized(given)
+    wanted: Any = F.linear(expected, matrix, quantized.bias)
     torch.testing.assert_close(found, wanted)
     found.square().sum().backward()
     wanted.square().sum().backward()
     torch.testing.assert_close(given.grad, expected.grad)
-    assert not list(quantised.state_dict().keys() - {"bias"})
+    assert not list(quantized.state_dict().keys() - {"bias"})
 
 
 def qlora(runs: Runs, task: str, dtype: str = "float32", **sections: Any) -> FinetuneJob:
-    """A job that trains an adapter beside weights of a folder in 4 bits."""
+    """A job that trains an adapter for the weights in a folder, quantized to 4 bits."""
     adapter = {"lora": {"r": 4, "alpha": 12, "dropout": 0.1}, "quantization": "nf4"}
     job = runs.job(task, dtype, adapter=adapter)
     source = Path(job.spec.model.source)
@@ -76,7 +83,7 @@ def qlora(runs: Runs, task: str, dtype: str = "float32", **sections: Any) -> Fin
     return runs.job(task, dtype, model={"initialise": "pretrained"}, adapter=adapter, **sections)
 
 
-def test_all_matrices_but_embeddings_and_logits_are_quantised(runs: Runs) -> None:
+def test_all_matrices_but_embeddings_and_output_projection_are_quantized(runs: Runs) -> None:
     model = attach_adapter(build_model(qlora(runs, "causal")), qlora(runs, "causal"))
     linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, Linear4bit)}
     assert linear == {"base_layer"}
@@ -86,7 +93,7 @@ def test_all_matrices_but_embeddings_and_logits_are_quantised(runs: Runs) -> Non
 
 
 @pytest.mark.parametrize(("task", "dtype"), [("causal", "bfloat16"), ("seq2seq", "float32")])
-def test_a_run_that_was_interrupted_ends_with_the_same_matrices(runs: Runs, task: str, dtype: str) -> None:
+def test_an_interrupted_run_ends_with_the_same_matrices(runs: Runs, task: str, dtype: str) -> None:
     resumed, undisturbed = runs.with_and_without_loss(qlora(runs, task, dtype), Layout(2, 2))
     assert losses(resumed) == losses(undisturbed)
     found, wanted = committed_state(resumed, STEPS), committed_state(undisturbed, STEPS)
@@ -96,7 +103,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_matrices(runs: Runs, task
     assert exported[0] == exported[1]
 
 
-def test_it_trains_the_same_at_every_layout(runs: Runs) -> None:
+def test_training_is_equal_at_every_layout(runs: Runs) -> None:
     found = []
     for layout in (Layout(1, 0), Layout(3, 1), Layout(2, 2)):
         run = runs.empty("qlora")
@@ -106,7 +113,7 @@ def test_it_trains_the_same_at_every_layout(runs: Runs) -> None:
         assert each == pytest.approx(found[0], rel=1e-6)
 
 
-def test_the_export_is_the_source_itself_with_the_product_added(runs: Runs) -> None:
+def test_the_export_is_the_unquantized_source_plus_the_product_of_the_matrices(runs: Runs) -> None:
     job, run = qlora(runs, "causal"), runs.empty("qlora")
     train_generation(run, job, Layout(1, 0))
     base, exported = dict(build_model(job).named_parameters()), load_file(run.export / "model.safetensors")
@@ -118,7 +125,7 @@ def test_the_export_is_the_source_itself_with_the_product_added(runs: Runs) -> N
     assert torch.equal(exported["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
 
 
-def test_a_model_of_other_layers_is_refused() -> None:
+def test_a_model_without_linear_layers_is_refused() -> None:
     sizes: dict[str, Any] = {"n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 8, "n_positions": 8}
-    with pytest.raises(JobError, match=r"adapter\.quantization: the layers of model\.source"):
-        quantise_layers(GPT2LMHeadModel(GPT2Config(**sizes)))
+    with pytest.raises(JobError, match=r"adapter\.quantization: nf4 needs layers of type torch\.nn\.Linear"):
+        quantize_layers(GPT2LMHeadModel(GPT2Config(**sizes)))

@@ -1,4 +1,4 @@
-"""Packed rows without a mask train as those with one; what the kernel of GPUs gets is held against a plain one here."""
+"""Packed attention trains as a mask does. A plain kernel takes the place of the GPU kernel here."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch.nn.attention import SDPBackend
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from spotune_trainer.data.batches import Batch, collate
-from spotune_trainer.models import packed_attention as document_attention
+from spotune_trainer.models import packed_attention
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.models.packed_attention import (
     MODEL_TYPES,
-    attend_within_documents,
-    attends_within_documents,
+    enable_packed_attention,
     flash_attention,
+    uses_packed_attention,
 )
 
 VOCABULARY = 50
@@ -55,7 +55,7 @@ def packed_batch() -> Batch:
     for lengths in ([5, 3, 4], [12], [2, 7]):
         tokens = random.integers(2, VOCABULARY, sum(lengths))
         rows.append({"input_ids": tokens, "lengths": np.array(lengths, dtype=np.int32)})
-    return collate(rows, "causal", pad_token_id=0, width_multiple=8)
+    return collate(rows, "causal", pad_token_id=0, pad_to_multiple_of=8)
 
 
 def plain_kernel(
@@ -87,8 +87,8 @@ def plain_kernel(
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_attention, "flash_attention", plain_kernel)
-    monkeypatch.setattr(document_attention, "_has_kernel", lambda dtype: True)
+    monkeypatch.setattr(packed_attention, "flash_attention", plain_kernel)
+    monkeypatch.setattr(packed_attention, "_has_kernel", lambda dtype: True)
 
 
 def loss_and_gradients(model: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -109,10 +109,10 @@ def loss_and_gradients(model: Any, batch: Batch) -> tuple[Tensor, dict[str, Tens
         ("qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
     ],
 )
-def test_packed_rows_train_as_with_a_mask(model_type: str, values: dict[str, Any]) -> None:
+def test_packed_attention_trains_as_a_mask_does(model_type: str, values: dict[str, Any]) -> None:
     model = make_model(model_type, **values)
     with_mask, expected = loss_and_gradients(model, packed_batch())
-    assert attend_within_documents(model)
+    assert enable_packed_attention(model)
     without, found = loss_and_gradients(model, packed_batch())
     assert without == pytest.approx(with_mask.item(), rel=1e-6)
     for name, gradient in expected.items():
@@ -122,9 +122,9 @@ def test_packed_rows_train_as_with_a_mask(model_type: str, values: dict[str, Any
 @pytest.mark.usefixtures("kernel")
 def test_a_token_of_one_document_does_not_change_another() -> None:
     model = make_model("llama")
-    attend_within_documents(model)
+    enable_packed_attention(model)
     batch = packed_batch()
-    inputs = {**batch.model_inputs(), "cu_seq_lens_q": batch.document_starts}
+    inputs = {**batch.model_inputs(), "cu_seq_lens_q": batch.cu_seq_lens}
     del inputs["labels"]
     before = model(**inputs).logits
     batch.input_ids[0, 6] += 1  # of the second document of the first row
@@ -135,13 +135,13 @@ def test_a_token_of_one_document_does_not_change_another() -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-def test_rows_that_are_not_packed_and_answers_are_as_before(tmp_path: Path) -> None:
+def test_unpacked_batches_and_generation_are_unchanged(tmp_path: Path) -> None:
     model = make_model("llama")
     batch = collate([{"input_ids": np.arange(2, 9)}, {"input_ids": np.arange(2, 6)}], "causal", pad_token_id=0)
     tokens = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 5]])
     prompt = {"input_ids": tokens, "attention_mask": tokens.gt(0).long(), "max_new_tokens": 4, "do_sample": False}
     expected, answers = loss_and_gradients(model, batch), model.generate(**prompt)
-    attend_within_documents(model)
+    enable_packed_attention(model)
     found = loss_and_gradients(model, batch)
     assert torch.equal(found[0], expected[0])
     assert all(torch.equal(found[1][name], gradient) for name, gradient in expected[1].items())
@@ -162,17 +162,17 @@ def test_rows_that_are_not_packed_and_answers_are_as_before(tmp_path: Path) -> N
     ids=str,
 )
 @pytest.mark.usefixtures("kernel")
-def test_what_the_kernel_cannot_do_keeps_its_mask(model_type: str, values: dict[str, Any]) -> None:
+def test_models_that_the_kernel_does_not_support_keep_the_mask(model_type: str, values: dict[str, Any]) -> None:
     model = make_model(model_type, **values)
-    assert not attend_within_documents(model)
-    assert not attends_within_documents(model)
+    assert not enable_packed_attention(model)
+    assert not uses_packed_attention(model)
 
 
-def test_without_a_gpu_there_is_no_kernel() -> None:
-    assert not attend_within_documents(make_model("llama"))
+def test_packed_attention_needs_a_gpu() -> None:
+    assert not enable_packed_attention(make_model("llama"))
 
 
-def test_the_operator_takes_shared_heads_and_is_the_flash_kernel() -> None:
+def test_the_operator_supports_grouped_query_attention_and_is_the_flash_kernel() -> None:
     query = torch.empty(12, 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
     shared = torch.empty(12, 2, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
     starts = torch.zeros(4, dtype=torch.int32, device="meta")
@@ -191,10 +191,10 @@ def test_the_operator_takes_shared_heads_and_is_the_flash_kernel() -> None:
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
-def test_beside_an_adapter_documents_are_kept_apart_too() -> None:
+def test_packed_attention_works_with_an_adapter() -> None:
     model = make_model("llama")
-    attend_within_documents(model)
+    enable_packed_attention(model)
     adapted: Any = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
-    assert attends_within_documents(adapted)
+    assert uses_packed_attention(adapted)
     expected = summed_loss(model, packed_batch()).item()
     assert summed_loss(adapted, packed_batch()).item() == pytest.approx(expected, rel=1e-6)

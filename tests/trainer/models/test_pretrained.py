@@ -1,4 +1,4 @@
-"""From a model section to a model, and what is said when that fails."""
+"""Loading the model of a job, and the errors when that fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from spotune.errors import InfrastructureError, JobError
-from spotune_trainer.models.pretrained import build_model, build_skeleton, check_vocabulary, load_config, load_tokenizer
+from spotune_trainer.models.pretrained import (
+    build_model,
+    build_on_meta_device,
+    check_vocabulary,
+    load_config,
+    load_tokenizer,
+)
 from tests.trainer.support.tiny import make_job, save_config, save_source, save_tokenizer
 
 
@@ -44,7 +50,7 @@ def test_a_model_from_scratch_depends_on_the_seed_alone(t5: Path, llama: Path, t
     assert first.dtype == torch.float32
 
 
-def test_a_pretrained_folder_gives_its_weights_in_the_jobs_precision(llama: Path, tmp_path: Path) -> None:
+def test_weights_of_a_folder_are_loaded_in_the_dtype_of_the_job(llama: Path, tmp_path: Path) -> None:
     saved = build_model(make_job(llama, "causal"))
     saved.save_pretrained(tmp_path)
     model = {"initialise": "pretrained", "dtype": "bfloat16"}
@@ -55,7 +61,7 @@ def test_a_pretrained_folder_gives_its_weights_in_the_jobs_precision(llama: Path
     assert loaded.training
 
 
-def test_weights_in_a_pickle_are_refused(llama: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_refused(llama: Path, tmp_path: Path) -> None:
     saved = build_model(make_job(llama, "causal"))
     saved.save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
@@ -67,8 +73,8 @@ def test_weights_in_a_pickle_are_refused(llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_code_that_comes_with_a_model_runs_only_if_it_is_trusted(trusted: bool, llama: Path, tmp_path: Path) -> None:
-    """As a custom configuration, which is the first that is loaded of a model."""
+def test_remote_code_runs_only_if_trusted(trusted: bool, llama: Path, tmp_path: Path) -> None:
+    """The code is a custom configuration, because the configuration is loaded first."""
     source = tmp_path / "source"
     shutil.copytree(llama, source)
     config = json.loads((source / "config.json").read_text())
@@ -87,8 +93,8 @@ def test_code_that_comes_with_a_model_runs_only_if_it_is_trusted(trusted: bool, 
     assert sign.exists() is trusted
 
 
-def test_a_skeleton_has_names_and_shapes_but_no_storage(t5: Path) -> None:
-    skeleton, model = build_skeleton(make_job(t5)), build_model(make_job(t5))
+def test_a_model_on_the_meta_device_has_names_and_shapes_but_no_storage(t5: Path) -> None:
+    skeleton, model = build_on_meta_device(make_job(t5)), build_model(make_job(t5))
     assert {n: p.shape for n, p in skeleton.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
     assert {parameter.device.type for parameter in skeleton.parameters()} == {"meta"}
 
@@ -110,13 +116,13 @@ def test_the_attention_implementation_is_taken_from_execution(llama: Path) -> No
         ("llama", "flash_attention_2", "needs the package flash-attn in the image"),
     ],
 )
-def test_an_attention_that_cannot_be_is_refused(tmp_path: Path, model_type: str, wanted: str, message: str) -> None:
+def test_an_unsupported_attention_is_refused(tmp_path: Path, model_type: str, wanted: str, message: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(JobError, match=rf"^execution\.attention: .*{message}"):
         load_config(make_job(tmp_path, "causal", execution={"attention": wanted}))
 
 
-def test_a_tokenizer_of_its_own_is_read_from_its_source(t5: Path, tmp_path: Path) -> None:
+def test_model_tokenizer_overrides_the_source(t5: Path, tmp_path: Path) -> None:
     save_config(tmp_path / "bare", "seq2seq")
     job = make_job(tmp_path / "bare", model={"source": str(tmp_path / "bare"), "task": "seq2seq", "tokenizer": str(t5)})
     tokenizer = load_tokenizer(job)
@@ -175,7 +181,7 @@ def test_a_model_that_does_not_fit_the_job_is_refused(
         ("s3://bucket/model", r"^model.source: 's3://bucket/model' cannot be loaded"),
     ],
 )
-def test_a_source_that_is_not_there_is_named(source: str, message: str) -> None:
+def test_the_error_names_a_missing_source(source: str, message: str) -> None:
     with pytest.raises(JobError, match=message):
         load_config(make_job(source))
 
@@ -184,7 +190,7 @@ def test_a_source_that_is_not_there_is_named(source: str, message: str) -> None:
     ("content", "message"),
     [(None, "no model can be loaded"), ("{", "not a valid JSON file"), ('{"model_type": "t6"}', "t6")],
 )
-def test_a_folder_that_holds_no_model_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(JobError, match=message):
@@ -197,7 +203,7 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer(make_job(tmp_path))
 
 
-def test_weights_that_lack_a_parameter_are_refused(llama: Path, tmp_path: Path) -> None:
+def test_weights_with_a_missing_parameter_are_refused(llama: Path, tmp_path: Path) -> None:
     build_model(make_job(llama, "causal")).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.norm.weight"]
@@ -221,7 +227,7 @@ def test_a_failing_volume_is_not_the_users_fault(t5: Path, monkeypatch: pytest.M
         load_config(make_job(t5))
 
 
-def test_a_name_that_the_hub_does_not_know_is_the_users_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_on_the_hub_is_the_users_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("no/such is not a local folder and is not a valid model identifier")
 
@@ -230,7 +236,7 @@ def test_a_name_that_the_hub_does_not_know_is_the_users_fault(monkeypatch: pytes
         load_config(make_job("hf://no/such"))
 
 
-def test_an_outage_is_found_along_the_chain_of_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_is_found_in_the_chain_of_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("cannot connect") from LocalEntryNotFoundError("offline")
 

@@ -1,4 +1,4 @@
-"""What is written beside the training: nobody waits for the volume, lines keep their order, the newest state wins."""
+"""Writing in the background: callers never wait for the volume, lines keep their order, the newest state wins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def writer() -> Iterator[BackgroundWriter]:
 
 @pytest.fixture
 def volume(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A volume that takes nothing before the event is set."""
+    """A volume that blocks every write until the event is set."""
     answers = threading.Event()
     append, replace = files.append_json, files.write_json
 
@@ -43,7 +43,7 @@ def volume(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     answers.set()
 
 
-def test_nobody_waits_for_a_volume_that_does_not_answer(
+def test_callers_do_not_wait_for_a_blocked_volume(
     tmp_path: Path, volume: threading.Event, writer: BackgroundWriter
 ) -> None:
     for step in range(5):
@@ -56,7 +56,7 @@ def test_nobody_waits_for_a_volume_that_does_not_answer(
     assert files.read_json(tmp_path / "progress") == {"step": 4}
 
 
-def test_all_that_was_said_is_written_when_it_is_closed(tmp_path: Path, volume: threading.Event) -> None:
+def test_closing_writes_everything_that_was_requested(tmp_path: Path, volume: threading.Event) -> None:
     writer = BackgroundWriter()
     writer.start()
     writer.append(tmp_path / "steps", {"step": 1})
@@ -67,22 +67,22 @@ def test_all_that_was_said_is_written_when_it_is_closed(tmp_path: Path, volume: 
     assert files.read_json(tmp_path / "progress") == {"step": 1}
 
 
-def test_who_flushes_does_not_wait_for_what_is_said_later(
+def test_a_flush_does_not_wait_for_later_requests(
     tmp_path: Path, writer: BackgroundWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps that are quicker than a slow volume."""
+    """As with steps that are faster than a slow volume."""
     append = files.append_json
 
-    def append_and_say_more(path: Path, value: Any) -> None:
+    def append_and_request_more(path: Path, value: Any) -> None:
         append(path, value)
         writer.append(path, {"line": value["line"] + 1})
 
-    monkeypatch.setattr(files, "append_json", append_and_say_more)
+    monkeypatch.setattr(files, "append_json", append_and_request_more)
     writer.append(tmp_path / "lines", {"line": 0})
     assert writer.flush()
 
 
-def test_what_is_refused_is_tried_again_with_the_next_and_in_its_order(
+def test_refused_lines_are_retried_with_the_next_request_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: BackgroundWriter
 ) -> None:
     real = files.append_json
@@ -99,7 +99,7 @@ def test_what_is_refused_is_tried_again_with_the_next_and_in_its_order(
     assert list(files.read_lines(tmp_path / "steps")) == [{"step": 1}, {"step": 2}]
 
 
-def test_a_mistake_is_raised_to_whoever_asks_next(tmp_path: Path) -> None:
+def test_a_bug_of_the_caller_is_raised_at_the_next_request(tmp_path: Path) -> None:
     writer = BackgroundWriter()
     writer.start()
     writer.append(tmp_path / "steps", {"step": object()})

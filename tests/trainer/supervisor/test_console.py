@@ -1,4 +1,4 @@
-"""What people see of a run: lines, panel and summary."""
+"""The display of a run: lines, panel and summary."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import io
 import time
 from typing import Any
 
-import pytest
 from rich.console import Console, RenderableType
 
-from spotune_trainer.observability.logs import event_messages as sentences
 from spotune_trainer.supervisor.console import LiveView, PlainView, panel, summary
 
 STATUS: dict[str, Any] = {
@@ -28,7 +26,7 @@ STATUS: dict[str, Any] = {
 
 
 class Plain:
-    """A plain view whose lines and clock are the test's."""
+    """A plain view with recorded lines and an artificial clock."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -62,7 +60,7 @@ def test_plain_view_writes_a_change_of_phase_at_once() -> None:
     assert plain.lines == ["Loading", "Training"]
 
 
-def test_plain_view_says_a_message_once() -> None:
+def test_plain_view_writes_a_message_once() -> None:
     plain = Plain()
     waiting = {**STATUS, "phase": "WaitingForWorkers", "message": "1 of 2 workers are there"}
     for _ in range(3):
@@ -70,14 +68,14 @@ def test_plain_view_says_a_message_once() -> None:
     assert plain.lines.count("1 of 2 workers are there") == 1
 
 
-def test_plain_view_does_not_repeat_what_an_event_has_said() -> None:
+def test_plain_view_does_not_repeat_an_events_message() -> None:
     plain = Plain()
-    plain.view.say("failure at step 4 (workerLost): rank 1 was killed")
+    plain.view.log("failure at step 4 (workerLost): rank 1 was killed")
     plain.view.show({**STATUS, "message": "rank 1 was killed"})
     assert sum("rank 1 was killed" in line for line in plain.lines) == 1
 
 
-def test_panel_holds_all_that_matters() -> None:
+def test_panel_shows_the_state_of_a_run() -> None:
     account = {"goodput": 0.5, "goodputParts": {"productive": 60.0, "waiting": 60.0}}
     text = rendered(panel("t5-wikisql", {**STATUS, **account, "message": "a worker was lost"}))
     expected = "t5-wikisql|Training|step 120/480|loss 1.2346|12,346 tokens/s|3 min 20 s left|2/3|step 100, "
@@ -96,11 +94,11 @@ def test_live_view_prints_events_above_the_panel() -> None:
     console = Console(width=100, record=True, force_terminal=True, file=io.StringIO())
     with LiveView(console, "job") as view:
         view.show(STATUS)
-        view.say("committed step 100")
+        view.log("committed step 100")
     assert "committed step 100" in console.export_text()
 
 
-def test_summary_leaves_out_what_is_not_known() -> None:
+def test_summary_omits_unknown_values() -> None:
     figures = {
         "steps": 1480,
         "executionAccuracy": 0.625,
@@ -116,32 +114,30 @@ def test_summary_leaves_out_what_is_not_known() -> None:
     assert "MFU" not in text
 
 
-@pytest.mark.parametrize(
-    ("event", "text"),
-    [
-        ({"event": "attempt-started", "attempt": 1}, None),
-        ({"event": "attempt-started", "attempt": 2}, "attempt 2 starts"),
-        ({"event": "attempt-ended", "attempt": 2, "exitCode": 0}, None),
-        ({"event": "attempt-ended", "attempt": 2, "exitCode": 10}, "attempt 2 ended with exit code 10"),
-        ({"event": "attempt-ended", "attempt": 2, "exitCode": None}, "attempt 2 is gone without an exit code"),
-        (
-            {"event": "committed", "step": 120, "bytes": 12_000_000, "seconds": 0.42},
-            "committed step 120 (12 MB in 0.4 s)",
-        ),
-        (
-            {"event": "evaluated", "step": 9, "loss": 0.5, "exactMatch": 0.25, "executionAccuracy": None},
-            "evaluation after step 9: loss 0.5000, exact match 25.0%",
-        ),
-        ({"event": "restored", "step": 9}, None),
-    ],
-)
-def test_events_in_words(event: dict[str, Any], text: str | None) -> None:
-    assert sentences.sentence(event) == text
-
-
-def test_start_of_a_worker_group_says_where_it_goes_on() -> None:
-    event = {"event": "generation-started", "worldSize": 2, "zeroStage": 2, "microBatchSize": 8, "step": 120}
-    resumed = sentences.sentence({**event, "restoredFrom": "step-00000120.gen-1", "stepsLost": 3})
-    assert resumed == "2 worker(s) start from step 120, 3 steps to do again (ZeRO-2, micro-batch 8)"
-    fresh = sentences.sentence({**event, "restoredFrom": None, "step": 0, "stepsLost": 0})
-    assert fresh == "2 worker(s) start from the beginning (ZeRO-2, micro-batch 8)"
+def test_summary_shows_throughput_time_and_restarts() -> None:
+    result = {
+        "steps": 10,
+        "samples": 150,
+        "tokens": 40_960,
+        "labelTokens": 12_288,
+        "tokensPerSecond": 2048.0,
+        "mfu": 0.414,
+        "wallSeconds": 20.0,
+        "restarts": 2,
+        "goodput": 0.9,
+        "goodputParts": {},
+    }
+    lines = [line.split(maxsplit=1) for line in rendered(summary("job", result)).splitlines()[1:]]
+    assert [line[0] for line in lines] == [
+        "steps",
+        "samples",
+        "tokens",
+        "tokens/s",
+        "MFU",
+        "wall",
+        "restarts",
+        "goodput",
+    ]
+    values = [line[1].strip() for line in lines]
+    assert values[:5] == ["10", "150", "40,960", "2,048", "41.4%"]
+    assert (values[5].split()[1:], values[6]) == (["20", "s"], "2")

@@ -1,4 +1,4 @@
-"""The supervisor's decisions, on a clock of the tests' own."""
+"""The supervisor's decisions, on an artificial clock."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from spotune.job.lifecycle import BackoffSpec
 from spotune.retry import Failure, FailureCause
 from spotune.units.durations import Duration
 from spotune_trainer.supervisor.failure_policy import (
-    Ending,
+    DriverExit,
+    ExitSupervisor,
     HeartbeatWatch,
-    Leave,
-    SubmitAgain,
-    cause_of,
-    ending_of,
-    next_move,
+    Resubmit,
+    classify_driver_exit,
+    failure_cause,
+    next_action,
 )
 from spotune_trainer.supervisor.ray_head.jobs_client import RayJob
 
@@ -29,93 +29,95 @@ def ray_job(status: str, exit_code: int | None = None) -> RayJob:
 
 
 @pytest.mark.parametrize(
-    ("job", "ending"),
+    ("job", "driver_exit"),
     [
         (ray_job("PENDING"), None),
         (ray_job("RUNNING"), None),
-        (ray_job("SUCCEEDED", 0), Ending.DONE),
-        (ray_job("FAILED", 10), Ending.INFRASTRUCTURE),
-        (ray_job("FAILED", 20), Ending.FAILED),
-        (ray_job("FAILED", 30), Ending.SUPERSEDED),
-        (ray_job("FAILED", 1), Ending.CRASHED),
-        (ray_job("FAILED", -9), Ending.VANISHED),
-        (ray_job("FAILED", 137), Ending.VANISHED),
-        (ray_job("FAILED"), Ending.VANISHED),
-        (ray_job("STOPPED"), Ending.VANISHED),
-        (None, Ending.VANISHED),
+        (ray_job("SUCCEEDED", 0), DriverExit.DONE),
+        (ray_job("FAILED", 10), DriverExit.INFRASTRUCTURE),
+        (ray_job("FAILED", 20), DriverExit.FAILED),
+        (ray_job("FAILED", 30), DriverExit.SUPERSEDED),
+        (ray_job("FAILED", 1), DriverExit.CRASHED),
+        (ray_job("FAILED", -9), DriverExit.VANISHED),
+        (ray_job("FAILED", 137), DriverExit.VANISHED),
+        (ray_job("FAILED"), DriverExit.VANISHED),
+        (ray_job("STOPPED"), DriverExit.VANISHED),
+        (None, DriverExit.VANISHED),
     ],
 )
-def test_exit_code_says_how_an_attempt_ended(job: RayJob | None, ending: Ending | None) -> None:
-    assert ending_of(job) == ending
+def test_exit_code_determines_how_a_driver_exited(job: RayJob | None, driver_exit: DriverExit | None) -> None:
+    assert classify_driver_exit(job) == driver_exit
 
 
-def test_driver_that_was_ended_for_its_heartbeat_hung() -> None:
-    assert ending_of(ray_job("RUNNING"), hung=True) is None
-    assert ending_of(ray_job("STOPPED"), hung=True) is Ending.HUNG
-    assert ending_of(None, hung=True) is Ending.HUNG
+def test_driver_stopped_for_its_stale_heartbeat_hung() -> None:
+    assert classify_driver_exit(ray_job("RUNNING"), hung=True) is None
+    assert classify_driver_exit(ray_job("STOPPED"), hung=True) is DriverExit.HUNG
+    assert classify_driver_exit(None, hung=True) is DriverExit.HUNG
 
 
-def test_driver_that_finished_after_all_is_done() -> None:
-    assert ending_of(ray_job("SUCCEEDED", 0), hung=True) is Ending.DONE
+def test_driver_that_finished_despite_a_stale_heartbeat_is_done() -> None:
+    assert classify_driver_exit(ray_job("SUCCEEDED", 0), hung=True) is DriverExit.DONE
 
 
-@pytest.mark.parametrize(("ending", "exit_code"), [(Ending.DONE, 0), (Ending.FAILED, 20), (Ending.SUPERSEDED, 30)])
-def test_final_endings_end_the_supervisor(ending: Ending, exit_code: int) -> None:
-    assert next_move(ending, [], POLICY, now=0.0, stopping=False) == Leave(exit_code)
-    assert next_move(ending, [], POLICY, now=0.0, stopping=True) == Leave(exit_code)
+@pytest.mark.parametrize(
+    ("driver_exit", "exit_code"), [(DriverExit.DONE, 0), (DriverExit.FAILED, 20), (DriverExit.SUPERSEDED, 30)]
+)
+def test_final_exits_end_the_supervisor(driver_exit: DriverExit, exit_code: int) -> None:
+    assert next_action(driver_exit, [], POLICY, now=0.0, stopping=False) == ExitSupervisor(exit_code)
+    assert next_action(driver_exit, [], POLICY, now=0.0, stopping=True) == ExitSupervisor(exit_code)
 
 
-def test_stop_that_was_asked_for_leaves_with_ten() -> None:
-    assert next_move(Ending.INFRASTRUCTURE, [], POLICY, now=0.0, stopping=True) == Leave(10)
+def test_requested_stop_exits_with_10() -> None:
+    assert next_action(DriverExit.INFRASTRUCTURE, [], POLICY, now=0.0, stopping=True) == ExitSupervisor(10)
 
 
-def run_down(ending: Ending, times: int, steps: list[int] | None = None) -> list[SubmitAgain | Leave]:
-    """The moves after each of `times` such endings, at one moment."""
+def run_down(driver_exit: DriverExit, times: int, steps: list[int] | None = None) -> list[Resubmit | ExitSupervisor]:
+    """The actions after each of `times` such exits at the same time."""
     failures: list[Failure] = []
-    moves = []
+    actions = []
     for index in range(times):
-        failures.append(Failure(cause_of(ending), steps[index] if steps else 7, 100.0))
-        moves.append(next_move(ending, failures, POLICY, now=100.0, stopping=False))
-    return moves
+        failures.append(Failure(failure_cause(driver_exit), steps[index] if steps else 7, 100.0))
+        actions.append(next_action(driver_exit, failures, POLICY, now=100.0, stopping=False))
+    return actions
 
 
-@pytest.mark.parametrize("ending", [Ending.VANISHED, Ending.HUNG, Ending.INFRASTRUCTURE])
-def test_lost_driver_is_started_for_ever_with_longer_and_longer_waits(ending: Ending) -> None:
-    waits = [move.after_seconds for move in run_down(ending, 100) if isinstance(move, SubmitAgain)]
+@pytest.mark.parametrize("driver_exit", [DriverExit.VANISHED, DriverExit.HUNG, DriverExit.INFRASTRUCTURE])
+def test_lost_driver_is_resubmitted_without_limit_with_growing_waits(driver_exit: DriverExit) -> None:
+    waits = [action.after_seconds for action in run_down(driver_exit, 100) if isinstance(action, Resubmit)]
     assert waits[:7] == [0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert len(waits) == 100
 
 
 def test_new_step_resets_the_waits() -> None:
-    moves = run_down(Ending.VANISHED, 4, steps=[7, 7, 7, 8])
-    assert moves[-1] == SubmitAgain(0.0)
+    actions = run_down(DriverExit.VANISHED, 4, steps=[7, 7, 7, 8])
+    assert actions[-1] == Resubmit(0.0)
 
 
-def test_driver_that_crashes_again_and_again_is_given_up() -> None:
-    assert run_down(Ending.CRASHED, 3)[-1] == Leave(10)
-    assert isinstance(run_down(Ending.CRASHED, 3, steps=[1, 2, 3])[-1], SubmitAgain)
+def test_supervisor_gives_up_on_a_driver_that_crashes_again_and_again() -> None:
+    assert run_down(DriverExit.CRASHED, 3)[-1] == ExitSupervisor(10)
+    assert isinstance(run_down(DriverExit.CRASHED, 3, steps=[1, 2, 3])[-1], Resubmit)
 
 
 def test_causes_are_those_of_the_ledger() -> None:
-    assert cause_of(Ending.VANISHED) is FailureCause.HEAD_LOST
-    assert cause_of(Ending.HUNG) is FailureCause.HANG
+    assert failure_cause(DriverExit.VANISHED) is FailureCause.HEAD_LOST
+    assert failure_cause(DriverExit.HUNG) is FailureCause.HANG
 
 
 class TestHeartbeat:
-    def test_is_stale_when_it_stays_the_same_for_too_long(self) -> None:
+    def test_is_stale_after_the_timeout_without_a_change(self) -> None:
         watch = HeartbeatWatch(10.0, now=0.0)
         watch.observe(1, 5.0)
         watch.observe(1, 15.0)
         assert not watch.is_stale(15.0)
         assert watch.is_stale(15.1)
 
-    def test_every_change_counts_even_to_a_smaller_number(self) -> None:
+    def test_every_change_counts_even_a_decrease(self) -> None:
         watch = HeartbeatWatch(10.0, now=0.0)
         watch.observe(500, 5.0)
         watch.observe(1, 14.0)
         assert not watch.is_stale(24.0)
 
-    def test_new_attempt_has_the_whole_time_for_its_first_beat(self) -> None:
+    def test_new_attempt_has_the_whole_timeout_for_its_first_heartbeat(self) -> None:
         watch = HeartbeatWatch(10.0, now=0.0)
         watch.observe(3, 1.0)
         watch.restart(100.0)

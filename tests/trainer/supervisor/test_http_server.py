@@ -42,14 +42,14 @@ class Job:
 
     def __init__(self, root: Path) -> None:
         self.directory = JobDirectory(root)
-        self.sickness: str | None = None
+        self.health_problem: str | None = None
         self.url = ""
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     job = Job(tmp_path)
-    with ProgressServer(job.directory, lambda: job.sickness) as server:
+    with ProgressServer(job.directory, lambda: job.health_problem) as server:
         job.url = server.url
         yield job
 
@@ -73,13 +73,13 @@ def test_progress_is_the_status_and_its_age(job: Job) -> None:
 
 
 def test_progress_says_that_the_volume_is_full(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody could write it down."""
+    """On a full volume the driver cannot publish the problem itself."""
     files.write_json(job.directory.status, STATUS)
     assert json.loads(get(f"{job.url}/progress")[1])["checkpointProblem"] is None
     volume = os.statvfs_result((4096, 4096, 100_000, 10, 10, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: volume)
     problem = json.loads(get(f"{job.url}/progress")[1])["checkpointProblem"]
-    assert problem == "No space left on the volume, of whose 0.4 GB 0.0 MB are free"
+    assert problem == "No space left on the volume: 0.0 MB of 0.4 GB are free"
 
 
 def test_progress_before_the_first_status_is_not_available(job: Job) -> None:
@@ -89,15 +89,15 @@ def test_progress_before_the_first_status_is_not_available(job: Job) -> None:
 
 def test_healthz_follows_the_heartbeat(job: Job) -> None:
     assert get(f"{job.url}/healthz") == (200, "ok\n")
-    job.sickness = "no heartbeat for 2000 s"
+    job.health_problem = "no heartbeat for 2000 s"
     assert get(f"{job.url}/healthz") == (503, "no heartbeat for 2000 s\n")
 
 
-def test_unknown_path_names_those_that_there_are(job: Job) -> None:
-    assert get(f"{job.url}/") == (404, "there is /progress, /metrics, /healthz\n")
+def test_unknown_path_is_answered_with_the_known_ones(job: Job) -> None:
+    assert get(f"{job.url}/") == (404, "unknown path; available: /progress, /metrics, /healthz\n")
 
 
-def test_metrics_carry_what_is_known_and_nothing_else() -> None:
+def test_metrics_contain_known_values_only() -> None:
     lines = list(metrics_lines(STATUS))
     assert "spotune_step 30" in lines
     assert "spotune_loss 2.5" in lines

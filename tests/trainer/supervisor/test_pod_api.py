@@ -1,4 +1,4 @@
-"""What the supervisor of a pod answers: progress at any time, orders that are checked, and logs that go on."""
+"""The HTTP API of a pod's supervisor: progress at any time, validated requests, and followed logs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ import pytest
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
-from spotune_trainer.observability.logs.line_format import stamp
-from spotune_trainer.supervisor.control import CheckResult, Orders, Standing, State
+from spotune_trainer.observability.logs.line_format import format_timestamp
+from spotune_trainer.supervisor.control import ControlSignals, SupervisorState, SupervisorStatus
 from spotune_trainer.supervisor.http_server import ProgressServer
-from spotune_trainer.supervisor.pod_api import PodPages
+from spotune_trainer.supervisor.pod_api import PodApi
+from spotune_trainer.supervisor.preflight.result import CheckResult
 from tests.trainer.support.pods import request
 from tests.trainer.support.waiting import wait_until
 
 
 class Served:
-    """The pages of a job whose supervisor does nothing by itself."""
+    """The HTTP API of a job whose supervisor does nothing by itself."""
 
     def __init__(self, root: Path) -> None:
         self.directory = JobDirectory(root)
-        self.orders = Orders()
-        self.standing = Standing(self.orders)
+        self.control = ControlSignals()
+        self.status = SupervisorStatus(self.control)
         self.url = ""
 
     @property
@@ -46,7 +47,7 @@ class Served:
 
     def log(self, *lines: str) -> None:
         with self.directory.driver_log(1).open("a") as log:
-            log.writelines(f"{stamp(time.time())} INFO {line}\n" for line in lines)
+            log.writelines(f"{format_timestamp(time.time())} INFO {line}\n" for line in lines)
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served = Served(tmp_path)
     served.directory.logs.mkdir()
     Ledger(served.directory).append("attempt-started", attempt=1)
-    pages = PodPages(served.directory, served.orders, served.standing)
-    with ProgressServer(served.directory, lambda: None, "127.0.0.1", 0, pages.pages, pages.actions) as server:
+    api = PodApi(served.directory, served.control, served.status)
+    with ProgressServer(served.directory, lambda: None, "127.0.0.1", 0, api.get_routes, api.post_routes) as server:
         served.url = server.url
         yield served
 
@@ -63,10 +64,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
 # Progress
 
 
-def test_progress_before_a_driver_has_said_anything_is_starting(served: Served) -> None:
-    served.standing.job = "0123"
-    served.standing.say(State.PREFLIGHT, "no room")
-    served.standing.checks = (CheckResult("storage-space", "failed", "no room", 0.25),)
+def test_progress_before_the_first_status_is_starting(served: Served) -> None:
+    served.status.job = "0123"
+    served.status.set(SupervisorState.PREFLIGHT, "no room")
+    served.status.preflight.checks = (CheckResult("storage-space", "failed", "no room", 0.25),)
     check = {"name": "storage-space", "status": "failed", "message": "no room", "seconds": 0.25}
     assert served.progress() == {
         "phase": "Starting",
@@ -87,7 +88,7 @@ def test_progress_is_the_status_its_age_and_the_supervisor(served: Served) -> No
     assert progress["supervisor"]["state"] == "waiting"
 
 
-def test_status_that_cannot_be_read_is_answered_with_the_last_one(served: Served) -> None:
+def test_unreadable_status_is_answered_with_the_last_one(served: Served) -> None:
     served.directory.status.write_text("{")
     assert served.progress()["phase"] == "Starting"
     files.write_json(served.directory.status, {"time": time.time(), "phase": "Training", "step": 7, "message": None})
@@ -105,30 +106,30 @@ def test_status_that_cannot_be_read_is_answered_with_the_last_one(served: Served
 @pytest.mark.parametrize(
     ("state", "stopping", "stopped"),
     [
-        (State.RUNNING, "stopping", "running"),
-        (State.PREFLIGHT, "stopping", "preflight"),
-        (State.STOPPED, "stopped", "waiting"),
-        (State.FAILED, "failed", "failed"),
-        (State.TRAINED, "trained", "trained"),
+        (SupervisorState.RUNNING, "stopping", "running"),
+        (SupervisorState.PREFLIGHT, "stopping", "preflight"),
+        (SupervisorState.STOPPED, "stopped", "waiting"),
+        (SupervisorState.FAILED, "failed", "failed"),
+        (SupervisorState.TRAINED, "trained", "trained"),
     ],
 )
-def test_orders_show_at_once(served: Served, state: State, stopping: str, stopped: str) -> None:
-    served.standing.say(state)
+def test_stop_and_start_show_at_once(served: Served, state: SupervisorState, stopping: str, stopped: str) -> None:
+    served.status.set(state)
     for _ in range(2):
         assert json.loads(request(f"{served.url}/stop", "POST", b"")[1])["state"] == stopping
-    assert served.orders.stop_seconds == 60
+    assert served.control.grace_seconds == 60
     assert json.loads(request(f"{served.url}/start", "POST", b"")[1])["state"] == stopped
-    assert served.orders.stop_seconds is None
+    assert served.control.grace_seconds is None
 
 
-# Orders
+# Requests to stop and start
 
 
-def test_stop_takes_the_seconds_that_it_is_given(served: Served) -> None:
+def test_stop_uses_the_given_grace_period(served: Served) -> None:
     code, text = request(f"{served.url}/stop", "POST", b'{"seconds": 12.5, "of a newer version": 1}')
     assert code == 200
     assert set(json.loads(text)) == {"job", "state", "message", "preflight"}
-    assert served.orders.stop_seconds == 12.5
+    assert served.control.grace_seconds == 12.5
 
 
 @pytest.mark.parametrize(
@@ -144,14 +145,14 @@ def test_stop_takes_the_seconds_that_it_is_given(served: Served) -> None:
         (b"\xff", "the body is not JSON"),
     ],
 )
-def test_stop_that_is_not_understood_is_refused_with_a_sentence(served: Served, body: bytes, reason: str) -> None:
+def test_invalid_stop_request_is_refused_with_a_reason(served: Served, body: bytes, reason: str) -> None:
     code, text = request(f"{served.url}/stop", "POST", body)
     assert code == 400
     assert reason in json.loads(text)["message"]
-    assert not served.orders.stopping
+    assert not served.control.stopping
 
 
-def test_body_that_is_too_long_or_of_unknown_length_is_not_read(served: Served) -> None:
+def test_too_long_body_or_one_of_unknown_length_is_not_read(served: Served) -> None:
     for size in (4097, 100_000):
         assert request(f"{served.url}/stop", "POST", b" " * size)[0] == 413
     assert request(f"{served.url}/nothing", "POST", b" " * 100_000)[0] == 404
@@ -159,15 +160,15 @@ def test_body_that_is_too_long_or_of_unknown_length_is_not_read(served: Served) 
     connection.request("POST", "/stop", body=iter([b"{}"]), encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
-    assert not served.orders.stopping
+    assert not served.control.stopping
 
 
-def test_wrong_methods_and_paths_are_told_the_right_ones(served: Served) -> None:
-    assert request(f"{served.url}/stop") == (405, "/stop is for POST\n")
-    assert request(f"{served.url}/logs", "POST", b"") == (405, "/logs is for GET\n")
+def test_wrong_methods_and_paths_are_answered_with_the_right_ones(served: Served) -> None:
+    assert request(f"{served.url}/stop") == (405, "/stop accepts only POST\n")
+    assert request(f"{served.url}/logs", "POST", b"") == (405, "/logs accepts only GET\n")
     assert request(f"{served.url}/") == (
         404,
-        "there is /progress, /metrics, /healthz, /logs, POST /stop, POST /start\n",
+        "unknown path; available: /progress, /metrics, /healthz, /logs, POST /stop, POST /start\n",
     )
 
 
@@ -184,7 +185,7 @@ def test_one_connection_serves_many_requests(served: Served) -> None:
 # Logs
 
 
-def test_logs_are_all_there_is_or_the_last_lines(served: Served) -> None:
+def test_logs_are_whole_or_the_last_lines(served: Served) -> None:
     served.log("one", "two", "three")
     code, text = request(f"{served.url}/logs")
     assert code == 200
@@ -200,7 +201,7 @@ def test_wrong_number_of_lines_is_refused(served: Served, lines: str) -> None:
     assert f"lines={lines}: give a whole number" in json.loads(text)["message"]
 
 
-def test_followed_logs_go_on_in_chunks_until_the_server_ends(served: Served) -> None:
+def test_followed_logs_are_chunked_until_the_server_ends(served: Served) -> None:
     served.log("one", "two")
     connection = HTTPConnection(*served.address, timeout=10)
     connection.request("GET", "/logs?follow=1&lines=1")
@@ -212,7 +213,7 @@ def test_followed_logs_go_on_in_chunks_until_the_server_ends(served: Served) -> 
     connection.close()
 
 
-def test_client_that_leaves_is_no_longer_waited_for(served: Served) -> None:
+def test_stream_ends_when_its_client_disconnects(served: Served) -> None:
     served.log("one")
     others = set(threading.enumerate())
 

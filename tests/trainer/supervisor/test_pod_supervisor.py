@@ -1,4 +1,4 @@
-"""The supervisor of a pod, by what the operator sees of it: preflight, stop and start, changes of the job, outcomes."""
+"""The supervisor of a pod by its HTTP API: preflight, stop and start, changed jobs, and results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ import pytest
 
 from spotune.errors import JobError
 from spotune_trainer import files
-from spotune_trainer.job_directory.job import job_of, read_job
+from spotune_trainer.job_directory.job import job_of
 from spotune_trainer.job_directory.ledger import Ledger
-from spotune_trainer.supervisor import daemon as stay
+from spotune_trainer.supervisor import daemon
 from spotune_trainer.supervisor.job_watch import put_changed_job
-from tests.trainer.support.checkpoints import put_checkpoint
-from tests.trainer.support.pods import DriverlessRay, Pod, fails, heeds_a_stop, heeds_nothing, request, trains
+from spotune_trainer.supervisor.preflight.admission import read_job
+from tests.trainer.support.checkpoints import commit_checkpoint
+from tests.trainer.support.pods import (
+    DriverlessRay,
+    Pod,
+    fail_with_job_error,
+    finish_training,
+    ignore_stop,
+    request,
+    train_until_stopped,
+)
 from tests.trainer.support.runs import Runs
 from tests.trainer.support.tiny import save_source
 
@@ -24,7 +33,7 @@ CHECKS = ["storage-semantics", "model", "data", "storage-space", "commit-time"]
 
 
 class MountedPod(Pod):
-    """A pod with a job whose model and data are there."""
+    """A pod with a job whose model and data exist."""
 
     def __init__(self, root: Path, runs: Runs, ray: DriverlessRay | None = None) -> None:
         super().__init__(root, ray)
@@ -35,7 +44,7 @@ class MountedPod(Pod):
         self.write()
 
     def write(self, model: Path | None = None, **sections: object) -> str:
-        """Mount the job with some sections changed; its digest."""
+        """Mount the job with some sections changed; returns the file's SHA-256."""
         dataset = {"train": {"source": str(self.shards)}, "eval": None}
         text = self.write_job(model or self.model, dataset=dataset, **sections)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -46,15 +55,15 @@ def pod(tmp_path: Path, runs: Runs) -> MountedPod:
     return MountedPod(tmp_path, runs)
 
 
-def test_job_passes_preflight_is_trained_and_is_shown_until_the_pod_goes(pod: MountedPod) -> None:
+def test_job_passes_preflight_is_trained_and_shown_until_the_pod_is_deleted(pod: MountedPod) -> None:
     digest = pod.write()
 
     def script() -> None:
-        said = pod.until_state("trained")
-        assert said["job"] == digest
-        assert said["message"] == ""
-        assert said["preflight"]["passed"]
-        checks = said["preflight"]["checks"]
+        supervisor = pod.until_state("trained")
+        assert supervisor["job"] == digest
+        assert supervisor["message"] == ""
+        assert supervisor["preflight"]["passed"]
+        checks = supervisor["preflight"]["checks"]
         assert [check["name"] for check in checks] == CHECKS
         assert {check["status"] for check in checks} == {"passed"}
         assert all(check["message"] and check["seconds"] >= 0 for check in checks)
@@ -65,19 +74,19 @@ def test_job_passes_preflight_is_trained_and_is_shown_until_the_pod_goes(pod: Mo
     assert pod.ray.attempts == 1
 
 
-def test_missing_model_is_a_failed_check_that_time_can_mend(pod: MountedPod) -> None:
+def test_missing_model_fails_its_check_until_it_is_uploaded(pod: MountedPod) -> None:
     later = pod.model.with_name("later")
     pod.write(later)
 
     def script() -> None:
         pod.until(lambda: "does not exist" in pod.supervisor()["message"], "the check has failed")
         assert pod.progress()["phase"] == "Starting"
-        said = pod.supervisor()
-        assert said["state"] == "preflight"
-        assert not said["preflight"]["passed"]
-        checks = {check["name"]: check for check in said["preflight"]["checks"]}
+        supervisor = pod.supervisor()
+        assert supervisor["state"] == "preflight"
+        assert not supervisor["preflight"]["passed"]
+        checks = {check["name"]: check for check in supervisor["preflight"]["checks"]}
         assert checks["model"]["message"].startswith(f"spec.model.source: {later} does not exist")
-        assert checks["data"]["status"] == "passed", "what fails does not hide the others"
+        assert checks["data"]["status"] == "passed", "a failed check does not prevent the others"
         assert not pod.directory.job.exists()
         save_source(later, "seq2seq")
         pod.until_state("trained")
@@ -85,7 +94,7 @@ def test_missing_model_is_a_failed_check_that_time_can_mend(pod: MountedPod) -> 
     assert pod.run(script) is None
 
 
-def test_changed_job_is_looked_at_before_the_time_of_the_next_try(pod: MountedPod) -> None:
+def test_changed_job_is_checked_before_the_next_retry_is_due(pod: MountedPod) -> None:
     pod.write(pod.model.with_name("nowhere"))
 
     def script() -> None:
@@ -96,13 +105,13 @@ def test_changed_job_is_looked_at_before_the_time_of_the_next_try(pod: MountedPo
     pod.run(script)
 
 
-def test_preflight_that_passed_is_not_done_again_once_there_are_checkpoints(
+def test_passed_preflight_is_not_repeated_once_there_are_checkpoints(
     tmp_path: Path, runs: Runs, pod: MountedPod
 ) -> None:
-    pod.ray.drive = heeds_a_stop
+    pod.ray.drive = train_until_stopped
     pod.run(lambda: pod.until(lambda: pod.state() == "running", "it runs"))
     record = files.read_json(pod.directory.preflight)
-    put_checkpoint(pod.directory, 1, 1)
+    commit_checkpoint(pod.directory, 1, 1)
     pod.model.rename(pod.model.with_name("gone"))
     pod.write(pod.model)
 
@@ -114,16 +123,16 @@ def test_preflight_that_passed_is_not_done_again_once_there_are_checkpoints(
     second.run(script)
 
 
-def test_before_the_first_commit_every_container_looks_again(tmp_path: Path, pod: MountedPod) -> None:
-    pod.ray.drive = heeds_a_stop
+def test_before_the_first_commit_every_container_repeats_the_preflight(tmp_path: Path, pod: MountedPod) -> None:
+    pod.ray.drive = train_until_stopped
     pod.run(lambda: pod.until(lambda: pod.state() == "running", "it runs"))
     pod.model.rename(pod.model.with_name("gone"))
     second = Pod(tmp_path)
     second.run(lambda: second.until(lambda: "does not exist" in second.supervisor()["message"], "it failed"))
 
 
-def test_stop_lets_the_workers_commit_and_start_goes_on(pod: MountedPod) -> None:
-    pod.ray.drive = heeds_a_stop
+def test_stop_lets_the_workers_commit_and_start_continues(pod: MountedPod) -> None:
+    pod.ray.drive = train_until_stopped
 
     def script() -> None:
         pod.until(lambda: pod.progress()["phase"] == "Training", "it trains")
@@ -135,7 +144,7 @@ def test_stop_lets_the_workers_commit_and_start_goes_on(pod: MountedPod) -> None
         assert notice is not None
         assert notice["deadline"] - notice["time"] == pytest.approx(30)
         attempts = pod.ray.attempts
-        pod.ray.drive = trains
+        pod.ray.drive = finish_training
         assert pod.post("/start")["state"] != "stopped"
         pod.until_state("trained")
         assert (attempts, pod.ray.attempts) == (1, 2)
@@ -145,8 +154,8 @@ def test_stop_lets_the_workers_commit_and_start_goes_on(pod: MountedPod) -> None
     assert Ledger(pod.directory).records("failure") == []
 
 
-def test_workers_that_do_not_heed_a_stop_are_ended(pod: MountedPod) -> None:
-    pod.ray.drive = heeds_nothing
+def test_driver_that_ignores_a_stop_is_stopped_by_ray(pod: MountedPod) -> None:
+    pod.ray.drive = ignore_stop
 
     def script() -> None:
         pod.until(lambda: pod.progress()["phase"] == "Training", "it trains")
@@ -173,15 +182,15 @@ def test_stop_during_preflight_starts_nothing(pod: MountedPod) -> None:
     pod.run(script)
 
 
-def test_what_a_killed_supervisor_left_running_is_stopped_without_preflight(pod: MountedPod) -> None:
+def test_attempt_of_a_killed_supervisor_is_stopped_without_preflight(pod: MountedPod) -> None:
     put_changed_job(pod.directory, read_job(pod.job_path, {}))
     metadata = {"spotune-directory": str(pod.directory.root), "spotune-attempt": "1"}
     pod.ray.submit("driver", "spotune-1", metadata)
-    pod.ray.drive = heeds_a_stop
+    pod.ray.drive = train_until_stopped
     pod.model.rename(pod.model.with_name("gone"))
 
     def script() -> None:
-        pod.until(lambda: "does not exist" in pod.supervisor()["message"], "it looks before it does anything")
+        pod.until(lambda: "does not exist" in pod.supervisor()["message"], "the preflight has failed")
         assert pod.ray.jobs["spotune-1"].status == "RUNNING"
         pod.post("/stop")
         pod.until_state("stopped")
@@ -192,14 +201,14 @@ def test_what_a_killed_supervisor_left_running_is_stopped_without_preflight(pod:
     assert pod.ray.attempts == 1
 
 
-def test_stop_is_not_said_to_be_done_while_ray_is_silent_and_may_run_something(pod: MountedPod) -> None:
-    pod.ray.drive = heeds_a_stop
+def test_state_is_stopping_while_ray_does_not_answer(pod: MountedPod) -> None:
+    pod.ray.drive = train_until_stopped
 
     def script() -> None:
         pod.until(lambda: pod.progress()["phase"] == "Training", "it trains")
         pod.ray.is_away = True
         pod.post("/stop")
-        pod.until(lambda: bool(files.read_json(pod.directory.notice)), "the workers are told by the volume")
+        pod.until(lambda: bool(files.read_json(pod.directory.notice)), "the workers have a notice on the volume")
         assert pod.state() == "stopping"
         pod.ray.is_away = False
         pod.until_state("stopped")
@@ -208,7 +217,7 @@ def test_stop_is_not_said_to_be_done_while_ray_is_silent_and_may_run_something(p
     assert [job.exit_code for job in pod.ray.jobs.values()] == [10]
 
 
-def test_ray_that_does_not_answer_is_waited_for_and_said(pod: MountedPod) -> None:
+def test_supervisor_waits_for_ray_and_shows_that(pod: MountedPod) -> None:
     pod.ray.is_away = True
 
     def script() -> None:
@@ -221,13 +230,13 @@ def test_ray_that_does_not_answer_is_waited_for_and_said(pod: MountedPod) -> Non
     pod.run(script)
 
 
-def test_change_of_how_reaches_job_json_while_it_trains(pod: MountedPod) -> None:
-    pod.ray.drive = heeds_a_stop
+def test_changed_retry_policy_reaches_job_json_during_training(pod: MountedPod) -> None:
+    pod.ray.drive = train_until_stopped
 
     def script() -> None:
         pod.until(lambda: pod.progress()["phase"] == "Training", "it trains")
         digest = pod.write(retry={"appFailureLimit": 9})
-        pod.until(lambda: pod.supervisor()["job"] == digest, "the change is taken in")
+        pod.until(lambda: pod.supervisor()["job"] == digest, "the change is accepted")
         job = job_of(pod.directory)
         assert job is not None
         assert job.spec.retry.app_failure_limit == 9
@@ -238,16 +247,16 @@ def test_change_of_how_reaches_job_json_while_it_trains(pod: MountedPod) -> None
     pod.run(script)
 
 
-def test_failed_job_stands_with_its_reason_until_its_file_changes(pod: MountedPod) -> None:
-    pod.ray.drive = fails
+def test_failed_job_keeps_its_reason_until_its_file_changes(pod: MountedPod) -> None:
+    pod.ray.drive = fail_with_job_error
 
     def script() -> None:
-        said = pod.until_state("failed")
-        assert said["message"] == "rank 0: no such column"
+        supervisor = pod.until_state("failed")
+        assert supervisor["message"] == "rank 0: no such column"
         assert pod.progress()["phase"] == "Failed"
         assert pod.post("/stop")["state"] == "failed"
         pod.post("/start")
-        pod.ray.drive = heeds_a_stop
+        pod.ray.drive = train_until_stopped
         digest = pod.write(checkpoint={"keep": 5})
         pod.until(lambda: pod.progress()["phase"] == "Training", "it is tried again")
         assert pod.supervisor()["job"] == digest
@@ -257,21 +266,21 @@ def test_failed_job_stands_with_its_reason_until_its_file_changes(pod: MountedPo
     assert Ledger(pod.directory).records("job-changed")
 
 
-def test_job_file_that_is_wrong_has_failed_and_the_pod_ends_with_its_error(pod: MountedPod) -> None:
+def test_invalid_job_file_fails_and_the_supervisor_ends_with_its_error(pod: MountedPod) -> None:
     pod.job_path.write_text("kind: Pod")
 
     def script() -> None:
-        said = pod.until_state("failed")
-        assert "a job file says kind: FinetuneJob" in said["message"]
-        assert said["job"] == hashlib.sha256(b"kind: Pod").hexdigest()
+        supervisor = pod.until_state("failed")
+        assert "expected kind: FinetuneJob" in supervisor["message"]
+        assert supervisor["job"] == hashlib.sha256(b"kind: Pod").hexdigest()
 
     assert isinstance(pod.run(script), JobError)
 
 
-def test_trained_job_goes_on_when_it_is_to_be_trained_longer(pod: MountedPod) -> None:
+def test_trained_job_continues_after_its_training_is_extended(pod: MountedPod) -> None:
     def script() -> None:
         pod.until_state("trained")
-        put_checkpoint(pod.directory, 5, 1)
+        commit_checkpoint(pod.directory, 5, 1)
         digest = pod.write(workers={"count": 3})
         pod.until(lambda: pod.supervisor()["job"] == digest, "the change is seen")
         pod.until_state("trained")
@@ -286,11 +295,11 @@ def test_trained_job_goes_on_when_it_is_to_be_trained_longer(pod: MountedPod) ->
     assert result["epochs"] == 2
 
 
-def test_longer_training_that_came_with_the_last_step_is_not_lost(pod: MountedPod) -> None:
+def test_extension_during_the_last_step_is_not_lost(pod: MountedPod) -> None:
     def trains_while_the_job_changes(ray: DriverlessRay) -> int | None:
-        code = trains(ray)
+        code = finish_training(ray)
         pod.write(training={"epochs": 2})
-        ray.drive = trains
+        ray.drive = finish_training
         return code
 
     pod.ray.drive = trains_while_the_job_changes
@@ -302,7 +311,7 @@ def test_longer_training_that_came_with_the_last_step_is_not_lost(pod: MountedPo
     pod.run(script)
 
 
-def test_folder_that_is_away_is_waited_for(pod: MountedPod, tmp_path: Path) -> None:
+def test_supervisor_waits_for_a_missing_volume(pod: MountedPod, tmp_path: Path) -> None:
     pod.directory.root.parent.symlink_to(tmp_path / "volume")
 
     def script() -> None:
@@ -315,9 +324,9 @@ def test_folder_that_is_away_is_waited_for(pod: MountedPod, tmp_path: Path) -> N
     pod.run(script)
 
 
-def test_volume_that_goes_away_while_it_trains_comes_back(pod: MountedPod, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stay, "AGAIN_SECONDS", 1.0)
-    pod.ray.drive = heeds_a_stop
+def test_training_continues_after_the_volume_was_away(pod: MountedPod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "RETRY_SECONDS", 1.0)
+    pod.ray.drive = train_until_stopped
     away = pod.directory.root.with_name("away")
 
     def script() -> None:
@@ -326,11 +335,11 @@ def test_volume_that_goes_away_while_it_trains_comes_back(pod: MountedPod, monke
         pod.directory.root.rename(away)
         pod.directory.root.write_text("not a folder")
         pod.write(workers={"count": 3})
-        pod.until(lambda: "once more in" in pod.supervisor()["message"], "it is said")
-        assert pod.progress()["phase"] == "Training", "the last that was known"
+        pod.until(lambda: "retrying in" in pod.supervisor()["message"], "the error is shown")
+        assert pod.progress()["phase"] == "Training", "the last known status"
         pod.directory.root.unlink()
         away.rename(pod.directory.root)
-        pod.ray.drive = trains
+        pod.ray.drive = finish_training
         pod.until_state("trained")
         assert pod.ray.attempts == 1
 
@@ -338,14 +347,14 @@ def test_volume_that_goes_away_while_it_trains_comes_back(pod: MountedPod, monke
 
 
 def test_sigterm_while_training_lets_the_workers_commit(pod: MountedPod) -> None:
-    pod.ray.drive = heeds_a_stop
+    pod.ray.drive = train_until_stopped
     pod.run(lambda: pod.until(lambda: pod.progress()["phase"] == "Training", "it trains"))
     assert [job.exit_code for job in pod.ray.jobs.values()] == [10]
-    assert any("stopping: the workers commit and leave" in line for line in pod.said)
+    assert any("stopping: the workers commit and leave" in line for line in pod.lines)
 
 
 def test_second_sigterm_leaves_at_once(pod: MountedPod) -> None:
-    pod.ray.drive = heeds_nothing
+    pod.ray.drive = ignore_stop
 
     def script() -> None:
         pod.until(lambda: pod.progress()["phase"] == "Training", "it trains")
@@ -356,17 +365,15 @@ def test_second_sigterm_leaves_at_once(pod: MountedPod) -> None:
     assert [job.status for job in pod.ray.jobs.values()] == ["RUNNING"]
 
 
-def test_driver_that_gives_no_sign_of_life_makes_the_container_ill(
-    pod: MountedPod, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_heartbeat_makes_the_container_unhealthy(pod: MountedPod, monkeypatch: pytest.MonkeyPatch) -> None:
     pod.write(retry={"hangTimeout": "1s"})
     pod.ray.drive = lambda _: None
     monkeypatch.setattr(pod.ray, "stop", lambda _: None)
 
     def script() -> None:
         assert request(f"{pod.url}/healthz") == (200, "ok\n"), "during preflight"
-        pod.until(lambda: request(f"{pod.url}/healthz")[0] == 503, "it is ill")
-        pod.ray.drive = trains
+        pod.until(lambda: request(f"{pod.url}/healthz")[0] == 503, "it is unhealthy")
+        pod.ray.drive = finish_training
         pod.until_state("trained")
         assert request(f"{pod.url}/healthz") == (200, "ok\n")
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a model of two parameters, by the real writer, cut over ranks as asked."""
+"""Small checkpoints: a model of two parameters, split over any number of ranks, written by the real writer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from spotune_trainer.job_directory.layout import JobDirectory
 SHAPES = {"layer.weight": (5, 7), "layer.bias": (3,)}
 
 State = Mapping[str, Tensor]
-"""Whole flat tensors by "parameter/state"."""
+"""Flat, unsplit tensors by "parameter/state"."""
 
 
 def make_state(seed: int = 0) -> State:
-    """Random masters and moments."""
+    """Random master weights and moments."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
     return {
@@ -27,8 +27,8 @@ def make_state(seed: int = 0) -> State:
     }
 
 
-def cut(state: State, world_size: int, rank: int) -> list[Fragment]:
-    """The share of a rank: an even cut of every parameter, so that some ranks may own nothing of a small one."""
+def fragments_of_rank(state: State, world_size: int, rank: int) -> list[Fragment]:
+    """The fragments of a rank: an even split of every parameter; of a small one, some ranks may own nothing."""
     fragments = []
     for name, shape in SHAPES.items():
         size = torch.Size(shape).numel()
@@ -38,20 +38,20 @@ def cut(state: State, world_size: int, rank: int) -> list[Fragment]:
     return fragments
 
 
-def put_checkpoint(
+def commit_checkpoint(
     directory: JobDirectory, step: int, generation: int, world_size: int = 1, state: State | None = None
 ) -> CheckpointName:
-    """Commit a checkpoint as a worker group would."""
+    """Commit a checkpoint like a worker group does."""
     name = CheckpointName(step, generation)
     state = make_state(step) if state is None else state
     for rank in range(world_size):
-        write_fragments(directory.checkpoints / str(name), rank, cut(state, world_size, rank))
+        write_fragments(directory.checkpoints / str(name), rank, fragments_of_rank(state, world_size, rank))
     commit(directory, name, world_size, lambda entries: make_manifest(name, entries))
     return name
 
 
 def make_manifest(name: CheckpointName, entries: tuple[FileEntry, ...]) -> Manifest:
-    """The manifest of a checkpoint that these files make up."""
+    """The manifest of a checkpoint that consists of these files."""
     return Manifest(
         step=name.step,
         generation=name.generation,

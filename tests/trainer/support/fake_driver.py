@@ -1,8 +1,8 @@
-"""A driver that keeps its side of the contract with the supervisor and trains nothing: a child of the supervisor tests.
+"""A driver that trains nothing, for tests of the supervisor: it publishes a status and reacts to notices.
 
-How it behaves is in `behaviour.json` of the job directory: `steps` to make, `hang_in` and `fail_in` (attempts that stop
-beating, or end with `exit_code` and `message`), `connect` (to Ray, before the first
-step), and `hang_timeout` of the policy.
+`behaviour.json` of the job directory configures it: `steps` is the number of steps. Attempts in `hang_in` stop their
+heartbeat, and attempts in `fail_in` end with `exit_code` and `message`. `connect` connects to Ray before the first
+step, and `hang_timeout` belongs to the retry policy.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _publish(directory: JobDirectory, attempt: int, step: int, total: int, messa
 
 
 def _cluster() -> str:
-    """What this process sees of Ray."""
+    """The capacity of the Ray cluster that this process is connected to."""
     import ray
 
     ray.init(address="auto", log_to_driver=False)

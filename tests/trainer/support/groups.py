@@ -1,4 +1,4 @@
-"""Worker groups without Ray: real ranks and a real gloo group, forked from a server that has imported everything."""
+"""Worker groups without Ray: real ranks in a gloo group, forked from a forkserver with all imports done."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _POLL_SECONDS = 0.5
 
 
 class GroupFailedError(Exception):
-    """A rank raised; the text is the traceback of the first one that did."""
+    """A rank raised; the message is the traceback of the first one."""
 
 
 def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120.0) -> list[Any]:
-    """Call `function(rank, world_size, *arguments)` on every rank of a process group; the results by rank."""
+    """Call `function(rank, world_size, *arguments)` on every rank of a process group. Returns the results by rank."""
     results = _CONTEXT.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
@@ -51,17 +51,17 @@ def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, ti
 
 
 def _next(results: Any, ranks: Sequence[BaseProcess], deadline: float) -> tuple[int, Any, str | None]:
-    """The next rank's result, as soon as there is one or a rank ended without one."""
+    """Wait for the next result: (rank, value, traceback). A rank that exits without a result counts as an error."""
     while True:
-        ended = [(rank, process.exitcode) for rank, process in enumerate(ranks) if process.exitcode]
+        exited = [(rank, process.exitcode) for rank, process in enumerate(ranks) if process.exitcode]
         try:
             result: tuple[int, Any, str | None] = results.get(timeout=_POLL_SECONDS)
         except Empty:
-            if ended:
-                rank, status = ended[0]
+            if exited:
+                rank, status = exited[0]
                 return rank, None, f"ended with status {status} and no result"
             if time.monotonic() > deadline:
-                raise TimeoutError("the ranks did not end in time") from None
+                raise TimeoutError("the ranks did not exit in time") from None
         else:
             return result
 
@@ -81,5 +81,5 @@ def _rank(
         results.put((rank, None, traceback.format_exc()))
         raise
     results.put((rank, value, None))
-    if distributed.is_initialized():  # a function may have left it for groups of its own
+    if distributed.is_initialized():  # a function may have replaced it by groups of its own
         distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""As much of the Hugging Face Hub as its client speaks to: repositories, large files, and commits that are whole."""
+"""A fake Hugging Face Hub: repositories, large files and atomic commits, as far as its client needs them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TOKEN = "hf_writer"
 
 @dataclass
 class Repository:
-    """What was committed, and with which words."""
+    """The committed files and commit messages of a repository."""
 
     private: bool
     files: dict[str, bytes] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
 
     def download(self, prefix: str, target: Path) -> None:
-        """Write the files below a folder."""
+        """Write the files below `prefix` to `target`."""
         for name, content in self.files.items():
             if name.startswith(prefix):
                 path = target / name.removeprefix(prefix)
@@ -34,13 +34,13 @@ class Repository:
 
 @dataclass
 class Server:
-    """A Hub on this machine.
+    """The state of a Hub on this machine.
 
     Attributes:
-        url: for `HF_ENDPOINT`.
+        url: value for `HF_ENDPOINT`.
         repositories: by name.
-        large: large files that have arrived, by SHA-256.
-        refusals: that many commits are answered with 503 before one is taken.
+        large: uploaded large files, by SHA-256.
+        refusals: number of commits that fail before one succeeds.
     """
 
     url: str = ""
@@ -54,7 +54,7 @@ class Server:
         return {"url": f"{self.url}/{name}", "id": name, "name": name}
 
     def batch(self, objects: list[dict[str, Any]]) -> dict[str, Any]:
-        """Where large files are to go; nothing for those that are here."""
+        """Upload addresses of large files, for those that are not uploaded yet."""
         found = []
         for each in objects:
             missing = each["oid"] not in self.large
@@ -63,7 +63,7 @@ class Server:
         return {"transfer": "basic", "objects": found}
 
     def commit(self, name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
-        """Take all files of a commit at once."""
+        """Apply all changes of a commit at once."""
         repository = self.repositories[name]
         files = dict(repository.files)
         for line in lines:
@@ -83,7 +83,7 @@ class Server:
 
 
 class Handler(JsonHandler):
-    """Speaks HTTP for a `Server`, which is the attribute of that name of the class that is served by."""
+    """The HTTP interface of a `Server`, which subclasses have as the class attribute `server_state`."""
 
     server_state: Server
 
@@ -99,12 +99,12 @@ class Handler(JsonHandler):
         self.reply([{"type": "file", "path": path, "oid": "0" * 40, "size": len(files[path])} for path in files])
 
     def do_PUT(self) -> None:  # noqa: N802 - http.server calls it so
-        """A large file."""
+        """Upload of a large file."""
         self.server_state.large[self.path.rsplit("/", 1)[1]] = self.body()
         self.reply({})
 
     def do_POST(self) -> None:  # noqa: N802 - http.server calls it so
-        """What only a writer may do."""
+        """Actions that need write access."""
         body = self.body()
         if not self._may_write():
             self.reply({"error": "You do not have write access"}, 403)
@@ -135,7 +135,7 @@ class Handler(JsonHandler):
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """A Hub that runs meanwhile."""
+    """Run a Hub during the `with` block."""
     server = Server()
     with served(type("OfServer", (Handler,), {"server_state": server})) as server.url:
         yield server

@@ -1,4 +1,4 @@
-"""An HTTP server on this machine that answers in JSON: what the servers of tests have in common."""
+"""A local HTTP server that responds with JSON; the base of the fake servers in tests."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 
 
 class JsonHandler(BaseHTTPRequestHandler):
-    """Reads whole bodies, and answers with JSON."""
+    """Reads request bodies and responds with JSON."""
 
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Do not log requests."""
 
     def body(self) -> bytes:
-        """What was sent, put together and unpacked."""
+        """The request body, joined from its chunks and decompressed."""
         if self.headers.get("Transfer-Encoding") == "chunked":
             return self._chunks()
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         return gzip.decompress(content) if self.headers.get("Content-Encoding") == "gzip" else content
 
     def reply(self, value: Any, status: int = 200) -> None:
-        """Answer."""
+        """Respond with a JSON value."""
         content = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -46,12 +46,12 @@ class JsonHandler(BaseHTTPRequestHandler):
 
 class _QuietServer(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """Clients leave by resetting their connections."""
+        """Ignore errors: clients end by resetting their connections."""
 
 
 @contextmanager
 def served(handler: type[JsonHandler]) -> Iterator[str]:
-    """The URL at which requests are answered meanwhile."""
+    """Run the server in a thread; yields its URL."""
     with _QuietServer(("127.0.0.1", 0), handler) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{http.server_address[1]}"

@@ -1,4 +1,6 @@
-"""Commits that are killed: run with `kill_at.c` preloaded; what is left after each kill is printed as a line of JSON.
+"""Kill a committing process before each of its system calls, and print what is left as a line of JSON.
+
+The library made of `kill_at.c` must be preloaded.
 
 Usage:
     LD_PRELOAD=kill_at.so python -m tests.trainer.support.killed_commits FOLDER
@@ -18,22 +20,22 @@ from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.reader import read_parameters, verify
 from spotune_trainer.checkpoint.writer import commit, prune, write_fragments
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.trainer.support.checkpoints import cut, make_manifest, make_state
+from tests.trainer.support.checkpoints import fragments_of_rank, make_manifest, make_state
 
 RANKS = 2
 
 
 def commit_all(directory: JobDirectory, step: int) -> None:
-    """What a worker group of two ranks does, in one process."""
+    """Commit like a worker group of two ranks, in one process."""
     name, state = CheckpointName(step, 1), make_state(step)
     for rank in reversed(range(RANKS)):
-        write_fragments(directory.checkpoints / str(name), rank, cut(state, RANKS, rank))
+        write_fragments(directory.checkpoints / str(name), rank, fragments_of_rank(state, RANKS, rank))
     commit(directory, name, RANKS, lambda entries: make_manifest(name, entries))
     prune(directory, 1, keep=1)
 
 
-def left(directory: JobDirectory) -> dict[str, Any]:
-    """Which step a job would go on from, and whether what it reads there is what was trained."""
+def remaining_state(directory: JobDirectory) -> dict[str, Any]:
+    """The step that a job would resume from, and whether the state there equals the trained one."""
     choice = choose_checkpoint(directory)
     assert choice.checkpoint is not None
     verify(choice.checkpoint)
@@ -44,7 +46,7 @@ def left(directory: JobDirectory) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """Kill a second commit before its first call, its second, and so on, until none is left to kill it before."""
+    """Kill the second commit before its first system call, then its second, and so on, until it survives."""
     kill_at: Any = ctypes.CDLL(None).kill_at
     at, killed = 0, True
     while killed:
@@ -58,8 +60,8 @@ def main(folder: Path) -> None:
             commit_all(directory, 10)
             os._exit(0)
         killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-        sys.stdout.write(json.dumps({"at": at, "killed": killed, **left(directory)}) + "\n")
-        sys.stdout.flush()  # or the next child would write it, too
+        sys.stdout.write(json.dumps({"at": at, "killed": killed, **remaining_state(directory)}) + "\n")
+        sys.stdout.flush()  # otherwise the next child would inherit the buffered line
 
 
 if __name__ == "__main__":

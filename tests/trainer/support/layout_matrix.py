@@ -1,4 +1,4 @@
-"""The matrix of layouts: each one trains and commits, and an engine of every other holds what each has committed."""
+"""The matrix of layouts: each layout trains and commits, and an engine of every layout restores each checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from spotune_trainer.checkpoint.fragment import STATES
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import CheckpointReader
-from spotune_trainer.engine import zero_state as fragments
+from spotune_trainer.engine import zero_state
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.layouts import (
     Layout,
@@ -34,18 +34,18 @@ from tests.trainer.support.layouts import (
 
 STATE_BYTES = 4 * len(STATES)
 _TRIES = 5
-_ACCOUNT = Path("/proc/self/io")
-"""The kernel's own count (proc(5)): `rchar` is its first line."""
+_IO_COUNTERS = Path("/proc/self/io")
+"""I/O counters of the kernel (proc(5)); `rchar` is the first line."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The commit of one layout, as a rank saw it.
+    """The commit of one layout, as observed on one rank.
 
     Attributes:
-        from_originals: whether its copy was taken from the engine's own tensors, for want of room on the GPU.
-        seconds: from its beginning until this rank was done with it.
-        norms: of all masters and of all moments, so that nobody compares zeros.
+        from_originals: whether its copy was taken from the engine's own tensors, because GPU memory was short.
+        seconds: from the start of the commit until this rank had finished it.
+        norms: of all masters and of all moments, to show that they are not zero.
     """
 
     wrote: Layout
@@ -57,13 +57,13 @@ class Written:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a rank found when its engine had restored the checkpoint of another layout.
+    """What one rank observed when its engine restored the checkpoint of another layout.
 
     Attributes:
-        differing: names of what is not bit for bit what the writer held.
-        bytes_read: of states, by the kernel's count; None where it keeps none.
-        bytes_needed: of the states that the rank holds.
-        seconds: that reading took, and making it the engine's own.
+        differing: names of the states that differ from the writer's in any bit.
+        bytes_read: of states, as the kernel counts them; None where it does not.
+        bytes_needed: of the states that the rank keeps.
+        seconds: to read the checkpoint and to copy it to the engine.
     """
 
     wrote: Layout
@@ -76,20 +76,20 @@ class Cell:
 
 
 def beside_nothing(_: Layout) -> AbstractContextManager[None]:
-    """The circumstances of a commit that has the device for itself."""
+    """Commit without any load beside it."""
     return nullcontext()
 
 
 @dataclass
 class Matrix:
-    """One process's part in all pairs of layouts, of a pool with as many processes as the largest layout has ranks.
+    """All pairs of layouts, run by one process of a pool that has as many processes as the largest layout has ranks.
 
     Attributes:
-        root: where checkpoints go.
-        layouts: all that write, and read what all have written.
-        build: an engine of a layout.
+        root: folder of the checkpoints.
+        layouts: each of them writes, and reads the checkpoints of all.
+        build: builds an engine of a layout.
         shape: [batch, sequence] of the tokens of each training step.
-        circumstances: what holds while a layout commits.
+        circumstances: context in which a layout commits.
     """
 
     root: Path
@@ -115,17 +115,17 @@ class Matrix:
                                 act(layout)
 
     def _write(self, layout: Layout) -> None:
-        """Train, note what DeepSpeed says that came to, and commit it beside the next step, which changes it."""
+        """Train, record the state as DeepSpeed reports it, and commit it while the next step changes it."""
         engine, directory, name = self.build(layout), self._home(layout), _name(layout)
         train(engine, layout.steps, self.shape)
         self._expected[layout] = state = state_of(engine)
-        with self.circumstances(layout), committing(engine, directory, name) as committer:
-            from_originals = committer._snapshot._are_originals
-            train(engine, 1, self.shape, before_update=committer.protect)
-            ended = committer.wait()
-        assert ended is not None
+        with self.circumstances(layout), committing(engine, directory, name) as checkpointer:
+            from_originals = checkpointer._snapshot._reads_originals
+            train(engine, 1, self.shape, before_update=checkpointer.wait_for_staging)
+            commit = checkpointer.wait()
+        assert commit is not None
         norms = {each: _norm(state, each) for each in STATES}
-        self.written.append(Written(layout, engine.global_rank, from_originals, ended.seconds, norms))
+        self.written.append(Written(layout, engine.global_rank, from_originals, commit.seconds, norms))
         release(engine)
 
     def _read(self, layout: Layout) -> None:
@@ -145,7 +145,7 @@ class Matrix:
         release(engine)
 
     def _home(self, layout: Layout) -> JobDirectory:
-        """Where the checkpoint of a layout lies."""
+        """Job directory of the checkpoint of a layout."""
         return JobDirectory(self.root / str(layout).replace(" ", "-"))
 
 
@@ -160,32 +160,32 @@ def _norm(state: Mapping[str, Tensor], which: str) -> float:
 
 
 def _restore(engine: Any, checkpoint: Checkpoint) -> tuple[int | None, int]:
-    """Restore a checkpoint; bytes of state that this rank has read, and needed.
+    """Restore a checkpoint. Returns the bytes of state that this rank has read, and the bytes that it needed.
 
-    What else reads in this process (the coverage of tests, stores of torch that are collected) is counted, too, so the
-    least of a few times counts where it was too much.
+    The kernel also counts other reads of this process (coverage, stores of torch that are collected). If they are too
+    many, the restore is repeated a few times, and the smallest count is returned.
     """
-    needed = fragments.needed_fragments(engine)
+    needed = zero_state.fragments_to_load(engine)
     elements = sum(torch.Size(shape).numel() for shape in checkpoint.manifest.parameters.values())
     headers = checkpoint.bytes - STATE_BYTES * elements
     bytes_needed = STATE_BYTES * sum(fragment.states["fp32"].numel() for fragment in needed)
     counts = []
     for _ in range(_TRIES):
-        before = _account()
+        before = _read_counters()
         CheckpointReader(checkpoint).restore(needed)
-        counts.append(_read_between(before, _account()) - headers)
+        counts.append(_read_between(before, _read_counters()) - headers)
         if counts[-1] <= bytes_needed:
             break
     adopt(engine, checkpoint)
-    return min(counts) if _ACCOUNT.exists() else None, bytes_needed
+    return min(counts) if _IO_COUNTERS.exists() else None, bytes_needed
 
 
-def _account() -> str:
-    """What the kernel has counted of this process until now."""
-    return _ACCOUNT.read_text() if _ACCOUNT.exists() else "rchar: 0"
+def _read_counters() -> str:
+    """The kernel's I/O counters of this process."""
+    return _IO_COUNTERS.read_text() if _IO_COUNTERS.exists() else "rchar: 0"
 
 
 def _read_between(before: str, after: str) -> int:
-    """Bytes that were asked for between two accounts, the first of them not counted."""
-    first, second = (int(account.split()[1]) for account in (before, after))
+    """Bytes that were read between two calls of `_read_counters`, without those of the first call itself."""
+    first, second = (int(counters.split()[1]) for counters in (before, after))
     return second - first - len(before)

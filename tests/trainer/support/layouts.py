@@ -1,7 +1,7 @@
-"""Engines of every ZeRO stage and world size in one pool of processes, and what DeepSpeed itself says they hold.
+"""Engines of every ZeRO stage and world size in one pool of processes, and their state as DeepSpeed reports it.
 
-The model is a Llama of two hundred parameters: the embedding tied to the head, a matrix and a norm frozen, sizes that
-no world size divides, and norms of fewer elements than there are ranks.
+The model is a Llama of two hundred parameters. Its embedding is tied to the head, and a matrix and a norm are frozen.
+No world size divides its sizes, and norms have fewer elements than there are ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune.job import CheckpointSpec
 from spotune.plan.memory import Offload
-from spotune_trainer.checkpoint.async_checkpointer import Committer
+from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
 from spotune_trainer.checkpoint.fragment import STATES
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
 from spotune_trainer.checkpoint.reader import CheckpointReader
 from spotune_trainer.engine import build as engine_module
-from spotune_trainer.engine import zero_state as fragments
+from spotune_trainer.engine import zero_state
 from spotune_trainer.engine.build import EngineConfig, _deepspeed_config, build_engine, set_learning_rate
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.tiny import make_job
@@ -56,13 +56,13 @@ class Layout:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that an engine of this layout takes; they differ, so that no state is another's."""
+        """Optimizer steps of an engine of this layout. They differ, so that layouts have different states."""
         return 1 + (self.stage + self.world_size) % 3
 
 
 @contextmanager
 def process_group(rank: int, world_size: int, store: Path) -> Iterator[None]:
-    """A group of the first `world_size` processes of the pool, as the group that an engine trains in."""
+    """A default process group of the first `world_size` processes of the pool, for an engine to train in."""
     os.environ["WORLD_SIZE"] = str(world_size)
     distributed.init_process_group(BACKENDS, init_method=f"file://{store}", rank=rank, world_size=world_size)
     yield
@@ -70,7 +70,7 @@ def process_group(rank: int, world_size: int, store: Path) -> Iterator[None]:
 
 
 def leave_process_group() -> None:
-    """Leave the default group together, and have DeepSpeed forget the groups that it has made of it."""
+    """Destroy the default group on all ranks, and the groups that DeepSpeed has made of it."""
     distributed.barrier()
     if deepspeed.comm.comm.cdb is None:
         distributed.destroy_process_group()
@@ -92,7 +92,7 @@ def model_config(layers: int = 1) -> LlamaConfig:
 
 
 def build_model(dtype: torch.dtype, frozen: Sequence[str] = FROZEN, layers: int = 1) -> Any:
-    """The model; the parameters of some names are not trained."""
+    """The model, with the parameters named in `frozen` not trained."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = LlamaForCausalLM(model_config(layers))
@@ -114,7 +114,7 @@ def wrap(model: Any, layout: Layout, **training: Any) -> Any:
 
 
 def release(engine: Any) -> None:
-    """Give an engine's memory back: masters and moments by hand, as DeepSpeed keeps one that has trained at stage 3."""
+    """Free an engine's memory. Empties masters and moments, since DeepSpeed keeps an engine that trained at stage 3."""
     engine.destroy()
     state = engine.basic_optimizer.state
     for master in state:
@@ -125,7 +125,7 @@ def release(engine: Any) -> None:
 def train(
     engine: Any, steps: int, shape: tuple[int, int] = (2, 6), before_update: Callable[[], None] = lambda: None
 ) -> None:
-    """Take optimizer steps on random tokens [batch, sequence], other ones on every rank and at every layout."""
+    """Take optimizer steps on random tokens [batch, sequence], which differ by rank and layout."""
     seed = 100 * engine.zero_optimization_stage() + 10 * engine.dp_world_size + engine.global_rank
     random = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -137,25 +137,25 @@ def train(
 
 
 def train_in_passes(engine: Any, steps: int, passes: int, *, boundary: bool = True) -> int:
-    """Take steps of several micro-batches each; the most elements of gradients that were held between two passes.
+    """Take steps of several micro-batches. Returns the largest number of gradient elements held between two passes.
 
-    Without `boundary` the optimizer takes no step after them.
+    Without `boundary` the optimizer takes no step.
     """
-    random, held = torch.Generator().manual_seed(engine.global_rank), 0
+    random, most_held = torch.Generator().manual_seed(engine.global_rank), 0
     set_learning_rate(engine, 0.01)
     for index in range(steps * passes):
         tokens = torch.randint(1, engine.module.config.vocab_size, (2, 6), generator=random)
         engine.set_gradient_accumulation_boundary(boundary and index % passes == passes - 1)
         engine.backward(engine(input_ids=tokens, labels=tokens).loss / passes)
-        kept = sum(each.grad.numel() for each in engine.module.parameters() if each.grad is not None)
+        held = sum(each.grad.numel() for each in engine.module.parameters() if each.grad is not None)
         engine.step()
-        held = max(held, kept)
-    return held
+        most_held = max(most_held, held)
+    return most_held
 
 
 @contextmanager
 def dividing_everything() -> Iterator[None]:
-    """Within it, engines at stage 3 divide parameters of any size; DeepSpeed keeps small ones whole on every rank."""
+    """Engines built in this context partition all parameters at stage 3; DeepSpeed by default replicates small ones."""
 
     def divide_everything(*arguments: Any) -> dict[str, Any]:
         made = _deepspeed_config(*arguments)
@@ -167,53 +167,53 @@ def dividing_everything() -> Iterator[None]:
 
 
 @contextmanager
-def committing(engine: Any, directory: JobDirectory, name: CheckpointName) -> Iterator[Committer]:
-    """Commit what an engine holds as its worker would, beside what is done meanwhile; it is complete afterwards."""
-    step, stage = fragments.optimizer_step(engine), engine.zero_optimization_stage()
+def committing(engine: Any, directory: JobDirectory, name: CheckpointName) -> Iterator[AsyncCheckpointer]:
+    """Commit the state of an engine as a worker does, in the background of the block; complete after the block."""
+    step, stage = zero_state.optimizer_step(engine), engine.zero_optimization_stage()
 
     def manifest(entries: tuple[FileEntry, ...]) -> Manifest:
-        shapes = fragments.parameter_shapes(engine)
+        shapes = zero_state.parameter_shapes(engine)
         return Manifest(name.step, 1, step, "f", 1, engine.dp_world_size, stage, 0.0, entries, shapes)
 
-    committer = Committer(directory, engine.global_rank, engine.dp_world_size, CheckpointSpec())
-    committer.begin(name, fragments.owned_fragments(engine), manifest)
-    yield committer
-    committer.wait()
+    checkpointer = AsyncCheckpointer(directory, engine.global_rank, engine.dp_world_size, CheckpointSpec())
+    checkpointer.save(name, zero_state.fragments_to_save(engine), manifest)
+    yield checkpointer
+    checkpointer.wait()
 
 
 def save(engine: Any, directory: JobDirectory, name: CheckpointName) -> None:
-    """Commit what an engine holds."""
+    """Commit the state of an engine, and wait for it."""
     with committing(engine, directory, name):
         pass
 
 
 def opened(directory: JobDirectory, name: CheckpointName) -> Checkpoint:
-    """A checkpoint that is whole."""
+    """Open a complete checkpoint."""
     checkpoint = open_checkpoint(directory.checkpoints / str(name))
     assert isinstance(checkpoint, Checkpoint)
     return checkpoint
 
 
 def restore(engine: Any, checkpoint: Checkpoint) -> None:
-    """What a worker does with the checkpoint that it starts from, but for its checksums."""
-    CheckpointReader(checkpoint).restore(fragments.needed_fragments(engine))
+    """Restore a checkpoint as a worker does, without the verification of checksums."""
+    CheckpointReader(checkpoint).restore(zero_state.fragments_to_load(engine))
     adopt(engine, checkpoint)
 
 
 def adopt(engine: Any, checkpoint: Checkpoint) -> None:
-    """Make what has been read of a checkpoint the engine's own."""
-    fragments.set_optimizer_step(engine, checkpoint.manifest.optimizer_step)
-    fragments.publish(engine)
+    """Set the optimizer step of the checkpoint, and copy the restored masters to the model."""
+    zero_state.set_optimizer_step(engine, checkpoint.manifest.optimizer_step)
+    zero_state.sync_model_from_masters(engine)
 
 
 def state_of(engine: Any) -> dict[str, Tensor]:
-    """Whole masters and moments by "parameter/state", and the step, by DeepSpeed's own means; on every rank."""
+    """Complete masters and moments by "parameter/state", and the step, read with DeepSpeed's API; on every rank."""
     if engine.zero_optimization_stage() in (1, 2):
         optimizer = engine.optimizer
-        # DeepSpeed does so once, in the first step of the first parameter group: too early for the other groups.
+        # DeepSpeed does this once, in the first step of the first parameter group: too early for the other groups.
         for group, flat in zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True):
             lazy_init_hp_params_optimizer_state(group, flat, optimizer.optimizer.state)
-    state = {"step": torch.tensor(fragments.optimizer_step(engine))}
+    state = {"step": torch.tensor(zero_state.optimizer_step(engine))}
     for name, parameter in trainable(engine):
         for each in STATES:
             state[f"{name}/{each}"] = _whole(engine, parameter, each).detach().clone().flatten()
@@ -230,9 +230,9 @@ def weights_of(engine: Any) -> dict[str, Tensor]:
 
 
 def of_first_rank(engine: Any, state: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """What `state_of` gave the first rank of an engine's group once, on every rank; the others need not know it."""
+    """Broadcast a result of `state_of` from the first rank of an engine's group; other ranks may pass None."""
     shared = {"step": torch.zeros((), dtype=torch.int64)}
-    for name, shape in fragments.parameter_shapes(engine).items():
+    for name, shape in zero_state.parameter_shapes(engine).items():
         shared |= {f"{name}/{each}": torch.empty(torch.Size(shape).numel(), device=engine.device) for each in STATES}
     for name, tensor in shared.items():
         if state is not None and engine.global_rank == 0:
@@ -242,12 +242,12 @@ def of_first_rank(engine: Any, state: Mapping[str, Tensor] | None) -> dict[str, 
 
 
 def trainable(engine: Any) -> list[tuple[str, Any]]:
-    """Names and parameters that are not frozen, tied ones once."""
+    """Names and parameters that are trained; tied ones once."""
     return [(name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
 
 
 def differences(engine: Any, expected: Mapping[str, Tensor]) -> list[str]:
-    """Names of what an engine does not hold bit for bit: masters, moments, step, and the model's own weights."""
+    """Names of all masters, moments, step and model weights that differ from `expected` in any bit."""
     found = state_of(engine)
     assert found.keys() == expected.keys()
     wrong = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]

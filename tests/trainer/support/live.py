@@ -1,4 +1,4 @@
-"""A real `spotune run` in a process of its own, whose parts a test can kill one by one."""
+"""A real `spotune run` in its own process, whose parts a test can kill one by one."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from spotune_trainer.supervisor.ray_head.processes import Process, command_line,
 
 _PATIENCE_SECONDS = 240.0
 _SPOTUNE = "from spotune.cli.main import main; main()"
-_OWN_PROCESS = re.compile(r"rank (?P<rank>\d+) of \d+ on .*, process (?P<pid>\d+): from ")
+_OWN_PROCESS = re.compile(r"rank (?P<rank>\d+) of \d+ on .*, process (?P<pid>\d+): starts from ")
 
 
 @dataclass
 class LiveRun:
-    """`spotune run` on one directory, started and killed as often as a test likes.
+    """`spotune run` on one directory; a test can start and kill it repeatedly.
 
     Attributes:
-        environment: what the command finds in its environment besides ours.
-        patience_seconds: how long anything may take.
+        environment: variables added to the environment of the command.
+        patience_seconds: timeout of each wait.
     """
 
     directory: JobDirectory
@@ -43,7 +43,7 @@ class LiveRun:
     _process: subprocess.Popen[str] | None = field(default=None)
 
     def start(self, *options: str) -> None:
-        """Run the command; it must not run already."""
+        """Start the command, which must not be running."""
         self.directory.root.mkdir(parents=True, exist_ok=True)
         job_file = self.directory.root.with_suffix(".yaml")
         job_file.write_text(self.job.model_dump_json(exclude_unset=True))
@@ -58,7 +58,7 @@ class LiveRun:
         )
 
     def wait(self) -> tuple[int, str]:
-        """Exit code and output of the command."""
+        """Wait for the end of the command; returns its exit code and output."""
         assert self._process is not None
         output, _ = self._process.communicate(timeout=self.patience_seconds)
         return self._process.returncode, output
@@ -73,102 +73,102 @@ class LiveRun:
         return Ledger(self.directory).records(*names)
 
     def last_step(self) -> int:
-        """The newest step that the newest generation logged."""
+        """The last step that the newest generation has logged."""
         logs = self.directory.generation_logs(latest_generation(self.directory))
         return max((line["step"] for line in files.read_lines(logs.steps)), default=0)
 
     def has_ended(self) -> bool:
-        """Whether the command has ended by itself."""
+        """Whether the command has ended."""
         return self._process is not None and self._process.poll() is not None
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until a worker group has gone past `step`."""
+        """Wait until the newest generation has logged `step`."""
         self.wait_until(lambda: self.last_step() >= step, f"step {step}")
 
-    def seconds_to_new_step(self, deed: Callable[[], None]) -> float:
-        """Do what ends the worker group, and wait for a step that was never reached before; seconds from the deed."""
+    def seconds_to_new_step(self, fault: Callable[[], None]) -> float:
+        """Call `fault`, which ends the worker group; returns the seconds until a step beyond all earlier ones."""
         generation = latest_generation(self.directory)
         began = time.monotonic()
-        deed()
+        fault()
         self.wait_until(lambda: latest_generation(self.directory) > generation, "the next generation")
         old = files.read_lines(self.directory.generation_logs(generation).steps)
         self.wait_for_step(max(line["step"] for line in old) + 1)
         return time.monotonic() - began
 
     def wait_until(self, done: Callable[[], bool], what: str) -> None:
-        """Wait for something; a command that ends meanwhile is an error."""
+        """Wait for a condition; it is an error if the command ends before."""
         until = time.monotonic() + self.patience_seconds
         while not done():
             assert self._process is not None
             if self._process.poll() is not None:
                 raise AssertionError(f"ended with {self._process.returncode} before {what}: {self.wait()[1]}")
             if time.monotonic() > until:
-                raise AssertionError(f"waited too long for {what}; the ledger says {self.events()[-3:]}")
+                raise AssertionError(f"timed out waiting for {what}; last events: {self.events()[-3:]}")
             time.sleep(0.01)
 
     def workers(self) -> list[Process]:
-        """The ranks of the newest group, in their order."""
+        """The processes of the newest group, in the order of their ranks."""
         ranks = {process_name(process): process for process in self._ray().family.members()}
         return [ranks[name] for name in sorted(ranks) if name.startswith("spotune-rank-")]
 
     def driver(self) -> Process:
-        """The driver that runs."""
-        found = self._members(lambda command: "spotune_trainer.driver.driver" in command)
+        """The process of the running driver."""
+        found = self._members(lambda command: "spotune_trainer.driver" in command)
         assert found, "no driver runs"
         return found[-1]
 
     def ranks(self) -> dict[int, Process]:
-        """The processes of the newest generation that have said so in their logs and still run, by rank."""
+        """The running processes of the newest generation by rank, from the pids in their logs."""
         logs = self.directory.generation_logs(latest_generation(self.directory))
         found = {}
         for path in logs.root.glob("worker-*.log"):
-            said = _OWN_PROCESS.search(path.read_text())
-            process = find_process(int(said["pid"])) if said else None
-            if said and process is not None:
-                found[int(said["rank"])] = process
+            logged = _OWN_PROCESS.search(path.read_text())
+            process = find_process(int(logged["pid"])) if logged else None
+            if logged and process is not None:
+                found[int(logged["rank"])] = process
         return found
 
     def kill_supervisor(self) -> None:
-        """End the command itself, at once."""
+        """Kill the process of the command."""
         assert self._process is not None
         self._process.kill()
         self._process.communicate()
 
     def kill_ray(self) -> None:
-        """End the head of its Ray at once; what runs in it is left to itself."""
+        """Kill the processes of its Ray head; drivers and workers are not killed."""
         for part in self._ray().parts.values():
             kill(part)
 
     def ray(self) -> RunningRay | None:
-        """Its Ray; None while there is none."""
+        """Its Ray head; None while there is none."""
         record = (files.read_json(self.directory.supervisor) or {}).get("ray")
         return RunningRay.from_json(record) if record else None
 
-    def tell_to_leave(self) -> None:
-        """What the kubelet does with a pod whose node goes: SIGTERM."""
+    def terminate(self) -> None:
+        """Send SIGTERM, as the kubelet does before it ends a pod."""
         assert self._process is not None
         self._process.terminate()
 
     def kill_everything(self) -> None:
-        """End the command and all of its Ray, at once."""
+        """Kill the command and all processes of its Ray head."""
         ray = self._ray()
         self.kill_supervisor()
-        ray.family.end()
+        ray.family.kill()
 
-    def end(self) -> None:
-        """Leave nothing running, whatever the test did."""
+    def clean_up(self) -> None:
+        """Kill everything that still runs."""
         if self._process is not None and self._process.poll() is None:
             self.kill_supervisor()
         if self.directory.supervisor.exists():
-            self._ray().end()
+            self._ray().shut_down()
 
     def _ray(self) -> RunningRay:
         ray = self.ray()
         assert ray is not None, "no Ray runs"
         return ray
 
-    def _members(self, wanted: Callable[[str], bool]) -> list[Process]:
-        return [process for process in self._ray().family.members() if wanted(command_line(process))]
+    def _members(self, matches: Callable[[str], bool]) -> list[Process]:
+        return [process for process in self._ray().family.members() if matches(command_line(process))]
 
 
 def kill(process: Process) -> None:
@@ -177,7 +177,7 @@ def kill(process: Process) -> None:
 
 
 def process_name(process: Process) -> str:
-    """The name that a process gave itself."""
+    """The name that a process has set for itself; empty once it has ended."""
     try:
         return Path(f"/proc/{process.pid}/comm").read_text().strip()
     except OSError:

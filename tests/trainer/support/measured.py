@@ -1,6 +1,6 @@
-"""What measurements of the trainer on GPUs share: ranks that torchrun starts, sizes of models, the machine's name.
+"""Shared by measurements of the trainer on GPUs: ranks that torchrun starts, model sizes, the machine's description.
 
-Without a GPU the ranks train on the CPU, which is for trying a benchmark at its smallest size.
+Without a GPU the ranks train on the CPU, to try a benchmark at its smallest size.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ LLAMAS["8Bx8"] = LLAMAS["8B"] | {"num_hidden_layers": 8}  # a quarter of its lay
 """Configurations by size."""
 _SAMPLES = 256
 _SHORTER = 8
-"""Tokens that a row may lack, at most one less."""
+"""Rows are shorter than the maximum by a random number of tokens below this."""
 _KEPT = ("adapter", "execution", "workers")
 """Parts of an example that are measured; its data, evaluation, trackers and checkpoints are not."""
 
@@ -86,7 +86,7 @@ def make_llama_job(
     documents: int = 1,
     **checkpoint: int,
 ) -> FinetuneJob:
-    """A job over rows of random tokens that nobody will finish, with all that it needs in a folder.
+    """A job over rows of random tokens, too long to finish; writes its model and shards to a folder.
 
     Args:
         folder: gets model and shards.
@@ -105,8 +105,8 @@ def make_llama_job(
     with MDSWriter(out=str(folder / "shards"), columns=columns) as writer:
         for _ in range(_SAMPLES):
             row = random.integers(3, VOCABULARY, length, dtype=np.int32)
-            ends = np.sort(random.choice(np.arange(1, length), documents - 1, replace=False))
-            lengths = np.diff(np.concatenate([[0], ends, [length]])).astype(np.int32)
+            boundaries = np.sort(random.choice(np.arange(1, length), documents - 1, replace=False))
+            lengths = np.diff(np.concatenate([[0], boundaries, [length]])).astype(np.int32)
             writer.write({"input_ids": row, "labels": row} | ({"lengths": lengths} if documents > 1 else {}))
     sections = {name: dict(values) for name, values in (sections or {}).items()}
     return make_job(
@@ -130,9 +130,9 @@ def example_job(name: str) -> tuple[FinetuneJob, dict[str, Any]]:
 def make_example_job(
     folder: Path, name: str, batch: int | None = None, sections: Mapping[str, Any] | None = None
 ) -> FinetuneJob:
-    """A job of examples/ with random weights and rows of random tokens as long as it allows, which nobody will finish.
+    """A job of examples/ with random weights and rows of random tokens up to its maximum length, too long to finish.
 
-    Unless they are packed, rows are some tokens shorter now and then, so that batches have padding, as real ones do.
+    Unless rows are packed, some are a few tokens shorter, so that batches have padding as real ones do.
 
     Args:
         folder: gets model and shards.
@@ -176,9 +176,9 @@ def make_example_job(
 
 
 class QuicklyBuiltWorker(Worker):
-    """Draws its weights on the GPU, where there is one: what they are does not matter, and it takes minutes else.
+    """Initializes random weights on the GPU if there is one: on the CPU it takes minutes. The values do not matter.
 
-    Parameters that are offloaded have to come from the host.
+    Offloaded parameters have to be initialized on the host.
     """
 
     def set_up(self) -> None:
@@ -189,24 +189,24 @@ class QuicklyBuiltWorker(Worker):
 
 @contextmanager
 def torchrun_group() -> Iterator[tuple[int, int]]:
-    """Join the group of the ranks that torchrun has started, each on its GPU; gives rank and world size."""
+    """Join the group of the ranks that torchrun has started, each on its GPU. Yields rank and world size."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group(BACKENDS)
     yield distributed.get_rank(), distributed.get_world_size()
-    if distributed.is_initialized():  # the ranks may have left it for groups of their own
+    if distributed.is_initialized():  # the ranks may have replaced it by groups of their own
         distributed.destroy_process_group()
 
 
 def from_first_rank(value: Any) -> Any:
-    """What rank 0 has, on every rank of the group."""
+    """Broadcast a value of rank 0 to every rank of the group."""
     shared = [value]
     distributed.broadcast_object_list(shared)
     return shared[0]
 
 
 def machine() -> dict[str, Any]:
-    """What a figure was measured on: device, world size, versions."""
+    """The machine of a measurement: device, world size, versions."""
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "worldSize": int(os.environ["LOCAL_WORLD_SIZE"]),
@@ -215,7 +215,7 @@ def machine() -> dict[str, Any]:
 
 
 def publish(result: dict[str, Any], output: Path | None) -> None:
-    """Print what was found, and write it to a file."""
+    """Print a result, and write it to a file if one is given."""
     text = json.dumps(result, indent=2)
     sys.stdout.write(text + "\n")
     if output:

@@ -1,4 +1,4 @@
-"""DeepSpeed's own engines, as somebody else trains with them, and universal checkpoints between them and ours."""
+"""Plain DeepSpeed engines, as users of DeepSpeed build them, and universal checkpoints exchanged with ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deepspeed.checkpoint import ds_to_universal
 from torch import distributed
 
 from spotune_trainer.checkpoint.layout import CheckpointName
-from spotune_trainer.export.import_universal import begin_from_universal
+from spotune_trainer.export.import_universal import import_universal_checkpoint
 from spotune_trainer.export.universal import write_universal
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.layouts import (
@@ -34,8 +34,8 @@ STAGES = (1, 2, 3)
 WEIGHT_DECAYS = [0.1, 0.0]
 
 
-def foreign_engine(layout: Layout) -> Any:
-    """What somebody else trains with DeepSpeed: two parameter groups and one of DeepSpeed's schedulers."""
+def plain_engine(layout: Layout) -> Any:
+    """An engine from `deepspeed.initialize`, with two parameter groups and one of DeepSpeed's schedulers."""
     model = build_model(DTYPES[layout.dtype], frozen=())
     kinds = [[p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]]
     groups = [{"params": kind, "weight_decay": decay} for kind, decay in zip(kinds, WEIGHT_DECAYS, strict=True)]
@@ -55,8 +55,8 @@ def foreign_engine(layout: Layout) -> Any:
     return engine
 
 
-def loaded_by_deepspeed(rank: int, world_size: int, root: Path, dtype: str) -> dict[int, list[str]]:
-    """What differs, by stage, when DeepSpeed loads what one of our engines has committed at another stage."""
+def differences_when_deepspeed_loads_ours(rank: int, world_size: int, root: Path, dtype: str) -> dict[int, list[str]]:
+    """Names of the states that differ, by stage, when DeepSpeed loads a checkpoint of ours from another stage."""
     ours = Layout(3, world_size, dtype)
     engine, directory, name = build(ours, frozen=()), JobDirectory(root / "run"), CheckpointName(ours.steps, 1)
     train(engine, ours.steps)
@@ -67,7 +67,7 @@ def loaded_by_deepspeed(rank: int, world_size: int, root: Path, dtype: str) -> d
     distributed.barrier()
     found = {}
     for stage in STAGES:
-        engine = foreign_engine(Layout(stage, world_size, dtype))
+        engine = plain_engine(Layout(stage, world_size, dtype))
         path, _ = engine.load_checkpoint(str(root / "universal"))
         assert path is not None
         found[stage] = differences(engine, expected)
@@ -77,9 +77,9 @@ def loaded_by_deepspeed(rank: int, world_size: int, root: Path, dtype: str) -> d
     return found
 
 
-def converted_by_deepspeed(rank: int, world_size: int, root: Path, stage: int) -> list[str]:
-    """What differs when one of our engines begins from what DeepSpeed saved and made universal."""
-    engine, steps = foreign_engine(Layout(stage, world_size, "bfloat16")), 2
+def differences_when_we_load_deepspeeds(rank: int, world_size: int, root: Path, stage: int) -> list[str]:
+    """Names of the states that differ when our engine starts from a universal checkpoint of DeepSpeed's."""
+    engine, steps = plain_engine(Layout(stage, world_size, "bfloat16")), 2
     train(engine, steps)
     expected = state_of(engine)
     engine.save_checkpoint(str(root), tag="saved")
@@ -88,7 +88,7 @@ def converted_by_deepspeed(rank: int, world_size: int, root: Path, stage: int) -
     if rank == 0:
         make_universal(root / "saved", root / "universal")
         model_config().save_pretrained(root / "model")
-        begin_from_universal(directory, make_job(root / "model", "causal"), root / "universal")
+        import_universal_checkpoint(directory, make_job(root / "model", "causal"), root / "universal")
     distributed.barrier()
     engine = build(Layout(2, world_size, "bfloat16"), frozen=())
     restore(engine, opened(directory, CheckpointName(steps, 0)))

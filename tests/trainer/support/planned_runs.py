@@ -1,4 +1,4 @@
-"""Runs that benchmarks/throughput.py has measured, each with the memory that the plan expects of it now."""
+"""Runs that benchmarks/throughput.py has measured, each with the memory that the current plan predicts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from transformers import LlamaConfig
 
 from spotune.job_file.load import replace_fields
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.execution import setup_of
-from spotune.plan.layout import Layout, Setup
+from spotune.plan.execution import training_setup
 from spotune.plan.memory import precision_of
+from spotune.plan.training_setup import Layout, TrainingSetup
+from tests import ROOT
 from tests.trainer.support.measured import LLAMAS, example_job
 
-RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+RESULTS = ROOT / "benchmarks/results"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class MeasuredRun:
 
     Attributes:
         world_size: GPUs.
-        case: what was run, and what came of it.
+        case: the configuration and its measurements, as in the output.
     """
 
     world_size: int
@@ -33,13 +34,13 @@ class MeasuredRun:
 
     @property
     def measured_bytes(self) -> int:
-        """Peak of what PyTorch allocated on a GPU."""
+        """Peak memory that PyTorch allocated on a GPU."""
         peak: int = self.case["peakAllocatedBytes"]
         return peak
 
     @property
     def planned_bytes(self) -> int:
-        """What the plan expects of PyTorch's tensors on a GPU."""
+        """Memory of PyTorch's tensors on a GPU, as the plan predicts it."""
         case = self.case
         layout = Layout(
             case["zeroStage"],
@@ -53,27 +54,27 @@ class MeasuredRun:
 
 
 def read_runs(file: Path) -> list[MeasuredRun]:
-    """All cases of an output."""
+    """All cases of an output file."""
     found = json.loads(file.read_text())
     return [MeasuredRun(found["machine"]["worldSize"], case) for case in found["cases"]]
 
 
 def runs_with_memory() -> list[MeasuredRun]:
-    """Those whose memory was measured by itself, and is that of a plan."""
-    # Of the examples the first of each process: DeepSpeed keeps something of a run at ZeRO 3 as long as that lives.
+    """Runs whose measured memory can be compared with the plan."""
+    # Only the first example of each process: DeepSpeed keeps memory of a ZeRO-3 run until the process exits.
     outputs = [read_runs(file) for file in sorted(RESULTS.glob("throughput_*.json"))]
     outputs += [read_runs(file)[:1] for file in sorted(RESULTS.glob("examples_*.json"))]
     return [
         run
         for runs in outputs
         for run in runs
-        # With a mask, for the sake of comparison, keys and values are repeated for every head that shares them.
+        # Masked SDPA, which is measured for comparison, repeats shared keys and values for every head.
         if run.case["sections"].get("execution", {}).get("attention") != "sdpa"
     ]
 
 
-def _setup(case: dict[str, Any]) -> Setup:
-    """What is trained, as the plan sees it."""
+def _setup(case: dict[str, Any]) -> TrainingSetup:
+    """The case as an input of the plan."""
     if case["size"] not in LLAMAS:
         job, config = example_job(case["size"])
         changes: dict[str, Any] = {"spec.model.initialise": "random"}
@@ -81,9 +82,9 @@ def _setup(case: dict[str, Any]) -> Setup:
             changes |= {f"spec.{part}.{name}": value for name, value in values.items()}
         if case["zeroStage"] is not None:
             changes["spec.execution.zeroStage"] = case["zeroStage"]
-        return setup_of(read_architecture(config), replace_fields(job, changes))
+        return training_setup(read_architecture(config), replace_fields(job, changes))
     adapter = case["sections"].get("adapter")
-    return Setup(
+    return TrainingSetup(
         architecture=read_architecture(LlamaConfig(**LLAMAS[case["size"]]).to_dict()),
         precision=precision_of("bfloat16", case["sections"].get("training", {}).get("optimizer", "adamw")),
         global_batch_size=case["batch"],

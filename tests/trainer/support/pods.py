@@ -1,4 +1,4 @@
-"""The supervisor of a pod as the operator sees it: its HTTP, its job file, and a Ray of the test's own making."""
+"""The supervisor of a pod as the operator sees it: its HTTP API, its job file, and a scripted Ray head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -19,43 +19,43 @@ from spotune_trainer.job_directory.job import job_of
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.attempt import Timing
 from spotune_trainer.supervisor.console import PlainView
-from spotune_trainer.supervisor.control import Orders, Standing
-from spotune_trainer.supervisor.daemon import Stay
+from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
+from spotune_trainer.supervisor.daemon import SupervisorDaemon
 from spotune_trainer.supervisor.http_server import ProgressServer
 from spotune_trainer.supervisor.job_watch import JobFile
-from spotune_trainer.supervisor.pod_api import PodPages
+from spotune_trainer.supervisor.pod_api import PodApi
 from spotune_trainer.supervisor.pod_supervisor import PodSupervisor
-from spotune_trainer.supervisor.preflight.checks import Preflight
+from spotune_trainer.supervisor.preflight.runner import Preflight
 from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnavailableError, RayJob
 from tests.trainer.support.tiny import make_job
 from tests.trainer.support.waiting import wait_until
 
 _PATIENCE_SECONDS = 30.0
 _SPEED = 50.0
-"""Seconds of the supervisor in one of ours."""
+"""Seconds of the supervisor's clock in one second of the test."""
 
 Drive = Callable[["DriverlessRay"], "int | None"]
-"""What becomes of an attempt: its exit code, None while it runs on."""
+"""Plays the driver of an attempt: returns its exit code, or None while it runs."""
 
 
 class DriverlessRay(JobsClient):
-    """A head and its Jobs API at once; drivers are functions that are asked now and then what has become of them."""
+    """A Ray head and its Jobs API in one; each poll calls the function `drive` in place of a driver."""
 
     def __init__(self, directory: JobDirectory) -> None:
         super().__init__("http://ray", "secret")
         self.directory = directory
         self.is_away = False
-        self.drive: Drive = trains
+        self.drive: Drive = finish_training
         self.jobs: dict[str, RayJob] = {}
 
     @property
     def attempts(self) -> int:
         return len(self.jobs)
 
-    def find(self, submission_id: Any) -> Any:
-        """As a head: what an earlier supervisor noted; as a Jobs API: one job."""
-        if not isinstance(submission_id, str):
-            return self.answers()
+    def reattach(self, record: Mapping[str, Any] | None) -> bool:
+        return self.is_responding()
+
+    def find(self, submission_id: str) -> RayJob | None:
         self._refuse_while_away()
         job = self.jobs.get(submission_id)
         if job is None or job.has_ended:
@@ -78,9 +78,9 @@ class DriverlessRay(JobsClient):
         self.jobs[submission_id] = RayJob(submission_id, "STOPPED", None, "", self.jobs[submission_id].metadata)
 
     def logs(self, submission_id: str) -> str:
-        return "what the driver said last"
+        return "the driver's last line"
 
-    def answers(self) -> bool:
+    def is_responding(self) -> bool:
         return not self.is_away
 
     def start(self) -> None: ...
@@ -94,15 +94,15 @@ class DriverlessRay(JobsClient):
     def record(self) -> dict[str, Any] | None:
         return None
 
-    def end(self) -> None: ...
+    def shut_down(self) -> None: ...
 
     def _refuse_while_away(self) -> None:
         if self.is_away:
             raise JobsUnavailableError("connection refused")
 
 
-def trains(ray: DriverlessRay) -> int | None:
-    """Train the model at once, as long as the job says."""
+def finish_training(ray: DriverlessRay) -> int | None:
+    """Finish the training at once, with the length that the job has."""
     job = job_of(ray.directory)
     assert job is not None
     length = {"epochs": job.spec.training.epochs, "maxSteps": job.spec.training.max_steps}
@@ -111,52 +111,52 @@ def trains(ray: DriverlessRay) -> int | None:
     return 0
 
 
-def heeds_a_stop(ray: DriverlessRay) -> int | None:
-    """Train for ever, but commit and leave when told to."""
+def train_until_stopped(ray: DriverlessRay) -> int | None:
+    """Train until there is a notice to stop."""
     _publish(ray, "Training")
     notice = files.read_json(ray.directory.notice)
     return 10 if notice is not None and notice["stop"] else None
 
 
-def heeds_nothing(ray: DriverlessRay) -> int | None:
-    """Train for ever."""
+def ignore_stop(ray: DriverlessRay) -> int | None:
+    """Train without end, and ignore notices."""
     _publish(ray, "Training")
     return None
 
 
-def fails(ray: DriverlessRay) -> int | None:
-    """End by the job's own fault."""
+def fail_with_job_error(ray: DriverlessRay) -> int | None:
+    """Exit with the exit code of a JobError."""
     _publish(ray, "Failed", "rank 0: no such column")
     return 20
 
 
 def _publish(ray: DriverlessRay, phase: str, message: str | None = None) -> None:
     earlier = files.read_json(ray.directory.status) or {"heartbeat": 0}
-    news = {"time": time.time(), "heartbeat": earlier["heartbeat"] + 1, "attempt": ray.attempts, "phase": phase}
-    files.write_json(ray.directory.status, {**earlier, **news, "message": message}, durable=False)
+    changes = {"time": time.time(), "heartbeat": earlier["heartbeat"] + 1, "attempt": ray.attempts, "phase": phase}
+    files.write_json(ray.directory.status, {**earlier, **changes, "message": message}, durable=False)
 
 
 class Pod:
-    """One life of a supervisor's container; everything in it is real but Ray and the pace of time."""
+    """A supervisor's container; all of it is real, except Ray and the pace of time."""
 
     def __init__(self, root: Path, ray: DriverlessRay | None = None) -> None:
         self.job_path = root / "job.yaml"
         self.directory = JobDirectory(root / "data" / "job")
         self.ray = ray or DriverlessRay(self.directory)
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.url = ""
 
     def write_job(self, source: Path | str, **sections: Any) -> str:
-        """Mount a job file; its text."""
+        """Mount a job file; returns its text."""
         text = make_job(source, **sections).model_dump_json(exclude_unset=True)
         self.job_path.write_text(text)
         return text
 
     def run(self, script: Callable[[], None]) -> SpotuneError | None:
-        """Run the supervisor while `script` deals with it from outside, then end it by SIGTERM; what it raised."""
+        """Run the supervisor while a thread runs `script`, then send SIGTERM; returns the error of the supervisor."""
         errors: list[BaseException] = []
 
-        def deal() -> None:
+        def run_script() -> None:
             try:
                 self.until(lambda: bool(self.url), "it is served")
                 script()
@@ -164,48 +164,50 @@ class Pod:
                 errors.append(error)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        dealer = threading.Thread(target=deal)
-        dealer.start()
+        thread = threading.Thread(target=run_script)
+        thread.start()
         outcome: SpotuneError | None = None
         try:
-            self._live()
+            self._run_supervisor()
         except SpotuneError as error:
             outcome = error
         finally:
-            dealer.join()
+            thread.join()
         if errors:
-            raise AssertionError(f"{errors[0]}; it said {self.said[-5:]}") from errors[0]
+            raise AssertionError(f"{errors[0]}; its last lines are {self.lines[-5:]}") from errors[0]
         return outcome
 
-    def _live(self) -> None:
-        orders = Orders()
-        standing = Standing(orders)
-        job_file = JobFile(self.job_path, self.directory, standing, self.said.append, lambda: time.monotonic() * _SPEED)
+    def _run_supervisor(self) -> None:
+        control = ControlSignals()
+        status = SupervisorStatus(control)
+        job_file = JobFile(self.job_path, self.directory, status, self.lines.append, lambda: time.monotonic() * _SPEED)
         sleep = lambda seconds: time.sleep(seconds / _SPEED)  # noqa: E731
         supervisor = PodSupervisor(
             self.directory,
             job_file,
-            Preflight(self.directory, standing),
+            Preflight(self.directory, status.preflight),
             self.ray,
-            PlainView(self.said.append),
-            orders,
-            standing,
-            Timing(poll=0.02, hang_margin=0.2, end=0.5, silence=0.5),
+            PlainView(self.lines.append),
+            control,
+            status,
+            Timing(poll=0.02, hang_margin=0.2, stop=0.5, unavailable=0.5),
             sleep,
         )
-        stay = Stay(
+        daemon = SupervisorDaemon(
             self.directory,
             supervisor.run,
-            orders,
-            standing,
+            control,
+            status,
             job_file.has_changed,
-            self.said.append,
+            self.lines.append,
             sleep,
         )
-        pages = PodPages(self.directory, orders, standing)
-        with ProgressServer(self.directory, supervisor.sickness, pages=pages.pages, actions=pages.actions) as server:
+        api = PodApi(self.directory, control, status)
+        with ProgressServer(
+            self.directory, supervisor.health_problem, get_routes=api.get_routes, post_routes=api.post_routes
+        ) as server:
             supervisor.url = self.url = server.url
-            stay.until_told_to_leave()
+            daemon.run_until_terminated()
 
     def progress(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.url}/progress", timeout=5) as answer:
@@ -220,10 +222,10 @@ class Pod:
         return str(self.supervisor()["state"])
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        assert wait_until(condition, _PATIENCE_SECONDS), f"waited too long until {what}"
+        assert wait_until(condition, _PATIENCE_SECONDS), f"timed out waiting until {what}"
 
     def until_state(self, state: str) -> dict[str, Any]:
-        """What it says of itself in that state."""
+        """Wait for a state; returns the supervisor's part of `/progress`."""
         self.until(lambda: self.state() == state, f"{state}, it is {self.supervisor()}")
         return self.supervisor()
 
@@ -235,7 +237,7 @@ class Pod:
 
 
 def request(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, str]:
-    """Status and text of an answer."""
+    """Status code and body of a response."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data=body, method=method), timeout=10) as answer:
             return answer.status, answer.read().decode()

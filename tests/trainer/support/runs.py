@@ -1,7 +1,7 @@
-"""Worker groups of small jobs without Ray: real ranks, real shards of very uneven rows, real checkpoints.
+"""Worker groups of small jobs without Ray: real ranks, shards with rows of uneven lengths, real checkpoints.
 
 A run is two epochs of five steps, with commits after steps 5 and 10. The last step of an epoch holds 11 samples instead
-of 16, and a step's micro-batches divide by no world size but one and two.
+of 16. No world size above 2 divides the number of micro-batches of every step.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from spotune_trainer.data.batches import row_hash
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.run_plan import RunPlan
-from spotune_trainer.observability.progress import Journal
+from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import WorkerTask
-from spotune_trainer.training.worker import Worker, WorkerEnd, run_worker
+from spotune_trainer.training.worker import TrainResult, Worker, run_worker
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.tiny import VOCABULARY, make_job, save_source
 
@@ -47,7 +47,7 @@ DROPOUT: Mapping[str, Mapping[str, float]] = {"seq2seq": {"dropout_rate": 0.1}, 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks train, and at which ZeRO stage."""
+    """Number of ranks, and their ZeRO stage."""
 
     world_size: int
     zero_stage: int
@@ -55,13 +55,13 @@ class Layout:
 
 @dataclass
 class Runs:
-    """Jobs over one corpus within `root`; a finished run is made once, when it is first asked for."""
+    """Jobs over one corpus within `root`; each finished run is trained once, at its first use."""
 
     root: Path
-    _finished: dict[tuple[Any, ...], tuple[JobDirectory, WorkerEnd]] = field(default_factory=dict)
+    _finished: dict[tuple[Any, ...], tuple[JobDirectory, TrainResult]] = field(default_factory=dict)
 
     def job(self, task: str = "seq2seq", dtype: str = "float32", dropout: bool = True, **sections: Any) -> FinetuneJob:
-        """The job of a run: two epochs, commits after every fifth step; sections are merged over it."""
+        """A job of two epochs with a commit every five steps; `sections` override its values."""
         values = (DROPOUT if dropout else NO_DROPOUT)[task]
         source = self.root / f"{task}-{'dropout' if dropout else 'plain'}"
         if not source.exists():
@@ -83,19 +83,19 @@ class Runs:
         )
 
     def shards(self, task: str) -> Path:
-        """The rows of a task as MDS shards of ten."""
+        """The rows of a task as MDS shards of ten rows."""
         folder = self.root / f"{task}-shards"
         if not folder.exists():
             write_shards(folder, task)
         return folder
 
     def finished(self, layout: Layout, task: str = "seq2seq", dtype: str = "float32") -> JobDirectory:
-        """A run that was never disturbed; not to be changed (see `interrupted`)."""
+        """An undisturbed finished run. Tests must not change it; `interrupted` makes a copy."""
         return self._finish(layout, task, dtype)[0]
 
-    def figures(self, layout: Layout) -> dict[str, Any]:
-        """What rank 0 of a finished run had to say."""
-        return self._finish(layout, "seq2seq", "float32")[1].figures
+    def summary(self, layout: Layout) -> dict[str, Any]:
+        """The summary of rank 0 of a finished run."""
+        return self._finish(layout, "seq2seq", "float32")[1].summary
 
     def interrupted(self, run: JobDirectory, step: int) -> JobDirectory:
         """A copy of a finished run as it was before its commits after `step`."""
@@ -109,7 +109,7 @@ class Runs:
     def with_and_without_loss(
         self, job: FinetuneJob, layout: Layout, micro_batch_size: int = MICRO_BATCH, timeout: float = 120.0
     ) -> tuple[JobDirectory, JobDirectory]:
-        """A run that was interrupted after its first commit and then resumed, and one that was never disturbed."""
+        """A run that was interrupted after its first commit and resumed, and an undisturbed run."""
         undisturbed = self.empty("finished-undisturbed")
         train_generation(undisturbed, job, layout, micro_batch_size=micro_batch_size, timeout=timeout)
         resumed = self.interrupted(undisturbed, step=STEPS_PER_EPOCH)
@@ -117,15 +117,15 @@ class Runs:
         return resumed, undisturbed
 
     def empty(self, name: str) -> JobDirectory:
-        """A new folder of a job."""
+        """A new, empty folder for a job."""
         for number in itertools.count():
             directory = JobDirectory(self.root / f"{name}.{number}")
             with suppress(FileExistsError):
                 directory.root.mkdir()
                 return directory
-        raise AssertionError("numbers do not end")
+        raise AssertionError("unreachable: there are always further numbers")
 
-    def _finish(self, layout: Layout, task: str, dtype: str) -> tuple[JobDirectory, WorkerEnd]:
+    def _finish(self, layout: Layout, task: str, dtype: str) -> tuple[JobDirectory, TrainResult]:
         key = (layout, task, dtype)
         if key not in self._finished:
             directory = self.empty(f"finished-{task}-{dtype}-{layout.world_size}-{layout.zero_stage}")
@@ -134,7 +134,7 @@ class Runs:
 
 
 def write_shards(folder: Path, task: str) -> None:
-    """Rows of random tokens, from two to some eighty of them; one label in the shortest row, thirty in the longest."""
+    """Write rows of 2 to about 80 random tokens, with 1 label in the shortest row and 30 in the longest."""
     random = np.random.default_rng(11)
     columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     with MDSWriter(out=str(folder), columns=columns, hashes=["xxh3_64"], size_limit=None) as writer:
@@ -152,7 +152,7 @@ def write_shards(folder: Path, task: str) -> None:
 
 
 def make_plan(layout: Layout, micro_batch_size: int = MICRO_BATCH, execution: ExecutionSpec | None = None) -> RunPlan:
-    """A plan that nobody had to resolve; what is `auto` is off.
+    """A plan without planning: each `auto` is off.
 
     Where layers are compiled, stage 3 has whole gradients, and one layer stays gathered.
     """
@@ -178,7 +178,7 @@ def make_task(
     generation: Generation,
     micro_batch_size: int = MICRO_BATCH,
 ) -> WorkerTask:
-    """What the driver would ask of the ranks of `generation`."""
+    """The task that the driver would send to the ranks of `generation`."""
     return WorkerTask(
         directory=str(directory.root),
         generation=generation.number,
@@ -189,7 +189,7 @@ def make_task(
 
 
 def start_generation(directory: JobDirectory) -> Generation:
-    """Claim the next generation, from the newest checkpoint that counts."""
+    """Claim the next generation, which resumes from the newest valid checkpoint."""
     checkpoint = choose_checkpoint(directory).checkpoint
     return claim(directory, checkpoint.name if checkpoint else None)
 
@@ -201,27 +201,27 @@ def train_generation(
     worker: type[Worker] | None = None,
     micro_batch_size: int = MICRO_BATCH,
     timeout: float = 120.0,
-) -> WorkerEnd:
-    """Run the next generation to its end; what rank 0 says about it."""
+) -> TrainResult:
+    """Run the next generation to its end; returns the result of rank 0."""
     task = make_task(directory, job, layout, start_generation(directory), micro_batch_size)
-    ended: WorkerEnd = run_group(layout.world_size, train_rank, task, worker, timeout=timeout)[0]
-    return ended
+    result: TrainResult = run_group(layout.world_size, train_rank, task, worker, timeout=timeout)[0]
+    return result
 
 
-def train_rank(rank: int, world_size: int, task: WorkerTask, worker: type[Worker] | None = None) -> WorkerEnd:
-    """One rank, by another kind of worker if one is given."""
+def train_rank(rank: int, world_size: int, task: WorkerTask, worker: type[Worker] | None = None) -> TrainResult:
+    """Run one rank, with another worker class if one is given."""
     if worker is None:
         return run_worker(task, rank, world_size)
     logs = JobDirectory(Path(task.directory)).generation_logs(task.generation)
-    with Journal(logs, rank, hang_timeout_seconds=600) as journal:
-        return worker(task, rank, world_size, journal).train()
+    with ProgressReporter(logs, rank, hang_timeout_seconds=600) as reporter:
+        return worker(task, rank, world_size, reporter).train()
 
 
 def rank_error(rank: int, world_size: int, task: WorkerTask) -> str:
-    """Class and text of what a rank raises; empty where it does not."""
+    """Class and message of the exception of a rank; empty if it raises none."""
     try:
         run_worker(task, rank, world_size)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the test asks about
+    except Exception as error:  # noqa: BLE001 - the test checks which exception it is
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -237,27 +237,27 @@ def sample_hashes(run: JobDirectory) -> list[str]:
 
 
 def epoch_hash(shards: Path, cache: Path) -> int:
-    """Hash of all rows, each once, read beside the trainer and its schedule."""
+    """Hash of all rows, each once, read without the trainer's schedule."""
     dataset = ShardedDataset(str(shards), cache)
     return sum(row_hash(number, dataset[number]) for number in range(dataset.num_samples)) % (1 << 64)
 
 
 def each_sample_once_per_epoch(records: Sequence[Mapping[str, Any]], expected: int) -> bool:
-    """Whether the steps of every epoch together went over all rows, and over each of them once."""
+    """Whether the steps of each epoch have used each row exactly once."""
     hashes = [int(record["samples"], 16) for record in records]
     epochs = [hashes[begin : begin + STEPS_PER_EPOCH] for begin in range(0, len(hashes), STEPS_PER_EPOCH)]
     return all(sum(epoch) % (1 << 64) == expected for epoch in epochs)
 
 
 def once_per_epoch(runs: Runs, directory: JobDirectory) -> bool:
-    """Whether the surviving history is two epochs, each over every row once."""
+    """Whether the surviving history has two epochs, each with every row exactly once."""
     records = surviving_steps(directory)
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     return each_sample_once_per_epoch(records, epoch_hash(runs.shards("seq2seq"), runs.root / "cache"))
 
 
 def committed_state(run: JobDirectory, step: int) -> dict[str, torch.Tensor]:
-    """Masters and moments of the newest checkpoint of `step`, whole, by "parameter/state"."""
+    """Complete masters and moments of the newest checkpoint of `step`, by "parameter/state"."""
     checkpoint = committed(run, step)
     reader = CheckpointReader(checkpoint)
     state = {}

@@ -1,4 +1,4 @@
-"""A world for drivers without Ray: worker groups go as written down, and time passes only while the driver sleeps."""
+"""A simulated cluster for a driver, without Ray: scripted worker groups, and a clock that only `sleep` advances."""
 
 from __future__ import annotations
 
@@ -10,58 +10,70 @@ from spotune.plan.devices import machine_memory_bytes
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import CheckpointName
-from spotune_trainer.driver.driver import Surroundings
+from spotune_trainer.driver.driver import DriverDependencies
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import WorkerTask
-from spotune_trainer.worker_group.result import Failed, GroupEnd, Room, Trained
-from tests.trainer.support.checkpoints import put_checkpoint
+from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Trained
+from tests.trainer.support.checkpoints import commit_checkpoint
 
-FIGURES = {"steps": 10, "samples": 150, "trainLoss": 1.5, "evalLoss": 1.25, "exportSha256": "ab"}
-TRAINED = Trained(FIGURES)
+SUMMARY = {"steps": 10, "samples": 150, "trainLoss": 1.5, "evalLoss": 1.25, "exportSha256": "ab"}
+TRAINED = Trained(SUMMARY)
 LOST = Failed(FailureCause.WORKER_LOST, "lost rank 1 (ActorDiedError)")
 BROKEN = Failed(FailureCause.APP_ERROR, "rank 0: ValueError: row 7 has no labels")
 OUT_OF_MEMORY = Failed(FailureCause.OUT_OF_MEMORY, "rank 0: OutOfMemoryError: CUDA out of memory")
 
 
 @dataclass
-class Group:
-    """How one worker group goes: trains up to a step, commits some, and ends."""
+class ScriptedGroup:
+    """Script of one worker group: it trains to `last_step`, commits the steps of `commits`, and exits with `result`."""
 
-    end: GroupEnd
-    last: int = 0
+    result: GroupResult
+    last_step: int = 0
     commits: Sequence[int] = ()
-    before_end: Callable[[], object] | None = None
+    before_exit: Callable[[], object] | None = None
 
 
 @dataclass
-class Stub:
-    """The agents of a `World`: each of its nodes has one slot, and a group is on the first ones."""
+class SimulatedAgents:
+    """Agents of a `SimulatedCluster`. Each node has one slot; a group runs on the first nodes."""
 
-    world: World
+    cluster: SimulatedCluster
 
     def draining(self) -> dict[str, float]:
-        return self.world.draining
+        return self.cluster.draining
 
-    def muster(self, gpus: bool) -> Room:
+    def ensure(self, gpus: bool) -> Slots:
         assert not gpus
-        slots = len({f"n{number}" for number in range(self.world.slots)} - self.world.draining.keys())
-        return Room(slots, min(slots, self.world.ready))
+        slots = len({f"n{number}" for number in range(self.cluster.slots)} - self.cluster.draining.keys())
+        return Slots(slots, min(slots, self.cluster.ready))
 
     def occupied(self) -> set[str]:
-        return {f"n{rank}" for rank in range(self.world.sizes[-1])} if self.world.sizes else set()
+        return {f"n{rank}" for rank in range(self.cluster.sizes[-1])} if self.cluster.sizes else set()
 
     def worker_memory_bytes(self, workers: int, gpus: bool) -> int:
         return machine_memory_bytes() // workers
 
-    def run_group(self, task: WorkerTask, world_size: int) -> GroupEnd:
-        return self.world.run_group(task, world_size)
+    def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
+        return self.cluster.run_group(task, world_size)
 
 
 @dataclass
-class World:
-    """A cluster in which worker groups go as written down, and time passes only while the driver sleeps."""
+class SimulatedCluster:
+    """Runs scripted worker groups one after the other, and records what the driver asked for.
 
-    groups: list[Group]
+    Attributes:
+        groups: scripts, one for each group that the driver starts.
+        slots: nodes of the cluster, with one slot each.
+        ready: nodes whose agent is ready, at most.
+        draining: nodes that drain, with their deadlines.
+        tasks: of the groups that were started.
+        sizes: their numbers of workers.
+        started: times at which they started, in seconds.
+        now: the clock, in seconds.
+        while_sleeping: called at each sleep of the driver.
+    """
+
+    groups: list[ScriptedGroup]
     slots: int = 2
     ready: int = 99
     draining: dict[str, float] = field(default_factory=dict)
@@ -71,15 +83,15 @@ class World:
     now: float = 0.0
     while_sleeping: Callable[[], object] | None = None
 
-    def surroundings(self) -> Surroundings:
-        return Surroundings(Stub(self), lambda: self.now, self.sleep)
+    def dependencies(self) -> DriverDependencies:
+        return DriverDependencies(SimulatedAgents(self), lambda: self.now, self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         if self.while_sleeping is not None:
             self.while_sleeping()
 
-    def run_group(self, task: WorkerTask, world_size: int) -> GroupEnd:
+    def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
         group = self.groups[len(self.tasks)]
         self.tasks.append(task)
         self.sizes.append(world_size)
@@ -87,11 +99,11 @@ class World:
         logs, directory = task.logs, JobDirectory(Path(task.directory))
         logs.root.mkdir(parents=True)
         first = CheckpointName.parse(task.restore).step if task.restore else 0
-        for step in range(first + 1, group.last + 1):
+        for step in range(first + 1, group.last_step + 1):
             record = {"generation": task.generation, "step": step, "seconds": 0.1, "tokens": 10, "loss": 1.0}
             files.append_json(logs.steps, {**record, "productiveSeconds": 0.08})
         for step in group.commits:
-            put_checkpoint(directory, step, task.generation)
-        if group.before_end is not None:
-            group.before_end()
-        return group.end
+            commit_checkpoint(directory, step, task.generation)
+        if group.before_exit is not None:
+            group.before_exit()
+        return group.result

@@ -1,6 +1,6 @@
-"""`spotune run` with the fake driver, as a process of its own that tests can kill.
+"""`spotune run` with the fake driver, in its own process that tests can kill.
 
-Usage: python -m tests.trainer.support.supervised DIRECTORY [RECORD.json of a Ray that is there already]
+Usage: python -m tests.trainer.support.supervised DIRECTORY [RECORD.json of a head that runs already]
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ from spotune.job import RetrySpec
 from spotune.units.durations import Duration
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.lock import locked
-from spotune_trainer.supervisor.attempt import RayHead, Timing
+from spotune_trainer.supervisor.attempt import Timing
 from spotune_trainer.supervisor.console import PlainView
 from spotune_trainer.supervisor.http_server import ProgressServer
+from spotune_trainer.supervisor.ray_head.head import RayHead
 from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient
 from spotune_trainer.supervisor.ray_head.local import LocalRay, RunningRay
 from spotune_trainer.supervisor.supervisor import Supervisor
 
-TIMING = Timing(poll=0.1, hang_margin=1.0, notice=20.0, end=10.0, silence=60.0)
+TIMING = Timing(poll=0.1, hang_margin=1.0, notice=20.0, stop=10.0, unavailable=60.0)
 SLOTS = 3
 
 
-class GivenRay:
-    """A Ray that somebody else started and will end."""
+class SharedRay:
+    """A head that another process has started and shuts down."""
 
     def __init__(self, running: RunningRay) -> None:
         self._running = running
 
-    def find(self, record: Mapping[str, Any] | None) -> bool:
+    def reattach(self, record: Mapping[str, Any] | None) -> bool:
         return True
 
     def start(self) -> None:
-        raise AssertionError("this Ray is there already")
+        raise AssertionError("this head runs already")
 
     def is_alive(self) -> bool:
         return self._running.is_alive()
+
+    def is_responding(self) -> bool:
+        return self._running.is_responding()
 
     def client(self) -> JobsClient:
         return self._running.client()
@@ -48,7 +52,7 @@ class GivenRay:
     def record(self) -> dict[str, Any] | None:
         return self._running.to_json()
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         pass
 
 
@@ -64,13 +68,13 @@ def main(root: Path, record: Path | None) -> int:
     policy = RetrySpec(hang_timeout=Duration(behaviour.get("hang_timeout", "60s")))
     head: RayHead = LocalRay(root, SLOTS, gpus=False)
     if record is not None:
-        head = GivenRay(RunningRay.from_json(json.loads(record.read_text())))
-    view = PlainView(lambda line: print(line, flush=True))  # noqa: T201 - what a person would see
+        head = SharedRay(RunningRay.from_json(json.loads(record.read_text())))
+    view = PlainView(lambda line: print(line, flush=True))  # noqa: T201 - the output that a person would see
     try:
         with locked(directory):
             command = lambda attempt: driver_command(directory, attempt)  # noqa: E731
             supervisor = Supervisor(directory, lambda: policy, head, view, command=command, timing=TIMING)
-            with ProgressServer(directory, supervisor.sickness) as server:
+            with ProgressServer(directory, supervisor.health_problem) as server:
                 supervisor.run(server.url)
     except SpotuneError as error:
         print(error, flush=True)  # noqa: T201

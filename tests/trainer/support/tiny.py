@@ -1,4 +1,4 @@
-"""Models of a few thousand parameters, their tokenizer, and rows of a made-up task; nothing is downloaded."""
+"""Models of a few thousand parameters, their tokenizer, and rows of a synthetic task. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXTS = ["how many singers are there ?", "SELECT count(*) FROM singer", "SELECT
 
 
 def save_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer with <pad>, </s> and <unk>, which ends every text with </s>, saved to a folder."""
+    """Save a byte-level BPE tokenizer with <pad>, </s> and <unk>, which appends </s> to every text; returns it."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -40,25 +40,25 @@ def save_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def save_config(directory: Path, task: str, **values: Any) -> None:
-    """A T5 or Llama configuration of a few thousand parameters, saved to a folder."""
+    """Save a T5 or Llama configuration of a few thousand parameters."""
     if task == "seq2seq":
         t5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.1}
         T5Config(**{"vocab_size": VOCABULARY, **t5, **values}).save_pretrained(directory)
     else:
         llama = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-        ends = {"bos_token_id": 1, "eos_token_id": 1}
-        LlamaConfig(**{"vocab_size": VOCABULARY, **llama, **ends, **values}).save_pretrained(directory)
+        special_tokens = {"bos_token_id": 1, "eos_token_id": 1}
+        LlamaConfig(**{"vocab_size": VOCABULARY, **llama, **special_tokens, **values}).save_pretrained(directory)
 
 
 def save_source(directory: Path, task: str, **values: Any) -> Path:
-    """A folder to train from scratch from: configuration and tokenizer."""
+    """Save configuration and tokenizer of a model that trains from scratch; returns the folder."""
     save_config(directory, task, **values)
     save_tokenizer(directory)
     return directory
 
 
 def make_job(source: Path | str, task: str = "seq2seq", **sections: Mapping[str, Any]) -> FinetuneJob:
-    """A job from scratch in float32; keyword arguments are sections of the spec in camelCase, merged over it."""
+    """A float32 job with random weights. Keyword arguments are sections of the spec in camelCase, merged over it."""
     spec: dict[str, Any] = {
         "model": {"source": str(source), "task": task, "dtype": "float32", "initialise": "random"},
         "dataset": {"train": {"source": "/shards"}, "eval": {"source": "/held-out"}},
@@ -72,7 +72,7 @@ def make_job(source: Path | str, task: str = "seq2seq", **sections: Mapping[str,
 
 
 class ListedRows:
-    """Rows of a list by sample id, as a `ShardedDataset` gives them."""
+    """A list of rows with the interface of `ShardedDataset`; records which rows were read."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = rows
@@ -88,17 +88,17 @@ class ListedRows:
 
 
 def make_rows(tokenizer: PreTrainedTokenizerBase, task: str, count: int) -> list[dict[str, Any]]:
-    """Questions of very uneven lengths with SQL answers, tokenised for a task."""
+    """Questions of uneven lengths with SQL answers, tokenized for a task."""
     rows = []
     for number in range(count):
         prompt = "how many singers are there ? " * (number % 4 + 1) + str(number)
         completion = f"SELECT count(*) FROM singer WHERE age > {number}"
-        asked = tokenizer(prompt)["input_ids"][:-1]
-        answered = tokenizer(completion)["input_ids"]
+        prompt_ids = tokenizer(prompt)["input_ids"][:-1]
+        completion_ids = tokenizer(completion)["input_ids"]
         row = {"completion": completion, "database": "concert"}
         if task == "seq2seq":
-            tokens = {"input_ids": [*asked, 1], "labels": answered}
+            tokens = {"input_ids": [*prompt_ids, 1], "labels": completion_ids}
         else:
-            tokens = {"input_ids": [*asked, *answered], "labels": [-100] * len(asked) + answered}
+            tokens = {"input_ids": [*prompt_ids, *completion_ids], "labels": [-100] * len(prompt_ids) + completion_ids}
         rows.append(row | {name: np.array(ids, dtype=np.int32) for name, ids in tokens.items()})
     return rows

@@ -1,4 +1,4 @@
-"""As much of the server of Weights & Biases as its client speaks to: runs that are made, resumed and written to.
+"""A fake Weights & Biases server: as much as the client needs to create, resume and write to runs.
 
 The GraphQL operations and the file stream are those of the client's own core (github.com/wandb/wandb, `core/internal`).
 """
@@ -14,12 +14,12 @@ from typing import Any
 from tests.trainer.support.json_server import JsonHandler, served
 
 KEY = "0123456789" * 4
-"""A key as the client wants it: 40 characters."""
+"""An API key; the client requires 40 characters."""
 
 
 @dataclass
 class StoredRun:
-    """What the server has of a run."""
+    """A run as the server stores it."""
 
     project: str
     config: dict[str, Any]
@@ -29,19 +29,19 @@ class StoredRun:
     preempted: bool = False
 
     def curve(self, name: str, step: str = "step") -> list[tuple[int, float]]:
-        """(step, value) of every point of a curve, in the order in which they came."""
+        """(step, value) of every point of a curve, in order of arrival."""
         return [(int(row[step]), row[name]) for row in self.history if name in row]
 
 
 @dataclass
 class Server:
-    """A server on this machine, and its runs by id."""
+    """The server's URL and its runs by id."""
 
     url: str = ""
     runs: dict[str, StoredRun] = field(default_factory=dict)
 
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
-        """What a GraphQL operation gives."""
+        """The data of the response to a GraphQL operation."""
         entity = {"id": "e", "name": "team"}
         project = {"id": "m", "name": "p", "entity": entity}
         name = variables.get("name", "")
@@ -62,7 +62,7 @@ class Server:
                 return {}
 
     def take(self, run: StoredRun, stream: dict[str, Any]) -> None:
-        """A message of a run's file stream."""
+        """Store a message of a run's file stream."""
         for name, chunk in stream.get("files", {}).items():
             if name == "wandb-summary.json":
                 run.summary = chunk["content"][-1]
@@ -84,11 +84,11 @@ class Server:
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """A server that runs meanwhile."""
+    """Run the server in a thread."""
     server = Server()
 
     class Handler(JsonHandler):
-        def do_POST(self) -> None:  # noqa: N802 - http.server calls it so
+        def do_POST(self) -> None:  # noqa: N802 - http.server's name
             body = self.body()
             answer = {}
             if self.path == "/graphql":
@@ -98,7 +98,7 @@ def serving() -> Iterator[Server]:
                 server.take(server.runs[self.path.split("/")[-2]], json.loads(body))
             self.reply(answer)
 
-        def do_PUT(self) -> None:  # noqa: N802 - http.server calls it so
+        def do_PUT(self) -> None:  # noqa: N802 - http.server's name
             self.body()
             self.reply({})
 

@@ -1,10 +1,9 @@
-"""The flops profile: right by an independent count, made once in a run, and nothing of the training changed by it."""
+"""The FLOPs profile: it matches an independent count, is made once in a run, and does not change training."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from spotune.errors import JobError
 from spotune_trainer import files
 from spotune_trainer.data.batches import Batch, Task, collate
 from spotune_trainer.engine.build import EngineConfig, build_engine
-from spotune_trainer.evaluation.evaluate import evaluating
+from spotune_trainer.evaluation.evaluate import evaluation_mode
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.flops import ModelShape
 from spotune_trainer.models.lora import attach_adapter
@@ -28,15 +27,15 @@ from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import Layout, Runs, committed_state, losses, train_generation
 from tests.trainer.support.tiny import make_job, make_rows, save_source
 
-Figures = Mapping[str, Any]
 ROWS = 4
 LORA = {"lora": {"r": 4}}
 
 
-def figures_of(directory: JobDirectory) -> dict[str, Any]:
-    figures = files.read_json(directory.flops_profile)
-    assert isinstance(figures, dict)
-    return figures
+def profile_of(directory: JobDirectory) -> dict[str, Any]:
+    """The profile that a run has written."""
+    profile = files.read_json(directory.flops_profile)
+    assert isinstance(profile, dict)
+    return profile
 
 
 def build(source: Path, task: Task, stage: int, compiled: bool, adapter: Any) -> tuple[Any, Batch]:
@@ -53,16 +52,16 @@ def build(source: Path, task: Task, stage: int, compiled: bool, adapter: Any) ->
 def profile_rank(
     rank: int, world_size: int, root: Path, source: Path, task: Task, stage: int, compiled: bool, adapter: Any
 ) -> int:
-    """Profile an engine before it has made a step; what PyTorch itself counts in a forward pass."""
+    """Profile an engine before its first step. Returns the FLOPs that PyTorch counts in a forward pass."""
     engine, batch = build(source, task, stage, compiled, adapter)
     profile = FlopsProfile(JobDirectory(root), 3, rank, distributed.group.WORLD)
     assert [profile.is_due(step) for step in (2, 3, 4)] == [False, True, True]
-    with FlopCounterMode(display=False) as counter, evaluating(engine.module):
+    with FlopCounterMode(display=False) as counter, evaluation_mode(engine.module):
         summed_loss(engine.module, batch)
     owners = [torch.Tensor, *engine.module.modules()]
-    as_they_were = [set(vars(owner)) for owner in owners]
+    attributes_before = [set(vars(owner)) for owner in owners]
     profile.make(engine, batch, 4)
-    assert [set(vars(owner)) for owner in owners] == as_they_were
+    assert [set(vars(owner)) for owner in owners] == attributes_before
     assert not profile.is_due(5)
     assert all(module.training for module in engine.module.modules())
     return int(counter.get_total_flops())
@@ -80,40 +79,40 @@ def profile_rank(
         ("causal", 1, False, LORA | {"quantization": "nf4"}),
     ],
 )
-def test_products_are_those_that_pytorch_counts(
+def test_forward_flops_match_the_count_of_pytorch(
     task: Task, stage: int, compiled: bool, adapter: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     source = save_source(tmp_path / "source", task)
     directory = JobDirectory(tmp_path / "job")
     directory.root.mkdir()
     counted = run_group(2, profile_rank, directory.root, source, task, stage, compiled, adapter)
-    figures = figures_of(directory)
-    assert 2 * figures["forwardMacs"] == counted[0]
-    assert counted[0] < figures["forwardFlops"] < 1.1 * counted[0]
+    profile = profile_of(directory)
+    assert 2 * profile["forwardMacs"] == counted[0]
+    assert counted[0] < profile["forwardFlops"] < 1.1 * counted[0]
     job = make_job(source, task, **({"adapter": LORA} if adapter else {}))
     whole = attach_adapter(build_model(job), job)
-    assert figures["parameters"] == sum(parameter.numel() for parameter in whole.parameters())
-    said = (directory.profile / "flops.txt").read_text()
-    assert re.search(r"world size: +2 *\n", said)
-    assert "Profile Summary at step 4:" in said
-    assert ("LlamaDecoderLayer(" if task == "causal" else "T5Block(") in said
+    assert profile["parameters"] == sum(parameter.numel() for parameter in whole.parameters())
+    text = (directory.profile / "flops.txt").read_text()
+    assert re.search(r"world size: +2 *\n", text)
+    assert "Profile Summary at step 4:" in text
+    assert ("LlamaDecoderLayer(" if task == "causal" else "T5Block(") in text
 
 
-def test_products_are_those_of_the_formula_of_mfu(tmp_path: Path) -> None:
-    """But for embeddings, which are looked up, and norms, which are no products; forward is a third of it."""
+def test_forward_flops_match_the_mfu_formula(tmp_path: Path) -> None:
+    """Except for embeddings, which are looked up, and norms, which are no products. The forward pass is a third."""
     source = save_source(tmp_path / "source", "causal")
     model = build_model(make_job(source, "causal"))
     run_group(1, profile_rank, tmp_path, source, "causal", 0, False, None)
-    figures = figures_of(JobDirectory(tmp_path))
-    rows, width = figures["rows"], figures["sequence"]
+    profile = profile_of(JobDirectory(tmp_path))
+    rows, width = profile["rows"], profile["sequence"]
     idle = sum(p.numel() for name, p in model.named_parameters() if "norm" in name or "embed_tokens" in name)
-    formula = ModelShape.of(model).flops(rows, width) / 3 - rows * width * 2 * idle
-    assert (figures["step"], rows, figures["parameters"]) == (4, ROWS, ModelShape.of(model).parameters)
-    assert 2 * figures["forwardMacs"] == formula
+    formula = ModelShape.from_model(model).flops(rows, width) / 3 - rows * width * 2 * idle
+    assert (profile["step"], rows, profile["parameters"]) == (4, ROWS, ModelShape.from_model(model).parameters)
+    assert 2 * profile["forwardMacs"] == formula
 
 
 @pytest.mark.parametrize(("stage", "compiled"), [(3, False), (1, True)])
-def test_a_profiled_run_is_trained_as_any_other(runs: Runs, stage: int, compiled: bool) -> None:
+def test_profiling_does_not_change_training(runs: Runs, stage: int, compiled: bool) -> None:
     layout = Layout(world_size=2, zero_stage=stage)
     execution = {"compile": compiled}
     plain, profiled = runs.empty("plain"), runs.empty("profiled")
@@ -123,10 +122,10 @@ def test_a_profiled_run_is_trained_as_any_other(runs: Runs, stage: int, compiled
     assert losses(profiled) == losses(plain)
     expected, found = committed_state(plain, 10), committed_state(profiled, 10)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert (figures_of(profiled)["step"], figures_of(profiled)["rows"]) == (3, 6)
+    assert (profile_of(profiled)["step"], profile_of(profiled)["rows"]) == (3, 6)
 
 
-def test_a_run_is_profiled_once_however_often_it_starts(runs: Runs) -> None:
+def test_restarted_run_is_not_profiled_again(runs: Runs) -> None:
     layout, job = Layout(1, 0), runs.job(execution={"flopsProfile": 3})
     first = runs.empty("finished-once")
     train_generation(first, job, layout)
@@ -137,19 +136,22 @@ def test_a_run_is_profiled_once_however_often_it_starts(runs: Runs) -> None:
     assert losses(again) == losses(runs.finished(layout))
 
 
-def test_a_profile_that_is_asked_for_late_is_made_at_the_next_start(runs: Runs) -> None:
+def test_profile_requested_for_a_past_step_is_made_at_the_next_start(runs: Runs) -> None:
     layout = Layout(1, 0)
     resumed = runs.interrupted(runs.finished(layout), step=5)
     assert not resumed.profile.exists()
     train_generation(resumed, runs.job(execution={"flopsProfile": 2}), layout)
-    assert figures_of(resumed)["step"] == 6
+    assert profile_of(resumed)["step"] == 6
     assert losses(resumed) == losses(runs.finished(layout))
 
 
-def make_rank(rank: int, world_size: int, root: Path, source: Path, odd: bool) -> str:
-    """Profile into a folder, perhaps of a model that calls a function in a way that the profiler does not know."""
+def profile_messages(rank: int, world_size: int, root: Path, source: Path, unknown_call: bool) -> str:
+    """Profile into a folder. Returns the log lines or the error.
+
+    With `unknown_call` the model calls a function in a way that the profiler cannot count.
+    """
     engine, batch = build(source, "causal", 0, False, None)
-    if odd:
+    if unknown_call:
         engine.module.register_forward_hook(
             lambda *_: torch.bmm(torch.ones(1, 1, 1), mat2=torch.ones(1, 1, 1)) and None
         )
@@ -164,14 +166,14 @@ def make_rank(rank: int, world_size: int, root: Path, source: Path, odd: bool) -
     return "\n".join(lines)
 
 
-def test_a_model_that_cannot_be_counted_is_an_error_with_the_field(tmp_path: Path) -> None:
+def test_model_that_cannot_be_profiled_is_a_job_error_that_names_the_field(tmp_path: Path) -> None:
     source = save_source(tmp_path / "source", "causal")
-    [said] = run_group(1, make_rank, tmp_path, source, True)
-    assert said.startswith("execution.flopsProfile: DeepSpeed's flops profiler cannot count this model (TypeError: ")
+    [message] = run_group(1, profile_messages, tmp_path, source, True)
+    assert message.startswith("execution.flopsProfile: DeepSpeed's flops profiler cannot count this model (TypeError: ")
 
 
-def test_a_volume_that_refuses_the_profile_costs_the_profile_alone(tmp_path: Path) -> None:
+def test_profile_that_cannot_be_written_is_logged_and_raises_nothing(tmp_path: Path) -> None:
     source = save_source(tmp_path / "source", "causal")
     (tmp_path / "profile").write_text("in the way")
-    [said] = run_group(1, make_rank, tmp_path, source, False)
-    assert "the profile of step 1 cannot be written" in said
+    [message] = run_group(1, profile_messages, tmp_path, source, False)
+    assert "the profile of step 1 cannot be written" in message

@@ -1,4 +1,4 @@
-"""The agents on a real Ray: what starts ranks outlives them, and ranks outlive nobody."""
+"""Node agents on a real Ray: an agent outlives its ranks, and ranks exit with their agent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ray._private import ray_constants
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.supervisor.ray_head import local as local_ray
-from spotune_trainer.supervisor.ray_head.processes import Family, Process
+from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
 from spotune_trainer.training.task import WorkerTask
-from spotune_trainer.worker_group.agent_pool import Agents
-from spotune_trainer.worker_group.result import Failed, GroupEnd, Room, Trained
+from spotune_trainer.worker_group.agent_pool import AgentPool
+from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Trained
 from tests.trainer.support.live import process_name
 from tests.trainer.support.runs import STEPS, Layout, Runs, make_task, start_generation
 from tests.trainer.support.waiting import wait_until
@@ -33,17 +33,17 @@ _PATIENCE_SECONDS = 90.0
 
 @dataclass
 class Cluster:
-    """One node, its agents, and groups on it."""
+    """A Ray of one node, its agent pool, and worker groups on it."""
 
     runs: Runs
-    family: Family
-    going: dict[str, float] = field(default_factory=dict)
+    family: ProcessFamily
+    draining: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.agents = Agents(draining=lambda: self.going)
+        self.agents = AgentPool(draining=lambda: self.draining)
 
     def ranks(self) -> dict[str, Process]:
-        """Processes of ranks by name."""
+        """Processes of the ranks, by name."""
         return self._named("spotune-rank-")
 
     def agent(self) -> Process:
@@ -55,8 +55,8 @@ class Cluster:
         named = {process_name(process): process for process in self.family.members()}
         return {name: process for name, process in named.items() if name.startswith(start)}
 
-    def muster(self) -> None:
-        until(lambda: self.agents.muster(gpus=False).ready == SLOTS)
+    def ensure(self) -> None:
+        until(lambda: self.agents.ensure(gpus=False).ready == SLOTS)
 
     def task(self, epochs: int = 2) -> WorkerTask:
         directory = self.runs.empty("agents")
@@ -64,36 +64,36 @@ class Cluster:
         return make_task(directory, job, LAYOUT, start_generation(directory))
 
     def start(self) -> Group:
-        """A group that trains for long, after its first steps."""
-        self.muster()
+        """Start a group that trains for a long time, and wait for its first steps."""
+        self.ensure()
         group = Group(self.agents, self.task(epochs=10_000))
         until(lambda: len(list(files.read_lines(group.task.logs.steps))) > 3)
         return group
 
 
 class Group:
-    """A group that runs in the background."""
+    """A worker group that runs in the background."""
 
-    def __init__(self, agents: Agents, task: WorkerTask) -> None:
+    def __init__(self, agents: AgentPool, task: WorkerTask) -> None:
         self.task = task
-        self._ends: list[GroupEnd] = []
-        self._thread = threading.Thread(target=lambda: self._ends.append(agents.run_group(task, 2)))
+        self._results: list[GroupResult] = []
+        self._thread = threading.Thread(target=lambda: self._results.append(agents.run_group(task, 2)))
         self._thread.start()
 
-    def end(self) -> GroupEnd:
-        """How it ended."""
+    def result(self) -> GroupResult:
+        """Wait for the group to exit; returns its result."""
         self._thread.join(_PATIENCE_SECONDS)
-        (end,) = self._ends
-        return end
+        (result,) = self._results
+        return result
 
 
 def until(condition: Callable[[], object]) -> None:
-    assert wait_until(lambda: bool(condition()), _PATIENCE_SECONDS), "it did not happen"
+    assert wait_until(lambda: bool(condition()), _PATIENCE_SECONDS), "the condition did not become true in time"
 
 
 @pytest.fixture(scope="module")
 def cluster(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Ray of its own, which this process is connected to: without a token, which it would have to know by now."""
+    """Start a local Ray without a token, and connect this process to it (a token has to be set before the import)."""
     with pytest.MonkeyPatch.context() as patch:
         environment = local_ray._environment
         patch.setattr(local_ray, "_environment", lambda *given: environment(*given) | {"RAY_AUTH_MODE": "disabled"})
@@ -106,84 +106,84 @@ def cluster(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
             yield Cluster(runs, head.running.family)
         finally:
             ray.shutdown()
-            head.end()
+            head.shut_down()
 
 
 def kill(process: Process, number: int = signal.SIGKILL) -> None:
     os.kill(process.pid, number)
 
 
-def test_a_group_trains_and_the_next_one_is_forked_by_the_same_agent(cluster: Cluster) -> None:
-    cluster.muster()
+def test_consecutive_groups_train_with_the_same_agent(cluster: Cluster) -> None:
+    cluster.ensure()
     agent = cluster.agent()
     for _ in range(2):
         task = cluster.task()
-        end = cluster.agents.run_group(task, 2)
-        assert isinstance(end, Trained), end
-        assert end.figures["steps"] == STEPS
+        result = cluster.agents.run_group(task, 2)
+        assert isinstance(result, Trained), result
+        assert result.summary["steps"] == STEPS
         assert not cluster.ranks()
         assert cluster.agent() == agent
 
 
-def test_a_killed_rank_is_lost_and_takes_the_others_with_it(cluster: Cluster) -> None:
+def test_killed_rank_is_reported_lost_and_the_other_ranks_are_killed(cluster: Cluster) -> None:
     group = cluster.start()
     agent = cluster.agent()
     assert set(cluster.ranks()) == {"spotune-rank-0", "spotune-rank-1"}
     kill(cluster.ranks()["spotune-rank-1"])
-    assert group.end() == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
+    assert group.result() == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
     assert not cluster.ranks()
     assert cluster.agent() == agent
 
 
-def test_a_rank_that_stands_still_is_ended_once_another_one_has_failed(cluster: Cluster) -> None:
+def test_suspended_rank_is_killed_after_another_rank_failed(cluster: Cluster) -> None:
     group = cluster.start()
     kill(cluster.ranks()["spotune-rank-0"], signal.SIGSTOP)
     kill(cluster.ranks()["spotune-rank-1"])
-    assert group.end() == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
+    assert group.result() == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
     assert not cluster.ranks()
 
 
-def test_ranks_go_with_their_agent_and_another_one_takes_its_place(cluster: Cluster) -> None:
+def test_ranks_exit_with_their_agent_and_a_new_agent_replaces_it(cluster: Cluster) -> None:
     group = cluster.start()
     agent = cluster.agent()
     kill(agent)
-    end = group.end()
-    assert isinstance(end, Failed)
-    assert end.cause is FailureCause.WORKER_LOST
-    assert end.message.startswith("lost rank 0 (ActorDiedError), rank 1 (")
+    result = group.result()
+    assert isinstance(result, Failed)
+    assert result.cause is FailureCause.WORKER_LOST
+    assert result.message.startswith("lost rank 0 (ActorDiedError), rank 1 (")
     until(lambda: not cluster.ranks())
-    cluster.muster()
+    cluster.ensure()
     assert cluster.agent() != agent
 
 
-def test_ranks_go_with_their_fork_server_and_there_is_another_one(cluster: Cluster) -> None:
+def test_ranks_exit_with_their_forkserver_and_the_next_group_gets_a_new_one(cluster: Cluster) -> None:
     group = cluster.start()
     parent = int(Path(f"/proc/{cluster.ranks()['spotune-rank-0'].pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     os.kill(parent, signal.SIGKILL)
-    end = group.end()
-    assert isinstance(end, Failed)
-    assert end.cause is FailureCause.WORKER_LOST
+    result = group.result()
+    assert isinstance(result, Failed)
+    assert result.cause is FailureCause.WORKER_LOST
     until(lambda: not cluster.ranks())
     assert isinstance(cluster.agents.run_group(cluster.task(), 2), Trained)
 
 
-def test_more_workers_than_there_is_room_for_are_not_begun(cluster: Cluster) -> None:
-    cluster.muster()
-    end = cluster.agents.run_group(cluster.task(), SLOTS + 1)
-    assert isinstance(end, Failed)
-    assert end.message.endswith(f"there is no room for {SLOTS + 1} workers any more")
+def test_group_with_more_workers_than_slots_fails_to_start(cluster: Cluster) -> None:
+    cluster.ensure()
+    result = cluster.agents.run_group(cluster.task(), SLOTS + 1)
+    assert isinstance(result, Failed)
+    assert result.message.endswith(f"there are no longer slots for {SLOTS + 1} workers")
 
 
-def test_a_node_that_goes_keeps_its_agent_for_its_group_alone(cluster: Cluster) -> None:
+def test_draining_node_keeps_its_agent_until_its_group_has_exited(cluster: Cluster) -> None:
     group = cluster.start()
     (node,) = cluster.agents.occupied()
-    cluster.going = {node: 0.0}
-    assert cluster.agents.muster(gpus=False) == Room(0, 0)
+    cluster.draining = {node: 0.0}
+    assert cluster.agents.ensure(gpus=False) == Slots(0, 0)
     assert len(cluster.ranks()) == 2
     kill(cluster.ranks()["spotune-rank-1"])
-    group.end()
+    group.result()
     assert cluster.agents.occupied() == set()
-    assert cluster.agents.muster(gpus=False) == Room(0, 0)
+    assert cluster.agents.ensure(gpus=False) == Slots(0, 0)
     until(lambda: not cluster._named("ray::NodeAgent"))
-    cluster.going = {}
-    cluster.muster()
+    cluster.draining = {}
+    cluster.ensure()

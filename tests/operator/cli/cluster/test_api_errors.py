@@ -1,4 +1,4 @@
-"""What the API server says no with becomes a sentence that says what to do."""
+"""Errors of the API server become messages that say what to do."""
 
 import json
 import ssl
@@ -6,7 +6,7 @@ import ssl
 import pytest
 
 from spotune.errors import InfrastructureError
-from spotune_operator.cli.cluster.api_errors import message_of, refusal, unreachable
+from spotune_operator.cli.cluster.api_errors import error_from_response, status_message, unreachable_error
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 
 SERVER = "https://10.0.0.1:6443"
@@ -23,35 +23,40 @@ def status(message: str, code: int) -> str:
 @pytest.mark.parametrize(
     ("code", "body", "kind", "words"),
     [
-        (403, status(FORBIDDEN, 403), RefusedError, f"{FORBIDDEN}. Ask whoever looks after the cluster"),
-        (401, status("Unauthorized", 401), RefusedError, f"{SERVER} does not know who you are (401)"),
+        (403, status(FORBIDDEN, 403), RefusedError, f"{FORBIDDEN}. Ask a cluster administrator"),
+        (401, status("Unauthorized", 401), RefusedError, f"{SERVER} rejected your credentials (401)"),
         (404, "404 page not found\n", NotFoundError, "404 page not found"),
         (422, status("spec.training: Forbidden: may only grow", 422), RefusedError, "spec.training: Forbidden"),
-        (503, "<html>Bad   gateway</html>", KubernetesError, f"{SERVER} says 503: <html>Bad gateway</html>"),
-        (500, "", KubernetesError, f"{SERVER} says 500: no reason is given"),
+        (
+            503,
+            "<html>Bad   gateway</html>",
+            KubernetesError,
+            f"{SERVER} responded with status 503: <html>Bad gateway</html>",
+        ),
+        (500, "", KubernetesError, f"{SERVER} responded with status 500: no reason is given"),
     ],
 )
-def test_refusal_is_in_the_servers_words(code: int, body: str, kind: type[KubernetesError], words: str) -> None:
-    error = refusal(code, body, SERVER)
+def test_error_contains_the_servers_message(code: int, body: str, kind: type[KubernetesError], words: str) -> None:
+    error = error_from_response(code, body, SERVER)
     assert type(error) is kind
     assert str(error).startswith(words)
     assert (error.status, error.exit_code) == (code, InfrastructureError.exit_code)
 
 
-def test_silence_has_the_reason_of_the_operating_system() -> None:
+def test_connection_error_contains_the_operating_systems_reason() -> None:
     error = TimeoutError("wrapped")
     error.__cause__ = ConnectionRefusedError(111, "Connection refused")
-    assert str(unreachable(SERVER, error)).startswith(
-        f"{SERVER} does not answer (Connection refused): is the cluster up"
+    assert str(unreachable_error(SERVER, error)).startswith(
+        f"{SERVER} does not answer (Connection refused). Check that the cluster is up"
     )
-    assert "does not answer (timed out)" in str(unreachable(SERVER, TimeoutError("timed out")))
-    assert "does not answer (TimeoutError)" in str(unreachable(SERVER, TimeoutError()))
+    assert "does not answer (timed out)" in str(unreachable_error(SERVER, TimeoutError("timed out")))
+    assert "does not answer (TimeoutError)" in str(unreachable_error(SERVER, TimeoutError()))
 
 
-def test_wrong_certificate_is_called_that() -> None:
+def test_certificate_errors_are_explained() -> None:
     error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
-    assert "does not show the certificate that the kubeconfig expects" in str(unreachable(SERVER, error))
+    assert "has another certificate than the kubeconfig expects" in str(unreachable_error(SERVER, error))
 
 
-def test_long_pages_of_proxies_are_cut() -> None:
-    assert len(message_of("x" * 10_000)) == 500
+def test_long_proxy_pages_are_truncated() -> None:
+    assert len(status_message("x" * 10_000)) == 500

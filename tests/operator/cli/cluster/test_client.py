@@ -1,4 +1,4 @@
-"""Requests as the API server gets them, and its answers: pages, unknown kinds, names that are nearly right."""
+"""Requests to the API server: pages, unknown kinds, and misspelt names."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ import pytest
 from spotune.errors import UsageError
 from spotune_operator.cli.cluster.client import Cluster
 from spotune_operator.cli.cluster.jobs import get_job, list_jobs
-from spotune_operator.cli.cluster.kubeconfig import Target, open_cluster
+from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
 from spotune_operator.errors import KubernetesError
 from tests.operator.cli.cluster.test_kubeconfig import kubeconfig
 
@@ -23,7 +23,7 @@ TEN = "a, b, c, d, e, f, g, h, i, j"
 
 
 class ApiServer:
-    """Answers with what a test gives it, page by page, and otherwise as an API server that does not know a path."""
+    """Serves the pages that a test sets, and responds with 404 to all other paths."""
 
     def __init__(self) -> None:
         self.pages: dict[str, list[list[dict[str, Any]]]] = {}
@@ -44,7 +44,7 @@ class ApiServer:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[ApiServer, Cluster]]:
-    """An API server, and a client of it in namespace `team`."""
+    """A fake API server, and a client for it in namespace `team`."""
     api = ApiServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -57,7 +57,7 @@ def server(tmp_path: Path) -> Iterator[tuple[ApiServer, Cluster]]:
             self.wfile.write(text.encode())
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Do not log requests."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, args=(0.05,))
@@ -65,7 +65,7 @@ def server(tmp_path: Path) -> Iterator[tuple[ApiServer, Cluster]]:
         file = kubeconfig(tmp_path, test="team")
         file.write_text(file.read_text().replace("https://127.0.0.1:1", f"http://127.0.0.1:{http.server_port}"))
         try:
-            yield api, open_cluster(Target(kubeconfig=file))
+            yield api, open_cluster(ClusterOptions(kubeconfig=file))
         finally:
             http.shutdown()
             thread.join()
@@ -75,7 +75,7 @@ def named(*names: str, namespace: str = "team") -> list[dict[str, Any]]:
     return [{"metadata": {"name": name, "namespace": namespace}} for name in names]
 
 
-def test_pages_are_put_together_and_every_request_says_who_asks(server: tuple[ApiServer, Cluster]) -> None:
+def test_list_follows_pages_and_sends_the_token(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
     api.pages[JOBS] = [named("b", "c"), named("a")]
     assert [job["metadata"]["name"] for job in list_jobs(cluster)] == ["a", "b", "c"]
@@ -85,7 +85,7 @@ def test_pages_are_put_together_and_every_request_says_who_asks(server: tuple[Ap
     ]
 
 
-def test_jobs_of_all_namespaces_are_in_the_order_of_these(server: tuple[ApiServer, Cluster]) -> None:
+def test_jobs_of_all_namespaces_are_sorted_by_namespace(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
     api.pages[EVERYWHERE] = [named("a", namespace="z") + named("b", namespace="y")]
     assert [job["metadata"]["namespace"] for job in list_jobs(cluster, everywhere=True)] == ["y", "z"]
@@ -95,16 +95,16 @@ def test_jobs_of_all_namespaces_are_in_the_order_of_these(server: tuple[ApiServe
     ("names", "message"),
     [
         (["t5-sql", "other"], "namespace team has no FinetuneJob t5-sqk; did you mean t5-sql?"),
-        (["a", "b"], "namespace team has no FinetuneJob t5-sqk: it has a, b (--namespace names another)"),
-        ([], "namespace team has no FinetuneJob t5-sqk: it has none at all (--namespace names another)"),
+        (["a", "b"], "namespace team has no FinetuneJob t5-sqk: it has a, b (use --namespace for another namespace)"),
+        ([], "namespace team has no FinetuneJob t5-sqk: it has none (use --namespace for another namespace)"),
         (
             list("abcdefghijkl"),
-            f"namespace team has no FinetuneJob t5-sqk: it has {TEN} and more (--namespace names another)",
+            f"namespace team has no FinetuneJob t5-sqk: it has {TEN} and more (use --namespace for another namespace)",
         ),
     ],
     ids=["nearly", "others", "none", "many"],
 )
-def test_unknown_job_is_answered_with_those_that_there_are(
+def test_error_for_an_unknown_job_names_existing_ones(
     names: list[str], message: str, server: tuple[ApiServer, Cluster]
 ) -> None:
     api, cluster = server
@@ -114,12 +114,12 @@ def test_unknown_job_is_answered_with_those_that_there_are(
     assert str(caught.value) == message
 
 
-def test_cluster_without_the_definition_is_not_one_without_the_job(server: tuple[ApiServer, Cluster]) -> None:
+def test_a_missing_crd_is_not_reported_as_a_missing_job(server: tuple[ApiServer, Cluster]) -> None:
     _, cluster = server
     for look in (
         lambda: list_jobs(cluster),
         lambda: list_jobs(cluster, everywhere=True),
         lambda: get_job(cluster, "x"),
     ):
-        with pytest.raises(KubernetesError, match="this cluster does not know FinetuneJobs: spotune is not installed"):
+        with pytest.raises(KubernetesError, match="this cluster has no FinetuneJob resource: spotune is not installed"):
             look()

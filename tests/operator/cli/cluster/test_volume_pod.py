@@ -1,4 +1,4 @@
-"""The pod that reads a volume: as the head is made, and no more than it needs."""
+"""The pod that reads a volume: settings copied from the head pod, and minimal permissions."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from spotune.errors import JobError
 from spotune_operator.children.resolved_job import JOB_LABEL
-from spotune_operator.cli.cluster.volume_pod import container_state, job_directory, reader_pod
+from spotune_operator.cli.cluster.volume_pod import container_state, job_directory, volume_pod_manifest
 from tests.operator.support.objects import UID, ago, finetune_job, pinned
 
 TEMPLATE = {
@@ -16,12 +16,12 @@ TEMPLATE = {
 
 
 def reader(**sections: Any) -> dict[str, Any]:
-    """The reader of a job that is run with what its status keeps."""
+    """The volume pod of a job whose status contains a pinned cluster."""
     _, kept = pinned(**sections)
-    return reader_pod(finetune_job(pinned=kept), "logs", ["cat", "file"], 60)
+    return volume_pod_manifest(finetune_job(pinned=kept), "logs", ["cat", "file"], 60)
 
 
-def test_reader_is_let_in_placed_and_given_images_as_the_head_is() -> None:
+def test_volume_pod_copies_scheduling_and_image_pull_settings_of_the_head() -> None:
     spec = reader(head={"podTemplate": TEMPLATE}, cluster={"image": "registry.example/mine:2"})["spec"]
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["nodeSelector"] == {"pool": "head"}
@@ -32,7 +32,7 @@ def test_reader_is_let_in_placed_and_given_images_as_the_head_is() -> None:
     assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_reader_has_the_volume_alone_and_cannot_write_to_it() -> None:
+def test_volume_pod_mounts_only_the_volume_read_only() -> None:
     spec = reader(storage={"existingClaim": "mine"})["spec"]
     assert [volume["persistentVolumeClaim"] for volume in spec["volumes"]] == [{"claimName": "mine"}]
     assert spec["containers"][0]["volumeMounts"] == [{"name": "data", "mountPath": "/data", "readOnly": True}]
@@ -40,7 +40,7 @@ def test_reader_has_the_volume_alone_and_cannot_write_to_it() -> None:
     assert {item["name"] for item in spec["containers"][0]["env"]} == {"HOME", "PYTHONUNBUFFERED"}
 
 
-def test_reader_goes_with_the_job_and_by_itself_but_is_none_of_the_jobs_pods() -> None:
+def test_volume_pod_is_owned_by_the_job_but_not_counted_as_its_pod() -> None:
     manifest = reader()
     [owner] = manifest["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["controller"]) == (UID, False)
@@ -49,19 +49,19 @@ def test_reader_goes_with_the_job_and_by_itself_but_is_none_of_the_jobs_pods() -
     assert manifest["metadata"]["name"] != reader()["metadata"]["name"]
 
 
-def test_folder_is_that_of_the_pods_and_not_what_the_spec_says_by_now() -> None:
-    placed, kept = pinned()
+def test_job_directory_comes_from_the_pinned_cluster_not_from_the_current_spec() -> None:
+    resolved, kept = pinned()
     job = finetune_job(pinned=kept)
     job["spec"] = {**job["spec"], "training": {"epochs": 1, "learningRate": 0.5}}
-    assert job_directory(job) == str(placed.directory)
+    assert job_directory(job) == str(resolved.directory)
 
 
-def test_job_that_was_never_run_has_the_folder_that_it_would_have() -> None:
+def test_job_directory_of_a_job_that_has_not_started() -> None:
     job = finetune_job()
     assert job_directory(job).startswith("/data/team/t5-sql-")
 
 
-def test_job_that_could_never_run_has_no_folder() -> None:
+def test_job_directory_of_an_invalid_job_is_an_error() -> None:
     job = finetune_job()
     job["spec"] = {**job["spec"], "training": {}}
     with pytest.raises(JobError, match="training"):

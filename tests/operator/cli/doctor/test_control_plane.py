@@ -1,4 +1,4 @@
-"""The API server, KubeRay and spotune's own parts, as clusters show them."""
+"""Checks of the API server, KubeRay and spotune's CRD and operator."""
 
 import copy
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from spotune.crd.definition import custom_resource_definition
-from spotune_operator.cli.doctor.check import Check, Hidden, Verdict
+from spotune_operator.cli.doctor.check import Check, Forbidden, Verdict
 from spotune_operator.cli.doctor.control_plane import (
     api_server,
     job_definition,
@@ -15,7 +15,7 @@ from spotune_operator.cli.doctor.control_plane import (
     operator,
 )
 
-HIDDEN = Hidden('User "ana" cannot list resource "deployments"')
+FORBIDDEN = Forbidden('User "ana" cannot list resource "deployments"')
 
 
 def version(minor: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def deployment(title: str, image: str, replicas: int = 1, ready: int = 1, **labe
 
 
 def published() -> dict[str, Any]:
-    """The OpenAPI of FinetuneJobs as an API server publishes it: with additions of its own, and numbers of JSON."""
+    """The OpenAPI document of FinetuneJobs as an API server publishes it, with its additions and JSON numbers."""
     schema = copy.deepcopy(custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
     schema["x-kubernetes-group-version-kind"] = [{"group": "spotune.dev", "kind": "FinetuneJob"}]
     schema["properties"]["kind"]["description"] = "Kind is a string value ..."
@@ -61,15 +61,15 @@ def found(check: Check) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("minor", "verdict"), [("28", "failed"), ("29+", "passed"), ("34", "passed")])
-def test_old_api_server_is_refused(minor: str, verdict: str) -> None:
+def test_old_api_server_fails_the_check(minor: str, verdict: str) -> None:
     check = api_server(version(minor), "https://host")
     assert found(check) == (verdict, f"Kubernetes 1.{minor.rstrip('+')}.4-gke.100 at https://host")
 
 
-def test_kuberay_is_known_by_its_definition() -> None:
+def test_kuberay_version_is_detected_from_its_crd() -> None:
     assert kuberay_definition(None).verdict is Verdict.FAILED
     assert kuberay_definition(ray_clusters("rayVersion")).message.endswith(
-        "its KubeRay is older than 1.5, without tokens"
+        "KubeRay is older than 1.5 and has no token authentication"
     )
     assert kuberay_definition(ray_clusters("rayVersion", "authOptions")).verdict is Verdict.PASSED
 
@@ -77,8 +77,8 @@ def test_kuberay_is_known_by_its_definition() -> None:
 @pytest.mark.parametrize(
     ("seen", "verdict", "message"),
     [
-        (HIDDEN, "warning", f"whether it runs cannot be seen: {HIDDEN.reason}"),
-        ([], "warning", "no Deployment of KubeRay's operator is seen: it may be run by the cloud"),
+        (FORBIDDEN, "warning", f"cannot check whether it runs: {FORBIDDEN.reason}"),
+        ([], "warning", "no Deployment of KubeRay's operator was found; the cloud provider may run it"),
         (
             [deployment("kuberay", "quay.io/kuberay/operator:v1.5.0", name="kuberay-operator")],
             "failed",
@@ -96,50 +96,48 @@ def test_kuberay_is_known_by_its_definition() -> None:
         ),
     ],
 )
-def test_operator_of_kuberay(seen: Any, verdict: str, message: str) -> None:
+def test_kuberay_operator_deployment(seen: Any, verdict: str, message: str) -> None:
     assert found(kuberay_operator(seen)) == (verdict, message)
 
 
-def test_definition_of_jobs_is_that_of_this_version() -> None:
+def test_matching_crd_passes() -> None:
     assert job_definition(published()).verdict is Verdict.PASSED
     assert job_definition(None).verdict is Verdict.FAILED
 
 
-def test_older_definition_is_told_by_the_fields_that_it_has_not() -> None:
+def test_older_crd_is_detected_by_missing_fields() -> None:
     document = published()
     del spec_of(document)["checkpoint"]
     del spec_of(document)["workers"]["properties"]["capacity"]
     check = job_definition(document)
     assert found(check) == (
         "warning",
-        "the FinetuneJob of this cluster is older than this spotune: it has no spec.checkpoint, spec.workers.capacity",
+        "the FinetuneJob CRD is older than this spotune: it lacks spec.checkpoint, spec.workers.capacity",
     )
     assert "kubectl apply" in check.remedy
 
 
-def test_newer_definition_is_told_by_the_fields_that_it_has() -> None:
+def test_newer_crd_is_detected_by_additional_fields() -> None:
     document = published()
     spec_of(document)["schedule"] = {"type": "object", "properties": {"at": {"type": "string"}}}
-    assert job_definition(document).message.endswith("is newer than this spotune, which knows no spec.schedule")
+    assert job_definition(document).message.endswith("is newer than this spotune: this version lacks spec.schedule")
 
 
-def test_definition_with_other_rules_is_told_by_their_fields() -> None:
+def test_crd_with_other_rules_is_detected() -> None:
     document = published()
     spec_of(document)["training"]["properties"]["epochs"]["minimum"] = 2
     spec_of(document)["training"]["properties"]["epochs"]["description"] = "Other words are no other rule."
-    assert job_definition(document).message.endswith(
-        "is of another version than this spotune: spec.training.epochs differ"
-    )
+    assert job_definition(document).message.endswith("differs from this spotune's version in spec.training.epochs")
 
 
 @pytest.mark.parametrize(
     ("seen", "verdict", "message"),
     [
-        (HIDDEN, "warning", f"whether it runs cannot be seen: {HIDDEN.reason}"),
+        (FORBIDDEN, "warning", f"cannot check whether it runs: {FORBIDDEN.reason}"),
         (
             [deployment("spotune-x", "spotune:1", name="spotune", component="head")],
             "failed",
-            "no Deployment of spotune's operator is there: jobs stay as they are",
+            "no Deployment of spotune's operator was found: jobs will not start",
         ),
         (
             [deployment("op", "spotune:1", name="spotune", component="operator")],
@@ -158,5 +156,5 @@ def test_definition_with_other_rules_is_told_by_their_fields() -> None:
         ),
     ],
 )
-def test_operator_of_ours(seen: Any, verdict: str, message: str) -> None:
+def test_spotune_operator_deployment(seen: Any, verdict: str, message: str) -> None:
     assert found(operator(seen)) == (verdict, message)

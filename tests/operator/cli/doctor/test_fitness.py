@@ -1,23 +1,29 @@
-"""Permissions, storage, GPUs and images: what is missing, and how to mend it."""
+"""Checks of permissions, storage, GPUs and images, with their remedies."""
 
 import io
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from spotune_operator.cli.doctor.check import Check, Hidden, Verdict, failed, line, plain
+from spotune_operator.cli.doctor.check import (
+    Check,
+    Forbidden,
+    Verdict,
+    failed,
+    plain_text,
+    render,
+)
 from spotune_operator.cli.doctor.gpus import gpus
 from spotune_operator.cli.doctor.image import probe_pod, verdict
-from spotune_operator.cli.doctor.permissions import NEEDS, permissions
+from spotune_operator.cli.doctor.permissions import PERMISSIONS, permissions
 from spotune_operator.cli.doctor.storage import storage
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.providers import AKS, EKS, GKE, NONE, Provider
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent.parent.parent.parent
-HIDDEN = Hidden("you may not list it")
+FORBIDDEN = Forbidden("you may not list it")
 SPOT = {"kubernetes.azure.com/scalesetpriority": "spot"}
 
 
@@ -26,15 +32,15 @@ def found(check: Check) -> tuple[str, str]:
 
 
 def judged(*denied: tuple[str, str]) -> Check:
-    """The check of a user who may do everything but some (verb, resource)."""
+    """The check for a user with all permissions except the given (verb, resource) pairs."""
 
-    def ask(body: dict[str, Any]) -> dict[str, Any]:
+    def create_review(body: dict[str, Any]) -> dict[str, Any]:
         asked = body["spec"]["resourceAttributes"]
         assert asked["namespace"] == "team"
         resource = "/".join(filter(None, [asked["resource"], asked.get("subresource")]))
         return {"status": {"allowed": (asked["verb"], resource) not in denied}}
 
-    return permissions("team", ask)
+    return permissions("team", create_review)
 
 
 def storage_class(name: str, provisioner: str, default: bool = False, **parameters: str) -> dict[str, Any]:
@@ -42,19 +48,21 @@ def storage_class(name: str, provisioner: str, default: bool = False, **paramete
     return {"metadata": {"name": name, "annotations": marks}, "provisioner": provisioner, "parameters": parameters}
 
 
-def test_user_who_may_do_all_passes() -> None:
+def test_user_with_all_permissions_passes() -> None:
     assert judged().verdict is Verdict.PASSED
 
 
-@pytest.mark.parametrize("need", NEEDS, ids=lambda need: f"{need.resource}-{'-'.join(need.verbs)}")
-def test_each_right_that_is_missing_is_named_with_what_it_is_for(need: Any) -> None:
-    check = judged(*((verb, need.resource) for verb in need.verbs))
-    assert check.verdict is (Verdict.FAILED if need.essential else Verdict.WARNING)
-    assert f"{' and '.join(need.verbs)} {need.resource} ({need.purpose})" in check.message
+@pytest.mark.parametrize(
+    "permission", PERMISSIONS, ids=lambda permission: f"{permission.resource}-{'-'.join(permission.verbs)}"
+)
+def test_each_missing_permission_is_named_with_its_purpose(permission: Any) -> None:
+    check = judged(*((verb, permission.resource) for verb in permission.verbs))
+    assert check.verdict is (Verdict.FAILED if permission.essential else Verdict.WARNING)
+    assert f"{' and '.join(permission.verbs)} {permission.resource} ({permission.purpose})" in check.message
     assert "Role" in check.remedy
 
 
-def test_only_the_verbs_that_are_missing_are_named() -> None:
+def test_only_missing_verbs_are_named() -> None:
     check = judged(("create", "pods/portforward"), ("list", "events"))
     assert found(check) == (
         "warning",
@@ -65,18 +73,30 @@ def test_only_the_verbs_that_are_missing_are_named() -> None:
 @pytest.mark.parametrize(
     ("classes", "provider", "wanted", "verdict", "message"),
     [
-        (HIDDEN, AKS, "", "warning", "storage classes cannot be seen: you may not list it"),
-        ([], NONE, "", "failed", "there is no default storage class, and the nodes are of no cloud whose usual one"),
+        (FORBIDDEN, AKS, "", "warning", "cannot list storage classes: you may not list it"),
+        ([], NONE, "", "failed", "there is no default storage class, and no known default for the provider"),
         (
             [storage_class("gp3", "ebs.csi.aws.com", True)],
             EKS,
             "",
             "failed",
-            "there is no storage class efs-sc; there is gp3",
+            "there is no storage class efs-sc; existing classes: gp3",
         ),
-        ([storage_class("efs-sc", "efs.csi.aws.com")], EKS, "", "passed", "efs-sc (efs.csi.aws.com) has ReadWriteMany"),
+        (
+            [storage_class("efs-sc", "efs.csi.aws.com")],
+            EKS,
+            "",
+            "passed",
+            "efs-sc (efs.csi.aws.com) supports ReadWriteMany",
+        ),
         ([storage_class("a", "file.csi.azure.com")], AKS, "a", "failed", "a is Azure Files over SMB"),
-        ([storage_class("a", "file.csi.azure.com", protocol="nfs")], AKS, "a", "passed", "a (file.csi.azure.com) has"),
+        (
+            [storage_class("a", "file.csi.azure.com", protocol="nfs")],
+            AKS,
+            "a",
+            "passed",
+            "a (file.csi.azure.com) supports",
+        ),
         (
             [storage_class("d", "pd.csi.storage.gke.io", True)],
             NONE,
@@ -90,12 +110,12 @@ def test_only_the_verbs_that_are_missing_are_named() -> None:
             NONE,
             "",
             "warning",
-            "whether x (example.com/x) has ReadWriteMany",
+            "cannot tell whether x (example.com/x) supports ReadWriteMany",
         ),
         ([storage_class("standard-rwo", "x", True)], GKE, "other", "failed", "there is no storage class other"),
     ],
 )
-def test_storage_class_is_that_which_jobs_would_get(
+def test_storage_class_is_the_one_that_jobs_would_use(
     classes: Any, provider: Provider, wanted: str, verdict: str, message: str
 ) -> None:
     check = storage(classes, provider, wanted)
@@ -104,7 +124,7 @@ def test_storage_class_is_that_which_jobs_would_get(
 
 
 @pytest.mark.parametrize("provider", [AKS, GKE, EKS], ids=lambda provider: provider.name)
-def test_usual_class_that_is_missing_can_be_made(provider: Provider) -> None:
+def test_remedy_for_a_missing_default_class_names_existing_files(provider: Provider) -> None:
     remedy = storage([], provider, "").remedy
     assert storage([], provider, "other").remedy != remedy
     assert all((ROOT / manifest).is_file() for manifest in re.findall(r"manifests/\S+\.yaml", remedy))
@@ -113,9 +133,9 @@ def test_usual_class_that_is_missing_can_be_made(provider: Provider) -> None:
 @pytest.mark.parametrize(
     ("nodes", "provider", "verdict", "message"),
     [
-        (HIDDEN, AKS, "warning", "nodes cannot be seen: you may not list it"),
-        ([], AKS, "warning", "no node has a GPU now: jobs wait until a node pool grows"),
-        ([NodeView("n1")], AKS, "warning", "no node has a GPU now: jobs wait until a node pool grows"),
+        (FORBIDDEN, AKS, "warning", "cannot list nodes: you may not list it"),
+        ([], AKS, "warning", "no node has a GPU at the moment: jobs wait until a node pool grows"),
+        ([NodeView("n1")], AKS, "warning", "no node has a GPU at the moment: jobs wait until a node pool grows"),
         (
             [
                 NodeView("n1", gpu_capacity=8, gpu_allocatable=8),
@@ -135,7 +155,7 @@ def test_usual_class_that_is_missing_can_be_made(provider: Provider) -> None:
             [NodeView("n1", gpu_capacity=1, gpu_allocatable=1)],
             NONE,
             "passed",
-            "1 GPU(s) on 1 node(s); which of them are spot nodes cannot be told",
+            "1 GPU(s) on 1 node(s); cannot tell which of them are spot nodes",
         ),
         (
             [NodeView("n1", gpu_capacity=8, gpu_allocatable=6)],
@@ -147,22 +167,27 @@ def test_usual_class_that_is_missing_can_be_made(provider: Provider) -> None:
             [NodeView("n1", labels={"cloud.google.com/gke-accelerator": "nvidia-l4"}), NodeView("n2")],
             GKE,
             "failed",
-            "n1 should have GPUs, but offers no nvidia.com/gpu: no device plugin runs there",
+            "n1 should have GPUs, but no nvidia.com/gpu is allocatable: no device plugin runs there",
         ),
         (
             [NodeView(f"n{number}", labels={"nvidia.com/gpu.present": "true"}) for number in range(7)],
             NONE,
             "failed",
-            "n0, n1, n2, n3, n4 and 2 more should have GPUs, but offers no nvidia.com/gpu: no device plugin runs there",
+            (
+                "n0, n1, n2, n3, n4 and 2 more should have GPUs, "
+                "but no nvidia.com/gpu is allocatable: no device plugin runs there"
+            ),
         ),
     ],
 )
-def test_gpus_are_those_that_device_plugins_offer(nodes: Any, provider: Provider, verdict: str, message: str) -> None:
+def test_gpus_are_counted_as_device_plugins_offer_them(
+    nodes: Any, provider: Provider, verdict: str, message: str
+) -> None:
     assert found(gpus(nodes, provider)) == (verdict, message)
 
 
 @pytest.mark.parametrize(
-    ("state", "verdict_", "words"),
+    ("state", "verdict_", "message"),
     [
         ({}, None, ""),
         ({"waiting": {"reason": "ContainerCreating"}}, None, ""),
@@ -178,13 +203,13 @@ def test_gpus_are_those_that_device_plugins_offer(nodes: Any, provider: Provider
             "image x cannot be pulled: not found",
         ),
         ({"waiting": {"reason": "InvalidImageName", "message": "bad"}}, Verdict.FAILED, "x: bad"),
-        ({"waiting": {"reason": "RunContainerError"}}, Verdict.PASSED, "node n1 has x"),
-        ({"running": {}}, Verdict.PASSED, "node n1 has x"),
-        ({"terminated": {"exitCode": 128, "reason": "StartError"}}, Verdict.PASSED, "node n1 has x"),
+        ({"waiting": {"reason": "RunContainerError"}}, Verdict.PASSED, "node n1 pulled x"),
+        ({"running": {}}, Verdict.PASSED, "node n1 pulled x"),
+        ({"terminated": {"exitCode": 128, "reason": "StartError"}}, Verdict.PASSED, "node n1 pulled x"),
     ],
 )
-def test_image_is_there_when_a_container_could_be_made_of_it(
-    state: dict[str, Any], verdict_: Verdict | None, words: str
+def test_image_is_pulled_once_a_container_was_created(
+    state: dict[str, Any], verdict_: Verdict | None, message: str
 ) -> None:
     metadata = {"name": "spotune-doctor-1", "namespace": "team"}
     pod = {
@@ -194,10 +219,10 @@ def test_image_is_there_when_a_container_could_be_made_of_it(
     }
     check = verdict("x", pod)
     assert (check.verdict if check else None) is verdict_
-    assert check is None or check.message.startswith(words)
+    assert check is None or check.message.startswith(message)
 
 
-def test_probe_is_let_into_the_strictest_namespaces() -> None:
+def test_probe_pod_meets_the_restricted_security_standard() -> None:
     spec = probe_pod("x", "team")["spec"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
@@ -206,10 +231,10 @@ def test_probe_is_let_into_the_strictest_namespaces() -> None:
 def test_line_has_the_remedy_below() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     check = failed("storage", "there is no storage class efs-sc", "make it")
-    console.print(line(check))
+    console.print(render(check))
     lines = [row.rstrip() for row in console.export_text().splitlines()]
     assert lines == [
         "failed   storage           there is no storage class efs-sc",
         "                           -> make it",
     ]
-    assert plain(check).splitlines() == lines
+    assert plain_text(check).splitlines() == lines

@@ -1,4 +1,4 @@
-"""Which files are read, how they are cut, and what is said about files that are broken."""
+"""Which files are read, how they are split into parts, and the errors for broken files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyarrow import parquet
 from transformers import PreTrainedTokenizerBase
 
 from spotune.errors import JobError
-from spotune_trainer.data.preparation.inputs import cut, find_inputs
+from spotune_trainer.data.preparation.inputs import find_inputs, split_into_parts
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
 from spotune_trainer.data.tokenization import TextOptions
 
@@ -44,13 +44,13 @@ def write(path: Path, rows: Rows) -> Path:
 
 
 def read(*sources: Path | str, part_size: int = 1 << 20) -> tuple[Rows, int]:
-    parts = cut(find_inputs(sources), COLUMNS, part_size)
-    return [row for part in parts for piece in part for _, row in piece.rows(COLUMNS)], len(parts)
+    parts = split_into_parts(find_inputs(sources), COLUMNS, part_size)
+    return [row for part in parts for file_range in part for _, row in file_range.rows(COLUMNS)], len(parts)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.parquet"])
 @pytest.mark.parametrize("part_size", [1, 300, 1 << 20])
-def test_every_row_is_read_once_however_the_file_is_cut(tmp_path: Path, name: str, part_size: int) -> None:
+def test_every_row_is_read_once_for_any_part_size(tmp_path: Path, name: str, part_size: int) -> None:
     rows, parts = read(write(tmp_path / name, ROWS), part_size=part_size)
     assert rows == ROWS
     splittable = name in {"a.jsonl", "a.json", "a.parquet"}
@@ -65,7 +65,7 @@ def test_small_files_share_a_part(tmp_path: Path) -> None:
     assert 1 < parts < 10
 
 
-def test_folders_patterns_and_names_that_overlap_give_each_file_once(tmp_path: Path) -> None:
+def test_overlapping_sources_give_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name in ("b/2.jsonl", "1.jsonl", "b/.hidden.jsonl"):
         write(tmp_path / name, ROWS[:1])
@@ -74,7 +74,7 @@ def test_folders_patterns_and_names_that_overlap_give_each_file_once(tmp_path: P
     assert [file.path.name for file in found] == ["1.jsonl", "2.jsonl"]
 
 
-def test_a_byte_order_mark_and_blank_lines_are_no_data(tmp_path: Path) -> None:
+def test_byte_order_marks_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     for name, content in {"a.jsonl": '{"q": "x", "a": "y"}\n\n \n', "a.csv": "q,a\n\nx,y\n\n"}.items():
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
         assert read(tmp_path / name)[0] == [{"q": "x", "a": "y"}]
@@ -92,8 +92,8 @@ BROKEN: dict[str, tuple[str, str | bytes | Callable[[Path], Any], str]] = {
     "invalid JSON": ("a.jsonl", GOOD * 2 + '{"q": "x"\n' + GOOD, r"a\.jsonl:3: invalid JSON at column"),
     "a JSON array": ("a.json", '[{"q": 1}, \n', r"a\.json:1: invalid JSON .*one object per line"),
     "a row that is a list": ("a.jsonl", GOOD + "[1]\n", r"a\.jsonl:2: a line must hold one JSON object .* not a list"),
-    "no UTF-8": ("a.jsonl", GOOD.encode() * 3 + b'{"q": "\xff"}\n', r"a\.jsonl:4: not UTF-8"),
-    "half a surrogate pair": ("a.jsonl", GOOD + r'{"q": "\ud800", "a": "y"}' + "\n", r"a\.jsonl:2: .*UTF-8"),
+    "not UTF-8": ("a.jsonl", GOOD.encode() * 3 + b'{"q": "\xff"}\n', r"a\.jsonl:4: not UTF-8"),
+    "a lone surrogate": ("a.jsonl", GOOD + r'{"q": "\ud800", "a": "y"}' + "\n", r"a\.jsonl:2: .*UTF-8"),
     "a missing column": ("a.jsonl", GOOD + '{"q": "x"}\n', r"a\.jsonl:2: no column 'a'; the row has 'q'"),
     "a null": ("a.jsonl", GOOD + '{"q": null, "a": ""}\n', r"a\.jsonl:2: column 'q' is null"),
     "mixed types": ("a.jsonl", GOOD + '{"q": ["x"], "a": ""}\n', r"a\.jsonl:2: column 'q' is a list"),
@@ -102,18 +102,18 @@ BROKEN: dict[str, tuple[str, str | bytes | Callable[[Path], Any], str]] = {
     "a missing CSV column": ("a.csv", "q,b\nx,y\n", r"a\.csv:1: no column 'a'; the file has 'q', 'b'"),
     "a CSV row too long": ("a.csv", "q,a\nx,y\nx,y,z\n", r"a\.csv:3: 3 fields, but the header names 2"),
     "an open quote": ("a.csv", 'q,a\nx,y\n"x,y\n', r"a\.csv:3: invalid CSV"),
-    "CSV that is no UTF-8": ("a.csv", b"q,a\nx,y\n\xff,y\n", r"a\.csv:3: not UTF-8"),
-    "a column twice": ("a.csv", "q,a,q\n", r"a\.csv:1: a column is named twice"),
-    "no Parquet": ("a.parquet", "text", r"a\.parquet is not a Parquet file"),
+    "CSV that is not UTF-8": ("a.csv", b"q,a\nx,y\n\xff,y\n", r"a\.csv:3: not UTF-8"),
+    "a duplicate column": ("a.csv", "q,a,q\n", r"a\.csv:1: two columns have the same name"),
+    "not Parquet": ("a.parquet", "text", r"a\.parquet is not a Parquet file"),
     "damaged Parquet": ("a.parquet", broken_parquet, r"a\.parquet is damaged"),
-    "half a gzip": ("a.jsonl.gz", gzip.compress(GOOD.encode() * 50)[:-12], r"a\.jsonl\.gz is not a whole gzip"),
-    "no gzip": ("a.csv.gz", "q,a\n", r"a\.csv\.gz is not a whole gzip"),
-    "an unknown kind": ("a.xlsx", "", r"a\.xlsx is of no kind"),
+    "a truncated gzip": ("a.jsonl.gz", gzip.compress(GOOD.encode() * 50)[:-12], r"a\.jsonl\.gz is not a complete gzip"),
+    "not gzip": ("a.csv.gz", "q,a\n", r"a\.csv\.gz is not a complete gzip"),
+    "an unknown format": ("a.xlsx", "", r"a\.xlsx has an unknown format"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_data_is_named_and_nothing_is_left_behind(
+def test_error_names_broken_data_and_leaves_no_files_behind(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, case: str
 ) -> None:
     name, content, message = BROKEN[case]
@@ -129,7 +129,7 @@ def test_broken_data_is_named_and_nothing_is_left_behind(
     assert [found.name for found in tmp_path.iterdir()] == [name]
 
 
-def test_the_line_is_right_in_a_later_part(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_line_numbers_are_right_in_later_parts(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(GOOD * 500 + '{"q": 1}\n')
     options = PrepareOptions(TextOptions("causal", "{q}", "{a}"), processes=1, part_size=1000)
@@ -140,7 +140,7 @@ def test_the_line_is_right_in_a_later_part(tmp_path: Path, tokenizer: PreTrained
         prepare([tmp_path / "b.parquet"], tmp_path / "out", options, tokenizer)
 
 
-def test_files_of_different_columns_or_types_are_refused(tmp_path: Path) -> None:
+def test_files_with_different_columns_or_types_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "1.csv", [{"q": "x", "a": "y"}])
     write(tmp_path / "2.csv", [{"question": "x", "a": "y"}])
     with pytest.raises(JobError, match=r"2\.csv:1: no column 'q'; the file has 'question', 'a'"):
@@ -149,15 +149,15 @@ def test_files_of_different_columns_or_types_are_refused(tmp_path: Path) -> None
     write(tmp_path / "2.parquet", [{"q": "x", "a": 1}])
     with pytest.raises(JobError, match=r"2\.parquet: column 'a' is int64, but string in .*1\.parquet"):
         read(tmp_path / "*.parquet")
-    with pytest.raises(JobError, match="mixes kinds of files"):
+    with pytest.raises(JobError, match="mixes file formats"):
         read(tmp_path)
 
 
-def test_a_name_that_matches_nothing_is_told(tmp_path: Path) -> None:
+def test_a_source_without_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(JobError, match=r"no file, folder or match for .*\*\.jsonl"):
+    with pytest.raises(JobError, match=r"no file or folder matches .*\*\.jsonl"):
         find_inputs([str(tmp_path / "*.jsonl")])
-    with pytest.raises(JobError, match=r"empty holds no \.jsonl"):
+    with pytest.raises(JobError, match=r"empty has no \.jsonl"):
         find_inputs([tmp_path / "empty"])
-    with pytest.raises(JobError, match="not from s3://bucket/rows; copy it to a path"):
+    with pytest.raises(JobError, match="not at s3://bucket/rows; copy it to a path"):
         find_inputs(["s3://bucket/rows"])

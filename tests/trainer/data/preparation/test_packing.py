@@ -1,4 +1,4 @@
-"""Packing loses nothing, fills rows, and depends on the documents alone."""
+"""Packing keeps every document, fills rows, and is deterministic."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
-from spotune_trainer.data.tokenization import TokenisedDocument
+from spotune_trainer.data.tokenization import TokenizedDocument
 
 lengths = st.lists(st.integers(1, 16), max_size=300)
 
 
-def document(number: int, length: int) -> TokenisedDocument:
+def document(number: int, length: int) -> TokenizedDocument:
     ids = np.full(length, number, dtype=np.int32)
-    return TokenisedDocument(ids, ids, full_length=length, truncated=False)
+    return TokenizedDocument(ids, ids, full_length=length, truncated=False)
 
 
 def pack(sizes: list[int]) -> list[PackedRow]:
     packer = Packer(16)
     rows = [row for number, size in enumerate(sizes) for row in packer.add(document(number, size))]
-    return [*rows, *packer.rest()]
+    return [*rows, *packer.flush()]
 
 
 @given(lengths)
-def test_every_document_is_in_exactly_one_row_that_holds_it_whole(sizes: list[int]) -> None:
+def test_every_document_is_whole_in_exactly_one_row(sizes: list[int]) -> None:
     rows = pack(sizes)
     assert all(len(row.input_ids) <= 16 for row in rows)
     packed = {
@@ -41,13 +41,13 @@ def test_packing_the_same_documents_gives_the_same_rows(sizes: list[int]) -> Non
     assert [row.input_ids.tolist() for row in pack(sizes)] == [row.input_ids.tolist() for row in pack(sizes)]
 
 
-def test_rows_are_filled_well() -> None:
+def test_rows_are_at_least_97_percent_full() -> None:
     sizes = np.random.default_rng(0).integers(1, 12, 3000).tolist()
     rows = pack(sizes)
     assert sum(sizes) / (16 * len(rows)) > 0.97
 
 
-def test_a_long_text_is_cut_into_rows_without_loss() -> None:
+def test_a_long_text_is_split_over_rows_completely() -> None:
     whole = document(0, 37)
     whole.input_ids[:] = np.arange(37)
     pieces = list(split_document(whole, 16))

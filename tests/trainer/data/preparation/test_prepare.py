@@ -1,4 +1,4 @@
-"""Raw files to shards: the same bytes whatever happens on the way, and nothing that looks like a dataset before."""
+"""Raw files to shards: the output is byte-identical after kills, and no incomplete dataset is ever visible."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from spotune_trainer.data.preparation import process_pool as pool
 from spotune_trainer.data.preparation.prepare import PrepareOptions, PrepareProgress, prepare
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.data.tokenization import TextOptions
+
+pytestmark = pytest.mark.slow
 
 Rows = list[dict[str, Any]]
 
@@ -65,10 +67,10 @@ def decoded(rows: Rows, column: str, tokenizer: PreTrainedTokenizerBase) -> list
     return [str(tokenizer.decode(row[column].tolist())) for row in rows]
 
 
-def test_rows_become_samples_in_their_order(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_samples_are_the_rows_in_order(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = make_rows(300)
     done: list[PrepareProgress] = []
-    manifest = prepare(
+    prepared = prepare(
         [write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", OPTIONS, tokenizer, progress=done.append
     )
     samples = read(tmp_path / "out", tmp_path)
@@ -79,7 +81,7 @@ def test_rows_become_samples_in_their_order(tokenizer: PreTrainedTokenizerBase, 
     assert done[-1].parts_total == len(done) > 5
     assert (done[-1].bytes_done, done[-1].documents) == (done[-1].bytes_total, 300)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out"]
-    counts = manifest.content["splits"]["train"]
+    counts = prepared.manifest["splits"]["train"]
     assert counts["documents"] == counts["samples"] == 300
     assert counts["tokens"] == sum(len(sample["input_ids"]) for sample in samples)
     assert counts["lossTokens"] == sum(len(sample["labels"]) for sample in samples)
@@ -107,10 +109,10 @@ def test_the_held_out_split_keeps_duplicates_together(tokenizer: PreTrainedToken
     assert 0.1 < len(held) / len(rows) < 0.3
 
 
-def test_packed_rows_hold_every_document(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_packed_rows_contain_every_document(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = [{"body": row["question"]} for row in make_rows(300)] + [{"body": "singers " * 80}]
     options = dataclasses.replace(OPTIONS, text=TextOptions("causal", text="body", max_length=64, packing=True))
-    manifest = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
+    prepared = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
     samples = read(tmp_path / "out", tmp_path)
     assert len(samples) < 301 / 2
     assert all(len(sample["input_ids"]) == sample["lengths"].sum() <= 64 for sample in samples)
@@ -120,36 +122,34 @@ def test_packed_rows_hold_every_document(tokenizer: PreTrainedTokenizerBase, tmp
         for part in np.split(sample["input_ids"], np.cumsum(sample["lengths"])[:-1])
     ]
     assert {row["body"] + "</s>" for row in rows[:300]} <= set(documents)
-    assert "".join(documents).count("singers ") >= 80  # a long text is cut into rows, not cut off
-    assert manifest.content["splits"]["train"]["truncated"] == 0
+    assert "".join(documents).count("singers ") >= 80  # a long text is split over rows, not truncated
+    assert prepared.manifest["splits"]["train"]["truncated"] == 0
 
 
 def test_packed_prompts_carry_no_loss(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = make_rows(40)
     text = TextOptions("causal", "{question}", "{sql}", max_length=128, packing=True)
     options = dataclasses.replace(OPTIONS, text=text)
-    manifest = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
+    prepared = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
     samples = read(tmp_path / "out", tmp_path)
     assert len(samples) < 30
     learned = [token for sample in samples for token in sample["labels"].tolist() if token != -100]
     answers = str(tokenizer.decode(learned)).split("</s>")[:-1]
     assert sorted(answers) == sorted(row["sql"] for row in rows)
-    assert manifest.content["splits"]["train"]["lossTokens"] == len(learned)
+    assert prepared.manifest["splits"]["train"]["lossTokens"] == len(learned)
 
 
-def test_rows_without_a_token_to_learn_are_left_out_and_counted(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_rows_without_loss_are_dropped_and_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = [{"q": "zz" * 50, "a": "x"}, {"q": "how", "a": "y"}]
     options = dataclasses.replace(OPTIONS, text=TextOptions("causal", "{q}", "{a}", max_length=8))
-    manifest = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
-    counts = manifest.content["splits"]["train"]
+    prepared = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
+    counts = prepared.manifest["splits"]["train"]
     assert (counts["samples"], counts["truncated"], counts["dropped"]) == (1, 1, 1)
-    with pytest.raises(JobError, match=r"no row of train has a token to learn from.*Raise maxLength"):
+    with pytest.raises(JobError, match=r"no row of train has a token that carries loss.*Increase maxLength"):
         prepare([write_jsonl(tmp_path / "b.jsonl", rows[:1])], tmp_path / "none", options, tokenizer)
 
 
-def test_the_same_command_again_does_nothing_and_a_changed_one_is_refused(
+def test_a_rerun_does_nothing_and_changed_options_are_rejected(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     path, output = write_jsonl(tmp_path / "a.jsonl", make_rows(100)), tmp_path / "out"
@@ -157,7 +157,7 @@ def test_the_same_command_again_does_nothing_and_a_changed_one_is_refused(
     times = {file: file.stat().st_mtime_ns for file in output.iterdir()}
     again = prepare([path], output, OPTIONS, tokenizer)
     assert again.reused
-    assert again.content == first.content
+    assert again.manifest == first.manifest
     assert {file: file.stat().st_mtime_ns for file in output.iterdir()} == times
 
     longer = dataclasses.replace(OPTIONS, text=dataclasses.replace(TEXT, max_length=32))
@@ -172,7 +172,7 @@ def test_the_same_command_again_does_nothing_and_a_changed_one_is_refused(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_another_tokenizer_is_noticed(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_output_of_another_tokenizer_is_rejected(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", make_rows(20))
     prepare([path], tmp_path / "out", OPTIONS, tokenizer)
     other = type(tokenizer).__new__(type(tokenizer))
@@ -182,19 +182,19 @@ def test_another_tokenizer_is_noticed(tokenizer: PreTrainedTokenizerBase, tmp_pa
         prepare([path], tmp_path / "out", OPTIONS, other)
 
 
-def test_a_folder_of_someone_else_is_never_replaced(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_a_folder_not_written_by_spotune_is_never_replaced(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path, output = write_jsonl(tmp_path / "a.jsonl", make_rows(20)), tmp_path / "out"
     output.mkdir()
     (output / "thesis.txt").write_text("ten years of work")
     for overwrite in (False, True):
-        with pytest.raises(JobError, match="not made by `spotune shard`"):
+        with pytest.raises(JobError, match="not written by `spotune shard`"):
             prepare([path], output, dataclasses.replace(OPTIONS, overwrite=overwrite), tokenizer)
     assert (output / "thesis.txt").read_text() == "ten years of work"
 
 
-def test_an_empty_split_is_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_an_empty_split_is_rejected(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     options = dataclasses.replace(OPTIONS, eval_fraction=0.001)
-    with pytest.raises(JobError, match="leaves no rows of 20 for eval"):
+    with pytest.raises(JobError, match="none of the 20 rows is in eval"):
         prepare([write_jsonl(tmp_path / "a.jsonl", make_rows(20))], tmp_path / "out", options, tokenizer)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
@@ -215,9 +215,7 @@ def assert_no_dataset(output: Path) -> None:
     assert not output.exists() or (output / "manifest.json").exists()
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_output_is_identical_after_kills_at_random_moments(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000))
     options = dataclasses.replace(OPTIONS, part_size=9000, eval_fraction=0.1)
     prepare([path], tmp_path / "undisturbed", options, tokenizer)
@@ -236,7 +234,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
         process.kill()
         process.join()
         assert_no_dataset(output)
-    assert staged() > 2  # or else no killed run had done anything
+    assert staged() > 2  # the killed runs did some work
     prepare([path], output, options, tokenizer)
     assert digest(output) == digest(tmp_path / "undisturbed")
     assert not list(tmp_path.glob(".*"))
@@ -246,7 +244,7 @@ def alive(pids: Sequence[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()]
 
 
-def test_a_run_that_stops_at_any_rename_ends_with_the_same_bytes(
+def test_output_is_identical_after_a_failure_at_any_rename(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, other = write_jsonl(tmp_path / "a.jsonl", make_rows(150)), write_jsonl(tmp_path / "b.jsonl", make_rows(9))
@@ -281,7 +279,7 @@ def descendants(pid: int) -> list[int]:
     return children + [pid for child in children for pid in descendants(child)]
 
 
-def test_two_processes_write_what_one_writes_and_end_with_their_parent(
+def test_two_processes_write_the_same_bytes_as_one_and_exit_with_their_parent(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000))
@@ -294,7 +292,7 @@ def test_two_processes_write_what_one_writes_and_end_with_their_parent(
     workers = descendants(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert len(workers) > 2  # and the server that they are forked from
+    assert len(workers) > 2  # the fork server too
     while alive(workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(workers)
@@ -302,22 +300,22 @@ def test_two_processes_write_what_one_writes_and_end_with_their_parent(
     assert digest(tmp_path / "two") == digest(tmp_path / "one")
 
 
-def test_a_worker_process_that_is_killed_is_no_fault_of_the_user(
+def test_a_killed_pool_process_is_an_infrastructure_error(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", make_rows(200))
-    monkeypatch.setattr(pool, "_write", leave)
+    monkeypatch.setattr(pool, "_write_in_worker", exit_at_once)
     with pytest.raises(InfrastructureError, match="lack of memory: use fewer than 2 processes"):
         prepare([path], tmp_path / "out", dataclasses.replace(OPTIONS, processes=2), tokenizer)
     assert (tmp_path / ".out.preparing").exists()
     assert not (tmp_path / "out").exists()
 
 
-def leave(*_: Any) -> None:
+def exit_at_once(*_: Any) -> None:
     os._exit(9)
 
 
-def test_two_runs_do_not_prepare_the_same_folder(
+def test_two_runs_cannot_prepare_the_same_folder_at_once(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", make_rows(20))

@@ -1,4 +1,4 @@
-"""Sums of matrix products become one operation where they are nothing else, and stay what they were."""
+"""Addmm fusion replaces sums of matrix products, and only these, with equal results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from spotune_trainer.engine.compile.addmm_fusion import SumsOfProducts
+from spotune_trainer.engine.compile.addmm_fusion import AddmmFusion
 
 Function = Callable[..., Any]
 
@@ -76,11 +76,11 @@ def count(graph: fx.Graph, operation: Any) -> int:
         (of_two_precisions, 0, 2),
     ],
 )
-def test_only_sums_of_products_alone_are_one_operation(function: Function, sums: int, products: int) -> None:
+def test_sums_of_anything_else_than_products_are_not_fused(function: Function, sums: int, products: int) -> None:
     random = torch.Generator().manual_seed(0)
     factors = [torch.randn(shape, generator=random) for shape in ((6, 5), (5, 4), (6, 5))]
     traced = make_fx(function, tracing_mode="fake")(*factors)
-    SumsOfProducts()(traced.graph)
+    AddmmFusion()(traced.graph)
     traced.recompile()
     assert count(traced.graph, torch.ops.spotune.sum_of_products.default) == sums
     assert count(traced.graph, torch.ops.aten.mm.default) == products
@@ -88,7 +88,7 @@ def test_only_sums_of_products_alone_are_one_operation(function: Function, sums:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_sum_is_that_of_its_products(dtype: torch.dtype) -> None:
+def test_the_fused_sum_equals_the_sum_of_the_products(dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(0)
     lefts, rights = ([torch.randn(shape, generator=random).to(dtype) for _ in range(3)] for shape in ((7, 4), (4, 6)))
     kept = [each.clone() for each in (*lefts, *rights)]

@@ -1,4 +1,4 @@
-"""Weight gradients that are added up by their multiplication are the sums that autograd would have made."""
+"""Fused gradient accumulation gives the sums that autograd computes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from torch.utils.checkpoint import checkpoint
 
 from spotune_trainer.engine.build import EngineConfig, build_engine
 from spotune_trainer.engine.compile import gradient_accumulation_fusion as weight_gradients
-from spotune_trainer.engine.compile.gradient_accumulation_fusion import add_up_in_products, register_weight
+from spotune_trainer.engine.compile.gradient_accumulation_fusion import fuse_gradient_accumulation, register_weight
 from spotune_trainer.engine.compile.layers import repeated_layers
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.layouts import build_model, dividing_everything, train_in_passes
 from tests.trainer.support.tiny import make_job
 
+pytestmark = pytest.mark.slow
+
 PASSES = 3
 
 
 class Block(nn.Module):
-    """A layer with a bias, and with a linear module that it goes through twice."""
+    """A layer with a bias, and with a linear module that is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,15 +42,15 @@ class Block(nn.Module):
 
 @pytest.fixture
 def blocks() -> tuple[Any, Any]:
-    """The same layer twice, the second one adding up in its products."""
+    """A plain layer, and a copy with gradient accumulation fusion."""
     torch.manual_seed(0)
     plain = Block()
     adding = copy.deepcopy(plain)
-    add_up_in_products([adding])
+    fuse_gradient_accumulation([adding])
     return plain, adding
 
 
-def as_it_is(block: nn.Module) -> Callable[[Tensor], Tensor]:
+def eager(block: nn.Module) -> Callable[[Tensor], Tensor]:
     return block.forward
 
 
@@ -56,7 +58,7 @@ def compiled(block: nn.Module) -> Callable[[Tensor], Tensor]:
     return torch.compile(block.forward, dynamic=False)
 
 
-def computed_again(block: nn.Module) -> Callable[[Tensor], Tensor]:
+def checkpointed(block: nn.Module) -> Callable[[Tensor], Tensor]:
     layer = compiled(block)
     return lambda rows: checkpoint(layer, rows, use_reentrant=False)
 
@@ -66,8 +68,8 @@ def batches() -> Iterator[Tensor]:
     return (torch.randn(2, 5, 8, generator=random) for _ in range(PASSES))
 
 
-@pytest.mark.parametrize("form", [as_it_is, compiled, computed_again])
-def test_gradients_are_the_sums_over_all_passes(form: Any, blocks: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("form", [eager, compiled, checkpointed])
+def test_gradients_accumulate_over_all_micro_batches(form: Any, blocks: tuple[Any, Any]) -> None:
     plain, adding = blocks
     for parameter in adding.parameters():
         register_weight(parameter)
@@ -81,7 +83,7 @@ def test_gradients_are_the_sums_over_all_passes(form: Any, blocks: tuple[Any, An
     assert len(set(places)) == 1, "each sum is where the one before was"
 
 
-def test_gradients_of_the_input_are_those_of_linear_modules(blocks: tuple[Any, Any]) -> None:
+def test_input_gradients_equal_those_of_plain_linear_modules(blocks: tuple[Any, Any]) -> None:
     found = []
     for block in blocks:
         rows = next(batches()).requires_grad_()
@@ -91,15 +93,15 @@ def test_gradients_of_the_input_are_those_of_linear_modules(blocks: tuple[Any, A
 
 
 def additions(block: Any) -> int:
-    """Sums that are begun with, over all passes."""
+    """Number of calls of addmm over all micro-batches."""
     with patch.object(torch, "addmm", wraps=torch.addmm) as calls:
         for rows in batches():
             block(rows).square().sum().backward()
     return calls.call_count
 
 
-def test_only_what_is_registered_is_added_to(blocks: tuple[Any, Any]) -> None:
-    """In a pass a weight that is used twice is added to once; autograd adds the other use."""
+def test_only_registered_weights_are_fused(blocks: tuple[Any, Any]) -> None:
+    """If a weight is used twice in a micro-batch, one use is fused and autograd adds the other."""
     plain, adding = blocks
     assert additions(plain) == additions(adding) == 0
     register_weight(adding.up.weight)
@@ -107,29 +109,29 @@ def test_only_what_is_registered_is_added_to(blocks: tuple[Any, Any]) -> None:
     assert additions(adding) == PASSES - 1
 
 
-def test_weights_that_have_moved_or_gone_are_not_added_to_any_more(blocks: tuple[Any, Any]) -> None:
+def test_weights_that_have_moved_or_been_freed_are_not_fused(blocks: tuple[Any, Any]) -> None:
     _, adding = blocks
     register_weight(adding.up.weight)
     register_weight(adding.down.weight)
     at = adding.up.weight.data_ptr()
     adding.up.weight.data = adding.up.weight.data.clone()  # as where weights are partitioned and gathered again
     assert additions(adding) == PASSES - 1
-    assert at in weight_gradients._owners
+    assert at in weight_gradients._parameters
     adding.up = None
     gc.collect()
-    assert at not in weight_gradients._owners
+    assert at not in weight_gradients._parameters
 
 
-def test_modules_without_gradients_and_of_other_kinds_stay_as_they_are() -> None:
+def test_frozen_linear_modules_and_other_modules_are_not_replaced() -> None:
     class Other(nn.Linear):
         pass
 
     frozen, other = nn.Linear(2, 2).requires_grad_(False), Other(2, 2)
-    add_up_in_products([nn.Sequential(frozen, other)])
+    fuse_gradient_accumulation([nn.Sequential(frozen, other)])
     assert [type(frozen), type(other)] == [nn.Linear, Other]
 
 
-def test_an_evaluation_uses_the_operation_of_linear_modules(blocks: tuple[Any, Any]) -> None:
+def test_evaluation_uses_the_plain_linear_operation(blocks: tuple[Any, Any]) -> None:
     plain, adding = blocks
     rows = next(batches())
     with patch.object(weight_gradients, "linear", side_effect=AssertionError("not in an evaluation")):
@@ -142,7 +144,7 @@ def engine_additions(_rank: int, _world_size: int, stage: int, whole_gradients: 
     In its first passes stage 3 gathers otherwise than later.
     """
     model = build_model(torch.float32, ())
-    add_up_in_products(repeated_layers(model))
+    fuse_gradient_accumulation(repeated_layers(model))
     config = EngineConfig(stage, 1, 3, torch.float32, gradient_checkpointing=False, whole_gradients=whole_gradients)
     with dividing_everything() if divided else nullcontext():
         engine = build_engine(model, make_job("/model").spec.training, config)
@@ -159,10 +161,10 @@ def engine_additions(_rank: int, _world_size: int, stage: int, whole_gradients: 
     ("world_size", "stage", "whole_gradients", "passes"),
     [(2, 0, False, 2), (1, 1, False, 2), (2, 1, False, 2), (2, 2, False, 0), (2, 3, False, 0), (2, 3, True, 2)],
 )
-def test_every_pass_but_the_first_of_a_step_adds_to_whole_gradients(
+def test_all_micro_batches_but_the_first_add_to_whole_gradients(
     world_size: int, stage: int, whole_gradients: bool, passes: int, divided: bool
 ) -> None:
-    """In every step alike, or a run would not be resumed bit for bit."""
+    """All steps must be alike, or a resumed run would differ."""
     matrices = sum(type(module) is nn.Linear for module in repeated_layers(build_model(torch.float32))[0].modules())
     found = run_group(world_size, engine_additions, stage, whole_gradients, divided)
     assert found == world_size * [3 * [passes * matrices]]

@@ -1,4 +1,4 @@
-"""Compiled layers train as the same layers do, a run of them is resumed exactly, and no start compiles twice."""
+"""Compiled layers train as eager ones do, resume exactly, and are compiled once for all attempts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune_trainer.checkpoint.generations import surviving_steps
-from spotune_trainer.engine.compile.layers import CompileCache, compile_layers, repeated_layers
+from spotune_trainer.engine.compile.cache import CompileCache
+from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
 from tests.trainer.support.runs import Layout, Runs, committed_state, train_generation
+
+pytestmark = pytest.mark.slow
 
 START = """
 import sys
@@ -24,7 +27,8 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
-from spotune_trainer.engine.compile.layers import CompileCache, compile_layers
+from spotune_trainer.engine.compile.cache import CompileCache
+from spotune_trainer.engine.compile.layers import compile_layers
 sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
 cache = CompileCache(Path(sys.argv[1]), writes=True)
@@ -32,7 +36,7 @@ cache.load()
 compile_layers(model)
 model.train()
 model(input_ids=torch.ones(1, 8, dtype=torch.int64)).logits.sum().backward()
-cache.keep()
+cache.save()
 cache.wait()
 print("made", sum(counters["inductor"][name] for name in ("fxgraph_cache_miss", "fxgraph_cache_bypass")))
 print("found", counters["aot_autograd"]["autograd_cache_hit"])
@@ -40,7 +44,7 @@ print("found", counters["aot_autograd"]["autograd_cache_hit"])
 
 
 def start(kept: Path, scratch: Path) -> dict[str, int]:
-    """A process on a node of its own, where nothing has been compiled yet; how many graphs it made and found."""
+    """Run a process with an empty local cache; returns how many graphs it compiled and loaded."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(scratch)}
     command = [sys.executable, "-c", START, str(kept)]
     done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=300)
@@ -48,7 +52,7 @@ def start(kept: Path, scratch: Path) -> dict[str, int]:
     return {name: int(count) for name, count in lines}
 
 
-def test_what_one_start_compiles_the_next_one_finds_on_the_volume(tmp_path: Path) -> None:
+def test_the_next_start_loads_what_was_compiled_before(tmp_path: Path) -> None:
     first = start(tmp_path / "compiled", tmp_path / "first")
     second = start(tmp_path / "compiled", tmp_path / "second")
     assert first["made"] > 0
@@ -56,14 +60,14 @@ def test_what_one_start_compiles_the_next_one_finds_on_the_volume(tmp_path: Path
     assert second["found"] > 0
 
 
-def test_a_damaged_cache_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_cache_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = CompileCache(tmp_path, writes=True)
     cache.path.write_bytes(b"torn")
     cache.load()
     assert "checksum does not match" in caplog.text
 
 
-def test_layers_are_the_blocks_and_evaluation_runs_as_it_is() -> None:
+def test_transformer_layers_are_compiled_and_evaluation_is_not() -> None:
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=3, vocab_size=32, **sizes))
     tokens = torch.arange(5)[None]
@@ -75,7 +79,7 @@ def test_layers_are_the_blocks_and_evaluation_runs_as_it_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which the compiler looks at
-def test_layers_of_one_code_are_compiled_once() -> None:
+def test_layers_with_the_same_code_are_compiled_once() -> None:
     compiled = []
     for layers in (1, 3):
         torch._dynamo.reset()
@@ -89,7 +93,7 @@ def test_layers_of_one_code_are_compiled_once() -> None:
 
 
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 3])
-def test_a_compiled_run_trains_as_a_plain_one_and_is_resumed_exactly(runs: Runs, stage: int) -> None:
+def test_a_compiled_run_matches_an_eager_one_and_resumes_exactly(runs: Runs, stage: int) -> None:
     layout = Layout(world_size=2, zero_stage=stage)
     job = runs.job("causal", dropout=False, execution={"compile": True})
     plain = runs.empty("plain")
@@ -107,8 +111,8 @@ def test_a_compiled_run_trains_as_a_plain_one_and_is_resumed_exactly(runs: Runs,
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_layers_that_are_computed_again_train_as_those_that_are_kept_bit_for_bit(runs: Runs, stage: int) -> None:
-    """With dropout: what the backward pass computes again has the random numbers of the forward pass."""
+def test_gradient_checkpointing_does_not_change_the_results(runs: Runs, stage: int) -> None:
+    """With dropout: the recomputed forward pass must draw the same random numbers."""
     layout, found = Layout(world_size=1, zero_stage=stage), []
     for recompute in (False, True):
         directory = runs.empty("recomputed")

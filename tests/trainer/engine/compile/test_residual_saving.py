@@ -1,4 +1,4 @@
-"""Compiled layers keep the sums of residual connections, and none of the products that they are made of."""
+"""Compiled layers save the sums of residual connections instead of the products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import linear
 from spotune_trainer.engine.compile.layers import compile_layers
-from spotune_trainer.engine.compile.residual_saving import KeepResidualSums
+from spotune_trainer.engine.compile.residual_saving import SaveResidualSums
+
+pytestmark = pytest.mark.slow
 
 Function = Callable[..., Tensor]
 
@@ -65,7 +67,7 @@ def of_no_product(stream: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
         (of_no_product, 0),
     ],
 )
-def test_sums_are_kept_where_that_takes_no_more_memory(function: Function, kept: int) -> None:
+def test_sums_are_saved_if_that_takes_no_more_memory(function: Function, kept: int) -> None:
     def both_passes(*inputs: Tensor) -> tuple[Tensor, ...]:
         output = function(*inputs)
         return output, *torch.autograd.grad(output.sum(), inputs)
@@ -73,12 +75,12 @@ def test_sums_are_kept_where_that_takes_no_more_memory(function: Function, kept:
     random = torch.Generator().manual_seed(0)
     inputs = [torch.randn(s, generator=random).requires_grad_() for s in ((2, 3, 4), (6, 5), (5, 4))]
     graph = make_fx(both_passes, tracing_mode="fake")(*inputs).graph
-    KeepResidualSums()(graph)
+    SaveResidualSums()(graph)
     assert sum("recompute" in node.meta for node in graph.nodes) == kept
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which the compiler looks at
-def test_a_compiled_layer_keeps_the_sum_in_the_place_of_the_product() -> None:
+def test_a_compiled_layer_saves_the_sum_instead_of_the_product() -> None:
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, vocab_size=32, **sizes)).train()

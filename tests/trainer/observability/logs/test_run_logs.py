@@ -1,8 +1,7 @@
-"""Logs of a run: drivers, workers and events of all attempts, in order, as they are and as they grow."""
+"""The merged logs of a run: drivers, workers and events of all attempts, both complete and followed."""
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -13,7 +12,10 @@ import pytest
 
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.observability.logs.line_format import LineFormatter, logging_to, stamp, stamp_of
+from spotune_trainer.observability.logs.line_format import (
+    format_timestamp,
+    timestamp_of,
+)
 from spotune_trainer.observability.logs.run_logs import RunLogs, stream
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import Layout, Runs, make_task, rank_error, start_generation
@@ -60,13 +62,13 @@ def event(directory: JobDirectory, second: float, name: str, **values: object) -
 def write(path: Path, *lines: tuple[float, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as log:
-        log.writelines(f"{stamp(NOON + second)} INFO {text}\n" for second, text in lines)
+        log.writelines(f"{format_timestamp(NOON + second)} INFO {text}\n" for second, text in lines)
 
 
 def short(lines: str | list[str]) -> list[str]:
     """Lines without their times."""
     found = lines.splitlines() if isinstance(lines, str) else lines
-    return [" ".join(word for word in line.split(" ") if not stamp_of(f"{word} ")) for line in found]
+    return [" ".join(word for word in line.split(" ") if not timestamp_of(f"{word} ")) for line in found]
 
 
 WHOLE = [
@@ -90,23 +92,23 @@ WHOLE = [
 ]
 
 
-def test_lines_of_all_attempts_come_in_order_of_time_and_a_traceback_stays_whole(run: JobDirectory) -> None:
+def test_lines_of_all_attempts_are_sorted_by_time_and_tracebacks_stay_together(run: JobDirectory) -> None:
     lines = short("".join(stream(run, None, None)))
-    assert sorted(lines[:2]) == sorted(WHOLE[:2]), "these two are of the same moment"
+    assert sorted(lines[:2]) == sorted(WHOLE[:2]), "these two have the same time"
     assert lines[2:] == WHOLE[2:]
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 9, 15])
-def test_last_lines_are_the_end_of_all(run: JobDirectory, count: int) -> None:
-    assert short(RunLogs(run).last(count)) == WHOLE[-count:]
+def test_last_lines_are_the_last_of_all_lines(run: JobDirectory, count: int) -> None:
+    assert short(RunLogs(run).last_lines(count)) == WHOLE[-count:]
 
 
-def test_more_last_lines_than_there_are_are_all(run: JobDirectory) -> None:
-    assert len(RunLogs(run).last(1000)) == len(WHOLE)
+def test_asking_for_more_last_lines_than_exist_returns_all(run: JobDirectory) -> None:
+    assert len(RunLogs(run).last_lines(1000)) == len(WHOLE)
 
 
 @pytest.mark.parametrize("lines", [None, 0, 2, 1000])
-def test_followed_logs_go_on_with_what_is_new_and_nothing_twice(run: JobDirectory, lines: int | None) -> None:
+def test_following_yields_new_lines_and_none_twice(run: JobDirectory, lines: int | None) -> None:
     def grow() -> Iterator[bool]:
         write(run.generation_logs(3).worker(0), (36, "more"))
         event(run, 37, "committed", step=9, bytes=5e6, seconds=0.5)
@@ -114,7 +116,7 @@ def test_followed_logs_go_on_with_what_is_new_and_nothing_twice(run: JobDirector
         yield True
         attempt_starts(run, 3, 40)
         with run.driver_log(3).open("w") as log:
-            log.write(f"{stamp(NOON + 41)} INFO not yet wh")
+            log.write(f"{format_timestamp(NOON + 41)} INFO not yet wh")
         yield True
         with run.driver_log(3).open("a") as log:
             log.write("ole\n")
@@ -133,7 +135,7 @@ def test_followed_logs_go_on_with_what_is_new_and_nothing_twice(run: JobDirector
     assert len(found) == 5 + (len(WHOLE) if lines is None else min(lines, len(WHOLE)))
 
 
-def test_stacks_of_a_hang_stand_where_they_were_written(run: JobDirectory) -> None:
+def test_stacks_of_a_hang_are_sorted_by_the_time_of_their_file(run: JobDirectory) -> None:
     stacks = run.generation_logs(1).stacks(1)
     stacks.write_text("Timeout!\nThread 0x1\n")
     os.utime(stacks, (NOON + 5.5, NOON + 5.5))
@@ -143,12 +145,12 @@ def test_stacks_of_a_hang_stand_where_they_were_written(run: JobDirectory) -> No
     assert lines[place + 1 : place + 3] == ["gen-1/stacks-rank-00001: Timeout!", "gen-1/stacks-rank-00001: Thread 0x1"]
 
 
-def test_long_logs_come_in_several_pieces(run: JobDirectory) -> None:
+def test_long_logs_come_in_several_batches(run: JobDirectory) -> None:
     write(run.driver_log(2), *((50 + number, "x" * 1000) for number in range(200)))
-    pieces = list(stream(run, None, None))
-    assert len(pieces) > 2
-    assert all(piece.endswith("\n") for piece in pieces)
-    assert len("".join(pieces).splitlines()) == len(WHOLE) + 200
+    batches = list(stream(run, None, None))
+    assert len(batches) > 2
+    assert all(batch.endswith("\n") for batch in batches)
+    assert len("".join(batches).splitlines()) == len(WHOLE) + 200
 
 
 def test_command_prints_the_logs_of_a_folder(run: JobDirectory) -> None:
@@ -160,7 +162,7 @@ def test_command_prints_the_logs_of_a_folder(run: JobDirectory) -> None:
     assert "there is no folder" in missing.stderr
 
 
-def test_reader_that_leaves_ends_the_command_quietly(run: JobDirectory) -> None:
+def test_closing_the_pipe_ends_the_command_quietly(run: JobDirectory) -> None:
     write(run.driver_log(2), *((50 + number, "x" * 1000) for number in range(2000)))
     command = f"{sys.executable} -m spotune_trainer.observability.logs.run_logs {run.root} --follow | head --lines 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
@@ -168,40 +170,20 @@ def test_reader_that_leaves_ends_the_command_quietly(run: JobDirectory) -> None:
     assert done.stderr == ""
 
 
-def test_process_logs_what_is_ours_and_the_warnings_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "worker-0.log"
-    with caplog.at_level(logging.INFO), logging_to(path):  # some libraries make the root talkative
-        logging.getLogger("spotune.worker").info("phase %s", "Training")
-        logging.getLogger("urllib3").info("a connection")
-        logging.getLogger("urllib3").warning("a retry")
-    logging.getLogger("spotune.worker").warning("too late")
-    assert short(path.read_text()) == ["INFO phase Training", "WARNING a retry"]
-
-
-def test_times_sort_as_text() -> None:
-    record = logging.LogRecord("spotune", logging.INFO, "", 0, "text", None, None)
-    record.created = NOON + 0.25
-    line = LineFormatter().format(record)
-    assert line == "2027-01-15T08:00:00.250Z INFO text"
-    assert stamp_of(line) == "2027-01-15T08:00:00.250Z" == stamp(NOON + 0.25)
-    assert stamp(NOON) < stamp(NOON + 0.25) < stamp(NOON + 1)
-    assert stamp_of("Traceback (most recent call last):") == ""
-
-
-def test_worker_logs_its_phases_and_the_traceback_that_it_ends_with(runs: Runs) -> None:
+def test_worker_log_has_its_phases_and_its_final_traceback(runs: Runs) -> None:
     finished = runs.finished(ALONE)
     job = runs.job(dataset={"train": {"source": str(runs.root / "nowhere")}})
     broken = runs.empty("broken")
     run_group(1, rank_error, make_task(broken, job, ALONE, start_generation(broken)))
 
-    said = short(finished.generation_logs(1).worker(0).read_text())
-    assert said[0].startswith("INFO rank 0 of 1 on ")
-    assert said[0].endswith(": from the beginning")
-    assert [line for line in said if line in ("INFO Training", "INFO Exporting", "INFO trained")] == [
+    logged = short(finished.generation_logs(1).worker(0).read_text())
+    assert logged[0].startswith("INFO rank 0 of 1 on ")
+    assert logged[0].endswith(": starts from the beginning")
+    assert [line for line in logged if line in ("INFO Training", "INFO Exporting", "INFO trained")] == [
         "INFO Training",
         "INFO Exporting",
         "INFO trained",
     ]
     ended = broken.generation_logs(1).worker(0).read_text()
-    assert "ERROR rank 0 ends\nTraceback (most recent call last):" in ended
+    assert "ERROR rank 0 failed\nTraceback (most recent call last):" in ended
     assert ended.splitlines()[-1].startswith("spotune.errors.JobError: ")

@@ -1,4 +1,4 @@
-"""The report of a job: what it tells, that it is one whole file, and that a browser shows it."""
+"""The report of a job: its content, that it is one self-contained file, and that a browser shows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.observability.report.charts import Axis, duration, thinned
 from spotune_trainer.observability.report.page import report_of_directory
-from spotune_trainer.observability.report.run_summary import read_story
+from spotune_trainer.observability.report.run_summary import read_summary
 from tests.command_line import run_spotune
 from tests.trainer.support.runs import Layout, Runs
 from tests.trainer.support.tiny import make_job
@@ -35,7 +35,7 @@ WRONG = {
 
 @pytest.fixture
 def eventful(tmp_path: Path) -> JobDirectory:
-    """A job that lost a worker after six steps, two of them unsaved, and trains on with fewer."""
+    """A job that lost a worker after six steps, two of them uncommitted, and continues with fewer workers."""
     directory = JobDirectory(tmp_path / "eventful")
     directory.logs.mkdir(parents=True)
     job = make_job("/models/<t5>", "seq2seq")
@@ -75,27 +75,30 @@ def write_generation(directory: JobDirectory, number: int, restored: str | None,
     (folder / "restored.json").write_text(json.dumps({"checkpoint": restored}))
     logs = directory.generation_logs(number)
     logs.root.mkdir()
-    lines = [{"step": step, "loss": 2.0 / step, "tokens": 100, "seconds": 0.5, "generation": number} for step in steps]
+    lines = [
+        {"step": step, "loss": 2.0 / step, "tokens": 100, "labelTokens": 60, "seconds": 0.5, "generation": number}
+        for step in steps
+    ]
     logs.steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_story_has_each_step_once_and_each_worker_group_with_its_end(eventful: JobDirectory) -> None:
-    story = read_story(eventful.root)
-    assert [(step["step"], step["generation"]) for step in story.steps] == [
+def test_summary_has_each_step_once_and_the_outcome_of_each_worker_group(eventful: JobDirectory) -> None:
+    summary = read_summary(eventful.root)
+    assert [(step["step"], step["generation"]) for step in summary.steps] == [
         *((step, 1) for step in range(1, 5)),
         *((step, 2) for step in range(5, 11)),
     ]
-    lost, running = story.stretches
-    assert (lost.world_size, lost.steps, lost.seconds(story.told), lost.why) == (
+    lost, running = summary.groups
+    assert (lost.world_size, lost.steps, lost.seconds(summary.updated), lost.description) == (
         4,
         6,
         40.0,
         "workerLost: lost <rank> 3",
     )
-    assert (running.first_step, running.seconds(story.told), running.why) == (4, 30.0, "runs")
+    assert (running.first_step, running.seconds(summary.updated), running.description) == (4, 30.0, "running")
 
 
-def test_page_is_one_file_in_which_nothing_is_left_unescaped(eventful: JobDirectory) -> None:
+def test_page_is_one_file_with_all_texts_escaped(eventful: JobDirectory) -> None:
     page = report_of_directory(eventful.root)
     assert not re.findall(r"<script|<link|<img|https?://|url\(|@import", page)
     assert "<rank>" not in page
@@ -110,7 +113,7 @@ def test_page_is_one_file_in_which_nothing_is_left_unescaped(eventful: JobDirect
     evaluations = page[page.index("<h2>Evaluations") :]
     assert re.findall(r"<th>(.*?)</th>", evaluations)[:4] == ["step", "loss", "exact match", "bleu"]
     assert re.findall(r"<td>(.*?)</td>", evaluations)[:4] == ["10", "0.5000", "25.0%", "41.25"]
-    answers = re.findall(r"<td class=.words.>(.*?)</td>", page[page.index("Answers after step 10") :])
+    answers = re.findall(r"<td class=.text.>(.*?)</td>", page[page.index("Sample answers after step 10") :])
     assert answers == [
         *("how many &lt;b&gt;?", "SELECT 1", "SELECT 1", "exactMatch"),
         *("who?", "SELECT 2", "SELECT 3", "bleu 0.125"),
@@ -122,7 +125,7 @@ def test_report_of_a_finished_run(runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(runs.finished(Layout(1, 0)).root, directory.root)
     directory.job.write_text(make_job("/model").model_dump_json(by_alias=True))
     page = report_of_directory(directory.root)
-    assert "Norm of the gradient" in page
+    assert "Gradient norm" in page
     assert "Learning rate" in page
 
 
@@ -141,12 +144,12 @@ def test_command_writes_the_page_of_a_folder(
     assert out.startswith(f"{file} (")
 
 
-def test_report_of_a_job_that_has_not_begun(tmp_path: Path) -> None:
+def test_report_of_a_job_that_has_not_started(tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path)
     directory.job.write_text(make_job("/model").model_dump_json(by_alias=True))
     page = report_of_directory(tmp_path)
-    assert "No step has been made yet." in page
-    assert "None has been started yet." in page
+    assert "No training steps yet." in page
+    assert "No worker group has started yet." in page
 
 
 def test_spikes_survive_thinning() -> None:
@@ -170,7 +173,7 @@ def test_ticks_are_round(low: float, high: float, ticks: list[float]) -> None:
     ("seconds", "text"),
     [(0.25, "0.25 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3700, "1 h 01 min"), (90_000, "1 d 1 h")],
 )
-def test_durations_say_what_matters(seconds: float, text: str) -> None:
+def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -185,4 +188,4 @@ def test_browser_shows_it(eventful: JobDirectory, tmp_path: Path) -> None:
     command: list[Any] = [browser, *flags, f"--screenshot={shot}", (tmp_path / "report.html").as_uri()]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     colours = Image.open(shot).convert("RGB").getcolors(1 << 24) or []
-    assert {(37, 99, 235), (220, 38, 38)} <= {colour for _, colour in colours}  # a group that runs, one that was lost
+    assert {(37, 99, 235), (220, 38, 38)} <= {colour for _, colour in colours}  # a running group and a failed one

@@ -1,4 +1,4 @@
-"""Preflight as a whole: every check is made, shown as it comes, and remembered."""
+"""The preflight as a whole: all checks run, each result is shown at once, and passed checks are recorded."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from spotune.errors import UsageError
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.supervisor.control import CheckResult, Orders, Standing
-from spotune_trainer.supervisor.preflight.checks import NOTICE_SECONDS, Preflight, refuse_missing_space
-from tests.trainer.support.checkpoints import put_checkpoint
+from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
+from spotune_trainer.supervisor.preflight.checks import NOTICE_SECONDS, Check, refuse_insufficient_space
+from spotune_trainer.supervisor.preflight.result import CheckResult
+from spotune_trainer.supervisor.preflight.runner import Preflight
+from tests.trainer.support.checkpoints import commit_checkpoint
 from tests.trainer.support.runs import Runs
 from tests.trainer.support.tiny import make_job, save_source
 
 
 class Head:
-    """A preflight whose clock goes on by a second at every look."""
+    """A preflight whose clock advances by a second at each reading."""
 
     def __init__(self, root: Path, runs: Runs) -> None:
         self.directory = JobDirectory(root / "job")
-        self.standing = Standing(Orders())
-        self.preflight = Preflight(self.directory, self.standing, itertools.count().__next__)
+        self.status = SupervisorStatus(ControlSignals())
+        self.preflight = Preflight(self.directory, self.status.preflight, itertools.count().__next__)
         self.source = root / "model"
         self.job = make_job(self.source, dataset={"train": {"source": str(runs.shards("seq2seq"))}, "eval": None})
 
     def results(self) -> dict[str, CheckResult]:
-        return {check.name: check for check in self.standing.checks}
+        return {check.name: check for check in self.status.preflight.checks}
 
 
 @pytest.fixture
@@ -38,36 +40,39 @@ def head(tmp_path: Path, runs: Runs) -> Head:
     return Head(tmp_path, runs)
 
 
-def test_failed_check_hides_no_other_and_is_made_again(head: Head) -> None:
+def test_failed_check_is_repeated_and_skips_only_checks_that_need_it(head: Head) -> None:
     assert not head.preflight.passes(head.job)
     results = head.results()
     assert {name: result.status for name, result in results.items()} == {
         "storage-semantics": "passed",
         "model": "failed",
         "data": "passed",
-        "storage-space": "failed",
-        "commit-time": "failed",
+        "storage-space": "skipped",
+        "commit-time": "skipped",
     }
-    assert head.preflight.failures() == (
-        f"{results['model'].message}; the size of a checkpoint is not known before the model can be read"
-    )
+    assert head.preflight.failures() == results["model"].message, "the cause alone"
+    for name in ("storage-space", "commit-time"):
+        assert results[name] == CheckResult(name, "skipped", "waits for the check model")
+    assert not head.status.as_json()["preflight"]["passed"]
     save_source(head.source, "seq2seq")
     assert head.preflight.passes(head.job)
     assert head.preflight.failures() == ""
-    assert head.standing.as_json()["preflight"]["passed"]
+    assert head.status.as_json()["preflight"]["passed"]
     assert {result.seconds for result in head.results().values()} == {1}
 
 
-def test_check_that_is_made_again_shows_what_it_said_before(head: Head) -> None:
+def test_repeated_check_shows_its_last_message_while_it_runs(head: Head) -> None:
     shown: list[CheckResult] = []
 
-    def look() -> str:
+    def check() -> str:
         shown.append(head.results()["volume"])
         if len(shown) == 1:
             raise OSError("the volume is away")
         return "the volume is there"
 
-    preflight = Preflight(head.directory, head.standing, checks=lambda _job, _directory: {"volume": look})
+    preflight = Preflight(
+        head.directory, head.status.preflight, checks=lambda _job, _directory: {"volume": Check(check)}
+    )
     assert [preflight.passes(head.job) for _ in range(2)] == [False, True]
     assert [(result.status, result.message) for result in shown] == [
         ("running", ""),
@@ -75,7 +80,7 @@ def test_check_that_is_made_again_shows_what_it_said_before(head: Head) -> None:
     ]
 
 
-def test_functions_that_judge_answers_are_looked_for_in_the_image(head: Head, tmp_path: Path) -> None:
+def test_metric_functions_have_to_be_in_the_image(head: Head, tmp_path: Path) -> None:
     evaluation = {"generate": True, "metrics": ["loss", "json:dumps", "judges:length"]}
     job = make_job(tmp_path, training={"evaluation": evaluation})
     head.preflight.passes(job)
@@ -87,15 +92,80 @@ def test_functions_that_judge_answers_are_looked_for_in_the_image(head: Head, tm
     assert head.results()["metrics"] == CheckResult("metrics", "passed", "the image has json:dumps", 1)
 
 
-def test_notice_is_the_pods(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_checks_wait_for_the_first_failure_and_run_once_it_is_fixed(head: Head) -> None:
+    def check_volume() -> str:
+        shown.append(head.status.preflight.checks)
+        if len(shown) == 1:
+            raise OSError("the volume is away")
+        return "the volume is there"
+
+    def measure() -> str:
+        shown.append(head.status.preflight.checks)
+        return "the volume is fast"
+
+    shown: list[tuple[CheckResult, ...]] = []
+    checks = {
+        "volume": Check(check_volume),
+        "speed": Check(measure, needs=("volume",)),
+        "deadline": Check(lambda: "the volume is fast enough", needs=("volume", "speed")),
+        "data": Check(lambda: "the data is there"),
+    }
+    preflight = Preflight(head.directory, head.status.preflight, checks=lambda _job, _directory: checks)
+    assert not preflight.passes(head.job)
+    assert [(result.name, result.status, result.message) for result in head.status.preflight.checks] == [
+        ("volume", "failed", "the volume is away"),
+        ("speed", "skipped", "waits for the check volume"),
+        ("deadline", "skipped", "waits for the check volume"),
+        ("data", "passed", "the data is there"),
+    ]
+    assert preflight.failures() == "the volume is away"
+    assert preflight.passes(head.job)
+    assert [result.status for result in head.status.preflight.checks] == ["passed"] * 4
+    assert shown[-1][1] == CheckResult("speed", "running"), "without the message of the skipped check"
+
+
+def test_check_that_waits_for_a_skipped_one_names_it(head: Head) -> None:
+    def missing() -> str:
+        raise OSError("the model is away")
+
+    checks = {
+        "model": Check(missing),
+        "size": Check(lambda: "12 MB", needs=("model",)),
+        "space": Check(lambda: "free", needs=("size",)),
+    }
+    preflight = Preflight(head.directory, head.status.preflight, checks=lambda _job, _directory: checks)
+    assert not preflight.passes(head.job)
+    assert head.results()["space"] == CheckResult("space", "skipped", "waits for the check size")
+
+
+def test_read_only_volume_is_one_failure(head: Head, tmp_path: Path) -> None:
+    save_source(head.source, "seq2seq")
+    preflight = Preflight(JobDirectory(Path("/sys/job")), head.status.preflight)
+    assert not preflight.passes(head.job)
+    results = head.results()
+    assert results["storage-semantics"].status == "failed"
+    assert results["commit-time"].message == "waits for the check storage-semantics"
+    assert "storage-semantics" not in preflight.failures()
+
+
+def test_failure_of_a_check_that_a_changed_job_no_longer_has_is_dropped(head: Head) -> None:
+    save_source(head.source, "seq2seq")
+    evaluation = {"generate": True, "metrics": ["judges:length"]}
+    assert not head.preflight.passes(make_job(head.source, training={"evaluation": evaluation}))
+    assert head.results()["metrics"].status == "failed"
+    assert head.preflight.passes(head.job)
+    assert "metrics" not in head.results()
+
+
+def test_notice_is_taken_from_the_pods_environment(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     save_source(head.source, "seq2seq")
     monkeypatch.setenv(NOTICE_SECONDS, "25")
     head.preflight.passes(head.job)
     assert head.results()["commit-time"].message.endswith("and fits into the notice of 25 s")
 
 
-def test_checks_that_a_newer_version_adds_are_made_although_there_are_checkpoints(head: Head) -> None:
-    put_checkpoint(head.directory, 1, 1)
+def test_new_check_of_a_newer_version_runs_although_there_are_checkpoints(head: Head) -> None:
+    commit_checkpoint(head.directory, 1, 1)
     recorded = [CheckResult("model", "passed", "of an earlier life", 1).as_json()]
     files.write_json(head.directory.preflight, {"time": 0, "checks": recorded})
     assert not head.preflight.passes(head.job), "the model is not there"
@@ -103,7 +173,7 @@ def test_checks_that_a_newer_version_adds_are_made_although_there_are_checkpoint
     assert head.preflight.passes(head.job)
     head.preflight.record()
     head.source.rename(head.source.with_name("gone"))
-    assert head.preflight.passes(head.job), "what passed is not looked at again"
+    assert head.preflight.passes(head.job), "checks that passed are not repeated"
 
 
 def too_large_job(source: Path, runs: Runs) -> FinetuneJob:
@@ -115,7 +185,7 @@ def too_large_job(source: Path, runs: Runs) -> FinetuneJob:
     )
 
 
-def test_run_refuses_a_disk_that_is_too_small_and_leaves_nothing(
+def test_run_refuses_too_small_a_disk_and_writes_nothing(
     tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = too_large_job(tmp_path / "model", runs)
@@ -124,13 +194,13 @@ def test_run_refuses_a_disk_that_is_too_small_and_leaves_nothing(
     with pytest.raises(SystemExit) as ended:
         main(["run", str(file), "--directory", str(directory)])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert f"{directory}: only " in said
-    assert "give a --directory on a larger disk, or lower checkpoint.keep" in said
+    stderr = capsys.readouterr().err
+    assert f"{directory}: only " in stderr
+    assert "give a --directory on a larger disk, or lower checkpoint.keep" in stderr
     assert not directory.parent.exists()
 
 
-def test_run_that_has_begun_is_not_refused_a_disk_that_was_filled_since(
+def test_started_run_is_not_refused_after_the_disk_was_filled(
     tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = too_large_job(tmp_path / "model", runs)
@@ -152,17 +222,17 @@ def test_run_that_has_begun_is_not_refused_a_disk_that_was_filled_since(
 
 
 @pytest.mark.parametrize("config", [None, "{", '{"model_type": "mamba"}', Path])
-def test_model_whose_size_cannot_be_told_is_left_to_the_workers(config: object, head: Head) -> None:
+def test_model_of_unreadable_size_is_left_to_the_workers(config: object, head: Head) -> None:
     job = make_job(head.source, checkpoint={"keep": 10**12})
     head.source.mkdir()
     if config is Path:
         (head.source / "config.json").mkdir()
     elif config is not None:
         (head.source / "config.json").write_text(str(config))
-    refuse_missing_space(head.directory, job)
+    refuse_insufficient_space(head.directory, job)
 
 
-def test_model_whose_size_is_known_is_refused(head: Head) -> None:
+def test_model_of_known_size_is_refused(head: Head) -> None:
     save_source(head.source, "seq2seq")
     with pytest.raises(UsageError, match="are free, but"):
-        refuse_missing_space(head.directory, make_job(head.source, checkpoint={"keep": 10**12}))
+        refuse_insufficient_space(head.directory, make_job(head.source, checkpoint={"keep": 10**12}))

@@ -1,4 +1,4 @@
-"""Preflight of what a job reads: the model with its tokenizer, and the data; without torch."""
+"""Checks of what a job reads: the model with its tokenizer, and the data; without torch."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from spotune.errors import SpotuneError
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight import sources
 job = FinetuneJob.model_validate_json(sys.argv[1])
-for look in (lambda: sources.read_model(job).sentence, lambda: sources.check_data(job, JobDirectory(Path("/nowhere")))):
+directory = JobDirectory(Path("/nowhere"))
+for check in (lambda: sources.read_model(job).description, lambda: sources.check_data(job, directory)):
     try:
-        print(look())
+        print(check())
     except SpotuneError as error:
         print(f"{type(error).__name__}: {error}")
 assert "torch" not in sys.modules, "there is no memory for it beside the head"
@@ -46,21 +47,23 @@ assert "torch" not in sys.modules, "there is no memory for it beside the head"
 def test_folder_with_a_model_passes_with_its_size(tmp_path: Path) -> None:
     found = read_model(make_job(save_source(tmp_path / "model", "seq2seq")))
     assert found.parameters is not None
-    assert found.sentence == (
+    assert found.description == (
         f"{tmp_path}/model is a t5 model of {found.parameters.count / 1e6:.1f} million parameters, "
         "tokenised by tokenizer.json"
     )
 
 
-def test_missing_folder_is_told_as_spotune_run_tells_it(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=rf"spec\.model\.source: {tmp_path}/model does not exist: it is looked for"):
+def test_missing_folder_has_the_message_of_spotune_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        JobError, match=rf"spec\.model\.source: {tmp_path}/model does not exist: upload it, or correct the job"
+    ):
         read_model(make_job(tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
     ("removed", "model", "reason"),
     [
-        ("config.json", {}, r"is no model: there is no config\.json in it"),
+        ("config.json", {}, r"is not a model: it has no config\.json"),
         ("tokenizer*", {}, r"spec\.model\.source: .* has no tokenizer"),
         ("", {"initialise": "pretrained"}, r"has no weights \(\*\.safetensors, \*\.bin\)"),
         ("", {"source": "s3://bucket/model"}, r"s3://bucket/model cannot be loaded: a model is named as hf://"),
@@ -76,19 +79,19 @@ def test_folder_with_a_part_of_a_model_fails(
         read_model(make_job(source, model=model))
 
 
-def test_tokenizer_may_be_somebody_elses(tmp_path: Path) -> None:
+def test_tokenizer_can_have_its_own_source(tmp_path: Path) -> None:
     save_config(tmp_path / "model", "causal")
     save_source(tmp_path / "tokenizer", "seq2seq")
     found = read_model(make_job(tmp_path / "model", "causal", model={"tokenizer": str(tmp_path / "tokenizer")}))
-    assert found.sentence.endswith("tokenised by tokenizer.json")
+    assert found.description.endswith("tokenised by tokenizer.json")
 
 
-def test_size_of_a_model_of_an_unknown_kind_is_not_known(tmp_path: Path) -> None:
+def test_size_of_an_unknown_model_type_is_unknown(tmp_path: Path) -> None:
     source = save_source(tmp_path / "model", "seq2seq")
     (source / "config.json").write_text('{"model_type": "mamba"}')
     found = read_model(make_job(source))
-    assert (found.parameters, "of unknown size" in found.sentence) == (None, True)
-    for text, reason in (("{", "is not JSON"), ("[]", "is no JSON object")):
+    assert (found.parameters, "of unknown size" in found.description) == (None, True)
+    for text, reason in (("{", "is not JSON"), ("[]", "is not a JSON object")):
         (source / "config.json").write_text(text)
         with pytest.raises(JobError, match=reason):
             read_model(make_job(source))
@@ -98,7 +101,7 @@ def test_size_of_a_model_of_an_unknown_kind_is_not_known(tmp_path: Path) -> None
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The part of the Hub's API that its client asks for one small model and one data set."""
+    """The part of the Hub's API that its client needs for one small model and one data set."""
 
     files: Mapping[str, bytes]
     protocol_version = "HTTP/1.1"
@@ -133,7 +136,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A Hub of this machine, as the environment of those that ask it."""
+    """A Hub on this machine; yields the environment of its clients."""
     save_config(tmp_path / "model", "seq2seq")
     index = {"version": 2, "shards": [{"format": "mds", "samples": 7}, {"format": "mds", "samples": 5}]}
 
@@ -153,8 +156,8 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     thread.join()
 
 
-def looked_up(environment: Mapping[str, str], **sections: Any) -> list[str]:
-    """What a process with this environment says of the job's model and data."""
+def checked(environment: Mapping[str, str], **sections: Any) -> list[str]:
+    """Results of the checks of model and data in a process with this environment."""
     job = make_job("hf://me/tiny", **sections).model_dump_json(exclude_unset=True)
     done = subprocess.run(
         [sys.executable, "-c", READ, job],
@@ -167,23 +170,23 @@ def looked_up(environment: Mapping[str, str], **sections: Any) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_model_and_data_of_the_hub_are_read_and_then_are_in_its_cache(hub: dict[str, str]) -> None:
+def test_model_and_data_of_the_hub_are_read_and_cached(hub: dict[str, str]) -> None:
     data = {"train": {"source": "hf://datasets/me/rows/train"}, "eval": {"source": "hf://me/rows/train"}}
-    model, rows = looked_up(hub, dataset=data)
+    model, rows = checked(hub, dataset=data)
     assert model.startswith("hf://me/tiny is a t5 model of 0.0 million parameters, tokenised by spiece.model")
     assert rows == (
         "hf://datasets/me/rows/train has 12 samples in 2 shards; hf://me/rows/train has 12 samples in 2 shards"
     )
-    pretrained, _ = looked_up(hub, dataset=data, model={"initialise": "pretrained"})
+    pretrained, _ = checked(hub, dataset=data, model={"initialise": "pretrained"})
     assert "has no weights" in pretrained, "those in other folders are not for us"
-    model, rows = looked_up(hub | {"HF_HUB_OFFLINE": "1"}, dataset=data)
+    model, rows = checked(hub | {"HF_HUB_OFFLINE": "1"}, dataset=data)
     assert model.startswith("JobError: spec.model.source: hf://me/tiny has no tokenizer"), "it was not asked for"
     assert rows.startswith("hf://datasets/me/rows/train has 12 samples")
 
 
-def test_what_the_hub_does_not_have_is_named(hub: dict[str, str]) -> None:
+def test_source_missing_from_the_hub_is_named(hub: dict[str, str]) -> None:
     dataset = {"train": {"source": "hf://me/nothing"}, "eval": None}
-    model, rows = looked_up(hub, dataset=dataset, model={"revision": "v9"})
+    model, rows = checked(hub, dataset=dataset, model={"revision": "v9"})
     assert model.startswith("InfrastructureError: spec.model.source: hf://me/tiny cannot be read from the Hugging Face")
     assert rows.startswith(
         "InfrastructureError: spec.dataset.train.source: hf://me/nothing/index.json cannot be read (404"
@@ -195,7 +198,7 @@ def test_what_the_hub_does_not_have_is_named(hub: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
-    """A store of this machine, found as in a pod by variables."""
+    """An object store on this machine, found by environment variables as in a pod."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -225,7 +228,7 @@ def test_shards_in_a_bucket_pass_with_their_number(s3: Any, runs: Runs) -> None:
 
 
 @pytest.mark.usefixtures("s3")
-def test_bucket_or_folder_that_is_not_there_is_named_with_what_to_check(tmp_path: Path) -> None:
+def test_missing_bucket_or_folder_is_named_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         InfrastructureError, match=r"s3://bucket/no/index\.json cannot be read \(.*NoSuchKey.*\): check"
     ):
@@ -234,32 +237,36 @@ def test_bucket_or_folder_that_is_not_there_is_named_with_what_to_check(tmp_path
         data("s3://other/no")
     with pytest.raises(JobError, match=r"spec\.dataset\.train\.source: .*/no does not exist"):
         data(str(tmp_path / "no"))
-    with pytest.raises(JobError, match=r"is no dataset of MDS shards: there is no index\.json in it"):
+    with pytest.raises(JobError, match=r"is not a dataset of MDS shards: it has no index\.json"):
         data(str(tmp_path))
 
 
-def test_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     with pytest.raises(InfrastructureError, match=r"Could not connect to the endpoint URL"):
         data("s3://bucket/train")
     monkeypatch.delenv("AZURE_ACCOUNT_NAME", raising=False)
-    with pytest.raises(InfrastructureError, match=r"not in the environment as AZURE_ACCOUNT_NAME"):
+    with pytest.raises(InfrastructureError, match=r"the environment variable AZURE_ACCOUNT_NAME is not set"):
         data("az://container/train")
 
 
 @pytest.mark.parametrize(
     ("index", "reason"),
-    [("{", "is no index of MDS shards"), ('{"shards": 3}', "is no index"), ('{"shards": []}', "has no samples")],
+    [
+        ("{", "is not an index of MDS shards"),
+        ('{"shards": 3}', "is not an index"),
+        ('{"shards": []}', "has no samples"),
+    ],
 )
-def test_index_that_is_none_fails(tmp_path: Path, index: str, reason: str) -> None:
+def test_invalid_index_fails(tmp_path: Path, index: str, reason: str) -> None:
     (tmp_path / "index.json").write_text(index)
     with pytest.raises(JobError, match=reason):
         data(str(tmp_path))
 
 
-def test_index_too_long_to_be_parsed_is_taken_to_be_well(tmp_path: Path) -> None:
+def test_index_too_long_to_parse_is_accepted(tmp_path: Path) -> None:
     with (tmp_path / "index.json").open("wb") as stream:
         stream.truncate(16 << 20)
     assert data(str(tmp_path)) == f"{tmp_path} has an index.json of more than 16 MiB"
@@ -270,12 +277,12 @@ def prepared(source: str, directory: Path) -> str:
     return check_data(make_job("/model", dataset=dataset), JobDirectory(directory))
 
 
-def test_raw_data_need_not_be_prepared_yet(runs: Runs, tmp_path: Path) -> None:
+def test_raw_data_passes_before_it_is_prepared(runs: Runs, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"spec\.dataset\.prepare\.source: .*\*\.jsonl does not exist"):
         prepared(f"{tmp_path}/*.jsonl", tmp_path)
-    with pytest.raises(JobError, match=r"spec\.dataset\.prepare\.source: the folder .* holds no \.jsonl"):
+    with pytest.raises(JobError, match=r"spec\.dataset\.prepare\.source: the folder .* has no \.jsonl"):
         prepared(str(tmp_path), tmp_path)
-    with pytest.raises(JobError, match=r"not from s3://bucket/rows; copy it to a path"):
+    with pytest.raises(JobError, match=r"not at s3://bucket/rows; copy it to a path"):
         prepared("s3://bucket/rows", tmp_path)
     (tmp_path / "rows.jsonl").write_text("{}\n" * 500)
     assert prepared(f"{tmp_path}/*.jsonl", tmp_path).startswith(f"{tmp_path}/*.jsonl has 1 files of raw data (1.5 kB)")

@@ -1,4 +1,4 @@
-"""The Jobs API client against a server that answers well, badly, late and never."""
+"""The Jobs API client against a server that responds correctly, wrongly, late and never."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnav
 
 
 class JobsServer(ThreadingHTTPServer):
-    """As much of the Jobs API as the client uses; can be slow, once, after it has taken a submission."""
+    """The part of the Jobs API that the client uses; can be slow once after it has accepted a submission."""
 
     daemon_threads = True
 
@@ -100,19 +100,19 @@ def test_unknown_submission_is_none(client: JobsClient) -> None:
     client.stop("spotune-9")
 
 
-def test_submission_that_timed_out_but_arrived_is_not_made_again(client: JobsClient, server: JobsServer) -> None:
+def test_submission_that_arrived_despite_a_timeout_is_not_repeated(client: JobsClient, server: JobsServer) -> None:
     server.slow_after_submission_seconds = 1.0
     client.submit("exec driver", "spotune-1", {})
     client.submit("exec driver", "spotune-1", {})
     assert list(server.jobs) == ["spotune-1"]
 
 
-def test_silence_is_an_error_of_its_own(server: JobsServer) -> None:
+def test_missing_response_is_a_jobs_unavailable_error(server: JobsServer) -> None:
     nobody = JobsClient("http://127.0.0.1:9", "secret", timeout_seconds=0.5)
     with pytest.raises(JobsUnavailableError, match="was not answered"):
         nobody.version()
 
 
-def test_proxy_of_the_environment_is_not_asked(client: JobsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_is_not_used(client: JobsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert client.version() == "2.60.0"

@@ -1,4 +1,4 @@
-"""Finding and ending our own processes, and nobody else's."""
+"""Finds and kills the processes of a family, and no others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from spotune_trainer.supervisor.ray_head.processes import Family, Process, boot_id, command_line, find_process
+from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id, command_line, find_process
 from tests.trainer.support.waiting import wait_until
 
-MARK = "SPOTUNE_TEST_FAMILY=of-this-test"
+MARKER = "SPOTUNE_TEST_FAMILY=of-this-test"
 _PARENT = """
 import os, subprocess, sys, time
 script = "import time; time.sleep(100)"
@@ -27,57 +27,57 @@ time.sleep(100)
 
 @pytest.fixture
 def parent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A session leader with the mark and three children: one plain, one in a session of its own, one without mark."""
-    name, value = MARK.split("=")
+    """A session leader with the marker and three children: plain, in its own session, and without the marker."""
+    name, value = MARKER.split("=")
     ready = tmp_path / "ready"
     process = subprocess.Popen(
         [sys.executable, "-c", _PARENT, str(ready)], env={**os.environ, name: value}, start_new_session=True
     )
     assert wait_until(ready.exists, 20)
     yield process
-    family_of(process).end()
+    family_of(process).kill()
     process.wait()
 
 
-def family_of(process: subprocess.Popen[bytes], mark: str = MARK) -> Family:
-    return Family(find_process(process.pid), boot_id(), mark)
+def family_of(process: subprocess.Popen[bytes], marker: str = MARKER) -> ProcessFamily:
+    return ProcessFamily(find_process(process.pid), boot_id(), marker)
 
 
-def test_family_is_the_session_and_all_that_bear_the_mark(parent: subprocess.Popen[bytes]) -> None:
+def test_family_is_the_session_and_all_processes_with_the_marker(parent: subprocess.Popen[bytes]) -> None:
     assert len(family_of(parent).members()) == 4
 
 
-def test_family_is_known_by_its_mark_alone(parent: subprocess.Popen[bytes]) -> None:
-    assert len(Family(None, boot_id(), MARK).members()) == 3
+def test_family_is_found_by_its_marker_alone(parent: subprocess.Popen[bytes]) -> None:
+    assert len(ProcessFamily(None, boot_id(), MARKER).members()) == 3
 
 
-def test_family_is_ended_with_its_leader_gone(parent: subprocess.Popen[bytes]) -> None:
+def test_family_is_killed_after_its_leader_has_ended(parent: subprocess.Popen[bytes]) -> None:
     family = family_of(parent)
     members = family.members()
     parent.kill()
     parent.wait()
-    family.end()
+    family.kill()
     assert not any(member.is_alive() for member in members)
 
 
-def test_session_whose_leader_is_another_process_now_is_not_ours(parent: subprocess.Popen[bytes]) -> None:
+def test_session_of_another_process_with_the_leaders_pid_is_no_member(parent: subprocess.Popen[bytes]) -> None:
     now = find_process(parent.pid)
     assert now is not None
     earlier = Process(now.pid, now.started - 1)
-    assert Family(earlier, boot_id(), "SPOTUNE_TEST_FAMILY=other").members() == []
+    assert ProcessFamily(earlier, boot_id(), "SPOTUNE_TEST_FAMILY=other").members() == []
 
 
-def test_session_zero_belongs_to_strangers() -> None:
-    assert Family(Process(0, 0), boot_id(), "SPOTUNE_TEST_FAMILY=nobody").members() == []
+def test_session_zero_is_no_family() -> None:
+    assert ProcessFamily(Process(0, 0), boot_id(), "SPOTUNE_TEST_FAMILY=nobody").members() == []
 
 
-def test_own_session_is_never_ended() -> None:
+def test_own_session_is_never_a_member() -> None:
     leader = find_process(os.getsid(0)) or Process(os.getsid(0), 0)
-    assert Family(leader, boot_id(), "SPOTUNE_TEST_FAMILY=nobody").members() == []
+    assert ProcessFamily(leader, boot_id(), "SPOTUNE_TEST_FAMILY=nobody").members() == []
 
 
-def test_nothing_of_an_earlier_boot_runs(parent: subprocess.Popen[bytes]) -> None:
-    assert Family(find_process(parent.pid), "another-boot", MARK).members() == []
+def test_family_of_an_earlier_boot_has_no_members(parent: subprocess.Popen[bytes]) -> None:
+    assert ProcessFamily(find_process(parent.pid), "another-boot", MARKER).members() == []
 
 
 def test_zombie_is_not_alive(parent: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,40 @@
+"""Messages for ledger events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotune_trainer.observability.logs.event_messages import event_message
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"event": "attempt-started", "attempt": 1}, None),
+        ({"event": "attempt-started", "attempt": 2}, "attempt 2 starts"),
+        ({"event": "attempt-ended", "attempt": 2, "exitCode": 0}, None),
+        ({"event": "attempt-ended", "attempt": 2, "exitCode": 10}, "attempt 2 ended with exit code 10"),
+        ({"event": "attempt-ended", "attempt": 2, "exitCode": None}, "attempt 2 was lost (no exit code)"),
+        (
+            {"event": "committed", "step": 120, "bytes": 12_000_000, "seconds": 0.42},
+            "committed step 120 (12 MB in 0.4 s)",
+        ),
+        (
+            {"event": "evaluated", "step": 9, "loss": 0.5, "exactMatch": 0.25, "executionAccuracy": None},
+            "evaluation after step 9: loss 0.5000, exact match 25.0%",
+        ),
+        ({"event": "restored", "step": 9}, None),
+    ],
+)
+def test_message_of_an_event(event: dict[str, Any], text: str | None) -> None:
+    assert event_message(event) == text
+
+
+def test_message_of_a_generation_names_the_step_that_it_starts_from() -> None:
+    event = {"event": "generation-started", "worldSize": 2, "zeroStage": 2, "microBatchSize": 8, "step": 120}
+    resumed = event_message({**event, "restoredFrom": "step-00000120.gen-1", "stepsLost": 3})
+    assert resumed == "2 worker(s) start from step 120, 3 steps to repeat (ZeRO-2, micro-batch 8)"
+    fresh = event_message({**event, "restoredFrom": None, "step": 0, "stepsLost": 0})
+    assert fresh == "2 worker(s) start from the beginning (ZeRO-2, micro-batch 8)"
