@@ -1,8 +1,8 @@
-r"""What a full checkpoint costs the steps of a training run on GPUs, while it is written in the background.
+r"""Measures how much a full checkpoint, written in the background, slows down training steps on GPUs.
 
-Trains a Llama with random weights on rows of random tokens by the trainer's own worker, which commits again and again
-with steps in between beside which nothing is written. Compares the steps from the beginning of each commit until it is
-durable with those. No Ray: the ranks come from torchrun.
+Trains a Llama with random weights on random tokens, with the trainer's own worker. The worker commits repeatedly, with
+undisturbed steps in between. The steps from the start of a commit until it is durable are compared with the undisturbed
+ones. Does not use Ray: torchrun starts the ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 1 benchmarks/commit_stall.py --size 1.1B \
         --output benchmarks/results/commit_stall_1.json
@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from spotune_trainer import files
-from spotune_trainer.checkpoint.async_checkpointer import Committed
+from spotune_trainer.checkpoint.async_checkpointer import CommitResult
 from spotune_trainer.engine.zero_state import parameter_shapes
 from spotune_trainer.job_directory.layout import GenerationLogs, JobDirectory
 from spotune_trainer.job_directory.notice import Flags
-from spotune_trainer.observability.progress import Journal
+from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import WorkerTask
 from tests.trainer.support.measured import (
     LLAMAS,
@@ -45,22 +45,29 @@ WARM_UP_STEPS = 5
 
 
 class CommittingWorker(QuicklyBuiltWorker):
-    """Commits so many times, each after so many steps beside which nothing else was done, and stops.
+    """A worker that commits repeatedly, with undisturbed steps in between, and then stops.
 
     Args:
-        commits: how many.
-        free_steps: between the end of one and the beginning of the next.
-        alone: whether a checkpoint is removed before the next one is written, on a volume that holds one only.
+        commits: number of commits.
+        free_steps: undisturbed steps between the end of one commit and the start of the next.
+        alone: whether to delete each checkpoint before the next one is written, for volumes with space for one only.
 
     Attributes:
-        undisturbed: numbers of the steps beside which nothing was done (rank 0).
-        are_copied_within_device: for each commit, whether the GPU had room for a copy.
+        undisturbed: numbers of the steps during which no commit ran (rank 0).
+        are_copied_within_device: for each commit, whether the GPU had enough free memory for the copy.
     """
 
     def __init__(
-        self, task: WorkerTask, rank: int, world_size: int, journal: Journal, commits: int, free_steps: int, alone: bool
+        self,
+        task: WorkerTask,
+        rank: int,
+        world_size: int,
+        reporter: ProgressReporter,
+        commits: int,
+        free_steps: int,
+        alone: bool,
     ) -> None:
-        super().__init__(task, rank, world_size, journal)
+        super().__init__(task, rank, world_size, reporter)
         self.commits_left = commits
         self.free_steps = free_steps
         self.alone = alone
@@ -70,25 +77,38 @@ class CommittingWorker(QuicklyBuiltWorker):
         self._removing: threading.Thread | None = None
 
     def commit(self, step: int) -> None:
-        """Begin a commit, and note where its copy is taken."""
+        """Start a commit, and record where its copy is made."""
         super().commit(step)
-        self.are_copied_within_device.append(torch.cuda.is_available() and not self.committer._snapshot._are_originals)
+        self.are_copied_within_device.append(
+            torch.cuda.is_available() and not self.checkpointing.checkpointer._snapshot._reads_originals
+        )
 
-    def _take_in(self, ended: Committed | None) -> None:
-        super()._take_in(ended)
-        if ended is not None and self.alone and self.rank == 0:
-            folder = self.directory.checkpoints / str(ended.name)
+    def set_up(self) -> None:
+        """Remove each checkpoint once it is recorded, if asked to."""
+        super().set_up()
+        record = self.checkpointing._record
+
+        def record_and_remove(result: CommitResult | None) -> None:
+            record(result)
+            self._remove(result)
+
+        self.checkpointing._record = record_and_remove  # type: ignore[method-assign]
+
+    def _remove(self, result: CommitResult | None) -> None:
+        if result is not None and self.alone and self.rank == 0:
+            folder = self.context.directory.checkpoints / str(result.name)
             self._removing = threading.Thread(target=shutil.rmtree, args=(folder,))
             self._removing.start()
 
-    def _ask(self, step: int) -> Flags:
+    def propose_flags(self, step: int) -> Flags:
+        """Commit after so many undisturbed steps; stop after the last commit."""
         if self.rank != 0:
             return Flags()
         if self._is_busy():
             self._last_busy = step
         elif step > WARM_UP_STEPS:
             self.undisturbed.append(step)
-        noticed = self.notices.flags(self.commit_seconds)
+        noticed = self.notices.flags(self.checkpointing.commit_seconds)
         if step - self._last_busy < self.free_steps:
             return noticed
         self._last_busy = step
@@ -96,12 +116,14 @@ class CommittingWorker(QuicklyBuiltWorker):
         return noticed | Flags(commit=self.commits_left >= 0, stop=self.commits_left < 0)
 
     def _is_busy(self) -> bool:
-        threads = (self.committer._reserving, self._removing)
-        return self.committer.is_busy or any(thread is not None and thread.is_alive() for thread in threads)
+        threads = (self.checkpointing.checkpointer._reservation, self._removing)
+        return self.checkpointing.checkpointer.is_busy or any(
+            thread is not None and thread.is_alive() for thread in threads
+        )
 
 
 def make_first_task(root: Path, options: argparse.Namespace, world_size: int) -> WorkerTask:
-    """What the ranks of a job's first generation are to do, with all that it needs in a folder."""
+    """The task of the first generation's ranks, with the files it needs in a folder."""
     directory = JobDirectory(root / "job")
     directory.root.mkdir()
     job = make_llama_job(root, options.size, options.batch, options.length, keep=1)
@@ -110,7 +132,7 @@ def make_first_task(root: Path, options: argparse.Namespace, world_size: int) ->
 
 
 def cost(logs: GenerationLogs, undisturbed: Sequence[int]) -> dict[str, Any]:
-    """What commits cost: seconds of the steps they touch above those of a median step that nothing disturbs."""
+    """The cost of each commit: seconds by which its steps exceed the median undisturbed step."""
     seconds = [record["seconds"] for record in files.read_lines(logs.steps)]
     commits = [event for event in files.read_lines(logs.events) if event["event"] == "committed"]
     spans = [_steps_within(seconds, event["step"], event["seconds"]) for event in commits]
@@ -157,24 +179,24 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def file_system(folder: Path) -> str:
-    """Kind of file system that a folder is on, such as ext4 or tmpfs."""
+    """Type of the file system of a folder, such as ext4 or tmpfs."""
     command = ["stat", "--file-system", "--format", "%T", str(folder)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:
-    """Train; rank 0 prints and writes."""
+    """Train; rank 0 prints and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
+    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="size of the model")
     parser.add_argument("--zero-stage", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=32, help="rows of a step, over all GPUs")
-    parser.add_argument("--micro-batch", type=int, help="rows that go through the model at once; all by default")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
-    parser.add_argument("--commits", type=int, default=11, help="the first one counts as the others do")
-    parser.add_argument("--free-steps", type=int, default=20, help="between two commits")
-    parser.add_argument("--folder", type=Path, help="where checkpoints go")
-    parser.add_argument("--alone", action="store_true", help="remove each checkpoint before the next one")
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--batch", type=int, default=32, help="rows per step, over all GPUs")
+    parser.add_argument("--micro-batch", type=int, help="rows per forward pass; default: all")
+    parser.add_argument("--length", type=int, default=512, help="tokens per row")
+    parser.add_argument("--commits", type=int, default=11, help="number of commits")
+    parser.add_argument("--free-steps", type=int, default=20, help="undisturbed steps between two commits")
+    parser.add_argument("--folder", type=Path, help="folder for checkpoints")
+    parser.add_argument("--alone", action="store_true", help="delete each checkpoint before the next one")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     with torchrun_group() as (rank, world_size):
         root = Path(tempfile.mkdtemp(dir=options.folder)) if rank == 0 else None
@@ -182,13 +204,13 @@ def main() -> None:
         task = from_first_rank(task)
         directory = JobDirectory(Path(task.directory))
         logs = directory.generation_logs(task.generation)
-        with Journal(logs, rank, hang_timeout_seconds=600) as journal:
+        with ProgressReporter(logs, rank, hang_timeout_seconds=600) as reporter:
             worker = CommittingWorker(
-                task, rank, world_size, journal, options.commits, options.free_steps, options.alone
+                task, rank, world_size, reporter, options.commits, options.free_steps, options.alone
             )
             worker.train()
         if root:
-            shapes = parameter_shapes(worker.engine).values()
+            shapes = parameter_shapes(worker.context.engine).values()
             found = {
                 "machine": machine(),
                 "fileSystem": file_system(root),

@@ -1,8 +1,8 @@
-"""Samples per second through our loader and through MosaicML's ``StreamingDataLoader`` with its defaults.
+"""Compares the samples per second of spotune's data loader with MosaicML's ``StreamingDataLoader`` at its defaults.
 
-Both read the same local shards with the same batch size, shuffle, and the same collate function, in one process, one
-epoch per round; rounds alternate, the medians are compared. Without ``--shards``, rows like those of the text-to-SQL
-example are made up.
+Both read the same local shards in one process, with the same batch size, shuffle and collate function, one epoch per
+round. The rounds alternate and the medians are compared. Without ``--shards``, random rows like those of the
+text-to-SQL example are written first.
 
     python benchmarks/data_loading.py --output benchmarks/results/data_loading.json
 """
@@ -48,7 +48,7 @@ def write_rows(folder: Path, samples: int) -> None:
 
 
 def through_spotune(shards: Path, batch_size: int, epoch: int) -> int:
-    """Samples of one epoch, read by our loader."""
+    """Read one epoch with spotune's loader; returns the number of samples."""
     with ShardedDataset(str(shards), shards / "unused") as dataset:
         schedule = SampleSchedule(dataset.shard_sizes, MICRO_BATCHES_PER_STEP * batch_size, seed=42)
         steps = schedule.steps_per_epoch
@@ -59,7 +59,7 @@ def through_spotune(shards: Path, batch_size: int, epoch: int) -> int:
 
 
 def through_streaming(shards: Path, batch_size: int, epoch: int) -> int:
-    """Samples of one epoch, read by MosaicML's loader."""
+    """Read one epoch with MosaicML's loader; returns the number of samples."""
 
     def collate_rows(rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         return collate(rows, "seq2seq", 0).model_inputs()
@@ -70,14 +70,14 @@ def through_streaming(shards: Path, batch_size: int, epoch: int) -> int:
 
 
 def samples_per_second(read: Callable[[Path, int, int], int], shards: Path, batch_size: int, epoch: int) -> float:
-    """Speed of one epoch, set-up included."""
+    """Samples per second of one epoch, including set-up."""
     begun = time.perf_counter()
     samples = read(shards, batch_size, epoch)
     return samples / (time.perf_counter() - begun)
 
 
 def measure(shards: Path, batch_size: int, rounds: int) -> dict[str, Any]:
-    """Speeds of all rounds, their medians and the ratio of these."""
+    """Samples per second of all rounds, the medians, and their ratio."""
     readers = {"spotune": through_spotune, "streaming": through_streaming}
     speeds: dict[str, list[float]] = {name: [] for name in readers}
     for epoch in range(rounds):
@@ -96,7 +96,7 @@ def measure(shards: Path, batch_size: int, rounds: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured, and with what."""
+    """The machine and the software versions."""
     processor = next(
         (line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ""
     )
@@ -112,8 +112,8 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=Path, help="folder of tokenised shards (default: made up)")
-    parser.add_argument("--samples", type=int, default=30_000, help="rows that are made up")
+    parser.add_argument("--shards", type=Path, help="folder of tokenized shards (default: random rows)")
+    parser.add_argument("--samples", type=int, default=30_000, help="number of random rows")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="JSON file to write")

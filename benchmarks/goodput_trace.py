@@ -1,10 +1,10 @@
-"""What `spotune simulate` predicts, beside a real run on this machine that loses and gets its nodes by the same trace.
+"""Compares the goodput that `spotune simulate` predicts with a real run whose nodes come and go by the same trace.
 
-Trains a small T5 on a private Ray whose head has no room for workers. Every node of the trace is a raylet of its own
-with one slot: it is started when the trace has one more node, and killed with all of its processes when there is one
-less. The times of the trace are divided by `--compress`, its nodes by `--nodes-each`. The simulation is told what the
-run's ledger says about start-up, steps and commits, and when nodes really were there: the time that a raylet takes to
-start belongs to the trace, as the boot of a machine does.
+Trains a small T5 on a private Ray whose head has no slots for workers. Every node of the trace is a raylet with one
+slot. A raylet is started when the trace gains a node, and killed with all of its processes when the trace loses one.
+`--compress` divides the times of the trace, and `--nodes-each` its number of nodes. The simulation gets the durations
+of start-up, steps and commits from the run's ledger, and the times at which nodes were really available: the start of a
+raylet counts as part of the trace, like the boot of a machine.
 
     python benchmarks/goodput_trace.py --seconds 7200 --compress 8 --output benchmarks/results/goodput_trace.json
 """
@@ -25,20 +25,20 @@ from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
-from spotune.simulate.measured import read_measured
+from spotune.simulate.measured import read_timings
 from spotune.simulate.simulation import simulate
-from spotune.simulate.terms import Choice, Times
+from spotune.simulate.terms import Scenario, Timings
 from spotune.simulate.trace import Trace, read_trace
 from spotune_trainer import files
 from spotune_trainer.job_directory.job import job_of, put_job
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.job_directory.lock import locked
-from spotune_trainer.observability.goodput import ACCOUNTED_EVENTS
+from spotune_trainer.observability.goodput import TIMELINE_EVENTS
 from spotune_trainer.supervisor.console import PlainView
 from spotune_trainer.supervisor.http_server import ProgressServer
 from spotune_trainer.supervisor.ray_head.local import LocalRay, RunningRay
-from spotune_trainer.supervisor.ray_head.processes import Family, boot_id, find_process
+from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id, find_process
 from spotune_trainer.supervisor.supervisor import Supervisor
 from tests.trainer.support.runs import Runs
 
@@ -54,34 +54,34 @@ ray_constants.ENABLE_RAY_CLUSTER = True
 from ray.scripts.scripts import main
 main()
 """
-"""`ray start` for a head that is told to keep to 127.0.0.1: Ray's switch for that allows no other nodes."""
+"""`ray start` for a head on 127.0.0.1 only. Ray's own switch for that does not allow other nodes."""
 
 
 @dataclass
 class Nodes:
-    """Raylets of one slot each beside a head without any.
+    """The raylets of a Ray cluster: one slot each, and a head without slots.
 
     Attributes:
         ray: the head.
-        changes: (time, nodes) since the epoch, as it really was.
+        changes: (Unix time, nodes) of every change that really happened.
     """
 
     ray: RunningRay
     changes: list[tuple[float, int]] = field(default_factory=list)
-    _living: list[Family] = field(default_factory=list)
+    _living: list[ProcessFamily] = field(default_factory=list)
     _started: int = 0
 
-    def become(self, count: int) -> None:
-        """Start or kill as many as it takes."""
+    def scale_to(self, count: int) -> None:
+        """Start or kill raylets until there are this many."""
         while len(self._living) > count:
-            self._living.pop().end()
+            self._living.pop().kill()
             self.changes.append((time.time(), len(self._living)))
         while len(self._living) < count:
             self._living.append(self._start())
             self.changes.append((time.time(), len(self._living)))
 
-    def _start(self) -> Family:
-        """A node with the environment of the head, so with its token and its temporary folder."""
+    def _start(self) -> ProcessFamily:
+        """Start a raylet with the environment of the head, so with its token and temporary folder."""
         self._started += 1
         mark = f"{NODE_MARK}={self.ray.temporary.name}-{self._started}"
         entries = Path(f"/proc/{self.ray.parts['raylet'].pid}/environ").read_text(errors="replace").split("\0")
@@ -100,7 +100,7 @@ class Nodes:
             text=True,
             start_new_session=True,
         )
-        family = Family(find_process(starter.pid), boot_id(), mark)
+        family = ProcessFamily(find_process(starter.pid), boot_id(), mark)
         output, _ = starter.communicate(timeout=START_SECONDS)
         if starter.returncode != 0:
             raise RuntimeError(f"a node could not be started: {output}")
@@ -108,17 +108,17 @@ class Nodes:
 
 
 def supervise(root: Path) -> None:
-    """What `spotune run` does, but that workers find no room beside the head."""
+    """Like `spotune run`, but the head has no slots for workers."""
     directory = JobDirectory(root)
     job = job_of(directory)
     assert job is not None, "it was put there before"
     supervisor = Supervisor(directory, lambda: job.spec.retry, LocalRay(root, 0, gpus=False), PlainView(print))
-    with locked(directory), ProgressServer(directory, supervisor.sickness) as server:
+    with locked(directory), ProgressServer(directory, supervisor.health_problem) as server:
         supervisor.run(server.url)
 
 
 def measure(root: Path, trace: Trace) -> dict[str, Any]:
-    """Goodput of a real run along a trace, and what the simulation makes of the nodes that there were."""
+    """The goodput of a real run on a trace, and the simulated goodput with the nodes that it really had."""
     runs = Runs(root)
     job: FinetuneJob = runs.job(
         training={"epochs": 1_000_000},
@@ -140,26 +140,28 @@ def measure(root: Path, trace: Trace) -> dict[str, Any]:
         nodes.changes.append((began, 0))
         for seconds, count in trace.changes:
             _wait_until(began + seconds, process)
-            nodes.become(count)
+            nodes.scale_to(count)
         _wait_until(began + trace.seconds, process)
         status = files.read_json(directory.status) or {}
     finally:
         process.kill()
         process.wait()
         if ray is not None:
-            ray.end()
-    return _compared(directory, status, nodes.changes, began)
+            ray.shut_down()
+    return _compare(directory, status, nodes.changes, began)
 
 
-def _compared(
+def _compare(
     directory: JobDirectory, status: dict[str, Any], changes: list[tuple[float, int]], began: float
 ) -> dict[str, Any]:
     seconds = status["time"] - began
-    times = read_measured(directory.root, Times(step={}))
+    times = read_timings(directory.root, Timings(step={}))
     points = {max(0.0, round(at - began, 3)): count for at, count in changes}
     happened = Trace(tuple(sorted(points.items())), seconds)
-    choice = Choice(workers=WORKERS, fewest=1, every=COMMIT_EVERY_SECONDS, resize_cooldown=RESIZE_COOLDOWN_SECONDS)
-    predicted = simulate(happened, choice, times)
+    scenario = Scenario(
+        workers=WORKERS, min_workers=1, checkpoint_every=COMMIT_EVERY_SECONDS, resize_cooldown=RESIZE_COOLDOWN_SECONDS
+    )
+    predicted = simulate(happened, scenario, times)
     return {
         "seconds": round(seconds, 1),
         "nodes": happened.changes,
@@ -169,7 +171,7 @@ def _compared(
         "predictedSteps": predicted.steps,
         "predictedStepsLost": predicted.steps_lost,
         "times": vars(times),
-        "events": [_event(record, began) for record in Ledger(directory).records(*ACCOUNTED_EVENTS)],
+        "events": [_event(record, began) for record in Ledger(directory).records(*TIMELINE_EVENTS)],
         "parts": {
             part: {"measured": value, "predicted": round(predicted.spent[part], 3)}
             for part, value in status["goodputParts"].items()
@@ -181,13 +183,13 @@ def _compared(
 
 
 def _event(record: dict[str, Any], began: float) -> dict[str, Any]:
-    """An event of the ledger, with the seconds since the run began."""
+    """An event of the ledger, with the seconds since the start of the run."""
     at = round(record["time"] - began, 2)
     return {"at": at, **{name: value for name, value in record.items() if name not in ("time", "message")}}
 
 
 def _wait_for_ray(directory: JobDirectory, process: subprocess.Popen[bytes]) -> RunningRay:
-    """The head, once the supervisor has said where it is."""
+    """The head, once the supervisor has published its address."""
     until = time.time() + START_SECONDS
     while (record := (files.read_json(directory.supervisor) or {}).get("ray")) is None:
         _wait_until(time.time() + 0.1, process)
@@ -197,7 +199,7 @@ def _wait_for_ray(directory: JobDirectory, process: subprocess.Popen[bytes]) -> 
 
 
 def _wait_for_attempt(directory: JobDirectory) -> float:
-    """When the first attempt began: the beginning of the wall clock."""
+    """The start time of the first attempt, from which wall-clock time counts."""
     while not (started := Ledger(directory).records("attempt-started")):
         time.sleep(0.05)
     return float(started[0]["time"])
@@ -206,12 +208,12 @@ def _wait_for_attempt(directory: JobDirectory) -> float:
 def _wait_until(moment: float, process: subprocess.Popen[bytes]) -> None:
     while time.time() < moment:
         if process.poll() is not None:
-            raise RuntimeError(f"the run has ended with exit code {process.returncode}")
+            raise RuntimeError(f"the run exited with code {process.returncode}")
         time.sleep(min(0.2, max(0.0, moment - time.time())))
 
 
-def piece(trace: Trace, begin: float, seconds: float, compress: float, nodes_each: int) -> Trace:
-    """A part of a trace, faster and with fewer nodes, as many as the job wants at most."""
+def select_part(trace: Trace, begin: float, seconds: float, compress: float, nodes_each: int) -> Trace:
+    """A part of a trace, compressed, with at most as many nodes as the job uses."""
     before = [nodes for at, nodes in trace.changes if at <= begin][-1]
     points = [(begin, before), *(point for point in trace.changes if begin < point[0] < begin + seconds)]
     scaled = [((at - begin) / compress, min(WORKERS, nodes // nodes_each)) for at, nodes in points]
@@ -224,17 +226,17 @@ def main() -> None:
     default = Path(__file__).parents[1] / "examples" / "traces" / "p3-32.csv"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=default, help="CSV of spot nodes over time")
-    parser.add_argument("--begin", type=float, default=0.0, help="seconds of the trace that are passed over")
-    parser.add_argument("--seconds", type=float, default=7200.0, help="seconds of the trace that are replayed")
-    parser.add_argument("--compress", type=float, default=8.0, help="how much faster")
-    parser.add_argument("--nodes-each", type=int, default=12, help="nodes of the trace that are one node here")
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--begin", type=float, default=0.0, help="seconds of the trace to skip")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="seconds of the trace to replay")
+    parser.add_argument("--compress", type=float, default=8.0, help="factor by which the trace is sped up")
+    parser.add_argument("--nodes-each", type=int, default=12, help="number of nodes of the trace per node here")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     parser.add_argument("--supervise", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.supervise:
         supervise(options.supervise)
         return
-    trace = piece(read_trace(options.trace), options.begin, options.seconds, options.compress, options.nodes_each)
+    trace = select_part(read_trace(options.trace), options.begin, options.seconds, options.compress, options.nodes_each)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), trace)
     machine = {

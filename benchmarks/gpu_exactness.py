@@ -1,11 +1,11 @@
-r"""The same samples, losses and weights on GPUs: every ZeRO stage, resumed from a checkpoint, at this world size.
+r"""Checks on GPUs that samples, losses and weights are exactly the same for every ZeRO stage and after a resume.
 
-Trains a small T5 with dropout for ten steps at each stage and precision, then again from the checkpoint after step
-five, and compares: sample hashes with stage 0, losses with stage 0, and parameters bit for bit with the run that was
-not interrupted. Trains once more with two steps whose loss is not finite, which are to change nothing. Resumes runs in
-float16, with 8-bit moments, an adapter, compiled layers, offload, and rows of 2,048 tokens in the same way, all with
-`execution.deterministic`; and long rows without it, too, by how much those differ. Then converts a tiny Llama's
-checkpoint to DeepSpeed's universal format and back. No Ray: the ranks come from torchrun.
+For each stage and precision, trains a small T5 with dropout for ten steps, and then again from the checkpoint after
+step five. Compares sample hashes and losses with stage 0, and parameters bit for bit with the uninterrupted run. One
+more run has two steps with a loss that is not finite; they must not change anything. Runs in float16, with 8-bit
+moments, an adapter, compiled layers, offload, and rows of 2,048 tokens are resumed in the same way, all with
+`execution.deterministic`. Long rows are also run without it, to measure how much those differ. Finally converts a tiny
+Llama's checkpoint to DeepSpeed's universal format and back. Does not use Ray: torchrun starts the ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_exactness.py \
         --output benchmarks/results/gpu_exactness_2.json
@@ -31,9 +31,9 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.worker import Worker
-from tests.trainer.support import plain_deepspeed as foreign
+from tests.trainer.support import plain_deepspeed
 from tests.trainer.support.measured import from_first_rank, machine, make_llama_job, publish, torchrun_group
-from tests.trainer.support.overflowing_worker import BAD, OverflowingWorker
+from tests.trainer.support.overflowing_worker import OVERFLOWING_STEPS, OverflowingWorker
 from tests.trainer.support.runs import Layout, Runs, committed, committed_state, make_task, start_generation, train_rank
 
 STAGES = (0, 1, 2, 3)
@@ -43,15 +43,15 @@ INTERRUPTED_AFTER = 5
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run.
+    """A configuration to test.
 
     Attributes:
-        task: of its model.
-        dtype: of its weights.
-        sections: further ones of its job.
-        length: tokens of a row, instead of rows of very uneven lengths up to some eighty; in bfloat16.
-        documents: in each such row.
-        deterministic: takes such kernels alone.
+        task: the model's task.
+        dtype: the model's dtype.
+        sections: further sections of the job.
+        length: tokens per row, in bfloat16; None for rows of very different lengths up to about eighty.
+        documents: documents packed into each such row.
+        deterministic: whether to use deterministic kernels only.
     """
 
     task: str = "seq2seq"
@@ -62,7 +62,7 @@ class Kind:
     deterministic: bool = True
 
     def job(self, runs: Runs, **checkpoint: int) -> FinetuneJob:
-        """The job of a run of this kind: ten steps."""
+        """The job of this configuration: ten steps."""
         execution = {"deterministic": self.deterministic, **self.sections.get("execution", {})}
         sections = {**self.sections, "execution": execution}
         if self.length is None:
@@ -91,7 +91,7 @@ KINDS = {
     "rows of 2,048, compiled": Kind(length=2048, sections={"execution": {"compile": True}}),
     "rows of 2,048, eight documents each": Kind(length=2048, documents=8, sections={"execution": {"compile": True}}),
 }
-"""What else people do, each resumed at the lowest stage that divides something, and at the highest."""
+"""Further configurations. Each is resumed at the lowest stage that shards anything, and at the highest."""
 _ANY_KERNELS = {
     f"{name}, any kernels": replace(kind, deterministic=False) for name, kind in KINDS.items() if kind.length
 }
@@ -116,14 +116,14 @@ def train(
 
 
 def final_parameters(directory: JobDirectory) -> dict[str, torch.Tensor]:
-    """What the newest checkpoint holds."""
+    """The parameters in the newest checkpoint."""
     checkpoint = choose_checkpoint(directory).checkpoint
     assert isinstance(checkpoint, Checkpoint)
     return read_parameters(checkpoint)
 
 
 def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, Any]]) -> dict[str, Any]:
-    """Train, interrupt, train again; what was found."""
+    """Train without and with an interruption; returns the comparison."""
     directory = JobDirectory(runs.root / f"{dtype}-{layout.zero_stage}")
     whole, found = resume(runs, directory, layout, Kind(dtype=dtype))
     reference[:] = reference or whole
@@ -141,7 +141,7 @@ def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, An
 def resume(
     runs: Runs, directory: JobDirectory, layout: Layout, kind: Kind
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Train, interrupt, train again; the steps of the undisturbed run, and whether the other is the same."""
+    """Train without and with an interruption; returns the uninterrupted steps, and whether both runs are equal."""
     train(runs, directory, layout, kind)
     whole, parameters = surviving_steps(directory), final_parameters(directory)
     distributed.barrier()
@@ -164,16 +164,16 @@ def resume(
 
 
 def _largest_difference(steps: list[dict[str, Any]], others: list[dict[str, Any]]) -> float:
-    """Of the losses of two runs, relative."""
+    """Largest relative difference between the losses of two runs."""
     return max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in zip(steps, others, strict=True))
 
 
 def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Every other kind of run, resumed."""
+    """Resume a run of every further configuration."""
     for number, (name, kind) in enumerate(KINDS.items()):
         if kind.dtype == "float16" and not torch.cuda.is_available():
             continue
-        for stage in (1, 2 if name == "QLoRA" else 3):  # what is quantised cannot be divided
+        for stage in (1, 2 if name == "QLoRA" else 3):  # quantised weights cannot be sharded
             if stage not in stages:
                 continue
             directory = JobDirectory(runs.root / f"kind-{number}-{stage}")
@@ -182,38 +182,39 @@ def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int]) -> Iterator
 
 
 def overflow(runs: Runs, layout: Layout, dtype: str) -> dict[str, Any]:
-    """Train with steps whose loss is not finite; what came of them."""
+    """Train with steps whose loss is not finite; returns their effect."""
     directory = JobDirectory(runs.root / f"overflown-{dtype}-{layout.zero_stage}")
     train(runs, directory, layout, Kind(dtype=dtype), OverflowingWorker, every=1, keep=20)
-    before, after, later = (committed_state(directory, step) for step in (BAD[0] - 1, BAD[-1], BAD[-1] + 1))
-    steps = [committed(directory, step).manifest.optimizer_step for step in (BAD[0] - 1, BAD[-1], BAD[-1] + 1)]
+    first, last = OVERFLOWING_STEPS[0], OVERFLOWING_STEPS[-1]
+    before, after, later = (committed_state(directory, step) for step in (first - 1, last, last + 1))
+    steps = [committed(directory, step).manifest.optimizer_step for step in (first - 1, last, last + 1)]
     return {
         "stepsSkipped": [record["step"] for record in surviving_steps(directory) if record["skipped"]],
         "skippedStepsChangeNothing": all(torch.equal(before[name], after[name]) for name in before)
-        and steps == [BAD[0] - 1, BAD[0] - 1, BAD[0]],
+        and steps == [first - 1, first - 1, first],
         "trainsOnAfterThem": any(not torch.equal(after[name], later[name]) for name in after)
         and all(bool(torch.isfinite(tensor).all()) for tensor in later.values()),
     }
 
 
 def convert(root: Path, world_size: int) -> list[dict[str, Any]]:
-    """What differs after a conversion from our checkpoints to DeepSpeed's universal ones, and from those to ours."""
+    """Convert a checkpoint to the universal format and back; returns the differences."""
     rank = distributed.get_rank()
     found: list[dict[str, Any]] = []
     for dtype in DTYPES:
-        differing = foreign.loaded_by_deepspeed(rank, world_size, root / f"to-{dtype}", dtype)
+        differing = plain_deepspeed.differences_when_deepspeed_loads_ours(rank, world_size, root / f"to-{dtype}", dtype)
         found += [{"to": "DeepSpeed", "dtype": dtype, "zeroStage": s, "differing": d} for s, d in differing.items()]
-    for stage in foreign.STAGES:
-        names = foreign.converted_by_deepspeed(rank, world_size, root / f"from-{stage}", stage)
+    for stage in plain_deepspeed.STAGES:
+        names = plain_deepspeed.differences_when_we_load_deepspeeds(rank, world_size, root / f"from-{stage}", stage)
         found.append({"from": "DeepSpeed", "dtype": "bfloat16", "zeroStage": stage, "differing": names})
     return found
 
 
 def main() -> None:
-    """Compare all layouts at this world size; rank 0 prints and writes."""
+    """Compare all layouts at this world size; rank 0 prints and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=int, nargs="+", choices=STAGES, default=STAGES, help="ZeRO stages to look at")
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--stages", type=int, nargs="+", choices=STAGES, default=STAGES, help="ZeRO stages to test")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     with torchrun_group() as (rank, world_size):
         runs = Runs(from_first_rank(Path(tempfile.mkdtemp()) if rank == 0 else None))

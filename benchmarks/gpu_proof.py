@@ -1,11 +1,13 @@
-r"""Kills of the whole product on a GPU: `spotune run` with its Ray and its driver, against a run that nobody disturbs.
+r"""Kills every part of the whole product on a GPU, and compares the result with an undisturbed run.
 
-Plays the schedules of the proof (tests/proof) that have one worker on a Llama with rows of 2,048 tokens, in bfloat16,
-compiled, with `execution.deterministic`, and judges them by the same oracle: samples, losses and exported weights equal
-bit for bit, nothing left running. One of them once more without that field has to be found to differ. Then trains
-1.1 billion parameters with the micro-batch that the plan gives this GPU, and kills the worker, the driver, Ray's head
-and everything, one after the other: a GPU that a lost worker still holds would show as a micro-batch that was halved.
-Says how long each took to the next new step.
+Plays the one-worker schedules of the proof (tests/proof) with `spotune run`, including its Ray and driver. The model is
+a Llama with rows of 2,048 tokens, in bfloat16, compiled, with `execution.deterministic`. The same oracle judges:
+samples, losses and exported weights are equal bit for bit, and no process is left running. As a control, one schedule
+runs without `execution.deterministic` and must be found to differ.
+
+Then trains 1.1 billion parameters with the micro-batch that the plan chooses for this GPU, and kills the worker, the
+driver, Ray's head and everything, one after the other. If a lost worker still held GPU memory, the micro-batch would be
+halved. Reports the time from each kill to the next new step.
 
     PYTHONPATH=. python benchmarks/gpu_proof.py --seeds 8 16 24 32 40 48 --jobs 5 --without-large \
         --output benchmarks/results/gpu_proof.json
@@ -13,7 +15,7 @@ Says how long each took to the next new step.
         --output benchmarks/results/gpu_proof_control.json
     PYTHONPATH=. python benchmarks/gpu_proof.py --output benchmarks/results/gpu_proof_large.json
 
-Ends with 1 where something is found that must not be, or the control finds nothing; the runs are kept then.
+Exits with 1 if a check fails, or if the control finds no difference; the runs are then kept.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.proof.checker import findings
-from tests.proof.evidence import exported_sha256, gather
+from tests.proof.evidence import collect_evidence, exported_sha256
 from tests.proof.history import losses_of, read_generations, steps_lost, surviving
-from tests.proof.injector import Performance
+from tests.proof.injector import FaultInjector
 from tests.proof.references import Reference, References
 from tests.proof.schedules import COMMIT_EVERY, EPOCHS, make_schedule
 from tests.trainer.support.live import LiveRun, kill
@@ -46,20 +48,20 @@ from tests.trainer.support.runs import Layout, Runs
 
 ON_GPU = torch.cuda.is_available()
 SMALL, LARGE, ROW_TOKENS = ("small", "1.1B", 2048) if ON_GPU else ("tiny", "tiny", 16)
-"""Without a GPU this can be tried at its smallest."""
+"""Models and row length; the smallest ones on a machine without a GPU, for a trial."""
 BATCH = 52
-"""Of 256 rows, so that an epoch has as many steps as the oracle's."""
+"""Rows per step: an epoch of 256 rows then has as many steps as the oracle expects."""
 LARGE_STEPS, LARGE_COMMIT_EVERY = 32, 4
 
 EQUAL = ("samplesEqual", "lossesEqual", "weightsBitEqual")
 
 
 class UndisturbedCommand(References):
-    """References that are runs of the whole product: the worker of the others would train on processors."""
+    """Makes reference runs with the whole product, because the usual reference worker trains on CPUs."""
 
     def undisturbed(self, layout: Layout) -> Reference:
-        """From the beginning to the end, as a user runs it."""
-        with self._only_one((layout,)) as key:
+        """A complete run without kills, as a user runs it."""
+        with self._locked((layout,)) as key:
             if key not in self._made:
                 run = start(self.runs, "undisturbed", self.job)
                 finish(run)
@@ -69,7 +71,7 @@ class UndisturbedCommand(References):
 
 
 def small_job(root: Path, zero_stage: int, deterministic: bool = True) -> FinetuneJob:
-    """Ninety steps over 256 rows, whose checkpoints all stay."""
+    """A job of ninety steps over 256 rows that keeps all checkpoints."""
     folder = root / f"{SMALL}-{zero_stage}-{deterministic}"
     training = {"epochs": EPOCHS, "seed": 7}
     sections = make_sections(training, zero_stage, deterministic)
@@ -77,13 +79,13 @@ def small_job(root: Path, zero_stage: int, deterministic: bool = True) -> Finetu
 
 
 def large_job(root: Path) -> FinetuneJob:
-    """Steps of 64 rows; checkpoints of 13 GB, of which one stays."""
+    """A job with 64 rows per step that keeps one checkpoint (13 GB)."""
     sections = make_sections({"maxSteps": LARGE_STEPS, "seed": 7}, 1)
     return make_llama_job(root / "large", LARGE, 64, ROW_TOKENS, sections, every=LARGE_COMMIT_EVERY, keep=1)
 
 
 def make_sections(training: Mapping[str, Any], zero_stage: int, deterministic: bool = True) -> dict[str, Any]:
-    """What both jobs share, and what they train."""
+    """The sections of the job that both jobs share."""
     return {
         "training": training,
         "execution": {"deterministic": deterministic, "compile": True, "zeroStage": zero_stage},
@@ -93,25 +95,25 @@ def make_sections(training: Mapping[str, Any], zero_stage: int, deterministic: b
 
 
 def prove(references: References, seed: int) -> dict[str, Any]:
-    """Play one schedule on the small model; what happened, and what the oracle says."""
+    """Play one schedule on the small model; returns the events and the oracle's findings."""
     schedule = make_schedule(seed)
-    performance = Performance(references.runs.empty(f"seed-{seed}"), schedule, lambda _: references.job)
+    injector = FaultInjector(references.runs.empty(f"seed-{seed}"), schedule, lambda _: references.job)
     began = time.monotonic()
     try:
-        code, output = performance.play()
+        code, output = injector.execute()
     finally:
-        performance.end()
+        injector.clean_up()
     assert code == 0, output[-4000:]
-    evidence = gather(performance.run.directory, references, schedule.zero_stage, code)
-    found = [*findings(evidence), *plan_findings(performance.run.directory)]
-    if len(performance.strikes) < len(schedule.disturbances):
-        found.append(f"it ended after {len(performance.strikes)} of {len(schedule.disturbances)} disturbances")
+    evidence = collect_evidence(injector.run.directory, references, schedule.zero_stage, code)
+    found = [*findings(evidence), *plan_findings(injector.run.directory)]
+    if len(injector.injections) < len(schedule.faults):
+        found.append(f"it ended after {len(injector.injections)} of {len(schedule.faults)} faults")
     return {
         "seed": seed,
         "zeroStage": schedule.zero_stage,
         "disturbances": [
-            {"what": f"{strike.disturbance.deed} {strike.disturbance.moment}", "step": strike.step, "hit": strike.hit}
-            for strike in performance.strikes
+            {"what": f"{injection.fault.kind} {injection.fault.point}", "step": injection.step, "hit": injection.hit}
+            for injection in injector.injections
         ],
         "generations": len(evidence.generations),
         "stepsMadeAgain": steps_lost(evidence.generations),
@@ -121,7 +123,7 @@ def prove(references: References, seed: int) -> dict[str, Any]:
 
 
 def kill_large(runs: Runs) -> dict[str, Any]:
-    """Kill each part of a run that fills the GPU; how long to the next new step, and whether it ended the same."""
+    """Kill each part of a run that fills the GPU; returns the recovery times, and whether the result is the same."""
     job = large_job(runs.root)
     undisturbed = start(runs, "undisturbed", job)
     finish(undisturbed)
@@ -132,7 +134,7 @@ def kill_large(runs: Runs) -> dict[str, Any]:
         "worker": lambda: kill(next(iter(run.ranks().values()))),
         "driver": lambda: kill(run.driver()),
         "Ray's head": run.kill_ray,
-        "everything": lambda: kill_and_start_again(run),
+        "everything": lambda: kill_and_restart(run),
     }
     try:
         seconds = {}
@@ -160,48 +162,50 @@ def kill_large(runs: Runs) -> dict[str, Any]:
 
 
 def recover(run: LiveRun, deed: Callable[[], None]) -> float:
-    """Kill something once there is another commit, and wait for a step that is new; how long that took."""
+    """Kill something after the next commit; returns the seconds to the next new step."""
     commits = len(run.events("committed"))
     run.wait_until(lambda: len(run.events("committed")) > commits, "a commit")
     return round(run.seconds_to_new_step(deed), 1)
 
 
-def kill_and_start_again(run: LiveRun) -> None:
-    """What the kubelet does after the loss of a node."""
+def kill_and_restart(run: LiveRun) -> None:
+    """Kill everything and start again, as the kubelet does after the loss of a node."""
     run.kill_everything()
     run.start()
 
 
 def plan_findings(directory: JobDirectory) -> list[str]:
-    """A plan that changed: a worker that found too little memory."""
+    """Changes of the plan, which mean that a worker found too little memory."""
     return [f"the plan changed: {change}" for change in (files.read_json(directory.plan) or {})["changes"]]
 
 
 def start(runs: Runs, name: str, job: FinetuneJob) -> LiveRun:
-    """`spotune run` on a folder of its own."""
+    """Start `spotune run` in its own folder."""
     run = LiveRun(runs.empty(name), job, patience_seconds=400)
     run.start()
     return run
 
 
 def finish(run: LiveRun) -> None:
-    """Wait for its end, which has to be that of a trained model."""
+    """Wait until the run exits, and check that it trained the model."""
     try:
         code, output = run.wait()
     finally:
-        run.end()
+        run.clean_up()
     assert code == 0, output[-4000:]
 
 
 def main() -> int:
-    """Play, print and write the result."""
+    """Run everything, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="schedules, multiples of 8: one worker")
-    parser.add_argument("--jobs", type=int, default=3, help="schedules at a time")
-    parser.add_argument("--control", type=int, help="play this seed without `deterministic`, which is to be found")
-    parser.add_argument("--without-large", action="store_true", help="the small model alone")
-    parser.add_argument("--work", type=Path, help="folder of the runs, kept where something fails; new")
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[], help="seeds of schedules; multiples of 8 have one worker"
+    )
+    parser.add_argument("--jobs", type=int, default=3, help="schedules to run in parallel")
+    parser.add_argument("--control", type=int, help="play this seed without `deterministic`; must be found to differ")
+    parser.add_argument("--without-large", action="store_true", help="run only the small model")
+    parser.add_argument("--work", type=Path, help="new folder for the runs; kept if a check fails")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if ON_GPU else "CPU",
@@ -222,15 +226,15 @@ def main() -> int:
     if not options.without_large:
         found["large"] = kill_large(runs)
         publish(found, options.output)
-    if not is_as_promised(found):
-        print(f"NOT AS PROMISED: the runs are in {runs.root}")
+    if not has_passed(found):
+        print(f"FAILED: the runs are in {runs.root}")
         return 1
     shutil.rmtree(runs.root)
     return 0
 
 
-def is_as_promised(found: Mapping[str, Any]) -> bool:
-    """Whether nothing was found but in the control."""
+def has_passed(found: Mapping[str, Any]) -> bool:
+    """Whether all checks passed, and only the control found a difference."""
     good = not any(record["findings"] for record in found.get("schedules", []))
     if "controlWithAnyKernels" in found:
         good = good and bool(found["controlWithAnyKernels"]["findings"])

@@ -1,7 +1,7 @@
-"""What a worker on a GPU costs to start: the first one of a node, and those that follow it after a kill.
+"""Measures how long a worker on a GPU takes to start: the first one of a node, and those that replace it after a kill.
 
-Forks ranks from a server with everything imported, as the agent of a node does (see docs/adr/0018-ranks-are-forked.md),
-each from the checkpoint of the one before, which is killed once it has committed. No Ray.
+Forks ranks from a fork server with everything imported, as the node agent does (see docs/adr/0018-ranks-are-forked.md).
+Each rank starts from the checkpoint of the previous one, which is killed after its commit. Does not use Ray.
 
     python benchmarks/gpu_restart.py --size 1.1B --output benchmarks/results/gpu_restart.json
 """
@@ -24,7 +24,8 @@ from typing import Any
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.worker_group.rank_process import Place, run_rank
+from spotune_trainer.training.task import RankPlacement
+from spotune_trainer.worker_group.rank_process import run_rank
 from tests.trainer.support.measured import LLAMAS, make_llama_job
 from tests.trainer.support.runs import Layout, make_task, start_generation
 
@@ -33,13 +34,13 @@ _PATIENCE_SECONDS = 100.0
 
 
 def generation(directory: JobDirectory, job: FinetuneJob, micro_batch_size: int) -> dict[str, Any]:
-    """Start a rank, and kill it after its first commit; the seconds to its first step, and their parts."""
+    """Start a rank and kill it after its first commit; returns the seconds to its first step, by part."""
     started = time.monotonic()
     task = make_task(directory, job, Layout(1, 1), start_generation(directory), micro_batch_size)
     with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
     _, said = _FORKING.Pipe(duplex=False)
-    process = _FORKING.Process(target=run_rank, args=(task, Place(0, 0, 1, 1, "127.0.0.1", port), said))
+    process = _FORKING.Process(target=run_rank, args=(task, RankPlacement(0, 0, 1, 1, "127.0.0.1", port), said))
     process.start()
     try:
         wait_until(lambda: any(files.read_lines(task.logs.steps)), process)
@@ -58,7 +59,7 @@ def generation(directory: JobDirectory, job: FinetuneJob, micro_batch_size: int)
 
 
 def wait_until(done: Callable[[], bool], process: Any) -> None:
-    """Wait for something that a process is to bring about."""
+    """Wait until a process has caused a condition."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while not done():
         assert process.is_alive(), f"the rank ended with {process.exitcode}"
@@ -69,12 +70,12 @@ def wait_until(done: Callable[[], bool], process: Any) -> None:
 def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
-    parser.add_argument("--batch", type=int, default=8, help="rows of a step")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
+    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="size of the model")
+    parser.add_argument("--batch", type=int, default=8, help="rows per step")
+    parser.add_argument("--length", type=int, default=512, help="tokens per row")
     parser.add_argument("--every", type=int, default=10, help="steps between two commits")
     parser.add_argument("--kills", type=int, default=4)
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp())
     try:

@@ -1,7 +1,7 @@
-"""How fast Hugging Face's Trainer trains the models of `throughput.py` on one GPU, as it is and with Liger kernels.
+r"""Measures the speed of Hugging Face's Trainer on the models of `throughput.py`, on one GPU, also with Liger kernels.
 
-Same model, random tokens, batch and precision (bfloat16 with fp32 masters: its `bf16=True`), fused AdamW. Medians over
-the steps after the first ones, each timed with the device at rest.
+Same model, random tokens, batch size and precision (bfloat16 with fp32 master weights: its `bf16=True`), with fused
+AdamW. Reports medians over the steps after the warm-up; the device is synchronized around each timed step.
 
     PYTHONPATH=. python benchmarks/hf_trainer.py --size 1.1B --length 2048 --micro-batch 16 --batch 64 \
         --output benchmarks/results/hf_trainer.json
@@ -29,7 +29,7 @@ WARM_UP_STEPS = 3
 
 
 class RandomRows(Dataset[dict[str, torch.Tensor]]):
-    """Rows of random tokens; there is always another one."""
+    """An endless dataset of random tokens."""
 
     def __init__(self, length: int, vocabulary: int) -> None:
         self._rows = torch.randint(3, vocabulary, (256, length), generator=torch.Generator().manual_seed(0))
@@ -43,7 +43,7 @@ class RandomRows(Dataset[dict[str, torch.Tensor]]):
 
 
 class Clock(TrainerCallback):
-    """Times the steps."""
+    """A callback that times the steps."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -61,14 +61,14 @@ class Clock(TrainerCallback):
 
 
 def measure(options: argparse.Namespace, *, liger: bool) -> dict[str, Any]:
-    """Train; how fast it was."""
+    """Train; returns the speed."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     auto_model: Any = AutoModelForCausalLM
     with torch.device("cuda"):
         model = auto_model.from_config(LlamaConfig(**LLAMAS[options.size]), dtype=torch.float32)
-    shape, clock = ModelShape.of(model), Clock()
+    shape, clock = ModelShape.from_model(model), Clock()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -99,14 +99,14 @@ def measure(options: argparse.Namespace, *, liger: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Both ways."""
+    """Measure without and with Liger kernels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
-    parser.add_argument("--length", type=int, default=2048, help="tokens of a row")
-    parser.add_argument("--micro-batch", type=int, default=16, help="rows that go through the model at once")
-    parser.add_argument("--batch", type=int, default=64, help="rows of a step")
-    parser.add_argument("--steps", type=int, default=6, help="measured, after the first ones")
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="size of the model")
+    parser.add_argument("--length", type=int, default=2048, help="tokens per row")
+    parser.add_argument("--micro-batch", type=int, default=16, help="rows per forward pass")
+    parser.add_argument("--batch", type=int, default=64, help="rows per step")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps, after the warm-up")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
     asked = {name: value for name, value in vars(options).items() if name != "output"}

@@ -1,11 +1,10 @@
-"""Peak GPU memory of one micro-batch, measured, for the activation formulas of `spotune plan` to be held against.
+"""Measures the peak GPU memory of one micro-batch, to check the activation formulas of `spotune plan`.
 
     python benchmarks/plan_memory.py > benchmarks/plan_memory.json
 
-Needs one GPU with 100 GB, no network: the models of `spotune.plan.known_models` are made with random weights.
-Measured is what forward and backward take on top of weights and gradients, with the loss of
-`spotune_trainer.models.loss` (float32 cross-entropy over all tokens) and a padded batch.
-`tests/api/plan/test_measured.py` compares.
+Needs one GPU with 100 GB and no network: the models of `spotune.plan.known_models` get random weights. The result is
+the memory of a forward and backward pass beyond weights and gradients, with the loss of `spotune_trainer.models.loss`
+(float32 cross-entropy over all tokens) and a padded batch. `tests/api/plan/test_measured.py` compares it with the plan.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import transformers
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from spotune.plan.known_models import PUBLISHED
+from spotune.plan.known_models import KNOWN_CONFIGS
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def main() -> None:
 
 
 def cases() -> Iterator[Case]:
-    """Every shape without and with gradient checkpointing."""
+    """Every shape, without and with gradient checkpointing."""
     for shape in SHAPES:
         yield Case(*shape)
         yield Case(*shape, gradient_checkpointing=True)
@@ -92,7 +91,7 @@ def measure(case: Case) -> int:
 
 def build_model(case: Case) -> Any:
     """The model with random weights on the GPU, in training mode."""
-    values = dict(PUBLISHED[case.model])
+    values = dict(KNOWN_CONFIGS[case.model])
     config = CONFIG_MAPPING[values.pop("model_type")](**values)
     auto_model: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("cuda"):

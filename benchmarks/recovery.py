@@ -1,19 +1,19 @@
-"""What a lost head and a lost worker cost on a real cluster, and where the time goes.
+"""Measures the cost of a lost head and a lost worker on a real cluster, and its parts.
 
-Brings up a Kubernetes with KubeRay (tests/cluster) and the operator, trains a tiny model on two CPU workers that commit
-after every step, and in turn deletes the head pod, deletes a worker pod without a grace, and kills a worker's process.
-Each loss is split into
+Starts a Kubernetes cluster with KubeRay (tests/cluster) and the operator, and trains a tiny model on two CPU workers
+that commit after every step. Then deletes the head pod, deletes a worker pod without grace period, and kills a worker's
+process, one after the other. Each recovery is split into
 
-    detect      to the first record of it: the new pod's object, a failure in the ledger
-    schedule    to the node for the pod that replaces the lost one; nothing where a process is replaced
-    start       to the new worker group: containers, Ray, supervisor and driver, a plan
-    load        to its first step: processes, data, model, engine, checkpoint
-    firstStep   to the first step that was not made before
+    detect      until it is first recorded: as the new pod's object, or as a failure in the ledger
+    schedule    until the replacement pod has a node; 0 if only a process is replaced
+    start       until the new worker group: containers, Ray, supervisor and driver, a plan
+    load        until the group's first step: processes, data, model, engine, checkpoint
+    firstStep   until the first step that was not trained before
 
-and stands beside the first start of the same job: `start` from the object of the first pod to the first worker group,
+and compared with the first start of the same job: `start` from the object of the first pod to the first worker group,
 `load` and `firstStep` as above.
 
-Run by hand, on a machine that does nothing else:
+Run it by hand, on a machine without other load:
 
     python -m benchmarks.recovery --output benchmarks/results/recovery.json
 """
@@ -38,29 +38,29 @@ from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.pytest_plugin import NODES, ClusterUnderTest, Fault
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.faults import pods, processes
-from tests.cluster.faults.harness import Scene
-from tests.cluster.faults.timeline import recovery, stretches
+from tests.cluster.faults.harness import FaultHarness
+from tests.cluster.faults.timeline import recovery, training_intervals
 from tests.cluster.finetune_jobs import RunningJob, workplace
 from tests.cluster.operator_install import installed
 
 STEPS = 100_000
-"""More than are ever made: the job is deleted in the end."""
+"""More steps than are ever trained: the job is deleted when the benchmark is done."""
 PARTS = ("detect", "schedule", "start", "load", "firstStep")
 FIRST_START = "firstStart"
 
 
-def worker_pod_deleted_by_force(scene: Scene) -> None:
-    """A worker that goes without a word, as with its node."""
-    with scene.survives("workerLost", "preempted", loses=1):  # the kubelet says a word to Ray all the same
-        scene.delete(scene.job.pods("workers")[:1], "--force", "--grace-period=0")
+def worker_pod_deleted_by_force(harness: FaultHarness) -> None:
+    """Force-delete a worker pod, so that it disappears without notice, as if its node were lost."""
+    with harness.expect_recovery("workerLost", "preempted", lost_workers=1):  # even so, the kubelet notifies Ray
+        harness.delete(harness.job.pods("workers")[:1], "--force", "--grace-period=0")
 
 
-LOSSES: Mapping[str, tuple[str, Callable[[Scene], None]]] = {
+LOSSES: Mapping[str, tuple[str, Callable[[FaultHarness], None]]] = {
     "headPodDeleted": ("head", pods.head_pod_deleted),
     "workerPodDeletedByForce": ("workers", worker_pod_deleted_by_force),
     "workerProcessKilled": ("", processes.worker_process_killed),
 }
-"""Each with the component whose pod is replaced; empty where no pod is."""
+"""The losses, each with the component whose pod is replaced; empty if no pod is."""
 
 
 def measure(cluster: ClusterUnderTest, rounds: int) -> dict[str, list[dict[str, float]]]:
@@ -69,26 +69,28 @@ def measure(cluster: ClusterUnderTest, rounds: int) -> dict[str, list[dict[str, 
     with installed(cluster) as operator, workplace(cluster) as place, tempfile.TemporaryDirectory() as folder:
         manifest = place.manifest("recovery", training={"maxSteps": STEPS}, checkpoint={"every": 1})
         with place.running(manifest) as job:
-            scene = Scene(cluster, Fault(cluster), operator, job)
+            harness = FaultHarness(cluster, Fault(cluster), operator, job)
             job.wait_for_commit()
             found[FIRST_START].append(first_start(job, Path(folder)))
             print(FIRST_START, found[FIRST_START][-1], flush=True)
             for _ in range(rounds):
-                for name, (component, inflict) in LOSSES.items():
-                    inflict(scene)
-                    found[name].append(split(job, component, scene.strikes[-1].time, Path(folder)))
+                for name, (component, inject) in LOSSES.items():
+                    inject(harness)
+                    found[name].append(split(job, component, harness.injected_faults[-1].time, Path(folder)))
                     print(name, found[name][-1], flush=True)
     return found
 
 
-def split(job: RunningJob, component: str, struck: float, folder: Path) -> dict[str, float]:
-    """Seconds of each part of one recovery; where one was over before the part before it, 0."""
-    created = scheduled = struck
+def split(job: RunningJob, component: str, injected_at: float, folder: Path) -> dict[str, float]:
+    """Seconds of each part of one recovery; 0 for a part that finished before the previous one."""
+    created = scheduled = injected_at
     if component:
-        created, scheduled = wait_for("the pod in its place", 60, lambda: _newest(job, component, struck), every=0.5)
-    seen = recovery(job.remains(folder), struck)
+        created, scheduled = wait_for(
+            "the pod in its place", 60, lambda: _newest(job, component, injected_at), every=0.5
+        )
+    seen = recovery(job.artifacts(folder), injected_at)
     assert seen is not None, "no worker group was started"
-    moments = [struck]
+    moments = [injected_at]
     detected = min(created, seen.detected) if component else seen.detected
     for moment in (detected, scheduled, seen.started, seen.first_begin, seen.new_step):
         moments.append(max(moment, moments[-1]))
@@ -99,23 +101,23 @@ def first_start(job: RunningJob, folder: Path) -> dict[str, float]:
     """Seconds of each part of the start of the job, from the object of its first pod."""
     every_pod = [*job.pods("head"), *job.pods("workers")]
     created = min(_time(pod["metadata"]["creationTimestamp"]) for pod in every_pod)
-    remains = job.remains(folder)
-    started = remains.ledger.records("generation-started")[0]["time"]
-    first = stretches(remains)[0]
+    artifacts = job.artifacts(folder)
+    started = artifacts.ledger.records("generation-started")[0]["time"]
+    first = training_intervals(artifacts)[0]
     done = min(first.steps.values())
     return {**_parts([created, created, created, started, first.begin, done]), "all": round(done - created, 2)}
 
 
 def _parts(moments: Sequence[float]) -> dict[str, float]:
-    """Seconds between the moments at which the parts begin and end."""
+    """Seconds of each part, from the times at which the parts start and end."""
     return {part: round(after - before, 2) for part, (before, after) in zip(PARTS, pairwise(moments), strict=True)}
 
 
-def _newest(job: RunningJob, component: str, struck: float) -> tuple[float, float] | None:
-    """When the newest pod was made and given a node, if it was made because of the loss; whole seconds."""
+def _newest(job: RunningJob, component: str, injected_at: float) -> tuple[float, float] | None:
+    """Creation and scheduling time of the newest pod, in whole seconds, if it was created after the loss."""
     made = {_time(pod["metadata"]["creationTimestamp"]): pod for pod in job.pods(component)}
     newest = max(made, default=0.0)
-    if newest < struck - 1:
+    if newest < injected_at - 1:
         return None
     scheduled = [found for found in made[newest]["status"]["conditions"] if found["type"] == "PodScheduled"]
     return newest, _time(scheduled[0]["lastTransitionTime"])
@@ -126,16 +128,16 @@ def _time(text: str) -> float:
 
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Of each part over all rounds."""
+    """Medians of each part over all rounds."""
     return {part: round(statistics.median(one[part] for one in rounds), 2) for part in (*PARTS, "all")}
 
 
 def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each of them is lost")
-    parser.add_argument("--name", default="recovery", help="of the test cluster")
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--rounds", type=int, default=3, help="number of losses of each kind")
+    parser.add_argument("--name", default="recovery", help="name of the test cluster")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     machine = Cluster(options.name)
     machine.down()

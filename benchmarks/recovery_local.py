@@ -1,9 +1,9 @@
-"""How long a killed worker costs, beside the cold start of the same worker group, in one run on one machine.
+"""Compares the recovery from a killed worker with the cold start of the same worker group, in one run on one machine.
 
 Starts `spotune run` on a small T5 with two CPU workers, which commits after every step. The cold start is the time from
-the driver's claim of the first generation to its first step; a recovery is the time from `kill -9` of a worker to the
-next step that was never reached before. Both hold the start of a worker group; the ratio is what counts, since these
-machines are shared and slow.
+the driver's claim of the first generation to its first step. A recovery is the time from `kill -9` of a worker to the
+next step that was not reached before. Both include the start of a worker group. Only their ratio is meaningful, because
+these machines are shared and slow.
 
     python -m benchmarks.recovery_local --output benchmarks/results/recovery_local.json
 """
@@ -29,7 +29,7 @@ STEPS_BETWEEN_KILLS = 5
 
 
 def measure(root: Path, kills: int) -> dict[str, Any]:
-    """Cold start and recoveries of one run, in seconds."""
+    """The cold start and the recoveries of one run, in seconds."""
     runs = Runs(root)
     epochs = 40 + kills * STEPS_BETWEEN_KILLS // STEPS_PER_EPOCH
     job = runs.job(
@@ -48,7 +48,7 @@ def measure(root: Path, kills: int) -> dict[str, Any]:
         startup = (files.read_json(run.directory.status) or {})["startup"]
         recoveries = [recover(run) for _ in range(kills)]
     finally:
-        run.end()
+        run.clean_up()
     cold = first_step - claimed
     return {
         "fromCommandToFirstStepSeconds": round(first_step - started, 2),
@@ -61,7 +61,7 @@ def measure(root: Path, kills: int) -> dict[str, Any]:
 
 
 def recover(run: LiveRun) -> float:
-    """Kill a worker, and wait for a step that is new."""
+    """Kill a worker and wait for the next new step."""
     begun = run.last_step()
     run.wait_for_step(begun + STEPS_BETWEEN_KILLS)
     worker = run.workers()[0]
@@ -71,8 +71,8 @@ def recover(run: LiveRun) -> float:
 def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=5, help="how many workers are killed, one after the other")
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--kills", type=int, default=5, help="number of workers to kill, one after the other")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), options.kills)

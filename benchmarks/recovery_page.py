@@ -1,4 +1,4 @@
-"""docs/recovery.md, of what `benchmarks/recovery.py` has measured.
+"""Writes docs/recovery.md from the results of `benchmarks/recovery.py`.
 
 python -m benchmarks.recovery_page > docs/recovery.md
 """
@@ -14,26 +14,36 @@ from typing import Any
 _RESULTS = Path(__file__).parent / "results"
 _MEASURED = {
     "Now: ranks are forked ([ADR 18](adr/0018-ranks-are-forked.md))": _RESULTS / "recovery.json",
-    "Before: every worker group imported everything anew": _RESULTS / "recovery_before.json",
+    "Before: each worker group imported all modules again": _RESULTS / "recovery_before.json",
 }
 _LOSSES = {
-    "firstStart": "nothing: the first start",
-    "headPodDeleted": "the head pod, deleted",
-    "workerPodDeleted": "a worker pod, deleted",
-    "workerPodDeletedByForce": "a worker pod, deleted by force",
-    "workerProcessKilled": "a worker's process, killed",
+    "firstStart": "none: first start",
+    "headPodDeleted": "head pod deleted",
+    "workerPodDeleted": "worker pod deleted",
+    "workerPodDeletedByForce": "worker pod deleted by force",
+    "workerProcessKilled": "worker process killed",
 }
-_TEXT = """# Where the time of a recovery goes
+_TEXT = """# Where recovery time goes
 
-Seconds from a loss to the first new step on a real Kubernetes with KubeRay
-([tests/cluster](../tests/cluster/README.md)): medians of a few, by `benchmarks/recovery.py`, which says what each part
-is. A tiny model, on a machine that does everything at once, and on different days: what compares is the parts of one
-table.
+How many seconds pass between a loss and the first new step, and which part of the recovery takes
+them. [recovery.py](../benchmarks/recovery.py) measures it on a real Kubernetes cluster with KubeRay
+([tests/cluster](../tests/cluster/README.md)). All values are medians of a few runs.
+
+The model is tiny, one machine runs the whole cluster, and the tables are from different days.
+Compare the parts within one table.
+
+| part | seconds until |
+|---|---|
+| detect | the loss is first recorded |
+| schedule | the replacement pod has a node |
+| start | the new worker group starts: containers, Ray, supervisor and driver, a plan |
+| load | the group's first step begins: processes, data, model, engine, checkpoint |
+| firstStep | the first step that was not made before is done |
 """
 
 
 def page() -> str:
-    """The page."""
+    """Return the page as Markdown."""
     return "\n".join([_TEXT, *(line for title, path in _MEASURED.items() for line in _table(title, path))])
 
 
@@ -45,7 +55,7 @@ def _table(title: str, path: Path) -> Iterator[str]:
     yield ""
     yield f"{machine['cores']} cores, {machine['date']}, `benchmarks/results/{path.name}`."
     yield ""
-    yield f"| lost | {' | '.join(parts)} |"
+    yield f"| loss | {' | '.join(parts)} |"
     yield "|---" * (len(parts) + 1) + "|"
     for loss, found in losses.items():
         seconds = " | ".join(f"{found['median'][part]:.1f}" for part in parts)

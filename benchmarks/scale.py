@@ -1,8 +1,9 @@
-"""A thousand FinetuneJobs on one operator, and as many RayJobs with KubeRay alone, on a real API server without nodes.
+"""Measures the operator with a thousand FinetuneJobs, and KubeRay alone with as many RayJobs.
 
-Measured: from creating a job to its RayCluster being there, what the operator takes of memory and CPU, and what it asks
-the API server when nothing changes any more. RayJobs go first and are cleared away before the FinetuneJobs come.
-KubeRay's operator and the control plane share the machine's cores with everything else here: compare within one run.
+The API server is a real one, without nodes. Measured are the time from creating a job until its RayCluster exists, the
+operator's memory and CPU time, and its requests to the API server when nothing changes. The RayJobs are created first,
+and deleted before the FinetuneJobs are created. KubeRay's operator and the control plane share the machine's cores with
+everything else, so compare only within one run.
 
     python benchmarks/scale.py --output benchmarks/results/scale.json
 """
@@ -39,7 +40,7 @@ QUIET_REQUESTS_PER_SECOND = 5.0
 
 
 def finetune_job(name: str, namespace: str) -> Manifest:
-    """A small job; with no nodes it waits for its head for ever."""
+    """A small job; without nodes it waits for its head forever."""
     return {
         "apiVersion": JOBS.group_version,
         "kind": JOBS.kind,
@@ -89,7 +90,7 @@ def ray_job(name: str, namespace: str) -> Manifest:
 async def apply_to_cluster(
     kube: Kube, resource: Resource, make: Callable[[str, str], Manifest], namespace: str, number: int
 ) -> dict[str, Any]:
-    """Create so many jobs as fast as the API server takes them; seconds until each has its RayCluster."""
+    """Create jobs as fast as the API server accepts them; returns the seconds until each has its RayCluster."""
     created: dict[str, float] = {}
     seen: dict[str, float] = {}
     complete = asyncio.Event()
@@ -128,7 +129,7 @@ async def _listed(kube: Kube, namespace: str) -> tuple[int, str]:
 async def _watch(
     kube: Kube, namespace: str, since: str, number: int, seen: dict[str, float], complete: asyncio.Event
 ) -> None:
-    """Note when the RayCluster of each job is there, whoever's name it has."""
+    """Record when the RayCluster of each job exists, whatever its name."""
     async for kind, item in kube.watch(RAY_CLUSTERS, namespace, "", since, 3000):
         owners = item["metadata"].get("ownerReferences") or []
         if kind == "ADDED" and owners:
@@ -170,12 +171,12 @@ def _wait(until: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not until():
         if time.monotonic() > end:
-            raise TimeoutError(f"not within {seconds:.0f} s")
+            raise TimeoutError(f"timed out after {seconds:.0f} s")
         time.sleep(0.5)
 
 
 def cost(process: subprocess.Popen[bytes]) -> dict[str, float]:
-    """Memory and CPU time of a process so far."""
+    """Memory and CPU time that a process has used so far."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())
     times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -188,14 +189,14 @@ def cost(process: subprocess.Popen[bytes]) -> dict[str, float]:
 
 
 class Audit:
-    """What the operator asked the API server, by the server's own audit log."""
+    """The operator's requests to the API server, from the server's audit log."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._offset = log.stat().st_size
 
     def calls(self) -> dict[str, int]:
-        """Requests of the operator since this was made, by verb and kind; a watch counts when it begins."""
+        """Requests of the operator since this object was created, by verb and kind; a watch counts when it starts."""
         counted: Counter[str] = Counter()
         with self._log.open() as lines:
             lines.seek(self._offset)
@@ -208,7 +209,7 @@ class Audit:
 
 
 def _wait_until_quiet(log: Path) -> None:
-    """Wait until the API server is asked little, so that what was before does not count for what comes."""
+    """Wait until the API server is idle, so that earlier requests are not counted."""
 
     def requests_per_second() -> float:
         before = _lines(log)
@@ -224,7 +225,7 @@ def _lines(log: Path) -> int:
 
 
 async def measure(cluster: Cluster, number: int, idle_seconds: float) -> dict[str, Any]:
-    """Everything, one after the other."""
+    """Run all measurements, one after the other."""
     os.environ["KUBECONFIG"] = str(cluster.kubectl.kubeconfig)
 
     def login() -> kopf.ConnectionInfo:
@@ -267,7 +268,7 @@ async def measure(cluster: Cluster, number: int, idle_seconds: float) -> dict[st
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Bring up a cluster without nodes, measure, take it down."""
+    """Start a cluster without nodes, measure, and delete it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--idle-seconds", type=float, default=180)

@@ -1,9 +1,10 @@
-r"""How fast steps are on GPUs: tokens per second, MFU, memory, data wait, and what the host waits for the device for.
+r"""Measures training steps on GPUs: tokens per second, MFU, memory, data wait, and host waits for the device.
 
-Trains models with random weights on rows of random tokens by the trainer's own worker, one case after the other in the
-same processes: Llamas of some sizes, or the jobs of examples/ laid out as the plan does it on these GPUs. The first
-steps warm up; figures are medians over the others. MFU is by the formula of `spotune_trainer.models.flops`.
-Beside the peak of memory stands what `spotune plan` says. No Ray: torchrun starts the ranks.
+Trains models with random weights on random tokens with the trainer's own worker, one case after the other in the same
+processes. The models are Llamas of several sizes, or the jobs of examples/ in the layout that the plan chooses for
+these GPUs. The first steps warm up; results are medians over the others. The formula of MFU is in
+`spotune_trainer.models.flops`. The result includes the peak memory that `spotune plan` predicts. Does not use Ray:
+torchrun starts the ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 1 benchmarks/throughput.py --output benchmarks/results/throughput_1.json \
         '{"size": "1.1B", "length": 2048, "microBatch": 16, "batch": 64, "zeroStage": 1, "compile": true}'
@@ -32,15 +33,15 @@ from torch import distributed
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.execution import ExecutionPlan, resolve_execution, setup_of
-from spotune.plan.layout import Layout as PlannedLayout
-from spotune.plan.layout import Setup
+from spotune.plan.execution import ExecutionPlan, resolve_execution, training_setup
+from spotune.plan.training_setup import Layout as PlannedLayout
+from spotune.plan.training_setup import TrainingSetup
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import Flags
-from spotune_trainer.job_directory.run_plan import NOTHING_SPARE
+from spotune_trainer.job_directory.run_plan import MOST_MEMORY_SAVING
 from spotune_trainer.models.pretrained import load_config
-from spotune_trainer.observability.progress import Journal
+from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import WorkerTask
 from tests.trainer.support.layouts import release
 from tests.trainer.support.measured import (
@@ -60,23 +61,23 @@ PROFILED_STEPS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and how.
+    """One case: the model, the data and the layout.
 
     Attributes:
-        size: one of `LLAMAS`, or the name of a job in examples/, which says what is not said here, or leaves it to the
-            plan for so many GPUs of this kind.
-        length: tokens of a row.
-        micro_batch: rows that go through the model at once on one GPU.
-        batch: rows of a step, over all GPUs.
+        size: one of `LLAMAS`, or the name of a job in examples/. Fields that are not set here come from that job, or
+            from the plan for these GPUs.
+        length: tokens per row.
+        micro_batch: rows per forward pass on one GPU.
+        batch: rows per step on all GPUs.
         zero_stage: 0 to 3.
-        compile: layers and loss are compiled.
-        gradient_checkpointing: activations are computed again.
-        documents: packed in each row.
-        nothing_spare: at stage 3 layers are gathered at each use and gradients reduced in each pass, though there is
-            memory.
-        warm_up: steps before those that are measured.
-        steps: measured.
-        sections: other parts of the job, such as `{"training": {"optimizer": "adamw8bit"}}`.
+        compile: whether layers and loss are compiled.
+        gradient_checkpointing: whether activations are recomputed.
+        documents: documents packed into each row.
+        nothing_spare: at stage 3, gather layers at each use and reduce gradients in each pass, even if there is enough
+            memory to keep them.
+        warm_up: steps before the measured ones.
+        steps: measured steps.
+        sections: further sections of the job, such as `{"training": {"optimizer": "adamw8bit"}}`.
     """
 
     size: str
@@ -94,11 +95,11 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """From a JSON object with camelCase names."""
+        """A case from a JSON object with camelCase names."""
         return cls(**{to_snake(name): value for name, value in json.loads(text).items()})
 
     def job(self, folder: Path) -> FinetuneJob:
-        """The job, with all that it needs in a folder."""
+        """The job of this case, with the files it needs in a folder."""
         asked = {
             "microBatchSize": self.micro_batch,
             "zeroStage": self.zero_stage,
@@ -110,15 +111,17 @@ class Case:
         if self.size not in LLAMAS:
             return make_example_job(folder, self.size, self.batch, sections)
         if self.batch is None or self.length is None:
-            raise ValueError(f"{self.size}: batch and length are to be said")
+            raise ValueError(f"{self.size}: set batch and length")
         return make_llama_job(folder, self.size, self.batch, self.length, sections, self.documents, every=1_000_000)
 
 
 class MeasuredWorker(QuicklyBuiltWorker):
-    """Takes so many steps; looks for waits for the device in one step, and profiles the last ones if told to."""
+    """A worker for a fixed number of steps. Detects host waits in one step, and profiles the last ones on request."""
 
-    def __init__(self, task: WorkerTask, rank: int, world_size: int, journal: Journal, case: Case, trace: Path | None):
-        super().__init__(task, rank, world_size, journal)
+    def __init__(
+        self, task: WorkerTask, rank: int, world_size: int, reporter: ProgressReporter, case: Case, trace: Path | None
+    ):
+        super().__init__(task, rank, world_size, reporter)
         self.case = case
         self.last_step = case.warm_up + case.steps
         self.waits: Counter[str] = Counter()
@@ -127,18 +130,19 @@ class MeasuredWorker(QuicklyBuiltWorker):
         self._profiler: Any = None
         self._caught: Any = None
 
-    def _ask(self, step: int) -> Flags:
+    def propose_flags(self, step: int) -> Flags:
+        """Reset the counters after the warm-up; stop after the last measured or profiled step."""
         if step == self.case.warm_up:
-            self._settled = self.journal.spent.seconds().get(Part.DATA_WAIT, 0.0)
+            self._settled = self.reporter.stopwatch.seconds().get(Part.DATA_WAIT, 0.0)
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
         if step == self.last_step:
-            self.data_wait = self.journal.spent.seconds().get(Part.DATA_WAIT, 0.0) - self._settled
-        self._look(step - self.last_step)
+            self.data_wait = self.reporter.stopwatch.seconds().get(Part.DATA_WAIT, 0.0) - self._settled
+        self._probe(step - self.last_step)
         return Flags(stop=step >= self.last_step + 2 + (PROFILED_STEPS if self._trace else 0))
 
-    def _look(self, beyond: int) -> None:
-        """Beyond the measured steps: one is watched for waits, the next ones are profiled."""
+    def _probe(self, beyond: int) -> None:
+        """After the measured steps: detect host waits in one step, and profile the next ones."""
         if not torch.cuda.is_available():
             return
         if beyond == 1:
@@ -164,20 +168,20 @@ class MeasuredWorker(QuicklyBuiltWorker):
 
 
 def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[str, Any]:
-    """Train a case; what came of it."""
+    """Train a case and return its measurements."""
     root = Path(tempfile.mkdtemp()) if rank == 0 else None
     task, planned = from_first_rank(_make_task(root, case, world_size) if root else None)
     directory = JobDirectory(Path(task.directory))
     logs = directory.generation_logs(task.generation)
     started, held = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    with Journal(logs, rank, hang_timeout_seconds=600) as journal:
-        worker = MeasuredWorker(task, rank, world_size, journal, case, trace)
+    with ProgressReporter(logs, rank, hang_timeout_seconds=600) as reporter:
+        worker = MeasuredWorker(task, rank, world_size, reporter, case, trace)
         try:
             worker.train()
-            found = _figures(worker, case, held)
+            found = _collect_metrics(worker, case, held)
         finally:
-            if hasattr(worker, "engine"):
-                release(worker.engine)
+            if hasattr(worker, "context"):
+                release(worker.context.engine)
                 worker.release()
     if root:
         found = {**planned, **found, **_speeds(logs.steps, worker.job, case)}
@@ -187,14 +191,14 @@ def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[
 
 
 def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dict[str, Any]]:
-    """What the ranks are to do, and what of it the plan has decided."""
+    """The task of the ranks, and the settings that the plan chose."""
     directory = JobDirectory(root / "job")
     directory.root.mkdir()
     job = case.job(root)
     config = load_config(job).to_dict()
     plan = resolve_execution(config, job, world_size, _device_bytes())
     if case.nothing_spare:
-        plan = _without_spare_memory(plan, setup_of(read_architecture(config), job), world_size)
+        plan = _without_spare_memory(plan, training_setup(read_architecture(config), job), world_size)
     assert plan.memory is not None, "models of these kinds can be planned"
     planned = {
         "length": job.spec.dataset.max_length,
@@ -213,31 +217,31 @@ def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dic
     return replace(task, plan=task.plan | {name: planned[name] for name in decided}), planned
 
 
-def _without_spare_memory(plan: ExecutionPlan, setup: Setup, world_size: int) -> ExecutionPlan:
+def _without_spare_memory(plan: ExecutionPlan, setup: TrainingSetup, world_size: int) -> ExecutionPlan:
     layout = PlannedLayout(plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing)  # type: ignore[arg-type]
-    return replace(plan, **NOTHING_SPARE, memory=setup.memory(world_size, layout))
+    return replace(plan, **MOST_MEMORY_SAVING, memory=setup.memory(world_size, layout))
 
 
 def _device_bytes() -> int:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 8_000_000_000
 
 
-def _figures(worker: MeasuredWorker, case: Case, held: int) -> dict[str, Any]:
-    """Peak of memory over all ranks, the wait for data, and waits for the device in one step.
+def _collect_metrics(worker: MeasuredWorker, case: Case, held: int) -> dict[str, Any]:
+    """Peak memory over all ranks, data wait, and host waits for the device in one step.
 
-    Memory that was `held` before counts for nothing: DeepSpeed keeps some of a ZeRO-3 engine that has trained.
+    Memory that was already `held` is not counted: DeepSpeed keeps some of a previous ZeRO-3 engine.
     """
     peaks = torch.zeros(2, dtype=torch.float64)
     if torch.cuda.is_available():
         most = (torch.cuda.max_memory_allocated() - held, torch.cuda.max_memory_reserved() - held)
         peaks = torch.tensor(most, dtype=torch.float64)
-    distributed.all_reduce(peaks, distributed.ReduceOp.MAX, group=worker.control)
+    distributed.all_reduce(peaks, distributed.ReduceOp.MAX, group=worker.context.control)
     return {
         "peakAllocatedBytes": int(peaks[0]),
         "peakReservedBytes": int(peaks[1]),
         "dataWaitSeconds": round(worker.data_wait / case.steps, 5),
         "waitsForDevice": dict(worker.waits),
-        "startup": worker.journal._state["startup"],
+        "startup": worker.reporter._state["startup"],
     }
 
 
@@ -260,11 +264,11 @@ def _speeds(steps: Path, job: FinetuneJob, case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train every case; rank 0 prints and writes."""
+    """Train every case; rank 0 prints and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", type=Case.parse, help=f"JSON objects; sizes are {', '.join(LLAMAS)}")
-    parser.add_argument("--output", type=Path, help="write the JSON here too, after every case")
-    parser.add_argument("--trace", type=Path, help="folder for a table of kernels of each case")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file, after every case")
+    parser.add_argument("--trace", type=Path, help="folder for a kernel profile of each case")
     options = parser.parse_args()
     if options.trace:
         options.trace.mkdir(parents=True, exist_ok=True)

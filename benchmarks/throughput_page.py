@@ -1,4 +1,4 @@
-"""Tables and plots of docs/benchmarks.md, of what was measured: each table between two comments, each plot an SVG.
+"""Writes the tables and plots of docs/benchmarks.md from measurements: tables between two comments, plots as SVG files.
 
 python -m benchmarks.throughput_page
 """
@@ -14,24 +14,24 @@ _DOCS = Path(__file__).parents[1] / "docs"
 
 
 def files() -> dict[Path, str]:
-    """The page and its plots as they have to be, by path."""
+    """The current content of the page and its plots, by path."""
     page = _DOCS / "benchmarks.md"
     plots = {_DOCS / "images" / f"{name}.svg": plot() for name, plot in PLOTS.items()}
     return {page: fill(page.read_text(encoding="utf-8")), **plots}
 
 
 def fill(page: str) -> str:
-    """The page with all tables as they have to be.
+    """The page with all tables filled in.
 
     Raises:
-        ValueError: one of them has no place in it.
+        ValueError: the page has no comments for one of the tables.
     """
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: written by benchmarks/throughput_page.py -->", f"<!-- {name}: end -->"
         before, found, rest = page.partition(begin)
         _, ended, after = rest.partition(end)
         if not (found and ended):
-            raise ValueError(f"the page has no place for {name}: {begin} ... {end}")
+            raise ValueError(f"the page has no comments for {name}: {begin} ... {end}")
         page = before + "\n".join((begin, "", *table.lines(), "", end)) + after
     return page
 

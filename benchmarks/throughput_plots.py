@@ -1,4 +1,4 @@
-"""The plots of docs/benchmarks.md, each a function that returns an SVG, the same one for the same figures."""
+"""The plots of docs/benchmarks.md: each a function that returns an SVG, deterministic for the same measurements."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _STYLE: Any = {
     "axes.spines.right": False,
 }
 _DECIMALS = re.compile(r"-?\d+\.\d{3,}")
-"""More of them than can be seen, and the last ones another processor's."""
-_NOT_OF_THE_FIGURES = {"Date": None, "Creator": None}
+"""Coordinates with many decimal places. The last digits are invisible, and differ between processors."""
+_HASHED_ID = re.compile(r"\b[pm][0-9a-f]{10}\b")
+"""Ids of clip paths and markers. Matplotlib hashes them from coordinates, whose last bits depend on the processor."""
+_WITHOUT_METADATA = {"Date": None, "Creator": None}
 
 _LLAMAS: Mapping[str, Sequence[tuple[str, Measurement]]] = {
     "1.1 billion parameters, rows of 2,048 tokens": (
@@ -62,7 +64,7 @@ _T5: Mapping[str, Mapping[str, Sequence[Measurement]]] = {
 
 
 def llamas() -> str:
-    """Parts of an H200's peak."""
+    """Throughput as fractions of an H200's peak."""
 
     def draw(figure: Figure) -> None:
         heights = [len(bars) for bars in _LLAMAS.values()]
@@ -82,7 +84,7 @@ def llamas() -> str:
 
 
 def planned_memory() -> str:
-    """What was planned, against what was measured."""
+    """Planned against measured memory."""
 
     def draw(figure: Figure) -> None:
         runs = runs_with_memory()
@@ -105,7 +107,7 @@ def planned_memory() -> str:
 
 
 def t5_layouts() -> str:
-    """Samples a second of two sizes in three layouts."""
+    """Samples per second of two model sizes in three layouts."""
 
     def draw(figure: Figure) -> None:
         panels: Any = figure.subplots(1, len(_T5))
@@ -119,7 +121,7 @@ def t5_layouts() -> str:
 
 
 def _grouped(axes: Axes, groups: Mapping[str, Sequence[Measurement]]) -> None:
-    """Bars of each layout side by side."""
+    """Bars grouped by layout."""
     places = np.arange(len(_T5_LAYOUTS))
     for number, (label, measured) in enumerate(groups.items()):
         values = [found.samples_per_second for found in measured]
@@ -130,15 +132,17 @@ def _grouped(axes: Axes, groups: Mapping[str, Sequence[Measurement]]) -> None:
 
 def _svg(draw: Callable[[Figure], None], inches: tuple[float, float]) -> str:
     with mpl.rc_context():
-        mpl.rcdefaults()  # nothing of the user's
+        mpl.rcdefaults()  # ignore the user's settings
         mpl.rcParams.update(_STYLE)
         figure = Figure(figsize=inches, layout="constrained")
         draw(figure)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata=_NOT_OF_THE_FIGURES)
+        figure.savefig(text, format="svg", metadata=_WITHOUT_METADATA)
     rounded = _DECIMALS.sub(lambda number: f"{float(number[0]):.2f}", text.getvalue())
-    return "\n".join(line.rstrip() for line in rounded.splitlines()) + "\n"
+    ids = {found: f"shape-{number}" for number, found in enumerate(dict.fromkeys(_HASHED_ID.findall(rounded)))}
+    named = _HASHED_ID.sub(lambda found: ids[found[0]], rounded)
+    return "\n".join(line.rstrip() for line in named.splitlines()) + "\n"
 
 
 PLOTS: Mapping[str, Callable[[], str]] = {"llamas": llamas, "planned-memory": planned_memory, "t5-layouts": t5_layouts}
-"""By the names of their files in docs/images."""
+"""The plots, by file name in docs/images."""

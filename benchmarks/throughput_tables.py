@@ -1,6 +1,6 @@
-"""The tables of docs/benchmarks.md on throughput, of what benchmarks/throughput.py and hf_trainer.py have measured.
+"""The throughput tables of docs/benchmarks.md, from the results of benchmarks/throughput.py and hf_trainer.py.
 
-Each stands between two comments with its name, and is written there by `python -m benchmarks.throughput_page`.
+`python -m benchmarks.throughput_page` writes each of them between two comments with its name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Case = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Measurement:
-    """Cases of one output.
+    """Cases of one result file.
 
     Attributes:
-        output: name of its file, without the ending.
-        cases: which of it; of several, the mean is given.
+        output: name of the file, without its extension.
+        cases: indices of the cases; of several, the mean is shown.
     """
 
     output: str
@@ -32,21 +32,21 @@ class Measurement:
 
     @property
     def case(self) -> Case:
-        """The first of them: what was run."""
+        """The first case, with its settings."""
         return self._all()[0]
 
     @property
     def world_size(self) -> int:
-        """GPUs."""
+        """Number of GPUs."""
         return int(_read(self.output)["machine"]["worldSize"])
 
     def mean(self, name: str) -> float:
-        """Of a figure over its cases."""
+        """Mean of a metric over the cases."""
         return float(mean(case[name] for case in self._all()))
 
     @property
     def samples_per_second(self) -> float:
-        """Of all GPUs."""
+        """Samples per second of all GPUs."""
         return float(self.case["batch"]) / self.mean("stepSeconds")
 
     def _all(self) -> list[Case]:
@@ -62,7 +62,7 @@ def _read(output: str) -> Case:
 
 
 def _of_hugging_face(content: Case) -> list[Case]:
-    """Cases of benchmarks/hf_trainer.py, which says once what they share; nothing in it is compiled or divided."""
+    """Cases of benchmarks/hf_trainer.py. Its file has shared settings once; nothing is compiled or sharded."""
     shared = {"microBatch": content["micro_batch"], "batch": content["batch"], "zeroStage": "", "compile": False}
     return [{**shared, **run} for run in content["runs"]]
 
@@ -72,9 +72,9 @@ class Row:
     """One line of a table.
 
     Attributes:
-        label: what was run, for people.
-        found: what came of it.
-        memory: whether its memory is that of this run alone.
+        label: what was run, as text.
+        found: the measurement.
+        memory: whether the measured memory belongs to this run alone.
     """
 
     label: str
@@ -86,42 +86,42 @@ Column = Callable[[Row], str]
 
 
 def significant(figure: float) -> str:
-    """With three digits."""
+    """A number with three significant digits."""
     return f"{figure:,.{max(0, 2 - math.floor(math.log10(figure)))}f}"
 
 
 def tokens(row: Row) -> str:
-    """A second, of one GPU."""
+    """Tokens per second of one GPU."""
     return f"{row.found.mean('tokensPerSecond') / row.found.world_size:,.0f}"
 
 
 def mfu(row: Row) -> str:
-    """In percent."""
+    """MFU in percent."""
     return f"{100 * row.found.mean('mfu'):.1f} %"
 
 
 def memory(row: Row) -> str:
-    """Peak of what PyTorch allocated."""
+    """Peak memory allocated by PyTorch."""
     return f"{row.found.mean('peakAllocatedBytes') / 1e9:.1f} GB" if row.memory else ""
 
 
 def planned(row: Row) -> str:
-    """What `spotune plan` expects of it now."""
+    """The memory that `spotune plan` currently predicts."""
     return f"{MeasuredRun(row.found.world_size, dict(row.found.case)).planned_bytes / 1e9:.1f} GB" if row.memory else ""
 
 
 def zero(row: Row) -> str:
-    """Stage."""
+    """ZeRO stage."""
     return str(row.found.case["zeroStage"])
 
 
 def micro_batch(row: Row) -> str:
-    """Rows at once."""
+    """Micro-batch size."""
     return str(row.found.case["microBatch"])
 
 
 def samples(row: Row) -> str:
-    """A second, of all GPUs."""
+    """Samples per second of all GPUs."""
     return significant(row.found.samples_per_second)
 
 
@@ -130,7 +130,7 @@ _NUMBERS = {
     "throughput_1_documents": 5, "throughput_1_8B_8bit": 7, "throughput_1_beside_hf": 8, "stage_3_in_place": 9,
     "throughput_2": 10, "throughput_1_deterministic": 11, "throughput_1_8B_deterministic": 12,
 }  # fmt: skip
-"""By which the text speaks of outputs."""
+"""Number by which the page cites each result file."""
 
 
 def _link(row: Row) -> str:
@@ -171,13 +171,13 @@ _ZERO_3: Mapping[str, Column] = {"": _model, "MFU": mfu}
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and what is said of each."""
+    """A table: its rows and columns."""
 
     columns: Mapping[str, Column]
     rows: Sequence[Row]
 
     def lines(self) -> Iterator[str]:
-        """As Markdown."""
+        """The lines of the table in Markdown."""
         yield f"| {' | '.join(self.columns)} |"
         yield "|---" * len(self.columns) + "|"
         for row in self.rows:
@@ -280,4 +280,4 @@ TABLES: Mapping[str, Table] = {
         ),
     ),
 }
-"""By the name in the page's comments."""
+"""The tables, by the name in the page's comments."""

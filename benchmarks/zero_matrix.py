@@ -1,10 +1,10 @@
-r"""Checkpoints of every ZeRO stage and number of GPUs, read at every other, at full size: equal bit for bit?
+r"""Checks at full size that a checkpoint of any ZeRO stage and world size restores bit for bit at any other.
 
-Trains a Llama with random weights in bfloat16 for one to three steps at each stage and world size, commits it beside
-the next step as the trainer does, restores each checkpoint at each stage and world size, and compares masters, moments
-and step with what DeepSpeed said the writer held, and the model's own weights with the masters. At stage 2 the GPU is
-filled before the commit, which then finds no room for a copy within it. The same code as the matrix of tiny models in
-tests/trainer/engine/test_zero_state.py. No Ray: the ranks come from torchrun.
+Trains a Llama with random weights in bfloat16 for one to three steps at each stage and world size, and commits during
+the next step, as the trainer does. Restores each checkpoint at each stage and world size. Compares master weights,
+moments and step with the state that DeepSpeed reported in the writer, and the model's weights with the masters. At
+stage 2 the GPU is filled before the commit, so the commit finds no space for a copy on the GPU. Runs the same code as
+the matrix of tiny models in tests/trainer/engine/test_zero_state.py. Does not use Ray: torchrun starts the ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/zero_matrix.py --folder /dev/shm \
         --output benchmarks/results/zero_matrix_2.json
@@ -32,13 +32,13 @@ from tests.trainer.support.layouts import DTYPES, Layout, process_group, wrap
 from tests.trainer.support.measured import LLAMAS, from_first_rank, machine, publish, torchrun_group
 
 STAGES = (1, 2, 3)
-CROWDED_STAGE = 2
+FILLED_STAGE = 2
 LEFT = 0.09
-"""Part of a GPU that is left free where it is filled; a commit copies within the GPU only if a tenth stays free."""
+"""Fraction of the GPU that stays free when it is filled. A commit copies within the GPU only if a tenth stays free."""
 
 
 def build(size: str, layout: Layout) -> Any:
-    """An engine around the model of a size, made on the GPU where there is one."""
+    """An engine with the model of a size, on the GPU if there is one."""
     gc.collect()
     device = "cpu"
     if torch.cuda.is_available():
@@ -53,26 +53,26 @@ def build(size: str, layout: Layout) -> Any:
 
 
 @contextmanager
-def crowded(layout: Layout) -> Iterator[None]:
-    """A GPU that is nearly full, at one of the stages."""
+def fill_gpu(layout: Layout) -> Iterator[None]:
+    """Fill the GPU nearly completely, at one of the stages."""
     ballast = None
-    if layout.stage == CROWDED_STAGE and torch.cuda.is_available():
+    if layout.stage == FILLED_STAGE and torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         ballast = torch.empty(max(0, free - int(LEFT * total)), dtype=torch.uint8, device="cuda")
     yield
     del ballast
 
 
-def described(layout: Layout) -> dict[str, int]:
-    """A layout, in the result."""
+def layout_fields(layout: Layout) -> dict[str, int]:
+    """The fields of a layout in the result."""
     return {"zeroStage": layout.stage, "worldSize": layout.world_size}
 
 
 def commits(written: Sequence[Written]) -> list[dict[str, Any]]:
-    """The commits of all layouts; seconds are those of rank 0, which ends it."""
+    """The commits of all layouts. Seconds are measured on rank 0, which completes the commit."""
     return [
         {
-            "wrote": described(one.wrote),
+            "wrote": layout_fields(one.wrote),
             "copiedWithinDevice": torch.cuda.is_available() and not one.from_originals,
             "seconds": round(one.seconds, 2),
             "norms": {state: float(f"{norm:.6g}") for state, norm in one.norms.items()},
@@ -83,14 +83,14 @@ def commits(written: Sequence[Written]) -> list[dict[str, Any]]:
 
 
 def pairs(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """What was found for each pair of layouts, over all ranks of the reader."""
+    """The result for each pair of layouts, over all ranks of the reader."""
     found = []
     for (wrote, reads), of_pair in itertools.groupby(cells, key=lambda cell: (cell.wrote, cell.reads)):
         ranks = list(of_pair)
         found.append(
             {
-                "wrote": described(wrote),
-                "reads": described(reads),
+                "wrote": layout_fields(wrote),
+                "reads": layout_fields(reads),
                 "bitEqual": not any(cell.differing for cell in ranks),
                 "differing": sorted({name for cell in ranks for name in cell.differing}),
                 "bytesRead": [cell.bytes_read for cell in ranks],
@@ -102,19 +102,21 @@ def pairs(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def order(cell: Cell) -> tuple[int, ...]:
-    """Cells by reader, writer, rank."""
+    """Sort key: reader, writer, rank."""
     return cell.reads.world_size, cell.reads.stage, cell.wrote.world_size, cell.wrote.stage, cell.rank
 
 
 def main() -> None:
-    """Compare all pairs up to the number of ranks; rank 0 prints and writes."""
+    """Compare all pairs up to the number of ranks; rank 0 prints and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="of the model")
-    parser.add_argument("--rows", type=int, default=2, help="rows of random tokens in a step, on each rank")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
-    parser.add_argument("--world-sizes", type=int, nargs="+", help="numbers of ranks; all up to that of torchrun")
-    parser.add_argument("--folder", type=Path, help="where checkpoints go, six of them at two ranks")
-    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    parser.add_argument("--size", choices=LLAMAS, default="1.1B", help="size of the model")
+    parser.add_argument("--rows", type=int, default=2, help="rows of random tokens per step and rank")
+    parser.add_argument("--length", type=int, default=512, help="tokens per row")
+    parser.add_argument(
+        "--world-sizes", type=int, nargs="+", help="world sizes to test; default: all up to that of torchrun"
+    )
+    parser.add_argument("--folder", type=Path, help="folder for checkpoints (six with two ranks)")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     started = time.monotonic()
     with torchrun_group() as (rank, world_size):
@@ -125,14 +127,14 @@ def main() -> None:
             [Layout(stage, ranks, "bfloat16") for ranks in world_sizes for stage in STAGES],
             build=lambda layout: build(options.size, layout),
             shape=(options.rows, options.length),
-            circumstances=crowded,
+            circumstances=fill_gpu,
         )
         matrix.run(rank)
         gathered: list[Any] = [None] * world_size
         with process_group(rank, world_size, root / "gather"):
             distributed.all_gather_object(gathered, (matrix.written, matrix.cells))
     if rank == 0:
-        shutil.rmtree(root, ignore_errors=True)  # the store of the last group is removed by its other ranks
+        shutil.rmtree(root, ignore_errors=True)  # the other ranks remove the previous group's store
         cells = sorted((cell for _, of_rank in gathered for cell in of_rank), key=order)
         found = pairs(cells)
         bytes_needed = next(sum(pair["bytesNeeded"]) for pair in found)

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference, of the models that check a job and of the help that the command line prints.
+"""Writes the pages of docs/reference from the models that check a job and from the help of the command line.
 
 Run by `make manifests`.
 """
@@ -13,9 +13,10 @@ from pathlib import Path
 import typer
 from typer.cli import get_docs_for_click
 
+from docs.wrapping import wrap_command, wrap_page
 from spotune.cli.main import command_line
 from spotune.crd.cel_rules import RULES
-from spotune.crd.structural_schema import OPEN, VALIDATIONS, Schema, structural_schema
+from spotune.crd.structural_schema import PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, Schema, structural_schema
 from spotune.job import FinetuneJob
 from spotune.units.quantities import Quantity
 
@@ -24,35 +25,77 @@ _PAGES = _ROOT / "docs/reference"
 _EXAMPLE = "examples/text-to-sql/finetunejob.yaml"
 _JOB_HEAD = """# FinetuneJob
 
-Made from the models that check a job (`make manifests`). `spotune validate` and the API server refuse what is not as
-it says here, with a sentence that names the field, and `spotune` says the nearest name to one that it does not know.
+Every field of a FinetuneJob, with its type, its default and when it may change. This page is generated from the models
+that check a job (`make manifests`). `spotune validate` and the API server refuse anything else with a message that
+names the field. For an unknown name the message suggests the nearest valid one.
+
 A job that trains on one machine ([{example}](../../{example})):
 
 ```yaml
 {job}```
 
 """
-_FROZEN = """A field that is *frozen* stays as it is once there is a checkpoint, one that *may grow* only grows: the API
-server refuses anything else. All others may change at any time, and what happens then is on the page of
-[the operator](../operator.md#changing-a-running-job). `spotune run` is less strict: to it `training.evaluation` and
-`training.maxBadSteps` do not belong to [what is trained](../concepts.md#meaning-and-execution).
+_FROZEN = """Once there is a checkpoint, a *frozen* field cannot change, and a field that *may grow* can only grow:
+the API server refuses anything else. All other fields may change at any time;
+[the operator](../operator.md#changing-a-running-job) describes what happens then.
+`spotune run` is less strict: `training.evaluation` and `training.maxBadSteps` may change, because they
+are no part of [what is trained](../concepts.md#meaning-and-execution).
 
 """
 _SECRETS = """## Secrets on one machine
 
-Secrets are for clusters: the operator makes variables of the pods of them. `spotune run` takes the same variables from
-its environment, and says which is missing. A job with `suspend` is for clusters alone.
+On a cluster the operator turns Secrets into environment variables of the pods. `spotune run` reads the same variables
+from its own environment, and names the one that is missing. `suspend` works on a cluster only.
 """
-_COMMANDS_HEAD = """# The command line
+_COMMANDS_HEAD = r"""# The command line
 
-Every command as its `--help` says it (`make manifests` writes this page). `spotune --version` prints the version; the
-exit codes are in [the README](../../README.md#the-command-line).
+What each command does, its options, and what its exit code means. The options are those of `--help` (`make manifests`
+writes this page). `spotune --version` prints the version. `--output json` prints JSON for scripts, errors included.
+
+| on one machine | |
+|---|---|
+| `spotune validate JOB.yaml...` | check job files: fields, values, and what goes together |
+| `spotune plan JOB.yaml` | memory, ZeRO stage, micro-batch and checkpoint interval per number of workers |
+| `spotune simulate TRACE.csv` | goodput, cost and finishing time on a spot trace, for choices of workers and head |
+| `spotune shard INPUT... --directory DIR` | JSON lines, CSV or Parquet to tokenised MDS shards |
+| `spotune run JOB.yaml --directory DIR` | train on this machine, or continue a run |
+| `spotune predict DIR "question"` | answer with the trained model |
+| `spotune checkpoint ls\|verify\|export DIR` | list, verify or export the checkpoints of a run |
+| `spotune checkpoint convert DIR --to\|--from FOLDER` | write DeepSpeed's universal format, or start a run from it |
+| `spotune report DIR` | a run as one HTML page |
+
+| on a cluster | |
+|---|---|
+| `spotune doctor` | whether the cluster fits FinetuneJobs, what is missing, and how to mend it |
+| `spotune status [NAME]`, `spotune watch NAME` | the state of jobs; one job until it has ended |
+| `spotune logs NAME --follow` | logs of drivers and workers of all attempts |
+| `spotune events NAME` | Kubernetes Events of a job and its pods |
+| `spotune suspend NAME`, `spotune resume NAME` | commit and give the nodes back; continue from there |
+| `spotune report NAME`, `spotune tensorboard NAME` | a job as one HTML page; its curves in the browser |
+
+| inside a cluster, and for its administrator | |
+|---|---|
+| `spotune operator` | run the operator |
+| `spotune supervise JOB.yaml --directory DIR` | the supervisor container of a head pod |
+| `spotune crd` | print the CustomResourceDefinition |
+| `spotune render JOB.yaml --provider aks` | print the Kubernetes objects that the operator applies for a job |
+
+## Exit codes
+
+| exit code | meaning | what to do |
+|---|---|---|
+| 0 | trained and exported, or the command did what it should | |
+| 2 | the command line is wrong | read the message |
+| 10 | infrastructure: machine, network, storage, or the run was asked to stop | run the same command again |
+| 20 | the job's model, data or configuration is wrong | change what the message names |
+| 30 | a later start of the same job has taken over | leave it alone |
+| 130 | Ctrl-C, of a command that watches a cluster | |
 
 """
 
 
 def finetune_job() -> str:
-    """The page on every field of a FinetuneJob."""
+    """Returns the page on every field of a FinetuneJob."""
     schema = structural_schema(FinetuneJob, RULES)
     example = (_ROOT / _EXAMPLE).read_text(encoding="utf-8")
     spec = schema["properties"]["spec"]
@@ -69,14 +112,14 @@ def finetune_job() -> str:
         if "properties" in section:
             own = [f"- {text}\n" for text in rules if re.match(rf"`{name}\b", text)]
             page += f"## {name}\n\n{section['description']}\n\n{_table(section, changes, name)}"
-            page += f"What is refused besides:\n\n{''.join(own)}\n" if own else ""
+            page += f"Also refused:\n\n{''.join(own)}\n" if own else ""
     status = schema["properties"]["status"]
     page += f"## status\n\n{status['description']}\n\n" + _table(status, {}, defaults=False)
     return page + _SECRETS
 
 
 def commands() -> str:
-    """The page on every command and option."""
+    """The page about all commands and options."""
     group = command_line()
     context = typer.Context(group, info_name="spotune")
     pages = [
@@ -87,8 +130,9 @@ def commands() -> str:
 
 
 def files() -> dict[Path, str]:
-    """What is made, by its path."""
-    return {_PAGES / "finetunejob.md": finetune_job(), _PAGES / "command-line.md": commands()}
+    """The generated pages by path."""
+    pages = {"finetunejob.md": finetune_job(), "command-line.md": commands()}
+    return {_PAGES / name: wrap_page(page) for name, page in pages.items()}
 
 
 def _sections(spec: Schema) -> str:
@@ -101,7 +145,7 @@ def _sections(spec: Schema) -> str:
 
 
 def _table(section: Schema, changes: Mapping[str, str], path: str = "", *, defaults: bool = True) -> str:
-    """The fields of a section and of those within it; with their changes where any of them is not free to change."""
+    """A table of a section's fields, including nested ones. It has a column for changes if any field restricts them."""
     rows = list(_rows(section, path, changes, changes.get(path, "")))
     columns = [0, 1, *([2] if defaults else []), *([3] if any(row[3] for row in rows) else []), 4]
     titles = ("field", "type", "default", "once there is a checkpoint", "")
@@ -124,7 +168,7 @@ def _rows(section: Schema, path: str, changes: Mapping[str, str], change: str) -
 
 
 def _kind(schema: Schema) -> str:
-    """What a field may be, in words."""
+    """The type of a field, for display."""
     expected = [message.removeprefix("expected ") for message in _messages(schema) if message.startswith("expected ")]
     if "enum" in schema:
         return ", ".join(f"`{value if isinstance(value, str) else json.dumps(value)}`" for value in schema["enum"])
@@ -135,11 +179,13 @@ def _kind(schema: Schema) -> str:
     if "properties" in schema:
         return "section"
     if "items" in schema:
-        alone = f"`{schema['pattern'].strip('^()$')}`, or a " if OPEN in schema else ""
+        alone = f"`{schema['pattern'].strip('^()$')}`, or a " if PRESERVE_UNKNOWN_FIELDS in schema else ""
         return f"{alone}list, each {_kind(schema['items'])}"
     if "additionalProperties" in schema:
         return f"by name, each {_kind(schema['additionalProperties'])}"
-    return "as Kubernetes has it" if OPEN in schema else ", ".join([schema["type"], *_bounds(schema)])
+    return (
+        "as Kubernetes has it" if PRESERVE_UNKNOWN_FIELDS in schema else ", ".join([schema["type"], *_bounds(schema)])
+    )
 
 
 def _bounds(schema: Schema) -> Iterator[str]:
@@ -156,7 +202,7 @@ def _messages(schema: Schema) -> list[str]:
 
 
 def _rules(section: Schema, path: str = "") -> Iterator[str]:
-    """What spans fields, and what is asked of a text, as sentences that begin with the field."""
+    """Messages of CEL rules that span several fields or check a string, each starting with the field."""
     for rule in section.get(VALIDATIONS, ()):
         field = f"{path}{rule.get('fieldPath', '')}".lstrip(".")
         if not rule["message"].startswith("expected "):
@@ -166,12 +212,12 @@ def _rules(section: Schema, path: str = "") -> Iterator[str]:
 
 
 def _with_examples(page: str) -> str:
-    """A command's help with its examples as blocks of commands."""
-    paragraphs = page.replace("```console\n$ ", "```\n").split("\n\n")  # usage is no command
+    """A command's help with its examples as code blocks."""
+    paragraphs = page.replace("```console\n$ ", "```\n").split("\n\n")  # the usage line is not an example
     for number, paragraph in enumerate(paragraphs):
         found = re.fullmatch(r"(?:Examples?: )?((?:[A-Z_]+=\S+ )?spotune .*)", paragraph, re.DOTALL)
         if found:
-            lines = "".join(f"$ {' '.join(line.split())}\n" for line in found[1].split("; "))
+            lines = "".join(f"{wrap_command(f'$ {line}')}\n" for line in found[1].split("; "))
             paragraphs[number] = f"```console\n{lines}```"
     return "\n\n".join(paragraphs)
 

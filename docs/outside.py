@@ -1,8 +1,8 @@
-"""What lies outside of docs/, in the site that MkDocs makes: pages that belong to it, and links that lead out of it.
+"""An MkDocs hook for what is outside of docs/: adds pages to the site, and rewrites links that leave docs/.
 
-In the repository every link is relative, so that it works in a browser there. In the site a link to one of its pages
-leads to that page, and a link to any other file to where the repository can be seen (``repo_url``); where that is not
-known, the path stands there as text.
+In the repository every link is relative, so that it works there. In the site a link to one of its pages leads to that
+page. A link to any other file leads to the repository's web page (``repo_url``); if that is not known, it becomes the
+file's path as text.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _ROOT = Path(__file__).parent.parent
 _URIS = {source: uri for uri, source in PAGES.items()}
 _LINK = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?P<target>[^()#\s]+)(?P<anchor>#[^()\s]*)?\)")
 _CODE_IN_A_TABLE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
-"""A browser of the repository takes a `|` for the end of a cell even within code, Python's Markdown does not."""
+"""GitHub ends a table cell at a `|` even within code, so pages escape it; Python's Markdown shows the backslash."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that lie elsewhere."""
+    """Adds the pages that are elsewhere in the repository."""
     for uri, source in PAGES.items():
         files.append(File.generated(config, uri, content=(_ROOT / source).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns what is right in the repository into what is right in the site."""
+    """Rewrites links and escapes of a page for the site."""
     uri = page.file.src_uri
     source = PAGES.get(uri, f"docs/{uri}")
     markdown = _LINK.sub(lambda link: _in_the_site(link, uri, source, config, files), markdown)
@@ -54,11 +54,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _in_the_site(link: re.Match[str], uri: str, source: str, config: MkDocsConfig, files: Files) -> str:
-    """A link of the page ``uri``, which is the file ``source`` of the repository."""
+    """The Markdown of a link for the site; the page ``uri`` is the file ``source`` of the repository."""
     text, anchor = link["text"], link["anchor"] or ""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link["target"]))
     if "://" in link["target"] or not (_ROOT / path).exists():
-        return link[0]  # a missing one is MkDocs' to name
+        return link[0]  # MkDocs reports a missing file
     readme = f"{path}/README.md"
     file = readme if (_ROOT / readme).exists() else path
     target = _URIS.get(file, file.removeprefix("docs/"))
@@ -66,4 +66,5 @@ def _in_the_site(link: re.Match[str], uri: str, source: str, config: MkDocsConfi
         return f"[{text}]({posixpath.relpath(target, posixpath.dirname(uri) or '.')}{anchor})"
     if config.repo_url:
         return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path}{anchor})"
-    return text if path in text else f"{text} (`{path}`)"
+    name = text.strip("`")
+    return f"`{path}`" if path.endswith(name) else f"{text} (`{path}`)"

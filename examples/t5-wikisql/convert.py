@@ -1,8 +1,8 @@
-"""WikiSQL's questions (Zhong et al., 2017) to rows of question, columns and SQL, for `spotune shard`.
+"""Converts WikiSQL (Zhong et al., 2017) to rows with question, columns and SQL, for `spotune shard`.
 
     python examples/t5-wikisql/convert.py
 
-reads `<split>.jsonl` and `<split>.tables.jsonl` of the release in data/ and writes data/rows/<split>.jsonl.
+Reads `<split>.jsonl` and `<split>.tables.jsonl` of the release in data/, and writes data/rows/<split>.jsonl.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 SPLITS = ("train", "dev", "test")
 AGGREGATES = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
-"""By WikiSQL's number of each (`agg_ops` of its lib/query.py)."""
+"""Indexed by WikiSQL's numbers (`agg_ops` in its lib/query.py)."""
 OPERATORS = ("=", ">", "<")
-"""The same for conditions (`cond_ops`)."""
+"""The same for operators of conditions (`cond_ops`)."""
 
 Row = dict[str, str]
 
@@ -31,10 +31,10 @@ def convert(folder: Path, split: str) -> Iterator[Row]:
 
 
 def to_sql(query: Mapping[str, Any], header: list[str]) -> str:
-    """A query of WikiSQL as SQL over a table called data.
+    """A WikiSQL query as SQL on a table named `data`.
 
     Args:
-        query: `sel` (number of the column), `agg` (of `AGGREGATES`), `conds` ([column, operator, value], ...).
+        query: `sel` (index of the column), `agg` (index in `AGGREGATES`), `conds` ([column, operator, value], ...).
         header: names of the columns.
     """
     column, aggregate = _name(header[query["sel"]]), AGGREGATES[query["agg"]]
@@ -44,7 +44,7 @@ def to_sql(query: Mapping[str, Any], header: list[str]) -> str:
 
 
 def _condition(column: str, operator: str, value: str | float) -> str:
-    """A comparison, always without `<`, for which T5's vocabulary has no token: it is turned round."""
+    """A comparison. `a < b` is written as `b > a`, because T5's vocabulary has no token for `<`."""
     literal = _quoted(value, "'") if isinstance(value, str) else json.dumps(value)
     return f"{literal} > {column}" if operator == "<" else f"{column} {operator} {literal}"
 
@@ -66,7 +66,7 @@ def main() -> None:
     """Converts every split."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--data", type=Path, default=Path(__file__).parent / "data", help="where the release was unpacked"
+        "--data", type=Path, default=Path(__file__).parent / "data", help="folder with the unpacked release"
     )
     folder = parser.parse_args().data
     (folder / "rows").mkdir(exist_ok=True)

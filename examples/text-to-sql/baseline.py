@@ -1,10 +1,10 @@
-"""What a model has to beat: the SQL of the nearest training question, its columns and values copied over.
+"""The baseline that a model has to beat: the SQL of the nearest training question, with columns and values replaced.
 
     python examples/text-to-sql/baseline.py
 
-The nearest question is the one with the highest cosine of TF-IDF vectors over words (Salton & Buckley, 1988). Columns
-that the table at hand lacks are replaced by the ones that the question names, values by the names and numbers in the
-question, in their order. Prints the execution accuracy on eval.jsonl.
+The nearest question has the highest cosine similarity of TF-IDF vectors over words (Salton & Buckley, 1988). Columns
+that the table does not have are replaced by columns that the question names, and values by the names and numbers in the
+question, in order. Prints the execution accuracy on eval.jsonl.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def words(question: str) -> list[str]:
 
 
 class NearestQuestion:
-    """Finds the training question that is most like another one."""
+    """Finds the training question that is most similar to a given one."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
@@ -47,7 +47,7 @@ class NearestQuestion:
         self.lengths = np.array([math.sqrt(sum(self.weights[word] ** 2 for word in count)) for count in counts])
 
     def __call__(self, question: str) -> Row:
-        """The training row with the highest cosine."""
+        """The training row with the highest cosine similarity."""
         scores = np.zeros(len(self.rows))
         for word in set(words(question)) & self.postings.keys():
             scores[self.postings[word]] += self.weights[word] ** 2
@@ -55,10 +55,10 @@ class NearestQuestion:
 
 
 def map_columns(sql_columns: list[str], neighbour: Row, row: Row) -> list[str]:
-    """For each column of the neighbour's SQL one of the row's table."""
+    """A column of the row's table for each column of the neighbour's SQL."""
     source, target = neighbour["columns"].split(), row["columns"].split()
     asked = words(row["question"])
-    # Nearly every question names the entity, whose column is the first: that says nothing.
+    # Nearly every question names the entity, which is the first column, so a match with it is no evidence.
     named = sorted((column for column in target[1:] if column in asked and column not in sql_columns), key=asked.index)
     mapped: dict[str, str] = {}
     for column in sql_columns:
@@ -92,7 +92,7 @@ def adapt(neighbour: Row, row: Row) -> str:
 
 
 def run_query(database: Path, sql: str) -> list[str] | None:
-    """The rows of the result, sorted as text; None where SQLite refuses the query."""
+    """The rows of the result, sorted as text; None if SQLite rejects the query."""
     connection = sqlite3.connect(database)
     try:
         return sorted(map(repr, connection.execute(sql).fetchall()))
@@ -109,7 +109,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def execution_accuracy(data: Path) -> float:
-    """Share of the questions in eval.jsonl for which the baseline's SQL gives the same rows as the right one."""
+    """Fraction of the questions in eval.jsonl for which the baseline's SQL returns the same rows as the reference."""
     nearest = NearestQuestion(read_rows(data / "train.jsonl"))
     rows = read_rows(data / "eval.jsonl")
     right = 0

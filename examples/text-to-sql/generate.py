@@ -1,16 +1,16 @@
-"""Write the text-to-SQL corpus: questions in English, their SQL, the SQLite tables behind them, and an untrained model.
+"""Writes the text-to-SQL corpus: English questions, their SQL, the SQLite databases, and an untrained model.
 
     python examples/text-to-sql/generate.py
 
-writes into `data/` beside this file, the same bytes every time:
+Writes into `data/` beside this file, byte-identical every time:
 
-    train.jsonl, eval.jsonl     one question a line: question, columns, sql, database, template
+    train.jsonl, eval.jsonl     one question per line: question, columns, sql, database, template
     databases/<name>.sqlite     one table named `data` each
-    model/                      tokenizer (trained on train.jsonl alone) and configuration of a small T5, no weights
+    model/                      tokenizer (trained on train.jsonl only) and configuration of a small T5, no weights
 
 As in WikiSQL, a query is SELECT [aggregate] column FROM data WHERE column operator value AND ..., and all its parts are
-in the question or in the header of the table. The words are in four YAML files beside this one. Evaluation shares
-neither tables, headers, values nor question templates with training.
+in the question or in the header of the table. The vocabulary is in four YAML files beside this one. Training and
+evaluation have no tables, headers, values or question templates in common.
 """
 
 import argparse
@@ -35,9 +35,9 @@ FOLDER = Path(__file__).parent
 ROWS: dict[Split, int] = {"training": 80_000, "evaluation": 400}
 TABLES_PER_DOMAIN: dict[Split, int] = {"training": 8, "evaluation": 1}
 YEARS = (1900, 2024)
-# Share of the possible values, by hash, that only evaluation uses.
+# One in six of the possible values, chosen by hash, is used only in evaluation.
 HELD_OUT_ONE_IN = 6
-# What is asked for, and how often.
+# What a question asks for, and how often.
 INTENTS = {"lookup": 14, "value": 26, "entity": 20, "count": 12, "extreme": 14, "average": 7, "total": 7}
 CONDITIONS = {1: 60, 2: 30, 3: 10}
 OPERATORS = {"above": ">", "below": "<", "equal": "="}
@@ -55,7 +55,7 @@ COLUMNS, DOMAINS, TEMPLATES, VALUES = (read_words(name) for name in ("columns", 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of one domain. The first column holds the names of the entities that it lists."""
+    """A table of one domain. The first column has the names of the entities."""
 
     name: str
     entity: str
@@ -63,12 +63,12 @@ class Table:
     rows: list[list[Cell]]
 
     def is_number(self, column: str) -> bool:
-        """Whether the column holds numbers (years too)."""
+        """Whether the column has numbers (including years)."""
         return isinstance(self.rows[0][self.header.index(column)], int)
 
     @property
     def domain(self) -> dict[str, Any]:
-        """What domains.yaml says about the entities."""
+        """The domain of the entities, from domains.yaml."""
         domain: dict[str, Any] = DOMAINS[self.entity]
         return domain
 
@@ -82,18 +82,18 @@ class Condition:
     value: Cell
 
     def sql(self) -> str:
-        """The condition as SQLite reads it."""
+        """The condition as SQL."""
         value = self.value if isinstance(self.value, int) else f"'{self.value}'"
         return f"{self.column} {OPERATORS[self.operator]} {value}"
 
 
 def is_held_out(value: Cell) -> bool:
-    """Whether only evaluation may use this value ("The Silent Star" goes with "Silent Star")."""
+    """Whether only evaluation may use this value ("The Silent Star" counts as "Silent Star")."""
     return zlib.crc32(str(value).removeprefix("The ").encode()) % HELD_OUT_ONE_IN == 0
 
 
 def text(kind: str, split: Split, rng: Random) -> str:
-    """A text value that belongs to the split, such as a person's name or a town's."""
+    """A text value of the split, such as a person's or a town's name."""
     if kind in VALUES["words"]:
         return str(rng.choice(VALUES["words"][kind][split == "evaluation"]))
     while True:
@@ -104,7 +104,7 @@ def text(kind: str, split: Split, rng: Random) -> str:
 
 
 def number(bounds: Sequence[int], split: Split, rng: Random) -> int:
-    """A number within the bounds that belongs to the split; each order of magnitude is equally likely."""
+    """A number of the split within the bounds; each order of magnitude is equally likely."""
     lowest, highest = bounds
     while True:
         value = round(lowest * math.exp(rng.random() * math.log(highest / lowest)))
@@ -113,7 +113,7 @@ def number(bounds: Sequence[int], split: Split, rng: Random) -> int:
 
 
 def cells(kind: str | list[int], count: int, split: Split, rng: Random) -> list[Cell]:
-    """The cells of one column. Text repeats, so that a condition on it can fit several rows."""
+    """The cells of one column. Text values repeat, so that a condition can match several rows."""
     if kind == "year" or isinstance(kind, list):
         bounds: Sequence[int] = YEARS if isinstance(kind, str) else kind
         return [number(bounds, split, rng) for _ in range(count)]
@@ -122,7 +122,7 @@ def cells(kind: str | list[int], count: int, split: Split, rng: Random) -> list[
 
 
 def make_table(name: str, entity: str, others: list[str], split: Split, rng: Random) -> Table:
-    """A table of 10 to 18 different entities with the given other columns."""
+    """A table of 10 to 18 different entities with the given further columns."""
     names: dict[str, None] = {}
     count = rng.randint(10, 18)
     while len(names) < count:
@@ -132,7 +132,7 @@ def make_table(name: str, entity: str, others: list[str], split: Split, rng: Ran
 
 
 def make_tables(rng: Random) -> dict[Split, list[Table]]:
-    """The tables of all domains. No two tables have the same columns, so evaluation has its own headers too."""
+    """The tables of all domains. No two tables have the same columns, so evaluation has its own headers."""
     tables: dict[Split, list[Table]] = {"training": [], "evaluation": []}
     for entity, domain in DOMAINS.items():
         headers: set[frozenset[str]] = set()
@@ -178,7 +178,7 @@ def make_condition(table: Table, column: str, row: list[Cell], split: Split, rng
 
 
 def condition_words(table: Table, condition: Condition, split: Split, rng: Random) -> str:
-    """The condition in English: the column's own idiom, or a general wording that names the column."""
+    """The condition in English, in the column's own idiom or with a general wording that names the column."""
     facts = COLUMNS[condition.column]
     general = TEMPLATES[split][condition.operator]
     special = list(facts.get(condition.operator, []))
@@ -200,7 +200,7 @@ def condition_words(table: Table, condition: Condition, split: Split, rng: Rando
 
 
 def choose_columns(table: Table, intent: str, rng: Random) -> tuple[str, list[str]] | None:
-    """The column asked for and the columns of the conditions; None where the table has none that fit."""
+    """The column asked for and the columns of the conditions; None if the table has no suitable ones."""
     entity, *others = table.header
     if intent == "lookup":
         return rng.choice(others), [entity]
@@ -218,7 +218,7 @@ def choose_columns(table: Table, intent: str, rng: Random) -> tuple[str, list[st
 
 
 def make_question(table: Table, split: Split, rng: Random) -> dict[str, str] | None:
-    """One row of the corpus; None where the table has no column for what was going to be asked."""
+    """One row of the corpus; None if the table has no suitable column for the question."""
     intent = rng.choices(list(INTENTS), list(INTENTS.values()))[0]
     chosen = choose_columns(table, intent, rng)
     if chosen is None:
@@ -263,11 +263,11 @@ def make_questions(tables: list[Table], count: int, split: Split, rng: Random) -
 
 
 def train_tokenizer(rows: list[dict[str, str]]) -> Any:
-    """A byte-level BPE tokenizer in which a word is the same tokens in the question, in the header and in SQL.
+    """A byte-level BPE tokenizer in which a word has the same tokens in the question, in the header and in SQL.
 
-    That makes SQL mostly a matter of copying tokens, which a small model can learn. Words take the space before them
-    along, digits go in pairs, and the missing space in `COUNT(points)` and `= 'Ashford'` is put in before
-    tokenising and taken out again by the decoder.
+    Writing SQL is then mostly copying tokens, which a small model can learn. A word includes the space before it, and
+    digits form pairs. Before tokenization, a space is added in `COUNT(points)` and `= 'Ashford'`; the decoder removes
+    it.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -326,7 +326,7 @@ def write_model(tokenizer: Any, folder: Path) -> None:
         relative_attention_num_buckets=32,
         relative_attention_max_distance=64,
         dropout_rate=0.0,
-        initializer_factor=0.5,  # at 1, copying is learnt too late for five minutes of training; at 0.2 never
+        initializer_factor=0.5,  # at 1, the model learns copying too late for five minutes of training; at 0.2 never
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
@@ -335,7 +335,7 @@ def write_model(tokenizer: Any, folder: Path) -> None:
 
 
 def generate(output: Path, seed: int = 42, rows: dict[Split, int] = ROWS) -> None:
-    """Write the whole corpus to the folder `output`, in place of what was there."""
+    """Write the whole corpus to the folder `output`, and replace what is there."""
     shutil.rmtree(output, ignore_errors=True)
     (output / "databases").mkdir(parents=True)
     rng = Random(seed)

@@ -1,9 +1,9 @@
-"""Generates the spot traces of this folder: no recordings, but random walks with the statistics of published ones.
+"""Generates the spot traces of this folder: random walks with the statistics of published traces, not recordings.
 
-`p3-32.csv` has those of the trace of 32 p3.2xlarge on AWS that Bamboo was evaluated with (Thorpe et al., NSDI 2023;
-github.com/uclasystem/bamboo, traces/p3-trace.csv), `v100-4.csv` those of four V100 nodes in us-west-2c over 18 days
-(Wu et al., "Can't Be Late", NSDI 2024; github.com/skypilot-org/spot-traces, preemption/4-node/aws-08-03-2023).
-README.md says which statistics, and how well they are met.
+`p3-32.csv` has the statistics of the trace of 32 p3.2xlarge on AWS with which Bamboo was evaluated (Thorpe et al.,
+NSDI 2023; github.com/uclasystem/bamboo, traces/p3-trace.csv), `v100-4.csv` those of four V100 nodes in us-west-2c over
+18 days (Wu et al., "Can't Be Late", NSDI 2024; github.com/skypilot-org/spot-traces, preemption/4-node/aws-08-03-2023).
+README.md lists the statistics, and how well they match.
 
     python examples/traces/generate.py
 """
@@ -19,19 +19,19 @@ from random import Random
 FOLDER = Path(__file__).parent
 HOUR = 3600.0
 P3_SEED, V100_SEED = 77, 118
-"""Of many, those whose walks come near the published statistics within their short time."""
+"""Seeds whose walks come close to the published statistics in their short time, chosen from many."""
 
 P3_NODES = 32
 P3_REMOVALS_PER_HOUR = 79 / 11.37
 P3_NODES_PER_REMOVAL = {1: 39, 2: 13, 3: 15, 4: 7, 5: 1, 6: 4}
-"""How often so many nodes were taken away at once, in 11.37 h."""
+"""Number of removals by how many nodes they took at once, in 11.37 h."""
 P3_ADDITIONS_PER_HOUR = 11.0
 P3_RETURNS = 0.16
-"""Chance of a missing node to come with an addition. With it, and since additions without any node do not show, as many
-of them are to be seen as were published, and as many nodes are there on average."""
+"""Probability that a missing node returns with an addition. An addition without any node is invisible. With this value,
+the visible additions and the mean number of nodes are as published."""
 
 V100_HOURS = {0: 68.92, 1: 5.92, 2: 5.92, 3: 9.25, 4: 337.58}
-"""Hours with so many of four nodes, of 427.6 h."""
+"""Hours by number of available nodes, of 427.6 h."""
 V100_CHANGES: Mapping[int, Mapping[int, int]] = {
     0: {1: 24, 2: 15, 3: 21, 4: 17},
     1: {0: 25, 2: 13, 3: 6, 4: 11},
@@ -39,23 +39,23 @@ V100_CHANGES: Mapping[int, Mapping[int, int]] = {
     3: {0: 18, 1: 7, 2: 11, 4: 44},
     4: {0: 13, 1: 15, 2: 16, 3: 46},
 }
-"""How often the number of nodes changed from one to another in that time."""
+"""Number of changes by (nodes before, nodes after), in that time."""
 
 Points = list[tuple[float, int]]
-"""(seconds, nodes from then on); the last one is the end."""
+"""(seconds, nodes from then on); the last point is the end of the trace."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a trace is compared by.
+    """Statistics by which traces are compared.
 
     Attributes:
-        mean: nodes, over time.
-        removals_per_hour: moments at which nodes are taken away.
-        nodes_per_removal: mean number of nodes of these.
-        additions_per_hour: moments at which nodes come.
-        all_there: share of the time with the largest number of nodes.
-        none_there: share of the time without any.
+        mean: mean number of nodes over time.
+        removals_per_hour: number of times per hour at which nodes are removed.
+        nodes_per_removal: mean number of nodes removed at such a time.
+        additions_per_hour: number of times per hour at which nodes are added.
+        all_there: fraction of time with the maximum number of nodes.
+        none_there: fraction of time without any node.
     """
 
     mean: float
@@ -67,7 +67,7 @@ class Statistics:
 
 
 def p3_points(seconds: float, seed: int) -> Points:
-    """Nodes are taken away and come at random times (Poisson processes), as many at once as in the published trace."""
+    """Nodes are removed and added at random times (Poisson processes), as many at once as in the published trace."""
     random = Random(seed)
     points, now, nodes = [(0.0, P3_NODES)], 0.0, P3_NODES
     while True:
@@ -82,7 +82,7 @@ def p3_points(seconds: float, seed: int) -> Points:
 
 
 def v100_points(seconds: float, seed: int) -> Points:
-    """A Markov chain over the number of nodes: times in a state are exponential, with the published mean."""
+    """A Markov chain over the number of nodes: the time in a state is exponential, with the published mean."""
     random = Random(seed)
     points, now, nodes = [(0.0, 4)], 0.0, 4
     while True:
@@ -95,7 +95,7 @@ def v100_points(seconds: float, seed: int) -> Points:
 
 
 def statistics(points: Points) -> Statistics:
-    """What a trace is like."""
+    """The statistics of a trace."""
     pieces = [(later - seconds, nodes) for (seconds, nodes), (later, _) in pairwise(points)]
     seconds = points[-1][0]
     changes = [after - before for (_, before), (_, after) in pairwise(points)]
@@ -112,7 +112,7 @@ def statistics(points: Points) -> Statistics:
 
 
 def traces() -> Iterator[tuple[Path, Points]]:
-    """The files of this folder and what is in them."""
+    """The traces of this folder, by file name."""
     yield FOLDER / "p3-32.csv", p3_points(12 * HOUR, seed=P3_SEED)
     yield FOLDER / "v100-4.csv", v100_points(7 * 24 * HOUR, seed=V100_SEED)
 
@@ -127,7 +127,7 @@ def _drawn(random: Random, weights: Mapping[int, int]) -> int:
 
 
 def _add(points: Points, now: float, nodes: int) -> None:
-    """A change, at whole seconds."""
+    """Add a change, at a whole second."""
     seconds = float(round(now))
     if nodes == points[-1][1]:
         return
