@@ -111,7 +111,7 @@ def test_forward_flops_match_the_mfu_formula(tmp_path: Path) -> None:
     assert 2 * profile["forwardMacs"] == formula
 
 
-@pytest.mark.parametrize(("stage", "compiled"), [(3, False), (1, True)])
+@pytest.mark.parametrize(("stage", "compiled"), [(3, False), pytest.param(1, True, marks=pytest.mark.long)])
 def test_profiling_does_not_change_training(runs: Runs, stage: int, compiled: bool) -> None:
     layout = Layout(world_size=2, zero_stage=stage)
     execution = {"compile": compiled}
