@@ -78,6 +78,7 @@ def train(seed: int) -> dict[str, Any]:
         finally:
             file.unlink()
         result: dict[str, Any] = json.loads(directory.result.read_text())
+        del result["export"]  # a path in the temporary folder
     return {"seed": seed, "wallSeconds": round(time.monotonic() - started, 1), **result}
 
 

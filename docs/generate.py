@@ -57,7 +57,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 | `spotune validate JOB.yaml...` | check job files: fields, values, and what goes together |
 | `spotune plan JOB.yaml` | memory, ZeRO stage, micro-batch and checkpoint interval per number of workers |
 | `spotune simulate TRACE.csv` | goodput, cost and finishing time on a spot trace, for choices of workers and head |
-| `spotune shard INPUT... --directory DIR` | JSON lines, CSV or Parquet to tokenised MDS shards |
+| `spotune shard INPUT... --directory DIR` | JSON lines, CSV or Parquet to tokenized MDS shards |
 | `spotune run JOB.yaml --directory DIR` | train on this machine, or continue a run |
 | `spotune predict DIR "question"` | answer with the trained model |
 | `spotune checkpoint ls\|verify\|export DIR` | list, verify or export the checkpoints of a run |

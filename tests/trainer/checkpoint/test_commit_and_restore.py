@@ -27,7 +27,6 @@ from spotune_trainer.checkpoint.layout import (
 )
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, read_parameters, verify
 from spotune_trainer.checkpoint.writer import commit, prune, write_fragments, write_tensors
-from spotune_trainer.engine import zero_state
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.checkpoints import SHAPES, commit_checkpoint, fragments_of_rank, make_manifest, make_state
 
@@ -257,7 +256,3 @@ def test_a_pruning_zombie_keeps_what_its_successor_restored(directory: JobDirect
         commit_checkpoint(directory, step, 1)
     prune(directory, 1, keep=1)
     assert str(restored) in names(directory)
-
-
-def test_the_installed_deepspeed_version_is_supported() -> None:
-    zero_state.check_version()

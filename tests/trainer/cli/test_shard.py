@@ -42,7 +42,7 @@ def test_options_alone_are_enough(workplace: Path, capsys: pytest.CaptureFixture
     assert shard(*words) == 0
     shown = capsys.readouterr()
     assert "out is written\n" in shown.out
-    assert "tokenising: 100 % (part 1 of 1, 60 rows)" in shown.err
+    assert "tokenizing: 100 % (part 1 of 1, 60 rows)" in shown.err
     assert len(read(workplace / "out" / "train")) + len(read(workplace / "out" / "eval")) == 60
     assert read(workplace / "out" / "eval")[0]["database"] == "singers"
     assert shard(*words, "--output", "json") == 0

@@ -34,8 +34,8 @@ def learn(job: FinetuneJob, directory: Path) -> Path:
         task=task, prompt=dataset.prompt, completion=dataset.completion, max_length=dataset.max_length
     )
     documents = [RowRenderer(options, tokenizer).render(example) for example in EXAMPLES]
-    tokenised = DocumentTokenizer(options, tokenizer).tokenize(documents)
-    batch = collate([{"input_ids": row.input_ids, "labels": row.labels} for row in tokenised], task, 0)
+    tokenized = DocumentTokenizer(options, tokenizer).tokenize(documents)
+    batch = collate([{"input_ids": row.input_ids, "labels": row.labels} for row in tokenized], task, 0)
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     model.eval()

@@ -1,4 +1,4 @@
-"""`spotune shard`: convert raw text files to tokenised MDS shards on the command line."""
+"""`spotune shard`: convert raw text files to tokenized MDS shards on the command line."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def shard(
     overwrite: Annotated[bool, typer.Option(help="Replace shards of other input or options in DIR.")] = False,
     output: Annotated[Literal["text", "json"], typer.Option(help="json: the manifest, as one line.")] = "text",
 ) -> None:
-    """Tokenise raw rows into MDS shards. The same command continues after a kill, and does nothing once it is done.
+    """Tokenize raw rows into MDS shards. The same command continues after a kill, and does nothing once it is done.
 
-    Tokenise prompts and answers, and hold out 5 % of them:
+    Tokenize prompts and answers, and hold out 5 % of them:
 
     spotune shard train.jsonl --directory data/shards --tokenizer hf://google-t5/t5-small --task seq2seq
     --prompt "{question}" --completion "{sql}" --keep database --eval-fraction 0.05
@@ -138,7 +138,7 @@ def _reporting(console: Console) -> Iterator[Report]:
     if not console.is_terminal:
         yield _Lines(console)
         return
-    columns = (TextColumn("Tokenising"), BarColumn(), DownloadColumn(), TextColumn("{task.fields[rows]} rows"))
+    columns = (TextColumn("Tokenizing"), BarColumn(), DownloadColumn(), TextColumn("{task.fields[rows]} rows"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("", total=None, rows="0")
         yield lambda done: bar.update(
@@ -158,7 +158,7 @@ class _Lines:
         if tenths > self._tenths:
             self._tenths = tenths
             part = f"part {done.parts_done} of {done.parts_total}"
-            self._console.print(f"tokenising: {10 * tenths} % ({part}, {done.documents:,} rows)", highlight=False)
+            self._console.print(f"tokenizing: {10 * tenths} % ({part}, {done.documents:,} rows)", highlight=False)
 
 
 def _print_summary(dataset: PreparedDataset, console: Console) -> None:

@@ -62,6 +62,7 @@ class Worker:
     context: TrainContext
     checkpointing: Checkpointing
     loop: TrainingLoop
+    profile: FlopsProfile
 
     def __init__(self, task: WorkerTask, rank: int, world_size: int, reporter: ProgressReporter) -> None:
         self.task = task
@@ -192,7 +193,7 @@ def run_worker(task: WorkerTask, rank: int, world_size: int) -> TrainResult:
             logger.exception("rank %d failed", rank)
             record_failure(logs, describe(rank, error))
             raise
-        logger.info("%s", result.exit.value)
+        logger.info("rank %d ends: %s", rank, result.exit.value)
         return result
 
 

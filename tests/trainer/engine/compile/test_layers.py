@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune_trainer.checkpoint.generations import surviving_steps
@@ -19,6 +20,9 @@ from spotune_trainer.engine.compile.layers import compile_layers, repeated_layer
 from tests.trainer.support.runs import Layout, Runs, committed_state, train_generation
 
 pytestmark = pytest.mark.slow
+ignores_non_leaf_gradients = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"  # which the compiler looks at
+)
 
 START = """
 import sys
@@ -52,6 +56,29 @@ def start(kept: Path, scratch: Path) -> dict[str, int]:
     return {name: int(count) for name, count in lines}
 
 
+@ignores_non_leaf_gradients
+def test_compiled_code_is_loaded_into_an_empty_cache(tmp_path: Path) -> None:
+    """The test below does the same with two processes."""
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    misses, hits = [], []
+    for _ in range(2):
+        with fresh_cache():
+            torch._dynamo.reset()
+            counters.clear()
+            cache = CompileCache(tmp_path, writes=True)
+            cache.load()
+            model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, vocab_size=32, **sizes))
+            compile_layers(model)
+            model.train()(input_ids=torch.ones(1, 8, dtype=torch.int64)).logits.sum().backward()
+            cache.save()
+            cache.wait()
+            misses.append(counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"])
+            hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert misses[0] > misses[1] == 0
+    assert hits[1] > 0
+
+
+@pytest.mark.long
 def test_the_next_start_loads_what_was_compiled_before(tmp_path: Path) -> None:
     first = start(tmp_path / "compiled", tmp_path / "first")
     second = start(tmp_path / "compiled", tmp_path / "second")
@@ -78,7 +105,7 @@ def test_transformer_layers_are_compiled_and_evaluation_is_not() -> None:
     assert torch.equal(model(input_ids=tokens).logits, expected)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which the compiler looks at
+@ignores_non_leaf_gradients
 def test_layers_with_the_same_code_are_compiled_once() -> None:
     compiled = []
     for layers in (1, 3):

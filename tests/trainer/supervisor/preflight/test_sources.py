@@ -49,7 +49,7 @@ def test_folder_with_a_model_passes_with_its_size(tmp_path: Path) -> None:
     assert found.parameters is not None
     assert found.description == (
         f"{tmp_path}/model is a t5 model of {found.parameters.count / 1e6:.1f} million parameters, "
-        "tokenised by tokenizer.json"
+        "tokenized by tokenizer.json"
     )
 
 
@@ -83,7 +83,7 @@ def test_tokenizer_can_have_its_own_source(tmp_path: Path) -> None:
     save_config(tmp_path / "model", "causal")
     save_source(tmp_path / "tokenizer", "seq2seq")
     found = read_model(make_job(tmp_path / "model", "causal", model={"tokenizer": str(tmp_path / "tokenizer")}))
-    assert found.description.endswith("tokenised by tokenizer.json")
+    assert found.description.endswith("tokenized by tokenizer.json")
 
 
 def test_size_of_an_unknown_model_type_is_unknown(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def checked(environment: Mapping[str, str], **sections: Any) -> list[str]:
 def test_model_and_data_of_the_hub_are_read_and_cached(hub: dict[str, str]) -> None:
     data = {"train": {"source": "hf://datasets/me/rows/train"}, "eval": {"source": "hf://me/rows/train"}}
     model, rows = checked(hub, dataset=data)
-    assert model.startswith("hf://me/tiny is a t5 model of 0.0 million parameters, tokenised by spiece.model")
+    assert model.startswith("hf://me/tiny is a t5 model of 0.0 million parameters, tokenized by spiece.model")
     assert rows == (
         "hf://datasets/me/rows/train has 12 samples in 2 shards; hf://me/rows/train has 12 samples in 2 shards"
     )

@@ -75,7 +75,7 @@ def read_model(job: FinetuneJob) -> ModelFacts:
     parameters = _count(config, job)
     size = f"{_model_size(parameters) / 1e6:,.1f} million parameters" if parameters is not None else "unknown size"
     kind = f"{spec.source} is a {config.get('model_type')} model of {size}"
-    return ModelFacts(parameters, f"{kind}, tokenised by {tokenizer or 'its own code'}")
+    return ModelFacts(parameters, f"{kind}, tokenized by {tokenizer or 'its own code'}")
 
 
 def count_parameters(job: FinetuneJob) -> TrainedParameters | None:
