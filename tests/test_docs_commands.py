@@ -38,7 +38,7 @@ PROGRAMS = FILTERS | {
 """Programs that a page may use."""
 READERS_FILES = {"job.yaml", "finetunejob.yaml", "-"}
 """Files that a reader brings; `job.yaml` and `finetunejob.yaml` hold the job of the README."""
-MADE_LATER = ("*/data/*", "*/data", "build/*")
+MADE_LATER = ("*/data/*", "*/data", "build/*", "runs/*")
 """Paths in .gitignore that a command of the page creates."""
 FILE_OPTIONS = ("-f", "--filename", "--values", "--patch-file", "--config-file", "--file")
 WIDTH = "160"
