@@ -128,7 +128,7 @@ type: $(READY) ## mypy --strict over code, tests, examples and benchmarks
 	$(BIN)/mypy
 
 .PHONY: test-fast
-test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank processes (under 4 minutes)
+test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank processes
 	$(BIN)/pytest -m "not cluster and not ray and not long and not slow"
 
 .PHONY: test
