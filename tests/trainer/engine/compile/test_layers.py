@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.engine.compile.cache import CompileCache
 from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
+from tests import ROOT
 from tests.trainer.support.runs import Layout, Runs, committed_state, train_generation
 
 pytestmark = pytest.mark.slow
@@ -25,57 +27,49 @@ ignores_non_leaf_gradients = pytest.mark.filterwarnings(
 )
 
 START = """
-import sys
+import json, sys
 from pathlib import Path
-from typing import Any
-import torch
-from torch._dynamo.utils import counters
-from transformers import LlamaConfig, LlamaForCausalLM
-from spotune_trainer.engine.compile.cache import CompileCache
-from spotune_trainer.engine.compile.layers import compile_layers
-sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
-cache = CompileCache(Path(sys.argv[1]), writes=True)
-cache.load()
-compile_layers(model)
-model.train()
-model(input_ids=torch.ones(1, 8, dtype=torch.int64)).logits.sum().backward()
-cache.save()
-cache.wait()
-print("made", sum(counters["inductor"][name] for name in ("fxgraph_cache_miss", "fxgraph_cache_bypass")))
-print("found", counters["aot_autograd"]["autograd_cache_hit"])
+from tests.trainer.engine.compile.test_layers import compile_with_cache
+print(json.dumps(compile_with_cache(Path(sys.argv[1]))))
 """
 
 
+def compile_with_cache(kept: Path) -> dict[str, int]:
+    """Compile a model with the cache in a folder; returns how many graphs were compiled and loaded."""
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, vocab_size=32, **sizes))
+    cache = CompileCache(kept, writes=True)
+    cache.load()
+    compile_layers(model)
+    model.train()(input_ids=torch.ones(1, 8, dtype=torch.int64)).logits.sum().backward()
+    cache.save()
+    cache.wait()
+    made = sum(counters["inductor"][name] for name in ("fxgraph_cache_miss", "fxgraph_cache_bypass"))
+    return {"made": made, "found": counters["aot_autograd"]["autograd_cache_hit"]}
+
+
 def start(kept: Path, scratch: Path) -> dict[str, int]:
-    """Run a process with an empty local cache; returns how many graphs it compiled and loaded."""
+    """Run `compile_with_cache` in a process with an empty local cache."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(scratch)}
     command = [sys.executable, "-c", START, str(kept)]
-    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=300)
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("made", "found"))]
-    return {name: int(count) for name, count in lines}
+    done = subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return counts
 
 
 @ignores_non_leaf_gradients
 def test_compiled_code_is_loaded_into_an_empty_cache(tmp_path: Path) -> None:
     """The test below does the same with two processes."""
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-    misses, hits = [], []
+    found = []
     for _ in range(2):
         with fresh_cache():
             torch._dynamo.reset()
             counters.clear()
-            cache = CompileCache(tmp_path, writes=True)
-            cache.load()
-            model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, vocab_size=32, **sizes))
-            compile_layers(model)
-            model.train()(input_ids=torch.ones(1, 8, dtype=torch.int64)).logits.sum().backward()
-            cache.save()
-            cache.wait()
-            misses.append(counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"])
-            hits.append(counters["aot_autograd"]["autograd_cache_hit"])
-    assert misses[0] > misses[1] == 0
-    assert hits[1] > 0
+            found.append(compile_with_cache(tmp_path))
+    first, second = found
+    assert first["made"] > 0
+    assert second["made"] == 0
+    assert second["found"] > 0
 
 
 @pytest.mark.long

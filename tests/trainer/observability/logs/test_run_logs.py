@@ -179,10 +179,10 @@ def test_worker_log_has_its_phases_and_its_final_traceback(runs: Runs) -> None:
     logged = short(finished.generation_logs(1).worker(0).read_text())
     assert logged[0].startswith("INFO rank 0 of 1 on ")
     assert logged[0].endswith(": starts from the beginning")
-    assert [line for line in logged if line in ("INFO Training", "INFO Exporting", "INFO trained")] == [
+    assert [line for line in logged if line in ("INFO Training", "INFO Exporting", "INFO rank 0 ends: trained")] == [
         "INFO Training",
         "INFO Exporting",
-        "INFO trained",
+        "INFO rank 0 ends: trained",
     ]
     ended = broken.generation_logs(1).worker(0).read_text()
     assert "ERROR rank 0 failed\nTraceback (most recent call last):" in ended
