@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_CODE = ("api", "trainer", "tests/proof", "tests/trainer", "constraints")
+_CODE = ("api", "trainer", "tests/proof", "tests/trainer/support", "constraints")
 _lock = threading.Lock()
 
 
