@@ -81,6 +81,7 @@ def evaluate_rank(
     return result, len(forwards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "world_size", "zero_stage"), [("seq2seq", 2, 3), ("causal", 2, 1), ("seq2seq", 3, 3)])
 def test_results_are_the_same_at_any_world_size(
     sources: dict[Task, Path], task: Task, world_size: int, zero_stage: int
@@ -106,6 +107,7 @@ def evaluate_custom_metric(rank: int, world_size: int, source: Path) -> Evaluati
     return evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, ranks=RankGroup(rank, world_size))
 
 
+@pytest.mark.slow
 def test_a_custom_metric_is_averaged_exactly_at_any_world_size(sources: dict[Task, Path]) -> None:
     alone = evaluate_custom_metric(0, 1, sources["seq2seq"])
     assert run_group(3, evaluate_custom_metric, sources["seq2seq"]) == [alone] * 3
@@ -143,6 +145,7 @@ def train_rank(
     return losses, result
 
 
+@pytest.mark.slow
 def test_evaluation_with_zero_3_equals_stage_0_and_leaves_training_unchanged(sources: dict[Task, Path]) -> None:
     source = sources["seq2seq"]
     sharded = run_group(2, train_rank, source, 3, True)
@@ -155,6 +158,7 @@ def test_evaluation_with_zero_3_equals_stage_0_and_leaves_training_unchanged(sou
     assert [losses for losses, _ in sharded] == [losses for losses, _ in unevaluated]
 
 
+@pytest.mark.slow
 def test_every_rank_runs_a_batch_even_if_there_are_fewer_batches_than_ranks(sources: dict[Task, Path]) -> None:
     results = run_group(3, evaluate_few, sources["seq2seq"])
     assert len({result.loss for result, _ in results}) == 1

@@ -25,6 +25,8 @@ from tests.trainer.support.layouts import build_model as build_small_model
 from tests.trainer.support.runs import STEPS, Layout, Runs, losses, sample_hashes, train_generation
 from tests.trainer.support.tiny import make_job
 
+pytestmark = pytest.mark.slow
+
 LORA = {"lora": {"r": 4, "alpha": 12, "dropout": 0.1}}
 AUTO: dict[str, Any] = {"causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}
 

@@ -92,6 +92,7 @@ def test_all_matrices_but_embeddings_and_output_projection_are_quantized(runs: R
     assert whole == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "dtype"), [("causal", "bfloat16"), ("seq2seq", "float32")])
 def test_an_interrupted_run_ends_with_the_same_matrices(runs: Runs, task: str, dtype: str) -> None:
     resumed, undisturbed = runs.with_and_without_loss(qlora(runs, task, dtype), Layout(2, 2))
@@ -103,6 +104,7 @@ def test_an_interrupted_run_ends_with_the_same_matrices(runs: Runs, task: str, d
     assert exported[0] == exported[1]
 
 
+@pytest.mark.slow
 def test_training_is_equal_at_every_layout(runs: Runs) -> None:
     found = []
     for layout in (Layout(1, 0), Layout(3, 1), Layout(2, 2)):
@@ -113,6 +115,7 @@ def test_training_is_equal_at_every_layout(runs: Runs) -> None:
         assert each == pytest.approx(found[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_export_is_the_unquantized_source_plus_the_product_of_the_matrices(runs: Runs) -> None:
     job, run = qlora(runs, "causal"), runs.empty("qlora")
     train_generation(run, job, Layout(1, 0))

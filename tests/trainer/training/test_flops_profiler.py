@@ -27,6 +27,8 @@ from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import Layout, Runs, committed_state, losses, train_generation
 from tests.trainer.support.tiny import make_job, make_rows, save_source
 
+pytestmark = pytest.mark.slow
+
 ROWS = 4
 LORA = {"lora": {"r": 4}}
 

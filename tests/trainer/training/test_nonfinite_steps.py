@@ -17,6 +17,8 @@ from tests.trainer.support.groups import GroupFailedError
 from tests.trainer.support.overflowing_worker import OVERFLOWING_STEPS, OverflowingWorker
 from tests.trainer.support.runs import STEPS, Layout, Runs, committed, committed_state, train_generation
 
+pytestmark = pytest.mark.slow
+
 
 def train_with_overflows(runs: Runs, layout: Layout, dtype: str = "float32", **training: Any) -> JobDirectory:
     directory = runs.empty("overflown")

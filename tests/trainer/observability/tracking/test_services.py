@@ -61,6 +61,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[wandb_server.Server]:
         teardown()  # otherwise its process keeps using this server
 
 
+@pytest.mark.slow
 def test_wandb_has_one_run_without_gaps_or_repeated_points(directory: JobDirectory, wandb: wandb_server.Server) -> None:
     job = make_job("/m", tracking={"tensorboard": False, "wandb": {"project": "sql"}})
     drive_three(directory, job)
@@ -115,6 +116,7 @@ def _responds(client: MlflowClient) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_mlflow_has_one_run_without_gaps_or_repeated_points(
     directory: JobDirectory, mlflow_url: str, monkeypatch: pytest.MonkeyPatch
