@@ -137,7 +137,7 @@ test: $(READY) ## All that CI runs: lint, type, every test but the long ones, co
 	@$(MAKE) --no-print-directory --jobs 2 lint type cluster-build-here
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-ray
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-here test-ray
 	$(BIN)/coverage combine --quiet
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
@@ -146,8 +146,8 @@ test: $(READY) ## All that CI runs: lint, type, every test but the long ones, co
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed 10q
 	@tail --quiet --lines 1 build/pytest-*.txt
 
-# The parts of `make test`. On a Kubernetes some of the time goes by waiting, so what needs one processor runs beside it;
-# what starts a Ray on this machine runs by itself, after both, even if they failed.
+# The parts of `make test`. On a Kubernetes and on a Ray some of the time goes by waiting, so the tests on one processor run
+# beside them at a lower priority. The tests on a Kubernetes measure no coverage: what they test runs in pods.
 .PHONY: cluster-build-here test-here test-kubernetes test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api operator trainer # pods share this folder, and cannot write what changed since the set-up
@@ -155,8 +155,8 @@ cluster-build-here: # where the machine cannot run a cluster, its tests are skip
 test-here:
 	nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt
 test-kubernetes:
-	@echo "The tests on a real Kubernetes write to build/pytest-kubernetes.txt, shown once they have ended."
-	@failed=0; $(BIN)/coverage run -m pytest -m "cluster and not long" > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
-test-ray:
-	@failed=0; $(MAKE) --no-print-directory --keep-going test-here test-kubernetes || failed=1; \
-	$(BIN)/coverage run -m pytest -m "ray and not long" 2>&1 | tee build/pytest-ray.txt || failed=1; exit $$failed
+	@echo "The tests on a real Kubernetes and on a Ray write to build/pytest-*.txt, shown once they have ended."
+	@failed=0; $(BIN)/pytest -m "cluster and not long" > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
+test-ray: # after the Kubernetes: the two together would wait for one another's processes
+	@failed=0; $(MAKE) --no-print-directory test-kubernetes || failed=1; \
+	$(BIN)/coverage run -m pytest -m "ray and not long" > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed

@@ -54,6 +54,7 @@ def test_stage_0_in_low_precision_runs_as_stage_1(stage: int, dtype: torch.dtype
     assert effective_stage(stage, dtype) == runs_as
 
 
+@pytest.mark.slow
 def test_frozen_weights_cannot_be_compiled_at_stage_3(runs: Runs) -> None:
     job = runs.job("causal", adapter={"lora": {"r": 4}}, execution={"compile": True})
     with pytest.raises(GroupFailedError, match=r"execution\.compile: layers with frozen weights"):

@@ -76,6 +76,7 @@ def whole_layers(_rank: int, _world_size: int, frozen: tuple[str, ...]) -> list[
     return [z3_leaf_module(layer) for layer in repeated_layers(engine.module)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frozen", "whole"), [((), True), (FROZEN, False)])
 def test_a_layer_is_gathered_at_once_unless_weights_are_frozen(frozen: tuple[str, ...], whole: bool) -> None:
     assert run_group(1, whole_layers, frozen) == [[whole]]

@@ -31,7 +31,7 @@ from tests.trainer.support.runs import STEPS, Layout, Runs, losses, train_genera
 from tests.trainer.support.waiting import wait_until
 
 # Of the client itself, at what it sends.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")]
 
 REPO = "me/tiny"
 

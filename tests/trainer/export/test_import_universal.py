@@ -24,6 +24,8 @@ from tests.trainer.support.runs import (
     train_generation,
 )
 
+pytestmark = pytest.mark.slow
+
 LAYOUT = Layout(2, 1)
 
 

@@ -25,12 +25,14 @@ from tests.trainer.support.plain_deepspeed import (
 WORLD_SIZE = 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_deepspeed_loads_a_written_universal_checkpoint(tmp_path: Path, dtype: str) -> None:
     found = run_group(WORLD_SIZE, differences_when_deepspeed_loads_ours, tmp_path, dtype)
     assert found == [{stage: [] for stage in STAGES}] * WORLD_SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_run_starts_from_a_checkpoint_converted_by_deepspeed(tmp_path: Path, stage: int) -> None:
     assert run_group(WORLD_SIZE, differences_when_we_load_deepspeeds, tmp_path, stage) == [[]] * WORLD_SIZE

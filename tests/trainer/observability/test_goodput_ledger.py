@@ -100,6 +100,7 @@ def test_a_running_step_is_productive_until_its_generation_fails(directory: JobD
     assert parts(meter.metrics(1014.0, progress)) == {"startup": 6.0, "productive": 6.0, "lost": 2.0}
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_worker_sum_to_its_time(runs: Runs) -> None:
     run = runs.finished(Layout(2, 1))
     logs = run.generation_logs(1)

@@ -170,6 +170,7 @@ def test_closing_the_pipe_ends_the_command_quietly(run: JobDirectory) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_worker_log_has_its_phases_and_its_final_traceback(runs: Runs) -> None:
     finished = runs.finished(ALONE)
     job = runs.job(dataset={"train": {"source": str(runs.root / "nowhere")}})

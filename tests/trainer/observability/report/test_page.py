@@ -120,6 +120,7 @@ def test_page_is_one_file_with_all_texts_escaped(eventful: JobDirectory) -> None
     ]
 
 
+@pytest.mark.slow
 def test_report_of_a_finished_run(runs: Runs, tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path / "run")
     shutil.copytree(runs.finished(Layout(1, 0)).root, directory.root)
