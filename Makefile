@@ -143,7 +143,7 @@ test: $(READY) ## All that CI runs: lint, type, every test but the long ones, co
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
 	@echo "The ten slowest tests:"
-	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed 10q
+	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
 	@tail --quiet --lines 1 build/pytest-*.txt
 
 # The parts of `make test`. On a Kubernetes and on a Ray some of the time goes by waiting, so the tests on one processor run
