@@ -1,4 +1,4 @@
-"""The chart, by Helm: as objects, for tests that look at them, and as releases in a cluster.
+"""Renders the chart with Helm, as objects for tests, and installs it in a cluster.
 
 python -m tests.cluster.chart > manifests/install.yaml
 """
@@ -24,7 +24,7 @@ RELEASE = "spotune"
 NAMESPACE = "spotune-system"
 PRESETS = sorted(CHART.glob("values-*.yaml"))
 HEALING = ("healing.cordon=true", "healing.restartDevicePlugin=true", "healing.drain=true", "healing.deleteNode=true")
-"""All steps against lost GPUs."""
+"""All healing steps for lost GPUs."""
 EVERYTHING = (
     "monitoring.namespace=monitoring",
     "monitoring.rules=true",
@@ -32,7 +32,7 @@ EVERYTHING = (
     "monitoring.labels.release=prometheus",
     *HEALING,
 )
-"""All parts that are optional."""
+"""All optional parts."""
 _KUBERNETES = "--kube-version=1.34.0"
 _SECONDS = 300
 _HEADER = """# The operator in plain YAML, for clusters without Helm; made from charts/spotune by `make manifests`.
@@ -50,20 +50,20 @@ metadata:
 
 
 class HelmError(Exception):
-    """Helm refused or failed; the text is its standard error."""
+    """Helm failed; the message has its standard error."""
 
 
 @cache
 def program() -> Path:
-    """Helm, which the test cluster comes with."""
+    """The path of Helm, which is built with the test cluster."""
     return binaries.build(Home.default().root, lambda _line: None) / "helm"
 
 
 def helm(*arguments: str) -> str:
-    """Run Helm and return what it printed.
+    """Run Helm and return its output.
 
     Raises:
-        HelmError: It ended with an error.
+        HelmError: Helm failed.
     """
     done = subprocess.run(
         [str(program()), *arguments], capture_output=True, text=True, timeout=_SECONDS + 60, check=False
@@ -74,25 +74,25 @@ def helm(*arguments: str) -> str:
 
 
 def manifest() -> str:
-    """`manifests/install.yaml`: what the chart makes by default, for clusters without Helm."""
+    """The content of `manifests/install.yaml`: the chart with its defaults, for clusters without Helm."""
     return _HEADER + template("crds.install=false")
 
 
 def rendered(*values: str) -> list[dict[str, Any]]:
-    """The objects that `template` gives."""
+    """The output of `template` as objects."""
     return [found for found in yaml.safe_load_all(template(*values)) if found]
 
 
 def template(*values: str, namespace: str = NAMESPACE, preset: Path | None = None) -> str:
-    """What a release with values such as `healing.cordon=true` consists of, in YAML.
+    """Render the chart with values such as `healing.cordon=true`, as YAML.
 
     Args:
-        values: In addition to those of the preset.
-        namespace: The release's.
+        values: Values in addition to those of the preset.
+        namespace: The namespace of the release.
         preset: A file of values.
 
     Raises:
-        HelmError: The values are not as the schema wants them, or a template refuses them.
+        HelmError: The values violate the schema, or a template rejects them.
     """
     presets = [f"--values={preset}"] if preset else []
     return helm("template", RELEASE, str(CHART), f"--namespace={namespace}", _KUBERNETES, *presets, *_given(values))
@@ -107,12 +107,12 @@ def install(kubectl: Kubectl, image: str, *values: str) -> None:
 
 
 def roll_back(kubectl: Kubectl) -> None:
-    """Go back to the revision before, and wait until it is ready."""
+    """Roll back to the previous revision, and wait until it is ready."""
     helm("rollback", RELEASE, "--wait", f"--timeout={_SECONDS}s", *_where(kubectl))
 
 
 def uninstall(kubectl: Kubectl) -> None:
-    """Take the operator away; does not wait for the end of its pods."""
+    """Uninstall the operator; does not wait until its pods are gone."""
     helm("uninstall", RELEASE, "--ignore-not-found", *_where(kubectl))
 
 

@@ -1,4 +1,4 @@
-"""What several cluster tests share: the installed operator, a place for its jobs, and jobs that nobody disturbs."""
+"""Fixtures of several cluster tests: the installed operator, a workplace for jobs, and undisturbed runs."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -16,21 +16,21 @@ from tests.trainer.support.runs import Layout, train_generation
 
 @pytest.fixture(scope="session")
 def operator(cluster: ClusterUnderTest) -> Iterator[Operator]:
-    """The operator, installed from manifests/, from the first test that wants it to the last of all."""
+    """The operator, installed by the chart when the first test needs it, and removed after the last test."""
     with operator_install.installed(cluster) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def workplace(cluster: ClusterUnderTest) -> Iterator[Workplace]:
-    """Where tiny jobs are started: a namespace with their model and data on a volume."""
+    """A workplace for tiny jobs: a namespace with their model and data on a volume."""
     with finetune_jobs.workplace(cluster) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def undisturbed(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], RunArtifacts]:
-    """What a job of so many steps leaves that nobody disturbs: two processes here, no Ray, no cluster."""
+    """The artifacts of an undisturbed run with that number of steps: two local processes, no Ray, no cluster."""
     folder = tmp_path_factory.mktemp("undisturbed")
 
     def artifacts(steps: int) -> RunArtifacts:

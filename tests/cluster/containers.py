@@ -1,4 +1,4 @@
-"""SIGKILL for what runs in a pod, from outside: PID 1 of a container hears no SIGKILL from within."""
+"""Kills processes of a pod from outside. SIGKILL from inside a container does not reach its PID 1."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from spotune_testcluster.waiting import wait_for
 
 
 def kill_container(machine: Cluster, pod: dict[str, Any], container: str) -> None:
-    """`kill -9` of a container's first process, and so of all in it; the kubelet starts it again."""
+    """`kill -9` of a container's first process, which ends all of them; the kubelet restarts the container."""
     status = container_status(pod, container)
     _, _, identity = status["containerID"].partition("://")
     kill = ("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", identity)
@@ -16,14 +16,14 @@ def kill_container(machine: Cluster, pod: dict[str, Any], container: str) -> Non
 
 
 def container_status(pod: dict[str, Any], container: str) -> dict[str, Any]:
-    """What the kubelet says of one of a pod's containers."""
+    """The status of one container of a pod, as the kubelet reports it."""
     found: list[dict[str, Any]] = pod["status"].get("containerStatuses", [])
     (status,) = [status for status in found if status["name"] == container]
     return status
 
 
 def wait_for_restart(kubectl: Kubectl, pod: dict[str, Any], container: str) -> None:
-    """Wait until a container has been started once more than `pod` says, and runs."""
+    """Wait until a container has restarted since `pod` was read, and is running."""
     before = container_status(pod, container)["restartCount"]
 
     def restarted() -> bool:

@@ -1,8 +1,8 @@
-"""Tiny FinetuneJobs on the cluster: their data on a volume, what became of them, and what they left behind.
+"""Tiny FinetuneJobs on the cluster: their inputs on a volume, their status, and their artifacts.
 
-A `Workplace` is a namespace of the strictest kind with one volume that all its jobs share (`storage.existingClaim`), so
-that their model and shards are copied once. A job has two CPU workers, never fewer, so that its weights are those of an
-undisturbed run bit for bit, and takes some tens of milliseconds a step, so that a fault hits it while it trains.
+A `Workplace` is a namespace with restricted pod security and one volume that all its jobs share
+(`storage.existingClaim`), so model and shards are copied once. A job always has two CPU workers, so its weights equal
+those of an undisturbed run bit for bit. A step takes some tens of milliseconds, so faults hit the job while it trains.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ from tests.trainer.support.tiny import make_job, save_source
 WORKERS = 2
 STEPS = 200
 ENDLESS = 1_000_000
-"""Steps of a job that still trains when everything has been done to it, however fast the machine is."""
+"""Number of steps of a job that must not finish during a test, even on a fast machine."""
 GLOBAL_BATCH_SIZE = 32
 STEPS_PER_EPOCH = 3
-"""75 rows, the last step of an epoch holds 11 of them."""
+"""75 rows; the last step of an epoch has 11 of them."""
 SMALL = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "3Gi"}}
 NOWHERE = {"podTemplate": {"spec": {"nodeSelector": {"spotune.dev/nowhere": "true"}}}}
-"""No node takes such pods: the job stays where it begins."""
+"""Such pods fit no node, so the job never starts."""
 CLAIM = "shared"
 READER = "reader"
 SECONDS_TO_TRAIN = 1800.0
 SECONDS_TO_READ = 300.0
-"""A node that has just come back may look at its pods only after minutes."""
+"""A restarted node may take minutes until it runs its pods again."""
 INPUTS = "/data/inputs"
 _STEPS_TO_THE_END = 20
 _NOT_COPIED = ("checkpoints", "logs/tensorboard")
@@ -52,12 +52,12 @@ _NOT_COPIED = ("checkpoints", "logs/tensorboard")
 
 @dataclass(frozen=True)
 class Workplace:
-    """A namespace with data on a volume, in which jobs are started.
+    """A namespace for jobs, with their data on a volume.
 
     Attributes:
-        cluster: That it is on.
-        kubectl: In the namespace.
-        inputs: Model and shards as they are on the volume, on this machine.
+        cluster: The cluster.
+        kubectl: kubectl in the namespace.
+        inputs: Local copy of the model and shards on the volume.
     """
 
     cluster: ClusterUnderTest
@@ -65,10 +65,10 @@ class Workplace:
     inputs: Path
 
     def manifest(self, name: str, **sections: Mapping[str, Any]) -> dict[str, Any]:
-        """A FinetuneJob; sections of the spec in camelCase are merged over those of a tiny one."""
+        """A FinetuneJob; sections of the spec (in camelCase) are merged over those of a tiny job."""
         defaults: dict[str, dict[str, Any]] = {
             "dataset": {"train": {"source": f"{INPUTS}/shards"}, "eval": None},
-            # With a constant rate a step is the same however many are to follow.
+            # With a constant learning rate a step does not depend on the number of steps.
             "training": {
                 "epochs": None,
                 "maxSteps": STEPS,
@@ -91,7 +91,7 @@ class Workplace:
 
     @contextmanager
     def running(self, manifest: Mapping[str, Any]) -> Iterator["RunningJob"]:
-        """A job from `kubectl apply` to `kubectl delete`, which takes its pods with it."""
+        """A job that is applied, and deleted with its pods at the end of the block."""
         with StatusHistory(self.kubectl, manifest["metadata"]["name"]) as history:
             job = RunningJob(self, manifest, history)
             job.apply(manifest)
@@ -101,16 +101,16 @@ class Workplace:
                 job.delete()
 
     def add_input(self, name: str) -> None:
-        """Copy to the volume what has been added to `inputs` under a name."""
+        """Copy a new folder of `inputs` to the volume."""
         copy_to_pod(self.kubectl, READER, self.inputs / name, f"{INPUTS}/{name}")
 
     def move_reader(self, node: str) -> None:
-        """Read the volume from a pod on another node from now on."""
+        """Move the reader pod to another node."""
         self.kubectl("delete", "pod", READER, "--force", "--grace-period=0", "--ignore-not-found")
         self.start_reader(READER, CLAIM, node)
 
     def start_reader(self, name: str, claim_name: str, node: str) -> None:
-        """A pod that has a volume at /data."""
+        """Start a pod with a volume at /data."""
         found = restricted(pod(name, self.cluster.image, node=node, claims={"/data": claim_name}))
         self.kubectl.apply(found)
         wait_until_running(self.kubectl, name, seconds=SECONDS_TO_READ)
@@ -118,7 +118,7 @@ class Workplace:
 
 @contextmanager
 def workplace(cluster: ClusterUnderTest) -> Iterator[Workplace]:
-    """A workplace of its own, which goes with all in it when the block ends."""
+    """A new workplace, which is deleted at the end of the block."""
     with temporary_namespace(cluster.kubectl) as kubectl, tempfile.TemporaryDirectory() as folder:
         kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
         kubectl.apply(claim(CLAIM, "2Gi", cluster.storage_class))
@@ -132,18 +132,18 @@ def workplace(cluster: ClusterUnderTest) -> Iterator[Workplace]:
 
 
 def copy_to_pod(kubectl: Kubectl, name: str, folder: Path, target: str) -> None:
-    """Copy what is in a folder into a new folder of a pod."""
+    """Copy the content of a folder into a new folder of a pod."""
     packed = subprocess.run(["tar", "--create", "--directory", folder, "."], capture_output=True, check=True).stdout
     unpack = f"mkdir --parents {target} && tar --extract --no-same-owner --directory={target}"
     subprocess.run([*_exec(kubectl, name), "bash", "-c", unpack], input=packed, check=True, capture_output=True)
 
 
 def copy_from_pod(kubectl: Kubectl, name: str, source: str, folder: Path, leave_out: tuple[str, ...] = ()) -> None:
-    """Copy what is in a folder of a pod, which is being written to, into a folder here."""
+    """Copy the content of a folder of a pod into a local folder, while processes may write to it."""
     options = [f"--exclude=./{path}" for path in leave_out]
     pack = ["tar", "--create", "--ignore-failed-read", "--warning=none", *options, f"--directory={source}", "."]
     packed = subprocess.run([*_exec(kubectl, name), *pack], capture_output=True, check=False)
-    if packed.returncode > 1:  # 1: a file changed as it was read
+    if packed.returncode > 1:  # 1: a file changed while it was read
         raise KubectlError(f"{' '.join(pack)} in pod {name}: {packed.stderr.decode()}")
     folder.mkdir(parents=True, exist_ok=True)
     unpack = ["tar", "--extract", "--no-same-owner", f"--directory={folder}"]
@@ -157,7 +157,7 @@ def _exec(kubectl: Kubectl, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RunArtifacts:
-    """What a job has left on the volume, copied here.
+    """A local copy of the files that a job wrote to the volume.
 
     Attributes:
         directory: The job's folder without checkpoints.
@@ -167,26 +167,26 @@ class RunArtifacts:
 
     @property
     def ledger(self) -> Ledger:
-        """What happened."""
+        """The ledger of the job."""
         return Ledger(self.directory)
 
     def steps(self) -> list[dict[str, Any]]:
-        """The steps that led to the model, each once."""
+        """The surviving steps, each once."""
         return surviving_steps(self.directory)
 
     def samples(self) -> list[str]:
-        """Hash of the rows of every step that led to the model."""
+        """Hash of the rows of every surviving step."""
         steps = self.steps()
         assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
         return [step["samples"] for step in steps]
 
     def sha256(self) -> str:
-        """Of the exported weights."""
+        """SHA-256 of the exported weights."""
         return hashlib.sha256((self.directory.export / "model.safetensors").read_bytes()).hexdigest()
 
 
 class RunningJob:
-    """One job in a cluster: asked by kubectl what it is, and on its volume what it does."""
+    """One job in a cluster: its objects by kubectl, and its progress on the volume."""
 
     def __init__(self, workplace: Workplace, manifest: Mapping[str, Any], history: StatusHistory) -> None:
         self.workplace = workplace
@@ -200,10 +200,10 @@ class RunningJob:
 
     @property
     def directory(self) -> str:
-        """Its folder on the volume, in which no provider has a say."""
+        """The job's folder on the volume, the same for every provider."""
         return str(resolve(self._job, PROVIDERS[ProviderName.NONE]).directory)
 
-    # -- what it is -------------------------------------------------------------------------------------------------
+    # -- objects -----------------------------------------------------------------------------------------------------
 
     def pods(self, component: str) -> list[dict[str, Any]]:
         """Pods of the head or the workers that are not being deleted."""
@@ -212,11 +212,11 @@ class RunningJob:
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def head(self) -> dict[str, Any]:
-        """The head pod; waits for it."""
+        """Wait for the head pod and return it."""
         return wait_for(f"{self.name}: the head pod", 120, lambda: next(iter(self.pods("head")), None), every=0.3)
 
     def worker_uids(self) -> set[str]:
-        """Which worker pods there are."""
+        """The uids of the worker pods."""
         return {pod["metadata"]["uid"] for pod in self.pods("workers")}
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
@@ -224,14 +224,14 @@ class RunningJob:
         self.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
 
     def apply_as(self, manager: str) -> None:
-        """What the job was made from, applied server-side by somebody else."""
+        """Apply the job's manifest server-side with another field manager."""
         flags = ("--server-side", "--force-conflicts", f"--field-manager={manager}")
         self.kubectl("apply", *flags, "--filename=-", stdin=json.dumps(_without_nulls(self._manifest)))
 
     def finish_soon(self) -> None:
-        """Make an endless job one that ends soon: suspended, deleted, and applied again for a few more steps.
+        """Let an endless job end soon: suspend it, delete it, and apply it again with a few more steps.
 
-        Only a job that is new may ask for less; it goes on where the one before it was.
+        `maxSteps` may not be reduced, except in a new job. The new job continues at the step of the old one.
         """
         self.suspend()
         steps = self.progress()["step"] + _STEPS_TO_THE_END
@@ -244,7 +244,7 @@ class RunningJob:
         self.kubectl("patch", "ftj", self.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
     def suspend(self) -> ObservedJob:
-        """Suspend it, and wait until its status says that it is."""
+        """Suspend the job, and wait until its status reports it."""
         since = time.time()
         self.patch({"suspend": True})
         return self.history.wait_for("Suspended", 180, lambda seen: seen.holds("Suspended"), since)
@@ -257,14 +257,14 @@ class RunningJob:
     def wait_for(
         self, what: str, wanted: Callable[[ObservedJob], bool], seconds: float = SECONDS_TO_TRAIN
     ) -> ObservedJob:
-        """Wait until its status is as wanted; what has been counts, too."""
+        """Wait for a status that satisfies a condition. Earlier statuses count, too."""
         return self.history.wait_for(what, seconds, wanted)
 
     def wait_until_complete(self, seconds: float = SECONDS_TO_TRAIN) -> ObservedJob:
-        """Wait until it is trained.
+        """Wait until the job is trained.
 
         Raises:
-            AssertionError: It has failed.
+            AssertionError: The job has failed.
         """
         ended = self.wait_for("Complete", lambda seen: seen.holds("Complete") or seen.holds("Failed"), seconds)
         assert not ended.holds("Failed"), ended.condition("Failed")
@@ -274,14 +274,14 @@ class RunningJob:
         found: list[Any] = self.kubectl.get("pods", f"--selector=spotune.dev/job={self.name}")
         return found
 
-    # -- what it does -----------------------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------------------------
 
     def on_volume(self, *command: str) -> str:
-        """What a command prints in a pod that has the job's volume at /data."""
+        """Run a command in a pod with the job's volume at /data; returns its output."""
         return run_in(self.kubectl, self._reader, *command)
 
     def move_to_own_volume(self, inputs: Path | None = None, target: str = INPUTS) -> None:
-        """Read the volume that the operator makes for this job, and copy a folder to it: the workplace's inputs."""
+        """Move the reader to the volume that the operator made for this job, and copy the inputs to it."""
         own = f"spotune-{self.name}"
         wait_for(f"claim {own}", 60, lambda: self.kubectl("get", "pvc", own, "--ignore-not-found"), every=0.3)
         self._reader = f"reader-{self.name}"
@@ -289,7 +289,7 @@ class RunningJob:
         copy_to_pod(self.kubectl, self._reader, inputs or self.workplace.inputs, target)
 
     def progress(self) -> dict[str, Any]:
-        """What the trainer says of itself, read from the volume; {} before it has said anything."""
+        """The progress that the trainer wrote to the volume; {} before the first."""
         script = f"cat {self.directory}/status.json 2>/dev/null || echo '{{}}'"
         found: dict[str, Any] = json.loads(self.on_volume("bash", "-c", script))
         return found
@@ -297,16 +297,16 @@ class RunningJob:
     def wait_for_progress(
         self, what: str, wanted: Callable[[dict[str, Any]], bool], seconds: float = SECONDS_TO_TRAIN
     ) -> dict[str, Any]:
-        """Wait until the trainer itself is as far as wanted.
+        """Wait for a progress that satisfies a condition.
 
         Raises:
-            AssertionError: It has failed, or is trained, before.
+            AssertionError: The job failed or was trained before.
         """
 
         def look() -> dict[str, Any] | None:
             try:
                 found = self.progress()
-            except KubectlError:  # an API server that restarts, a node that is gone
+            except KubectlError:  # the API server restarts, or a node is lost
                 return None
             if wanted(found):
                 return found
@@ -316,7 +316,7 @@ class RunningJob:
         return wait_for(f"{self.name}: {what}", seconds, look, every=0.3)
 
     def wait_for_step(self, step: int, generation: int = 0, seconds: float = SECONDS_TO_TRAIN) -> dict[str, Any]:
-        """Wait until a generation not older than the given one has done a step not earlier than the given one."""
+        """Wait until this or a later generation has made this or a later step."""
 
         def reached(found: dict[str, Any]) -> bool:
             return (found.get("step") or 0) >= step and found["generation"] >= generation
@@ -324,7 +324,7 @@ class RunningJob:
         return self.wait_for_progress(f"step {step}", reached, seconds)
 
     def wait_for_commit(self, step: int = 1) -> int:
-        """Wait until a step not earlier than the given one is committed; which one."""
+        """Wait until this or a later step is committed; returns the committed step."""
 
         def committed(found: dict[str, Any]) -> int:
             return int((found.get("lastCheckpoint") or {}).get("step", 0))
@@ -332,14 +332,14 @@ class RunningJob:
         return committed(self.wait_for_progress(f"a commit from step {step} on", lambda f: committed(f) >= step))
 
     def artifacts(self, folder: Path) -> RunArtifacts:
-        """Copy what it has written into a new folder."""
+        """Copy the files of the job into a new folder."""
         copy = folder / f"{self.name}-{time.time_ns():x}"
         copy_from_pod(self.kubectl, self._reader, self.directory, copy, _NOT_COPIED)
         return RunArtifacts(JobDirectory(copy))
 
 
 def _without_nulls(value: Any) -> Any:
-    """Which `kubectl apply` of a client leaves out, and a server takes for values."""
+    """Remove nulls. `kubectl apply` of a client drops them too, but the server takes them as values."""
     if isinstance(value, dict):
         return {name: _without_nulls(each) for name, each in value.items() if each is not None}
     return value

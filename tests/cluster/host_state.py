@@ -1,10 +1,10 @@
-"""What a machine has that a test cluster could leave behind."""
+"""The state of the machine that a test cluster could change."""
 
 import re
 import subprocess
 from pathlib import Path
 
-# What changes by itself, and says nothing about us.
+# Settings that change independently of the test cluster.
 RESTLESS = re.compile(
     r"random|ns_last_pid|^fs\.|nf_conntrack_count|pty\.nr|sched_domain|net\.netfilter\.nf_log|net\.core\.netdev_rss_key"
 )
@@ -22,7 +22,7 @@ NAMESPACED_FOLDERS = ("/run", "/var/lib", "/var/log", "/dev")
 
 
 def snapshot() -> dict[str, set[str]]:
-    """Processes, mounts, links, addresses, routes, rules, control groups, kernel settings, loop devices, by kind."""
+    """All processes, mounts, links, addresses, routes, rules, control groups, kernel settings and loop devices."""
     found = {name: _lines(*command) for name, command in COMMANDS.items()}
     found["mounts"] = set(Path("/proc/self/mounts").read_text().splitlines())
     found["control groups"] = {str(path) for path in Path("/sys/fs/cgroup").rglob("*") if path.is_dir()}
@@ -37,7 +37,7 @@ def snapshot() -> dict[str, set[str]]:
 
 
 def difference(before: dict[str, set[str]], after: dict[str, set[str]]) -> dict[str, set[str]]:
-    """What is in one and not in the other, by kind; empty when nothing has changed."""
+    """The entries that are in only one of two snapshots, by kind; empty if nothing changed."""
     changed = {kind: before[kind] ^ after[kind] for kind in before}
     return {kind: lines for kind, lines in changed.items() if lines}
 

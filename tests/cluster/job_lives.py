@@ -1,4 +1,4 @@
-"""The stages of a job's life, from nothing to a model, for passes that are looked at after each of them."""
+"""The stages of a job, from creation to the trained model; passes are checked after each stage."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ LIFE: tuple[Stage, ...] = (
     _is_trained,
     _is_over_for_long,
 )
-"""A job's life, from nothing to a model."""
+"""All stages of a job, from creation to the trained model."""
 TRAINING: tuple[Stage, ...] = LIFE[:4]
-"""Until it trains."""
+"""The stages until the job trains."""
 
 
 async def live(world: World, stages: tuple[Stage, ...] = LIFE) -> list[dict[str, Any]]:
-    """Live through stages, the operator settling after each; pictures of all of them."""
+    """Run stages, with passes of the operator after each; returns a picture after each stage."""
     pictures = []
     for stage in stages:
         world.now += 10

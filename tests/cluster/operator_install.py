@@ -1,4 +1,4 @@
-"""The operator as a user installs it: the chart by Helm, a Deployment in spotune-system; and what can befall it."""
+"""The operator as a user installs it, by the chart as a Deployment in spotune-system, and faults of it."""
 
 import json
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ class Operator:
     """The installed operator.
 
     Attributes:
-        cluster: That it is on.
-        kubectl: In its namespace.
+        cluster: The cluster.
+        kubectl: kubectl in the namespace of the operator.
     """
 
     cluster: ClusterUnderTest
@@ -37,7 +37,7 @@ class Operator:
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def pod(self) -> dict[str, Any]:
-        """The pod that runs; waits for it."""
+        """Wait for the running pod and return it."""
 
         def running() -> dict[str, Any] | None:
             return next((pod for pod in self.pods() if pod["status"].get("phase") == "Running"), None)
@@ -45,39 +45,39 @@ class Operator:
         return wait_for("the operator's pod", SECONDS_TO_BE_READY, running, every=0.3)
 
     def wait_until_ready(self) -> None:
-        """Wait until it knows all that its decisions need."""
+        """Wait until the operator is ready: all its caches are filled."""
         limit = f"--timeout={SECONDS_TO_BE_READY:.0f}s"
         self.kubectl("rollout", "status", f"deployment/{DEPLOYMENT}", limit, timeout=SECONDS_TO_BE_READY + 20)
 
     def log(self) -> str:
-        """What it has printed since it was started last."""
+        """The log of the operator since its last start."""
         return self.kubectl("logs", f"deployment/{DEPLOYMENT}", "--tail=-1")
 
-    # -- what can befall it -----------------------------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """`kill -9` of its process; returns once the kubelet has started another."""
+        """`kill -9` of the process; waits until the kubelet has restarted it."""
         pod = self.pod()
         kill_container(self.cluster.machine_for("kill -9 of a container"), pod, CONTAINER)
         wait_for_restart(self.kubectl, pod, CONTAINER)
 
     def delete_pod(self) -> None:
-        """Delete its pod; the Deployment makes another."""
+        """Delete the pod; the Deployment creates another."""
         self.kubectl("delete", "pods", _SELECTOR, "--wait=false")
 
     def stop(self) -> None:
-        """Have none until `start`."""
+        """Scale the operator to zero until `start`."""
         self.kubectl("scale", f"deployment/{DEPLOYMENT}", "--replicas=0")
         wait_for("the end of the operator", 60, lambda: not self.kubectl.get("pods", _SELECTOR), every=0.3)
 
     def start(self) -> None:
-        """Have one again, ready."""
+        """Scale the operator to one, and wait until it is ready."""
         self.kubectl("scale", f"deployment/{DEPLOYMENT}", "--replicas=1")
         self.wait_until_ready()
 
     @contextmanager
     def cut_off_from_pods(self) -> Iterator[None]:
-        """It reaches the API server and nothing else, until the block ends."""
+        """Until the block ends, the operator reaches only the API server."""
         egress = self.kubectl.get("networkpolicy", DEPLOYMENT)["spec"]["egress"]
         self._let_out([{"to": [{"ipBlock": {"cidr": f"{address}/32"}} for address in self._api_server_addresses()]}])
         try:
@@ -91,7 +91,7 @@ class Operator:
 
     @contextmanager
     def with_values(self, *values: str) -> Iterator[None]:
-        """It is installed with further values such as `healing.cordon=true` until the block ends."""
+        """Until the block ends, the operator has further values such as `healing.cordon=true`."""
         self.install(*values)
         try:
             yield
@@ -99,11 +99,11 @@ class Operator:
             self.install()
 
     def install(self, *values: str) -> None:
-        """Install it, or upgrade it to other values; it is the trainer's image, which has the operator in it."""
+        """Install the operator, or upgrade it to other values. It runs in the trainer image, which contains it."""
         chart.install(self.kubectl, self.cluster.image, *values)
 
     def roll_back(self) -> None:
-        """Go back to what was installed before."""
+        """Roll back to the previous release."""
         chart.roll_back(self.kubectl)
 
     def _api_server_addresses(self) -> list[str]:
@@ -114,7 +114,7 @@ class Operator:
 
 @contextmanager
 def installed(cluster: ClusterUnderTest) -> Iterator[Operator]:
-    """The operator, ready; taken away when the block ends."""
+    """The operator, ready; uninstalled at the end of the block."""
     metadata = {"name": NAMESPACE, "labels": RESTRICTED}
     cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     operator = Operator(cluster, cluster.kubectl.within(NAMESPACE))
@@ -127,7 +127,7 @@ def installed(cluster: ClusterUnderTest) -> Iterator[Operator]:
 
 @contextmanager
 def no_operator(cluster: ClusterUnderTest) -> Iterator[None]:
-    """No operator but those of the test until the block ends; one that is installed goes, and comes back."""
+    """Until the block ends, there is no operator but those of the test. An installed one is stopped meanwhile."""
     kubectl = cluster.kubectl.within(NAMESPACE)
     is_there = bool(kubectl("get", "deployment", DEPLOYMENT, "--ignore-not-found"))
     operator = Operator(cluster, kubectl)

@@ -1,7 +1,7 @@
-"""The images of the Dockerfile, built by buildah on a Debian from this machine's apt, as archives for a test cluster.
+"""Builds the images of the Dockerfile with buildah, on a Debian of this machine's apt, as archives for a test cluster.
 
 apt-get install buildah
-python -m tests.cluster.own_images build/images       # operator.tar, trainer.tar; says what a node pulls of each
+python -m tests.cluster.own_images build/images       # operator.tar, trainer.tar; prints what a node pulls
 spotune-testcluster load-image build/images/trainer.tar
 """
 
@@ -23,28 +23,28 @@ TARGETS = ("operator", "trainer")
 _PACKAGES = "python3,python3-venv,ca-certificates"
 _RELEASE = "bookworm"  # whose Python is 3.11
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-"""Of this machine, which may reach its package registries by a proxy with a certificate of its own."""
+"""This machine's certificates: a proxy to its package registries may have its own."""
 
 
 def image_name(target: str) -> str:
-    """As the chart and the operator name it by default."""
+    """The default name of the image in the chart and the operator."""
     return f"spotune/{target}:{version('spotune')}"
 
 
 @dataclass(frozen=True)
 class Buildah:
-    """buildah with a store of its own."""
+    """buildah with a separate store."""
 
     store: Path
 
     def __call__(self, *arguments: str) -> str:
-        """Run it and return what it printed."""
+        """Run buildah and return its output."""
         command = ["buildah", f"--root={self.store / 'root'}", f"--runroot={self.store / 'run'}", *arguments]
         environment = {**os.environ, "STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment).stdout
 
     def make_base(self) -> None:
-        """A Debian with Python, for both base images."""
+        """Make a Debian with Python, for both base images."""
         with tempfile.NamedTemporaryFile(suffix=".tar", dir=self.store) as archive:
             install = ("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={_PACKAGES}")
             subprocess.run([*install, _RELEASE, archive.name], check=True)
@@ -66,7 +66,7 @@ class Buildah:
         self("build", "--layers", "--network=host", "--quiet", *name, f"--build-arg=PYTHON_BASE={BASE}", *trust, ".")
 
     def save(self, target: str, folder: Path) -> Path:
-        """An archive of an image, under the name that clusters know it by."""
+        """Save an image as an archive, under its name in clusters."""
         archive = folder / f"{target}.tar"
         archive.unlink(missing_ok=True)
         name = image_name(target)
@@ -74,7 +74,7 @@ class Buildah:
         return archive
 
     def pulled_bytes(self, target: str) -> list[int]:
-        """Compressed bytes of the layers above the base, from the lowest up."""
+        """Compressed bytes of each layer above the base, the lowest first."""
         with tempfile.TemporaryDirectory(dir=self.store) as folder:
             self("push", "--quiet", "--format=oci", f"localhost/{image_name(target)}", f"dir:{folder}")
             layers = json.loads((Path(folder) / "manifest.json").read_text())["layers"]

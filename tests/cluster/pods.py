@@ -1,4 +1,4 @@
-"""Pods for tests: made in one line, waited for, run in."""
+"""Pods for tests: make them in one line, wait for them, run commands in them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ def pod(
     labels: Mapping[str, str] | None = None,
     limits: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """A pod of one container that runs once.
+    """A pod with one container that is not restarted.
 
     Args:
-        name: Its name.
-        image: Its container's image, which must be on the node.
-        command: What runs.
-        node: The node it must go to, "" for any.
-        claims: PersistentVolumeClaims by where they are mounted.
+        name: The pod's name.
+        image: The container's image, which must be on the node.
+        command: The container's command.
+        node: The node of the pod, "" for any.
+        claims: PersistentVolumeClaims by mount path.
         labels: The pod's labels.
-        limits: Resource limits, which are its requests too.
+        limits: Resource limits; the requests are the same.
     """
     mounts = list((claims or {}).items())
     container = {
@@ -57,7 +57,7 @@ def pod(
 
 
 def restricted(template: dict[str, Any]) -> dict[str, Any]:
-    """A pod as a namespace with restricted pod security asks for it, of user 1000."""
+    """The pod with user 1000 and all other settings that restricted pod security requires."""
     spec = template["spec"]
     spec["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
     spec["containers"][0]["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -79,7 +79,7 @@ def claim(name: str, size: str, storage_class: str) -> dict[str, Any]:
 
 
 def wait_until_running(kubectl: Kubectl, *names: str, seconds: float = SECONDS_TO_RUN) -> None:
-    """Wait until pods are Ready; the error says where each one stands."""
+    """Wait until pods are Ready; the error shows the state of each one."""
     try:
         pods = [f"pod/{name}" for name in names]
         kubectl("wait", "--for=condition=Ready", f"--timeout={seconds:.0f}s", *pods, timeout=seconds + 20)
@@ -88,7 +88,7 @@ def wait_until_running(kubectl: Kubectl, *names: str, seconds: float = SECONDS_T
 
 
 def wait_until_done(kubectl: Kubectl, name: str, seconds: float = SECONDS_TO_RUN) -> str:
-    """Wait until a pod has ended; its phase (Succeeded or Failed)."""
+    """Wait until a pod has ended; returns its phase (Succeeded or Failed)."""
 
     def ended() -> str | None:
         phase: str = kubectl.get("pod", name)["status"].get("phase", "")
@@ -98,12 +98,12 @@ def wait_until_done(kubectl: Kubectl, name: str, seconds: float = SECONDS_TO_RUN
 
 
 def run_in(kubectl: Kubectl, name: str, *command: str) -> str:
-    """What a command prints in a running pod; raises KubectlError, with its standard error, when it fails."""
+    """Run a command in a pod; returns its output. If it fails, KubectlError has its standard error."""
     return kubectl("exec", name, "--", *command)
 
 
 def events(kubectl: Kubectl, name: str) -> list[str]:
-    """What Kubernetes said of an object, as `Reason: message`."""
+    """The Events of an object, as `Reason: message`."""
     found = kubectl.get("events", f"--field-selector=involvedObject.name={name}")
     return [f"{event['reason']}: {event['message']}" for event in found]
 

@@ -1,4 +1,4 @@
-"""The kinds that come with a Prometheus operator, without their schemas."""
+"""The custom resources of a Prometheus operator, without their schemas."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ _GROUP = "monitoring.coreos.com"
 
 @contextmanager
 def known(kubectl: Kubectl, *kinds: str) -> Iterator[None]:
-    """The API server knows kinds such as `PodMonitor` until the block ends."""
+    """Until the block ends, the API server has kinds such as `PodMonitor`."""
     definitions = [f"{kind.lower()}s.{_GROUP}" for kind in kinds]
     kubectl.apply(*map(_definition, kinds))
     kubectl("wait", "--for=condition=Established", *(f"crd/{name}" for name in definitions))

@@ -1,4 +1,4 @@
-"""A RayCluster for tests, as KubeRay's users write it, and its dashboard reached through the API server."""
+"""A RayCluster for tests, as users of KubeRay write it, and its dashboard through the API server's proxy."""
 
 import json
 import re
@@ -16,9 +16,9 @@ from spotune_testcluster.waiting import wait_for
 
 RAY = "2.60.0"
 SECONDS_TO_BE_READY = 240.0
-SECONDS_TO_ANSWER = 30.0  # a cold head takes seconds for its first job
+SECONDS_TO_ANSWER = 30.0  # a new head takes seconds for its first job
 DRAIN_SECONDS = 20
-# A pod on a lost node is given up after this time instead of Kubernetes' 300 s.
+# A pod on a lost node is evicted after this time instead of Kubernetes' 300 s.
 TOLERATIONS = [
     {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Exists"},
     {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3},
@@ -28,7 +28,7 @@ HEAD_PORTS = [{"name": "gcs-server", "containerPort": 6379}, {"name": "dashboard
 
 
 def ray_cluster(name: str, image: str, workers: int) -> dict[str, Any]:
-    """A head and `workers` workers on different nodes, token authentication, quick to heal (see the design's facts)."""
+    """A head and `workers` workers on different nodes, with token authentication and short timeouts for recovery."""
     apart = {
         "requiredDuringSchedulingIgnoredDuringExecution": [
             {"labelSelector": {"matchLabels": {"ray.io/cluster": name}}, "topologyKey": "kubernetes.io/hostname"}
@@ -82,7 +82,7 @@ def _pod(name: str, image: str, environment: dict[str, str], apart: dict[str, An
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A RayCluster in a namespace, with its dashboard's address and token."""
+    """A RayCluster in a namespace, with address and token of its dashboard."""
 
     kubectl: Kubectl
     name: str
@@ -99,13 +99,13 @@ class RayCluster:
         return self.pods("worker")
 
     def pods(self, kind: str) -> list[dict[str, Any]]:
-        """The pods of one kind, also those that are being deleted."""
+        """The pods of one kind, including those that are being deleted."""
         selector = f"--selector=ray.io/cluster={self.name},ray.io/node-type={kind}"
         found: list[dict[str, Any]] = self.kubectl.get("pods", selector)
         return sorted(found, key=lambda pod: pod["metadata"]["name"])
 
     def wait_until_ready(self, workers: int, seconds: float = SECONDS_TO_BE_READY) -> None:
-        """Wait until head and workers are Ready and Ray itself counts all of them alive."""
+        """Wait until head and workers are Ready and Ray lists all of them as alive."""
 
         def ready() -> bool:
             pods = self.pods("head") + self.workers()
@@ -115,7 +115,7 @@ class RayCluster:
         wait_for(f"RayCluster {self.name} with {workers} workers", seconds, ready, every=0.5)
 
     def alive(self) -> list[str]:
-        """The addresses of the nodes that Ray counts as alive; none while the dashboard is away."""
+        """The addresses of the nodes that Ray lists as alive; none while the dashboard is unavailable."""
         status, answer = self.ask("GET", "/api/v0/nodes")
         if status != 200:
             return []
@@ -123,19 +123,19 @@ class RayCluster:
         return sorted(node["node_ip"] for node in nodes if node["state"] == "ALIVE")
 
     def ask(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> tuple[int, str]:
-        """Status and text of the dashboard's answer; 0 and the reason when nobody answers.
+        """Send a request to the dashboard; returns status and text of the response, or 0 and the error.
 
         Args:
             method: GET, POST, ...
-            path: Below the dashboard's address.
-            body: Sent as JSON.
-            token: Instead of the cluster's own; "" for none.
+            path: Path below the dashboard's address.
+            body: The body, sent as JSON.
+            token: A token instead of the cluster's own; "" for none.
         """
         service = f"/api/v1/namespaces/{self.kubectl.namespace}/services/{self.name}-head-svc:dashboard/proxy"
         request = urllib.request.Request(self.proxy + service + path, method=method)
         request.add_header("Content-Type", "application/json")
         sent = self.token if token is None else token
-        if sent:  # the API server keeps `Authorization` for itself
+        if sent:  # the API server does not forward `Authorization`
             request.add_header("X-Ray-Authorization", f"Bearer {sent}")
         data = None if body is None else json.dumps(body).encode()
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -149,11 +149,11 @@ class RayCluster:
             return 0, str(error)
 
     def submit(self, entrypoint: str, submission_id: str) -> tuple[int, str]:
-        """Submit a job; status and text of the answer."""
+        """Submit a job; returns status and text of the response."""
         return self.ask("POST", "/api/jobs/", {"entrypoint": entrypoint, "submission_id": submission_id})
 
     def wait_for_job(self, submission_id: str, seconds: float = 90) -> str:
-        """Wait until a job has ended; its status (SUCCEEDED, FAILED or STOPPED)."""
+        """Wait until a job has ended; returns its status (SUCCEEDED, FAILED or STOPPED)."""
 
         def ended() -> str | None:
             status, answer = self.ask("GET", f"/api/jobs/{submission_id}")
@@ -163,14 +163,14 @@ class RayCluster:
         return wait_for(f"end of Ray job {submission_id}", seconds, ended, every=0.3)
 
     def job_log(self, submission_id: str) -> str:
-        """What a job has printed."""
+        """The output of a job."""
         status, answer = self.ask("GET", f"/api/jobs/{submission_id}/logs")
         return str(json.loads(answer)["logs"]) if status == 200 else ""
 
 
 @contextmanager
 def started(kubectl: Kubectl, manifest: dict[str, Any]) -> Iterator[RayCluster]:
-    """A RayCluster with one worker group, ready; deleted when the block ends."""
+    """A RayCluster with one worker group, ready; deleted at the end of the block."""
     kubectl.apply(manifest)
     name, workers = manifest["metadata"]["name"], manifest["spec"]["workerGroupSpecs"][0]["replicas"]
     with api_proxy(kubectl) as proxy:
@@ -183,7 +183,7 @@ def started(kubectl: Kubectl, manifest: dict[str, Any]) -> Iterator[RayCluster]:
 
 @contextmanager
 def api_proxy(kubectl: Kubectl) -> Iterator[str]:
-    """An address on this machine behind which is the API server, as the kubeconfig's user."""
+    """A local address that forwards to the API server with the credentials of the kubeconfig."""
     command = [kubectl.program, f"--kubeconfig={kubectl.kubeconfig}", "proxy", "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,7 +1,7 @@
-"""Passes over one job in this process, on a real API server, with pods that nobody runs and a scripted supervisor.
+"""Passes over one job in this process, on a real API server, with pods that do not run and a scripted supervisor.
 
-Everything is real but what would cost nodes: pods that no scheduler looks at, and an HTTP server in the place of the
-supervisor. KubeRay must not run meanwhile. Clocks are turned by hand, so that two lives of a job can be compared.
+Everything is real except for parts that need nodes: no scheduler handles the pods, and an HTTP server replaces the
+supervisor. KubeRay must not run meanwhile. Tests set the clock, so that two lives of a job can be compared.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ Kind = Literal["crash", "lost", "cut"]
 
 
 class Crashed(Exception):  # noqa: N818 - an operator that is gone is no error of anything
-    """The process of the operator ends here."""
+    """The operator's process crashes at this point."""
 
 
 @dataclass
 class Fault:
-    """What happens to one of the requests that change something, counted from 1 over all operators of a life.
+    """A fault of a write request. Requests are counted from 1 over all operators of a life.
 
     Attributes:
-        at: The request; 0: none.
-        kind: The operator crashes when the request is done; or its answer is lost; or it never arrives.
-        every: Besides, each request whose number this divides; 0: none.
+        at: Number of the request; 0: none.
+        kind: The operator crashes after the request, its response is lost, or the request never arrives.
+        every: In addition, each request whose number is a multiple of this; 0: none.
         log: Verb and kind of all requests so far.
     """
 
@@ -77,7 +77,7 @@ class Fault:
     log: list[str] = field(default_factory=list)
 
     async def befall(self, words: str, request: Coroutine[Any, Any, T]) -> T:
-        """Do a request, unless it is the one."""
+        """Send a request, with the fault if its number is that of the fault."""
         self.log.append(words)
         is_the_one = len(self.log) == self.at or (self.every > 0 and len(self.log) % self.every == 0)
         if is_the_one and self.kind == "cut":
@@ -92,7 +92,7 @@ class Fault:
 
 
 class FaultyKube(Kube):
-    """A client on whose changes a fault lies."""
+    """A client with a fault in its write requests."""
 
     def __init__(self, login: Login, fault: Fault) -> None:
         super().__init__(login)
@@ -119,7 +119,7 @@ class FaultyKube(Kube):
 
 @dataclass
 class Operator:
-    """A reconciler with its caches, from its start to its end."""
+    """A running reconciler with its caches."""
 
     kube: Kube
     caches: Caches
@@ -127,16 +127,16 @@ class Operator:
     reconciler: Reconciler
 
     async def look(self, key: tuple[str, str]) -> float | None:
-        """One pass over the job as it is now."""
+        """Run one pass over the current job."""
         async for jobs, _ in self.kube.pages(JOBS, key[0], ""):
             for body in jobs:
                 self.caches.put_job(body)
         return await self.reconciler.reconcile(key)
 
     async def catch_up(self, key: tuple[str, str], answer: Mapping[str, Any]) -> None:
-        """Wait until the caches hold what the API server holds, and the poller what the supervisor says."""
+        """Wait until the caches match the API server, and the poller has the supervisor's response."""
         async with asyncio.timeout(20):
-            while not await self._is_up_to_date(key, answer):  # noqa: ASYNC110 - a watch does not say when it is done
+            while not await self._is_up_to_date(key, answer):  # noqa: ASYNC110 - a watch does not report completion
                 await asyncio.sleep(0.02)
 
     async def _is_up_to_date(self, key: tuple[str, str], answer: Mapping[str, Any]) -> bool:
@@ -154,7 +154,7 @@ class Operator:
 
 
 async def listed(kube: Kube, resource: Resource, namespace: str) -> list[Manifest]:
-    """All objects of a job, of a kind; those of a namespace that has no job have none."""
+    """All objects of a kind that belong to the job; none if the kind is not installed."""
     labels = "" if resource in (JOBS, EVENTS) else JOB_LABEL
     try:
         return [item async for items, _ in kube.pages(resource, namespace, labels) for item in items]
@@ -166,16 +166,16 @@ async def listed(kube: Kube, resource: Resource, namespace: str) -> list[Manifes
 
 @dataclass
 class World:
-    """A namespace with one job, and all that happens to it.
+    """A namespace with one job, its operator, and everything around them.
 
     Attributes:
-        kube: As the administrator.
-        namespace: Of the job.
-        login: For operators.
-        server: The supervisor's.
-        fault: What befalls the operator.
-        now: What its clock shows.
-        answer: What the supervisor says at `/progress`.
+        kube: A client with the rights of the administrator.
+        namespace: The namespace of the job.
+        login: The credentials of the operators.
+        server: The HTTP server of the supervisor.
+        fault: The fault of the operator's requests.
+        now: The time of the operator's clock.
+        answer: The supervisor's response to `/progress`.
     """
 
     kube: Kube
@@ -192,13 +192,13 @@ class World:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Of the job."""
+        """Namespace and name of the job."""
         return self.namespace, NAME
 
     # The operator
 
     async def settle(self) -> None:
-        """Passes until there is nothing left to do; an operator that crashes is followed by another."""
+        """Run passes until there is nothing left to do. A crashed operator is replaced by a new one."""
         is_up_to_date = False
         for _ in range(_MOST_PASSES):
             operator = self._running or await self._start()
@@ -233,11 +233,11 @@ class World:
         return self._running
 
     def _hear(self, _key: tuple[str, str]) -> None:
-        """The supervisor has said something new, such as that it was told to stop."""
+        """The poller got a changed response of the supervisor, for example after `POST /stop`."""
         self._heard = True
 
     async def stop(self) -> None:
-        """The operator's process is gone."""
+        """Stop the operator."""
         if self._running is None:
             return
         for task in self._tasks:
@@ -247,10 +247,10 @@ class World:
         await self._running.kube.__aexit__(None, None, None)
         self._running = None
 
-    # What its user does
+    # Actions of the user
 
     async def create_job(self, name: str = NAME, **sections: Any) -> None:
-        """Make the job, or another one; sections of its spec may be replaced."""
+        """Create a job; sections of its spec may be replaced."""
         spec = {
             "model": {"source": "model", "task": "seq2seq"},
             "dataset": {"train": {"source": "shards"}},
@@ -264,13 +264,13 @@ class World:
         assert await self.kube.create(JOBS, body)
 
     async def edit_job(self, **sections: Any) -> None:
-        """Merge a change into its spec."""
+        """Merge a change into the job's spec."""
         await self.kube.patch(JOBS, *self.key, {"spec": sections})
 
-    # What KubeRay, the kubelet and the supervisor do
+    # Actions of KubeRay, the kubelet and the supervisor
 
     async def run_pods(self, workers: int) -> None:
-        """Make pods of the RayCluster's templates that are not there, and have all of them run."""
+        """Create the missing pods from the RayCluster's templates, and set all of them to running."""
         (cluster,) = await listed(self.kube, RAY_CLUSTERS, self.namespace)
         spec = cluster["spec"]
         await self._run_pod("head", spec["headGroupSpec"]["template"], "headgroup")
@@ -299,30 +299,30 @@ class World:
         await self.kube.patch(PODS, self.namespace, name, {"status": status}, "status")
 
     async def end_pods(self) -> None:
-        """All pods go."""
+        """Delete all pods."""
         for pod in await listed(self.kube, PODS, self.namespace):
             metadata = pod["metadata"]
             await self.kube.delete(PODS, self.namespace, metadata["name"], metadata["uid"], grace_seconds=0)
 
     async def supervisor_says(self, phase: str, state: str, *, passed: bool = True, **content: Any) -> None:
-        """What the supervisor says from now on, working by the job file that is in the ConfigMap."""
+        """Set the supervisor's responses from now on, with the hash of the job file in the ConfigMap."""
         (config,) = await listed(self.kube, CONFIG_MAPS, self.namespace)
         job = hashlib.sha256(config["data"][JOB_FILE].encode()).hexdigest()
         supervisor = {"job": job, "state": state, "message": "", "preflight": {"passed": passed, "checks": []}}
         self.answer = {"phase": phase, "supervisor": supervisor, **content}
 
     async def supervise(self, request: web.Request) -> web.StreamResponse:
-        """Answer as a supervisor that stops at once when it is told to."""
+        """Respond as a supervisor that stops immediately after `POST /stop`."""
         if request.method == "POST":
             state = {"/stop": "stopped", "/start": "running"}[request.path]
             self.answer = {**self.answer, "supervisor": {**self.answer["supervisor"], "state": state}}
             return web.json_response(self.answer["supervisor"])
         return web.json_response(self.answer)
 
-    # What there is in the end
+    # The final state
 
     async def picture(self) -> dict[str, Any]:
-        """All of the job but what differs from one life to the next: uids, the server's times and versions."""
+        """All objects of the job, without values that differ between lives: uids, the server's times and versions."""
         (job,) = await listed(self.kube, JOBS, self.namespace)
         found: dict[str, Any] = {"status": job.get("status")}
         for kind in _COUNTED:
@@ -333,7 +333,7 @@ class World:
         return found
 
     async def clear(self) -> None:
-        """Take everything away that a life has left."""
+        """Delete everything that a life has created."""
         await self.stop()
         kinds = (JOBS, *_COUNTED, PODS, EVENTS)
         async with asyncio.timeout(60):
@@ -353,7 +353,7 @@ def _without_chance(child: Manifest) -> Manifest:
 
 @asynccontextmanager
 async def world(login: Login, namespace: str, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[World]:
-    """A namespace's world, with a supervisor at an address; all in it is taken away when the block ends."""
+    """A world with a supervisor at an address. Its objects are deleted at the end of the block."""
 
     async def supervise(request: web.Request) -> web.StreamResponse:
         return await found.supervise(request)
@@ -367,7 +367,7 @@ async def world(login: Login, namespace: str, host: str = "127.0.0.1", port: int
 
 
 def differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
-    """Where two pictures differ, one line each."""
+    """The differences of two pictures, one line each."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys(), key=str):
             yield from differences(before.get(name), after.get(name), f"{place}.{name}")

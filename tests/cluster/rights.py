@@ -1,4 +1,4 @@
-"""What the operator may do by its chart, and what it did by the API server's audit log: one should be the other."""
+"""The operator's rights: those that the chart grants, and those used according to the API server's audit log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CREATED = 201
 
 
 class Right(NamedTuple):
-    """One verb on one kind; `resource` has its subresource behind a slash."""
+    """One verb on one kind; `resource` may end with a slash and a subresource."""
 
     group: str
     resource: str
@@ -23,7 +23,7 @@ class Right(NamedTuple):
 
 
 def granted(*values: str) -> set[Right]:
-    """What the operator may do, installed with values such as `healing.cordon=true`."""
+    """The rights that the chart grants with values such as `healing.cordon=true`."""
     roles = [found for found in rendered(*values) if found["kind"] in ("ClusterRole", "Role")]
     return {
         Right(group, resource, verb)
@@ -37,22 +37,22 @@ def granted(*values: str) -> set[Right]:
 
 
 def used(log: Path) -> set[Right]:
-    """The rights that the operator has used. An object that an apply has created needed the right to create it, too."""
+    """The rights that the operator has used. An apply that creates an object also needs the right `create`."""
     return {right for event in _events(log) for right in _rights(event)}
 
 
 def refused(log: Path) -> list[str]:
-    """What the operator asked for without having the right to."""
+    """Requests of the operator for which it has no right."""
     return [
         f"{event['verb']} {event['requestURI']}"
         for event in _events(log)
-        # Admission answers 403, too: a quota, a namespace that is being deleted.
+        # Admission returns 403 as well: a quota, or a namespace that is being deleted.
         if event.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid"
     ]
 
 
 def _events(log: Path) -> Iterable[dict[str, Any]]:
-    for path in sorted(log.parent.glob(f"{log.stem}*{log.suffix}")):  # rotated ones, too
+    for path in sorted(log.parent.glob(f"{log.stem}*{log.suffix}")):  # including rotated ones
         with path.open() as lines:
             for line in lines:
                 event = json.loads(line)

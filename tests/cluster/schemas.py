@@ -1,7 +1,7 @@
-"""JSON schemas for kubeconform of Kubernetes and of custom resources, made of what comes with pinned Go modules.
+"""JSON schemas of Kubernetes and custom resources for kubeconform, made from pinned Go modules.
 
-kubeconform has its schemas from the internet unless it is told of folders. The ones made here refuse fields that they
-do not name, at any depth, as an API server does that is asked to be strict.
+By default kubeconform downloads its schemas; here it gets folders. The schemas reject unknown fields at any depth, like
+an API server with strict field validation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from spotune_testcluster.errors import ClusterError
 
 LOCATION = "{{.Group}}_{{.ResourceKind}}_{{.ResourceAPIVersion}}.json"
-"""Where kubeconform finds a kind in a folder; it takes the version for the group of the kinds that have none."""
+"""Path of a kind in a folder. For kinds without a group, kubeconform uses the version instead."""
 _DEFINITIONS = "definitions.json"
 _TEXTS = ("description", "default", "example", "externalDocs")
 _PROPERTIES = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps"
@@ -29,23 +29,23 @@ _MORE_THAN_ONE_TYPE = {
     f"{_PROPERTIES}OrArray": _OF_PROPERTIES,
     f"{_PROPERTIES}OrBool": {"anyOf": [_OF_PROPERTIES, {"type": "boolean"}]},
 }
-"""What Kubernetes' own description calls a string, or says nothing about."""
+"""Types that the OpenAPI description of Kubernetes declares as a string only, or does not describe."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # KubeRay's file has a million characters
 
 
 @dataclass(frozen=True)
 class GoModule:
-    """A Go module at a version, with the hash that a go.sum would have of it."""
+    """A Go module at a version, with its hash as in a go.sum."""
 
     path: str
     version: str
     digest: str
 
     def folder(self) -> Path:
-        """Its files, downloaded when they are not there yet.
+        """Return the folder of its files, and download them if they are missing.
 
         Raises:
-            ClusterError: They cannot be had, or are others than they were.
+            ClusterError: The download failed, or the hash differs.
         """
         command = ["go", "mod", "download", "-json", f"{self.path}@{self.version}"]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
@@ -59,7 +59,7 @@ KUBERNETES = (
     GoModule("k8s.io/kubernetes", "v1.34.4", "h1:Yy6R4QB8C9kJPp25GFqEvX5XQwY5qzKeqD0Xx6oAcmk="),
     GoModule("k8s.io/kubernetes", "v1.36.3", "h1:qDQdoMiluAE2Eab6Fa52YV+WjiGz9mZFFoagEA6cI+o="),
 )
-"""The oldest that the chart takes (`kubeVersion`), the test cluster's, and the newest; 20 MB each."""
+"""The oldest version that the chart accepts (`kubeVersion`), that of the test cluster, and the newest; 20 MB each."""
 PROMETHEUS_OPERATOR = GoModule(
     "github.com/prometheus-operator/prometheus-operator", "v0.85.0", "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s="
 )
@@ -67,7 +67,7 @@ KARPENTER = GoModule("sigs.k8s.io/karpenter", "v1.8.0", "h1:AmTHUPtnuL8IX9mbcD3N
 
 
 def write_kubernetes(source: GoModule, folder: Path) -> None:
-    """The schemas of all kinds of a Kubernetes."""
+    """Write the schemas of all kinds of a Kubernetes version."""
     described = json.loads((source.folder() / "api/openapi-spec/swagger.json").read_text())["definitions"]
     folder.mkdir(parents=True)
     definitions = {name: _strict(schema) for name, schema in described.items()} | _MORE_THAN_ONE_TYPE
@@ -78,7 +78,7 @@ def write_kubernetes(source: GoModule, folder: Path) -> None:
 
 
 def write_custom(definitions: Iterable[Path], folder: Path) -> None:
-    """The schemas of the custom resources of some definitions."""
+    """Write the schemas of custom resources from their definitions."""
     folder.mkdir(parents=True)
     for path in definitions:
         spec = yaml.load(path.read_text(), Loader=_Loader)["spec"]
@@ -88,7 +88,7 @@ def write_custom(definitions: Iterable[Path], folder: Path) -> None:
 
 
 def _of_custom(schema: dict[str, Any]) -> dict[str, Any]:
-    """With the fields that every object has, whether its definition names them or not."""
+    """The schema with the fields that every object has, even if its definition does not name them."""
     everywhere = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
     found: dict[str, Any] = _strict(schema | {"properties": {**everywhere, **schema["properties"]}})
     return found
@@ -100,7 +100,7 @@ def _write(folder: Path, kind: dict[str, str], schema: dict[str, Any]) -> None:
 
 
 def _strict(schema: Any) -> Any:
-    """A schema of OpenAPI as one of JSON that refuses fields which it does not name."""
+    """Convert an OpenAPI schema to a JSON schema that rejects unknown fields."""
     if isinstance(schema, bool):  # of additionalProperties
         return schema
     found = {key: value for key, value in schema.items() if key not in _TEXTS}

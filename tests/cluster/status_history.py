@@ -1,4 +1,4 @@
-"""Every status that a FinetuneJob has had, as anybody with `kubectl get --watch` sees it."""
+"""Records every status of a FinetuneJob that `kubectl get --watch` shows."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ _SECONDS_TO_REJOIN = 1.0
 
 @dataclass(frozen=True)
 class ObservedJob:
-    """A FinetuneJob as it was when somebody saw it.
+    """A FinetuneJob at the time of an observation.
 
     Attributes:
         time: Seconds since the epoch.
@@ -29,18 +29,18 @@ class ObservedJob:
 
     @property
     def uid(self) -> str:
-        """Which object it was."""
+        """The uid of the object."""
         found: str = self.job["metadata"]["uid"]
         return found
 
     @property
     def status(self) -> dict[str, Any]:
-        """Its status, {} before the first."""
+        """The status, {} before the first."""
         found: dict[str, Any] = self.job.get("status", {})
         return found
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """The condition of a type, {} where there is none."""
+        """The condition of a type, {} if there is none."""
         found = [condition for condition in self.status.get("conditions", []) if condition["type"] == kind]
         return found[0] if found else {}
 
@@ -50,9 +50,9 @@ class ObservedJob:
 
 
 class StatusHistory:
-    """Watches one job from a thread, from before it is there until it is left; a context manager.
+    """Watches one job from a thread, even before the job exists; a context manager.
 
-    An API server that restarts ends the watch; the next one begins with the object as it is then.
+    A restart of the API server ends the watch. The next watch starts with the current object.
     """
 
     def __init__(self, kubectl: Kubectl, name: str) -> None:
@@ -78,18 +78,18 @@ class StatusHistory:
 
     @property
     def seen(self) -> list[ObservedJob]:
-        """All that was seen so far, oldest first; no two in a row are the same."""
+        """All observations so far, oldest first; consecutive ones differ."""
         return list(self._seen)
 
     @property
     def last(self) -> ObservedJob:
-        """The job as it was seen last; without a status before it was seen at all."""
+        """The last observation; an empty one before the first."""
         return self._seen[-1] if self._seen else ObservedJob(0.0, {})
 
     def wait_for(
         self, what: str, seconds: float, wanted: Callable[[ObservedJob], bool], since: float = 0.0
     ) -> ObservedJob:
-        """The first that is as wanted, of those seen since a time; the error says what was seen last."""
+        """Wait for the first observation since a time that satisfies a condition; the error shows the last status."""
 
         def look() -> ObservedJob | None:
             return next((seen for seen in self._seen if seen.time >= since and wanted(seen)), None)
@@ -117,7 +117,7 @@ class StatusHistory:
 
 
 def _objects(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Objects of kubectl's output, in which each begins and ends with a brace at the start of a line."""
+    """Parse kubectl's output. Each object starts and ends with a brace at the start of a line."""
     text: list[str] = []
     for line in lines:
         text.append(line)

@@ -1,6 +1,6 @@
-"""The commands against a real API server, as somebody who has the documented Role in one namespace and nothing else.
+"""The commands against a real API server, by a user who has only the documented Role in one namespace.
 
-The operator has no part in it: what it would write into a status is written here.
+There is no operator: the tests write the status of the job themselves.
 """
 
 import json
@@ -68,7 +68,7 @@ writer = EventFileWriter(str(place.tensorboard))
 writer.add_event(Event(step=1))
 writer.close()
 """
-"""Makes the folder of a job on the volume."""
+"""Script that makes the folder of a job on the volume."""
 SUPERVISOR = """
 import sys, threading
 from pathlib import Path
@@ -81,11 +81,11 @@ api = PodApi(place, control, SupervisorStatus(control))
 with ProgressServer(place, lambda: None, "0.0.0.0", 8090, api.get_routes, api.post_routes):
     threading.Event().wait()
 """
-"""What a head's supervisor serves, without a training."""
+"""Script that serves the supervisor's HTTP API without a training."""
 
 
 class Running:
-    """A command that runs on, with the lines that it prints."""
+    """A running command and its output."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -93,28 +93,28 @@ class Running:
         self._out = process.stdout
 
     def line(self) -> str:
-        """The next line; waits for it."""
+        """Wait for the next line of output and return it."""
         return self._out.readline().rstrip("\n")
 
     def ended(self) -> tuple[int, str]:
-        """Exit code and the rest of what it printed; waits for the end."""
+        """Wait until the command exits; returns exit code and the rest of its output."""
         rest = self._out.read()
         return self._process.wait(timeout=60), rest
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Send SIGINT, as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A namespace with a job that nobody trains, and a user who may do what the docs say.
+    """A namespace with a job that is not trained, and a user with the rights that the docs list.
 
     Attributes:
         cluster: The cluster.
-        kubectl: As its administrator, in the namespace.
+        kubectl: kubectl in the namespace, with the rights of the administrator.
         resolved: The job.
-        kubeconfig: The user's.
+        kubeconfig: The kubeconfig of the user.
     """
 
     cluster: ClusterUnderTest
@@ -123,18 +123,18 @@ class Stage:
     kubeconfig: Path
 
     def words(self, command: str, *words: str) -> list[str]:
-        """A command as the user types it; one that heeds Ctrl-C, although these tests may run in the background."""
+        """The command line of a command. Ctrl-C works, even if these tests run in the background."""
         return ["env", "--default-signal=INT", SPOTUNE, command, *words, "--kubeconfig", str(self.kubeconfig)]
 
     def run(self, command: str, *words: str, code: int = 0) -> str:
-        """What a command prints on standard output; on standard error where it fails as it should."""
+        """Run a command; returns its standard output, and standard error if it is expected to fail."""
         done = subprocess.run(self.words(command, *words), capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout if code == 0 else done.stdout + done.stderr
 
     @contextmanager
     def started(self, command: str, *words: str) -> Iterator[Running]:
-        """A command that runs on; it is ended with the block."""
+        """A running command, which is killed at the end of the block."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         with subprocess.Popen(self.words(command, *words), **pipes) as process:
             try:
@@ -157,7 +157,7 @@ class Stage:
 
     @contextmanager
     def head(self, name: str) -> Iterator[str]:
-        """A head pod whose supervisor serves the job's folder; its name."""
+        """A head pod whose supervisor serves the job's folder; yields its name."""
         manifest = pod(name, self.cluster.image, self._python(SUPERVISOR), claims={"/data": self.resolved.claim})
         manifest["metadata"]["labels"] = HEAD_LABELS
         manifest["spec"]["containers"][0] |= {"name": SUPERVISOR_CONTAINER, "ports": [{"containerPort": 8090}]}
@@ -173,16 +173,16 @@ class Stage:
             self.remove(name)
 
     def remove(self, name: str) -> None:
-        """End a pod at once."""
+        """Delete a pod without a grace period."""
         self.kubectl("delete", "pod", name, "--ignore-not-found", "--grace-period=0", "--force")
 
     def append(self, name: str, *lines: str) -> None:
-        """Have the second driver say more."""
+        """Append lines to the log of the second driver."""
         log = f"{self.resolved.directory}/logs/driver-2.log"
         run_in(self.kubectl, name, "bash", "-c", 'printf "%s\\n" "$@" >> "$0"', log, *lines)
 
     def readers(self) -> list[str]:
-        """Names of the pods that commands have made."""
+        """Names of the pods that commands have created."""
         found = self.kubectl.get("pods", "--selector=app.kubernetes.io/component=reader")
         return [item["metadata"]["name"] for item in found]
 
@@ -201,7 +201,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """The stage that the tests of this module share; nobody but they says how the job goes."""
+    """The stage of all tests of this module. Only they write the status of the job."""
     kubectl = cluster.kubectl
     kubectl("apply", "--server-side", "--force-conflicts", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
     kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
@@ -234,7 +234,7 @@ def _resolved(cluster: ClusterUnderTest, namespace: str) -> ResolvedJob:
 
 
 def _user(kubectl: Kubectl) -> dict[str, Any]:
-    """The kubeconfig of a service account with the Role of the docs in kubectl's namespace."""
+    """The kubeconfig of a service account that has the Role of the docs in kubectl's namespace."""
     [role] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     subject = {"kind": "ServiceAccount", "name": "ana", "namespace": kubectl.namespace}
     binding = {

@@ -1,4 +1,4 @@
-"""The API server behaves as a managed one: admission, authorisation, quota, audit, validation, field ownership."""
+"""The API server behaves like a managed one: admission, authorisation, quota, audit, validation, field ownership."""
 
 import json
 import time
@@ -36,7 +36,7 @@ def test_service_account_may_do_what_its_role_says(namespace: Kubectl) -> None:
 
 
 def test_quota_refuses_what_is_over_it(namespace: Kubectl) -> None:
-    namespace("create", "quota", "few", "--hard=configmaps=2")  # one is there: the cluster's root certificate
+    namespace("create", "quota", "few", "--hard=configmaps=2")  # one exists already: the cluster's root certificate
     wait_for("the quota's count", 20, lambda: namespace.get("quota", "few")["status"].get("used"))
     namespace.apply(_config_map("first"))
     with pytest.raises(KubectlError, match="exceeded quota"):

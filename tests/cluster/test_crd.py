@@ -1,4 +1,4 @@
-"""A real API server with our definition: it fills in the models' defaults and refuses what the models refuse."""
+"""A real API server with our definition sets the same defaults and refuses the same values as the models."""
 
 import json
 import re
@@ -30,7 +30,7 @@ NAMED_OTHERWISE = {
     "template that is a mapping": 'unknown field "spec.dataset.text.body"',
     "two forms of text": "spec.dataset: Invalid value",
 }
-"""What is said of a broken job where it is not `FIELD: ...` with the field that the models name."""
+"""Error messages for invalid jobs that do not start with `FIELD: ` and the field that the models name."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,25 +41,25 @@ def _definition(cluster: ClusterUnderTest) -> None:
 
 @pytest.fixture
 def job(namespace: Kubectl) -> Kubectl:
-    """A namespace with the full job, which is called t5-wikisql."""
+    """A namespace with the full job, t5-wikisql."""
     create(namespace, FULL_JOB_FILE)
     return namespace
 
 
 @pytest.fixture
 def trained(job: Kubectl) -> Kubectl:
-    """A namespace with the full job, which has committed a checkpoint."""
+    """A namespace with the full job after its first checkpoint."""
     patch(job, {"status": {"lastCheckpoint": {"step": 1200, "time": "2026-01-02T03:04:05Z"}}}, "--subresource=status")
     return job
 
 
 def create(kubectl: Kubectl, text: str, *options: str) -> None:
-    """Create a job in kubectl's namespace, whatever namespace the file names."""
+    """Create a job in kubectl's namespace instead of the namespace in the file."""
     kubectl("create", "--filename=-", *options, stdin=text.replace("namespace: team, ", ""))
 
 
 def patch(kubectl: Kubectl, content: dict[str, Any], *options: str) -> None:
-    """Change parts of the job; None takes a field away."""
+    """Change fields of the job; None removes a field."""
     kubectl("patch", "ftj", "t5-wikisql", "--type=merge", "--patch", json.dumps(content), *options)
 
 
@@ -135,7 +135,7 @@ def test_an_empty_section_is_left_out_or_filled_in(namespace: Kubectl) -> None:
 
 
 def test_server_side_apply_takes_every_form_of_a_field_with_several_types(namespace: Kubectl) -> None:
-    """The open schema of such a field must not make the API server merge what it should replace."""
+    """The schema of such a field has no type, but the API server must still replace the value, not merge it."""
     for modules, compiled in ((["q", "v"], False), (["k"], True), ("all-linear", "auto")):
         job = yaml.safe_load(JOB_FILE)
         job["spec"] |= {"adapter": {"lora": {"targetModules": modules}}, "execution": {"compile": compiled}}

@@ -1,6 +1,6 @@
-"""Five faults on one job, one after the other; it ends with the model of an undisturbed run.
+"""Five faults on one job, one after the other. The model equals that of an undisturbed run.
 
-All faults, each on a job of its own: `make faults`.
+`make faults` injects all faults, each into its own job.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ FAULTS = (
 
 @pytest.fixture(scope="module")
 def harness(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> Iterator[FaultHarness]:
-    """A job into which all tests of this module inject faults."""
+    """The job into which all tests of this module inject faults."""
     cluster.machine_for("kill -9 of a container")
     with workplace.running(workplace.manifest("disturbed", training={"maxSteps": ENDLESS})) as job:
         yield FaultHarness(cluster, Fault(cluster), operator, job)

@@ -1,4 +1,4 @@
-"""What Argo CD and Flux make of a job, by the runtime of the one and the status library of the other."""
+"""The health of a job in Argo CD and Flux, by the Lua runtime of the former and the status library of the latter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUSTOMIZATION = "resource.customizations.health.spotune.dev_FinetuneJob"
 
 
 class Health(NamedTuple):
-    """What each says of an object, and why."""
+    """The health of an object in each tool, and words of the message."""
 
     argo: str
     flux: str
@@ -109,7 +109,7 @@ EXPECTED: Mapping[Callable[[], Scenario], Health] = {
 
 
 def as_object(scenario: Scenario) -> dict[str, Any]:
-    """The job as the API server has it; one that is new with the status that the definition gives it."""
+    """The job in the API server. A new job has the default status of the definition."""
     status = scenario.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {
         "apiVersion": API_VERSION,
@@ -122,7 +122,7 @@ def as_object(scenario: Scenario) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[[], Scenario], dict[str, str]]:
-    """All moments, judged by both."""
+    """The health of every scenario in both tools."""
     script = tmp_path_factory.mktemp("argocd") / "health.lua"
     script.write_text(yaml.safe_load(ARGO_CD.read_text())["data"][CUSTOMIZATION])
     program = binaries.build(Home.default().root, lambda _line: None) / "health"

@@ -1,4 +1,4 @@
-"""The Go parts of the test cluster: formatted, vetted, and their own tests."""
+"""The Go parts of the test cluster are formatted and vetted, and pass their own tests."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fake GPUs: a real device plugin, a real kubelet, and a GPU that falls off the bus."""
+"""Fake GPUs with a real device plugin and a real kubelet: a GPU is lost and comes back."""
 
 from typing import Any
 

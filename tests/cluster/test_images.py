@@ -1,4 +1,4 @@
-"""The images of the test cluster, as far as they can be told without a cluster."""
+"""The images of the test cluster, tested without a cluster."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
-# -- what is made once ------------------------------------------------------------------------------------------------
+# -- the store -------------------------------------------------------------------------------------------------------
 
 
 def test_two_who_want_the_same_make_it_once(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_image_that_cannot_be_loaded_says_what_containerd_said(tmp_path: Path) -
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A checkout with an environment, in a folder that is closed to others; the interpreter's name is a link."""
+    """A checkout with an environment, in a folder without access for others. The interpreter's prefix is a link."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     write(closed / "python-3.11.7/bin/python3.11", "interpreter")

@@ -1,4 +1,4 @@
-"""A test cluster comes up from any state, lives beside others, and goes without a trace on the machine."""
+"""A test cluster starts from any state, runs beside others, and leaves no trace on the machine."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def machine() -> None:
 
 @pytest.fixture
 def other() -> Iterator[Cluster]:
-    """A cluster of the test's own, which does not outlive it."""
+    """A separate cluster for the test, removed afterwards."""
     found = Cluster(OTHER)
     found.down()
     yield found
@@ -50,7 +50,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _use(cluster: Cluster) -> None:
-    """A pod with a volume: mounts, loop devices, containers and addresses that must all go."""
+    """Run a pod with a volume, so that mounts, loop devices, containers and addresses have to be removed."""
     kubectl = cluster.kubectl.within("default")
     kubectl.apply(claim("data", "300Mi", "shared"), pod("user", IMAGE, claims={"/data": "data"}))
     wait_until_running(kubectl, "user")
@@ -59,7 +59,7 @@ def _use(cluster: Cluster) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ups_and_downs_leave_the_machine_as_it_was(other: Cluster, took: dict[str, float]) -> None:
-    """Every third time the tool is killed in the middle of `up`, and the next `up` finds what it left."""
+    """In every third cycle `up` is killed midway, and the next `up` has to handle the remains."""
     before = snapshot()
     seconds = []
     for cycle in range(CYCLES):
@@ -76,7 +76,7 @@ def test_ups_and_downs_leave_the_machine_as_it_was(other: Cluster, took: dict[st
 
 
 def _left_behind(before: dict[str, set[str]]) -> dict[str, set[str]]:
-    """What is not as it was, once the kernel had time to let go of the dead."""
+    """Differences to the earlier state, after a delay in which the kernel releases dead processes."""
     end = time.monotonic() + SECONDS_TO_TIDY_UP
     while (changed := difference(before, snapshot())) and time.monotonic() < end:
         time.sleep(0.5)
@@ -104,7 +104,7 @@ def test_up_twice_keeps_what_runs_and_adds_what_lacks(other: Cluster) -> None:
 def test_up_after_a_crash_of_everything(other: Cluster) -> None:
     _run("up", "--name", OTHER, "--nodes", "0")
     for process in _processes_of(other):
-        with contextlib.suppress(ProcessLookupError):  # went with its namespace's first process
+        with contextlib.suppress(ProcessLookupError):  # ended with the first process of its namespace
             os.kill(process, signal.SIGKILL)
     wait_for("the end of it", 10, lambda: not other.is_running())
     _run("up", "--name", OTHER, "--nodes", "0")

@@ -1,4 +1,4 @@
-"""NetworkPolicies block whom they do not name, on one node and between two; that of a job does, too."""
+"""NetworkPolicies, including that of a job, block all pods that they do not name, on one node and between two."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Nodes of the test cluster: how they look to Kubernetes, and what a crash, a reclaim and a cut cable do to them."""
+"""Nodes of the test cluster: their objects in Kubernetes, and effects of a crash, a reclaim and a network cut."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_crashed_node_is_noticed_and_comes_back_with_its_pods(
 
 
 def test_stopped_node_gives_its_containers_notice(cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault) -> None:
-    """The container has its seconds between SIGTERM and the end, as on a spot reclaim."""
+    """The container gets SIGTERM and has the notice time until it is killed, as at a spot reclaim."""
     cluster.machine_for("fault stop_node")
     script = "trap 'echo told > /data/said; sync; exit 0' TERM; echo up > /data/said; while true; do sleep 1; done"
     told = pod("told", cluster.image, ("bash", "-c", script), node="n3", claims={"/data": "data"})

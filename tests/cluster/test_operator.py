@@ -1,4 +1,4 @@
-"""What `kubectl apply` of a FinetuneJob leads to: a model, and meanwhile a cluster that is as the job says."""
+"""`kubectl apply` of a FinetuneJob leads to a model; meanwhile the cluster's objects match the job."""
 
 import json
 import os
@@ -23,14 +23,14 @@ from tests.cluster.operator_install import Operator
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 TRAINING_ROWS = int(os.environ.get("SPOTUNE_TEST_EXAMPLE_ROWS", "6400"))
-"""Of the text-to-SQL example; 80000: all, which takes some minutes, and learns as much as `make demo`."""
+"""Training rows of the text-to-SQL example. All 80000 take some minutes and reach the accuracy of `make demo`."""
 ALL_ROWS = 80_000
 STEPS = TRAINING_ROWS // 64
 CHILDREN = ("persistentvolumeclaim", "configmap", "networkpolicy", "raycluster")
 
 
 def _table(kubectl: Kubectl, name: str) -> dict[str, str]:
-    """What `kubectl get ftj` shows of a job, by the headings of its columns."""
+    """The row of a job in `kubectl get ftj`, by column heading."""
     heading, row = kubectl("get", "ftj", name).splitlines()
     starts = [found.start() for found in re.finditer(r"\S+", heading)]
     bounds = list(zip(starts, [*starts[1:], None], strict=True))
@@ -38,7 +38,7 @@ def _table(kubectl: Kubectl, name: str) -> dict[str, str]:
 
 
 def _of_job(kubectl: Kubectl, name: str) -> set[str]:
-    """Everything in the namespace that belongs to a job, as kind/name."""
+    """All objects of a job in the namespace, as kind/name."""
     kinds = "pods,services,configmaps,networkpolicies,rayclusters,persistentvolumeclaims"
     found = kubectl("get", kinds, f"--selector=spotune.dev/job={name}", "--output=name").split()
     rays = kubectl("get", "services,secrets", f"--selector=ray.io/cluster=spotune-{name}", "--output=name").split()
@@ -91,14 +91,14 @@ def _tables_until_complete(job: RunningJob) -> list[dict[str, str]]:
 
 
 def _left(job: RunningJob) -> set[str]:
-    """What stays of a job that is trained until it is deleted: its volume, and what costs nothing."""
+    """Objects of a trained job that are kept until it is deleted: its volume, and objects without cost."""
     name = f"spotune-{job.name}"
     return {f"persistentvolumeclaim/{name}", f"configmap/{name}", f"networkpolicy.networking.k8s.io/{name}"}
 
 
 @pytest.fixture
 def nowhere(operator: Operator, workplace: Workplace) -> Iterator[Callable[..., RunningJob]]:
-    """Starts jobs with a volume of their own whose pods no node takes."""
+    """Starts jobs with their own volume, whose pods fit no node."""
     with ExitStack() as started:
 
         def start(name: str, **sections: dict[str, Any]) -> RunningJob:
@@ -128,7 +128,7 @@ def _has_children(job: RunningJob) -> bool:
 
 
 def _uid(job: RunningJob, kind: str) -> str:
-    """Of a child of a job; empty where there is none."""
+    """The uid of a child of a job; empty if there is none."""
     return job.kubectl("get", kind, f"spotune-{job.name}", "--ignore-not-found", "--output=jsonpath={.metadata.uid}")
 
 
@@ -149,7 +149,7 @@ def test_deleted_child_is_made_again(kind: str, nowhere: Callable[..., RunningJo
 
 @pytest.fixture
 def _prometheus(operator: Operator) -> Iterator[None]:
-    """A kind that comes with a Prometheus operator, and an operator of ours that is told of it."""
+    """The kind `PodMonitor`, and an operator with a setting to use it."""
     with (
         prometheus.known(operator.cluster.kubectl, "PodMonitor"),
         operator.with_values("monitoring.namespace=monitoring"),
@@ -175,7 +175,7 @@ DRIFT = {
     "networkpolicy": ("/spec/ingress", [{}]),
     "raycluster": ("/spec/headGroupSpec/rayStartParams/num-cpus", "8"),
 }
-"""A field of each child that is ours, and what somebody makes of it."""
+"""A field of each child that the operator owns, and the value to which the test changes it."""
 
 
 @pytest.mark.parametrize("kind", CHILDREN)
@@ -214,7 +214,7 @@ BROKEN: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
         "give GPUs per pod as workers.gpus",
     ),
 }
-"""What the API server takes and the operator cannot act on, and words of the sentence that says so."""
+"""Specs that the API server accepts but the operator cannot run, and words of its message."""
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.replace(" ", "-"))

@@ -1,4 +1,4 @@
-"""The chart: what its templates make of values, and what a release does to a cluster and its jobs."""
+"""The chart: the output of its templates, and the effect of a release on a cluster and its jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kinds(objects: list[dict[str, Any]]) -> list[str]:
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The only one of its kind."""
+    """The only object of this kind."""
     (found,) = [found for found in objects if found["kind"] == kind]
     return found
 
@@ -54,7 +54,7 @@ def test_helm_finds_nothing_to_object_to(preset: Path | None) -> None:
 @pytest.mark.parametrize("values", [(), EVERYTHING, ("watchNamespaces={%s}",)], ids=["default", "everything", "team"])
 @pytest.mark.usefixtures("_prometheus")
 def test_api_server_takes_every_object(values: tuple[str, ...], namespace: Kubectl) -> None:
-    """By its own schemas, as strict as they can be."""
+    """With the API server's own schemas and strict field validation."""
     text = chart.template(
         *(value.replace("%s", namespace.namespace) for value in values), namespace=namespace.namespace
     )
@@ -110,7 +110,7 @@ def test_settings_become_variables() -> None:
     values = ("settings.pollSeconds=5", "settings.healAfterSeconds=9", "trainer.image=a/b:1", "watchNamespaces={a,b}")
     found = environment(rendered(*values, "healing.cordon=true"))
     assert found == {
-        "NAMESPACE": "",  # from the pod
+        "NAMESPACE": "",  # a field reference to the pod
         "POLL_SECONDS": "5",
         "HEAL_AFTER_SECONDS": "9",
         "HEAL_CORDON": "true",
@@ -129,14 +129,14 @@ def test_parts_come_only_when_they_are_asked_for() -> None:
 
 
 def test_upgrade_brings_the_whole_definition() -> None:
-    """As a template of the release, read and written by Helm: nothing is left behind, no number changes."""
+    """The definition is a template. After rendering by Helm no part is missing and no number has changed."""
     found = of_kind(rendered(), "CustomResourceDefinition")
     del found["metadata"]["annotations"]
     assert _with_numbers(found) == yaml.safe_load((CHART.parent.parent / "manifests/crd.yaml").read_text())
 
 
 def _with_numbers(node: Any) -> Any:
-    """With `1e-08`, as Go writes it, for the number that it is, and not for the text that it is to PyYAML."""
+    """Convert texts such as `1e-08` to numbers: Go writes numbers so, but PyYAML reads them as texts."""
     if isinstance(node, dict):
         return {key: _with_numbers(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -168,7 +168,7 @@ def test_named_namespaces_are_all_that_the_operator_may_touch(operator: Operator
                 job.wait_for("a phase", lambda seen: "phase" in seen.status, 60)
             assert "phase" not in outside.get("finetunejob", "alone")["status"]
             assert outside("get", "configmap,raycluster", "--selector=spotune.dev/job", "--output=name") == ""
-        # With all namespaces to look after it finds the job that it has left alone.
+        # An operator of all namespaces handles the job that it ignored before.
         look = "--for=jsonpath={.status.phase}"
         outside("wait", "finetunejob/alone", look, "--timeout=60s")
         outside("delete", "finetunejob", "alone")
@@ -189,7 +189,7 @@ def test_release_that_goes_leaves_definition_jobs_and_volumes(operator: Operator
 def _can(kubectl: Kubectl, verb: str, resource: str, user: str) -> bool:
     try:
         return kubectl("auth", "can-i", verb, resource, user).strip() == "yes"
-    except KubectlError:  # no is an error, too
+    except KubectlError:  # the answer "no" is an error, too
         return False
 
 

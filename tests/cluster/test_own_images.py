@@ -1,6 +1,6 @@
-"""An empty cluster, images of the Dockerfile, `helm install` and `kubectl apply`: the text-to-SQL example is trained.
+"""Trains the text-to-SQL example in an empty cluster: images of the Dockerfile, `helm install`, `kubectl apply`.
 
-The images are built before, which takes long: `make images`.
+Build the images first by `make images`, which takes long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_example_is_trained_by_the_images_of_the_dockerfile_through_the_loss_of_
     if missing:
         pytest.skip(f"no {' and '.join(missing)} image: make images")
     machine = cluster.machine_for("loading images")
-    nodes = cluster.nodes[:2]  # each keeps an image twice, which takes tens of gigabytes
+    nodes = cluster.nodes[:2]  # each node stores an image twice, which takes tens of gigabytes
     for name in nodes:
         for target in TARGETS:
             load_image(machine.way_in(name), ARCHIVES / f"{target}.tar")
@@ -45,7 +45,7 @@ def test_example_is_trained_by_the_images_of_the_dockerfile_through_the_loss_of_
     corpus = text_to_sql.write_corpus(tmp_path, ROWS)
     manifest = text_to_sql.manifest(workplace, every_steps=STEPS // 2, samples=16)
     del manifest["spec"]["cluster"]["image"]
-    manifest["spec"]["checkpoint"] = {"every": 10}  # long before its end
+    manifest["spec"]["checkpoint"] = {"every": 10}  # long before the last step
     with workplace.running(manifest) as job:
         job.move_to_own_volume(corpus, text_to_sql.ON_VOLUME)
         job.wait_for_commit()

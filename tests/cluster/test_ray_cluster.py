@@ -1,4 +1,4 @@
-"""Facts about Ray and KubeRay that the operator is built on, on real parts: when one changes, so must a promise."""
+"""Facts about the real Ray and KubeRay that the operator depends on. If one changes, so must a promise."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.cluster.ray_clusters import DRAIN_SECONDS, RayCluster, ray_cluster, s
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 WORKERS = 2
-# Prints the deadline that each rank of a Ray Train group is told, once, and goes on until all have been told.
+# Prints the deadline that each rank of a Ray Train group gets, once per rank.
 PREEMPTION_PROBE = """
 import time
 import ray.train
@@ -36,7 +36,7 @@ TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2)).fit()
 
 @pytest.fixture(scope="module")
 def ray(cluster: ClusterUnderTest, took: dict[str, float]) -> Iterator[RayCluster]:
-    """One RayCluster for all tests of this module: each leaves it as ready as it found it."""
+    """One RayCluster for all tests of this module. Each test leaves it ready."""
     start = time.monotonic()
     manifest = ray_cluster("ray", cluster.image, WORKERS)
     with temporary_namespace(cluster.kubectl) as kubectl, started(kubectl, manifest) as found:
@@ -45,7 +45,7 @@ def ray(cluster: ClusterUnderTest, took: dict[str, float]) -> Iterator[RayCluste
 
 
 def test_head_and_workers_become_ready_on_different_nodes(ray: RayCluster) -> None:
-    """Depends on it: everything; the operator's children are a RayCluster like this one."""
+    """Depends on it: everything, because the operator creates a RayCluster like this one."""
     nodes = {pod["spec"]["nodeName"] for pod in [ray.head(), *ray.workers()]}
     assert len(nodes) == WORKERS + 1
     assert len(ray.alive()) == WORKERS + 1
@@ -69,9 +69,9 @@ def test_job_without_the_token_is_refused(ray: RayCluster, token: str, status: i
 
 @pytest.mark.long
 def test_deleted_head_keeps_the_worker_pods(ray: RayCluster) -> None:
-    """Depends on it: on head loss the operator does nothing; GPU nodes, image and caches of the workers stay.
+    """Depends on it: on head loss the operator does nothing; the workers keep GPU nodes, image and caches.
 
-    The old submission id is unknown to the new head, so the supervisor must submit again, under whatever id.
+    The new head does not know the old submission id, so the supervisor must submit again, under any id.
     """
     before = {pod["metadata"]["uid"] for pod in ray.workers()}
     old_head = ray.head()["metadata"]["uid"]
@@ -87,7 +87,7 @@ def test_deleted_head_keeps_the_worker_pods(ray: RayCluster) -> None:
 
 @pytest.mark.long
 def test_killed_head_container_heals_without_kuberay(ray: RayCluster, fault: Fault) -> None:
-    """Depends on it: training goes on through a head loss while every operator is down; the kubelet is enough."""
+    """Depends on it: training survives a head loss while every operator is down, because the kubelet suffices."""
     fault.stop_component("kuberay-operator")
     before = {pod["metadata"]["uid"] for pod in [ray.head(), *ray.workers()]}
     restarts = _restarts(ray)
@@ -99,7 +99,7 @@ def test_killed_head_container_heals_without_kuberay(ray: RayCluster, fault: Fau
 
 @pytest.mark.long
 def test_force_deleted_worker_is_replaced(ray: RayCluster) -> None:
-    """Depends on it: the operator never creates worker pods itself, it only makes room for KubeRay to do so."""
+    """Depends on it: the operator never creates worker pods, it only deletes dead ones so that KubeRay can."""
     lost, kept = ray.workers()
     ray.kubectl("delete", "pod", lost["metadata"]["name"], "--force", "--grace-period=0")
     ray.wait_until_ready(WORKERS)
@@ -109,7 +109,7 @@ def test_force_deleted_worker_is_replaced(ray: RayCluster) -> None:
 
 
 def test_graceful_deletion_of_a_busy_worker_tells_every_rank_its_deadline(ray: RayCluster) -> None:
-    """Depends on it: a spot notice becomes one last commit, on all ranks, before the node goes.
+    """Depends on it: after a spot notice all ranks make a last commit before the node is lost.
 
     SIGTERM reaches `ray start` (PID 1 of the container), which drains for RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S.
     """
@@ -127,7 +127,7 @@ def test_graceful_deletion_of_a_busy_worker_tells_every_rank_its_deadline(ray: R
 
 @pytest.mark.long
 def test_pod_of_a_crashed_node_is_replaced_only_when_its_object_is_gone(ray: RayCluster, fault: Fault) -> None:
-    """Depends on it: the operator force-deletes Ray pods that are Terminating on dead nodes, for nobody else does."""
+    """Depends on it: the operator force-deletes Ray pods that are Terminating on dead nodes. Nothing else does."""
     head = ray.head()["spec"]["nodeName"]
     lost = next(pod for pod in ray.workers() if pod["spec"]["nodeName"] != head)
     name, uid = lost["metadata"]["name"], lost["metadata"]["uid"]
@@ -143,7 +143,7 @@ def test_pod_of_a_crashed_node_is_replaced_only_when_its_object_is_gone(ray: Ray
 
 
 def _said(ray: RayCluster, pattern: str) -> dict[str, str]:
-    """What each rank of the job `preempted` has printed; Ray may show a line more than once."""
+    """The output of each rank of the job `preempted`; Ray may show a line more than once."""
     return dict(re.findall(pattern, ray.job_log("preempted")))
 
 

@@ -1,4 +1,4 @@
-"""Passes on a real API server: cut off at every request, with children changed by others, and with nothing to do."""
+"""Passes on a real API server: with faults at every request, with changed children, and with nothing to do."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ pytestmark = pytest.mark.cluster
 
 CRD = ROOT / "manifests" / "crd.yaml"
 EVERY = int(os.environ.get("SPOTUNE_TEST_FAULT_EVERY", "8"))
-"""Of how many requests one is befallen, for each kind of fault; 1: every one."""
+"""Every how many requests a fault is injected, for each kind of fault; 1: at every request."""
 KINDS: tuple[Kind, ...] = ("crash", "lost", "cut")
 MADE = ("PersistentVolumeClaim", "ConfigMap", "NetworkPolicy", "RayCluster")
-"""Children of a job where no PodMonitor is asked for."""
+"""Children of a job without a PodMonitor."""
 QUIET_AFTER_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_kuberay(cluster: ClusterUnderTest) -> Iterator[None]:
-    """The definition, a class that nobody provisions, no KubeRay, which would make pods, and no other operator."""
+    """The definition, a storage class without a provisioner, no KubeRay (it would create pods), no other operator."""
     machine = cluster.machine_for("stopping KubeRay")
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
     cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
@@ -59,7 +59,7 @@ def _class_of_nobody(name: str) -> Manifest:
 
 @pytest.fixture
 def credentials(cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch) -> Login:
-    """The administrator's, as the operator finds its own."""
+    """The credentials of the administrator, in the place where the operator finds its own."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubectl.kubeconfig))
     return login
 
@@ -72,13 +72,13 @@ def within(namespace: Kubectl, credentials: Login, test: Callable[[World], Corou
     asyncio.run(main())
 
 
-# Cut off
+# Faults of requests
 
 
 def test_a_job_is_what_it_was_whatever_befalls_any_request(
     namespace: Kubectl, credentials: Login, took: dict[str, float]
 ) -> None:
-    """The operator crashes after it, its answer is lost, or it never arrives: nothing is lost, and nothing doubled."""
+    """The operator crashes after the request, its response is lost, or it never arrives. The job does not change."""
 
     async def test(here: World) -> None:
         undisturbed = await live(here)
@@ -107,7 +107,7 @@ def test_a_job_is_what_it_was_when_operators_crash_again_and_again(namespace: Ku
     async def test(here: World) -> None:
         undisturbed = await live(here)
         await here.clear()
-        here.fault = Fault(every=7)  # each new one applies the four children once, and then gets on a little
+        here.fault = Fault(every=7)  # each operator applies the four children once, and then makes some progress
         assert list(differences(undisturbed, await live(here))) == []
         assert here.crashes >= 8
 
@@ -115,7 +115,7 @@ def test_a_job_is_what_it_was_when_operators_crash_again_and_again(namespace: Ku
 
 
 def test_a_life_takes_few_requests(namespace: Kubectl, credentials: Login) -> None:
-    """Each stage applies what it changes, tells each Event once, and says its status at most three times."""
+    """Each stage applies only its changes, creates each Event once, and writes the status at most three times."""
 
     async def test(here: World) -> None:
         for stage in LIFE:
@@ -145,11 +145,11 @@ def test_an_operator_that_starts_anew_applies_children_once_and_says_nothing(
     within(namespace, credentials, test)
 
 
-# Changed by others
+# Children changed by others
 
 
 def _change(path: str, value: Any) -> Manifest:
-    """A merge patch of one field; the path's parts are divided by spaces."""
+    """A merge patch of one field; spaces separate the parts of the path."""
     change: Any = value
     for name in reversed(path.split()):
         change = {name: change}
@@ -256,7 +256,7 @@ def test_suspension_of_a_job_in_a_queue_belongs_to_kueue(namespace: Kubectl, cre
 def test_claim_of_a_job_that_names_no_class_is_applied_again_and_again(
     cluster: ClusterUnderTest, namespace: Kubectl, credentials: Login
 ) -> None:
-    """The provider's usual class is ours to apply: the API server would refuse it to be changed or left out."""
+    """The operator has to apply the provider's default class each time: it cannot be changed or removed later."""
     cluster.kubectl.apply(_class_of_nobody("standard-rwx"))
 
     async def test(here: World) -> None:
@@ -294,7 +294,7 @@ def test_status_that_somebody_has_spoilt_is_written_again(namespace: Kubectl, cr
 
 
 def _repaired(found: Any) -> Any:
-    """A picture's part without what every repair changes: counts of changes, who made some, and times of conditions."""
+    """A part of a picture without values that every repair changes: generations, managers, transition times."""
     if isinstance(found, dict):
         left_out = ("generation", "managers", "lastTransitionTime")
         return {name: _repaired(value) for name, value in found.items() if name not in left_out}
@@ -314,7 +314,7 @@ def _without_times(found: Any) -> Any:
 def test_nothing_is_asked_and_nothing_is_written_while_nothing_changes(
     cluster: ClusterUnderTest, namespace: Kubectl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole operator, as it is started in its pod, over jobs that wait, are stalled, suspended and in training."""
+    """The whole operator, as in its pod, with jobs that wait, are stalled, suspended or in training."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubectl.kubeconfig))
 
     async def main() -> None:
@@ -353,7 +353,7 @@ async def _has_said_something(here: World) -> None:
 
 
 async def _versions(here: World) -> dict[str, str]:
-    """The version of everything that the operator writes, by uid."""
+    """The resource version of each object that the operator writes, by uid."""
     kinds = [JOBS, *CHILDREN.values()]
     found = [item for kind in kinds for item in await listed(here.kube, kind, here.namespace)]
     return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in found}

@@ -1,4 +1,4 @@
-"""What `spotune render` prints is taken by a real API server and by KubeRay, in a namespace of the strictest kind."""
+"""A real API server and KubeRay accept the output of `spotune render`, with restricted pod security."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ CAPACITIES = ("spot", "on-demand", "spot-then-on-demand")
 
 @pytest.fixture
 def restricted(namespace: Kubectl) -> Kubectl:
-    """A namespace that takes only pods of the restricted standard."""
+    """A namespace that enforces restricted pod security."""
     namespace("label", "namespace", namespace.namespace, "pod-security.kubernetes.io/enforce=restricted")
     return namespace
 
@@ -34,7 +34,7 @@ def restricted(namespace: Kubectl) -> Kubectl:
 def applied(
     cluster: ClusterUnderTest, restricted: Kubectl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Kubectl]:
-    """The namespace, with a job's children in it, for whose pods there is no node."""
+    """The namespace with the children of a job, whose pods fit no node."""
     job = _job(tmp_path, "t5-wikisql", "spot-then-on-demand", "local")
     children = _children(job, "aks", cluster, restricted, capsys)
     (ray,) = [child for child in children if child["kind"] == "RayCluster"]

@@ -1,4 +1,4 @@
-"""The operator's role is what it uses: nothing more, which a thief of its token could use; nothing less."""
+"""The operator's role has exactly the rights that it uses. A stolen token gives no others."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.cluster.rights import Right, granted, refused, used
 
 PROMETHEUS = "monitoring.namespace=monitoring"
 ONLY_ON_DEAD_NODES = {Right("", "pods", "delete")}
-"""`make faults` crashes nodes; these tests do not."""
+"""Rights that are needed only after a node crash, which `make faults` tests and these tests do not."""
 
 
 @pytest.mark.cluster

@@ -1,4 +1,4 @@
-"""kubeconform finds nothing wrong in what is applied, by the schemas of the oldest, tested and newest Kubernetes."""
+"""kubeconform accepts all manifests with the schemas of the oldest, the tested and the newest Kubernetes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.examples.jobs import JOB_FILES
 pytestmark = pytest.mark.cluster
 
 
-MANIFESTS = sorted({*ROOT.glob("manifests/**/*.yaml")} - {*ROOT.glob("manifests/argocd/*")})  # a patch is no object
+MANIFESTS = sorted({*ROOT.glob("manifests/**/*.yaml")} - {*ROOT.glob("manifests/argocd/*")})  # patches, not objects
 RENDERED = sorted(ROOT.glob("tests/operator/reconcile/golden/*.yaml"))
 ALL_VALUES = (
     *EVERYTHING,
@@ -57,11 +57,11 @@ def custom(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=KUBERNETES, ids=lambda source: source.version)
 def check(request: pytest.FixtureRequest, custom: Path, tmp_path_factory: pytest.TempPathFactory) -> Check:
-    """Returns what is wrong with objects in YAML."""
+    """A function that returns the errors in objects (YAML)."""
     folder = tmp_path_factory.mktemp("schemas") / "kubernetes"
     schemas.write_kubernetes(request.param, folder)
     locations = [f"-schema-location={each}/{LOCATION}" for each in (folder, custom)]
-    # eksctl's is a file for a program, which has no module that could be had
+    # ClusterConfig is a file for eksctl; no Go module has its schema
     command = [
         str(chart.program().with_name("kubeconform")),
         "-strict",

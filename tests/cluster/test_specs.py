@@ -1,7 +1,7 @@
-"""Generated specs on a real API server: its verdict beside the models', and what becomes of those that it takes.
+"""Generated specs on a real API server: compared with the models; accepted ones also become jobs.
 
-`SPOTUNE_TEST_SPECS` says how many are tried (10,000 take two minutes), `SPOTUNE_TEST_LIVE_SPECS` how many jobs are made
-of those that the API server takes.
+`SPOTUNE_TEST_SPECS` is the number of specs that are sent by dry-run (10,000 take two minutes),
+`SPOTUNE_TEST_LIVE_SPECS` the number of jobs that are created from accepted specs.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ SETTLED_SECONDS = 180.0
 
 ONLY_THE_SERVER_REFUSES = re.compile(
     r"must be of type integer(,string)?: \"number\""  # Go's integers end at 2^63
-    r"|Too long: may not be more than 64 bytes"  # a rule on a text has to know how long it can be
+    r"|Too long: may not be more than 64 bytes"  # CEL rules need a maximum length of texts
 )
 ONLY_THE_MODELS_REFUSE = {
     "spec.adapter.lora.targetModules": "a structural schema has no union of a word and a list",
     "spec.execution.compile": "a rule cannot read a field that is a word or a truth value",
     "spec.retry.backoff.max": "CEL's durations know no days",
 }
-"""What the definition cannot say, and the operator does."""
+"""Checks that the definition cannot express; the operator performs them."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an API server said to a spec.
+    """The API server's response to a spec.
 
     Attributes:
         sent: The job.
-        status: Of HTTP.
-        answer: The job as it would be stored, or the refusal.
+        status: The HTTP status.
+        answer: The job as it would be stored, or the error.
     """
 
     sent: Manifest
@@ -73,7 +73,7 @@ class Verdict:
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_hands(cluster: ClusterUnderTest) -> Iterator[None]:
-    """The definition, the classes that clouds have, and nobody who acts on what jobs ask for."""
+    """The definition, the storage classes of the providers, and no controller that creates pods or volumes."""
     machine = cluster.machine_for("stopping KubeRay")
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
     cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
@@ -116,7 +116,7 @@ def test_api_server_and_models_agree_about_generated_specs(namespace: Kubectl, t
 
 
 def check(verdict: Verdict) -> str:
-    """What kind of agreement there is; one that is not to be expected fails."""
+    """Compare API server and models; returns the kind of agreement, and fails on an unexpected difference."""
     said = str(verdict.answer.get("message"))
     assert verdict.status in (201, 400, 422), f"{verdict.status} {said}: {verdict.sent}"
     if verdict.is_taken:
@@ -132,7 +132,7 @@ def check(verdict: Verdict) -> str:
 
 
 def refused_fields(job: Manifest) -> set[str]:
-    """Fields that the models refuse; none of a job that they take."""
+    """The fields that the models refuse; empty if they accept the job."""
     try:
         parse_job(Document(job))
     except JobError as error:
@@ -141,14 +141,14 @@ def refused_fields(job: Manifest) -> set[str]:
 
 
 def _names(text: str, field: str) -> bool:
-    """Whether a text names a field, or a section that it is in (a rule may stand on the section)."""
+    """Whether a text names a field or one of its parent sections, where its rule may be defined."""
     parts = re.sub(r"\[(\d+)\]", r".\1", field).split(".")
     places = [".".join(parts[:length]) for length in range(len(parts), 1, -1)]
     return any(place in re.sub(r"\[(\d+)\]", r".\1", text) for place in places)
 
 
 async def tried(specs: Sequence[Spec], namespace: str) -> list[Verdict]:
-    """What the API server would say to jobs with these specs, as kubectl asks it (unknown fields are errors)."""
+    """Send jobs with these specs by dry-run, with the validation of kubectl (unknown fields are errors)."""
     access = login()
     path = f"{access.server}/apis/{API_VERSION}/namespaces/{namespace}/finetunejobs"
     query = {"dryRun": "All", "fieldValidation": "Strict"}
@@ -175,14 +175,14 @@ def a_job(name: str, namespace: str, spec: Spec) -> Manifest:
 def test_every_job_that_the_api_server_takes_ends_with_a_condition_that_says_why(
     namespace: Kubectl, took: dict[str, float]
 ) -> None:
-    """And then there is nothing more to do about it: no pass fails, nothing is asked, nothing is written."""
+    """Afterwards nothing is left to do: no pass fails, and the operator neither sends requests nor writes."""
     here = namespace.namespace
 
     async def main() -> None:
         taken = [verdict.sent for verdict in await tried(generated(LIVE * 10), here) if verdict.is_taken]
         jobs = taken[:: len(taken) // LIVE][:LIVE]
         assert len(jobs) == LIVE
-        # What is refused is tried again after this time, which is not to be now.
+        # Refused jobs are retried after this time; the test ends before that.
         async with Kube(login) as kube, whole_operator(here, refused_seconds=3600.0) as operator:
             for job in jobs:
                 assert await kube.create(JOBS, job)
@@ -198,7 +198,7 @@ def test_every_job_that_the_api_server_takes_ends_with_a_condition_that_says_why
 
 
 def check_settled(job: Manifest) -> None:
-    """A job that can be run waits for its head, any other says what to change."""
+    """A valid job waits for its head; the message of any other job names what to change."""
     conditions = {condition["type"]: condition for condition in job["status"]["conditions"]}
     ready, stalled = conditions["Ready"], conditions["Stalled"]
     told = f"{ready} {stalled}: {job['spec']}"
@@ -218,7 +218,7 @@ async def listed(kube: Kube, namespace: str) -> list[Manifest]:
 
 
 async def until_quiet(operator: WholeOperator, kube: Kube, namespace: str) -> None:
-    """Wait until every job has a status, and for some time nobody asks or writes anything any more."""
+    """Wait until every job has a status, and no request and no write has happened for some time."""
     async with asyncio.timeout(SETTLED_SECONDS):
         while True:
             before = await state(operator, kube, namespace)
@@ -229,6 +229,6 @@ async def until_quiet(operator: WholeOperator, kube: Kube, namespace: str) -> No
 
 
 async def state(operator: WholeOperator, kube: Kube, namespace: str) -> tuple[Counter[str], dict[str, str]]:
-    """Requests so far, and the version of every job."""
+    """The number of requests so far, and the resource version of every job."""
     versions = {job["metadata"]["name"]: job["metadata"]["resourceVersion"] for job in await listed(kube, namespace)}
     return await operator.calls(), versions

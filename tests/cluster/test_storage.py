@@ -1,4 +1,4 @@
-"""ReadWriteMany volumes of the test cluster: shared by nodes, with a size that is meant, and with faults."""
+"""ReadWriteMany volumes of the test cluster: shared by nodes, with an enforced size, and with faults."""
 
 import pytest
 
@@ -15,7 +15,7 @@ FILL = "dd if=/dev/zero of=/data/fill bs=1M count={} conv=fsync 2>&1"
 
 @pytest.fixture
 def shared(cluster: ClusterUnderTest, namespace: Kubectl) -> Kubectl:
-    """A claim of 300 MiB mounted at /data of two pods on two nodes."""
+    """Two pods on two nodes that mount a claim of 300 MiB at /data."""
     writer = pod("writer", cluster.image, node=cluster.nodes[0], claims={"/data": "data"})
     reader = pod("reader", cluster.image, node=cluster.nodes[1], claims={"/data": "data"})
     namespace.apply(claim("data", "300Mi", cluster.storage_class), writer, reader)

@@ -1,4 +1,4 @@
-"""The test cluster's own parts, each alone: nothing here needs a cluster, Go or root."""
+"""Unit tests of the test cluster's parts, without a cluster, Go or root."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ init.run()
 
 @pytest.fixture
 def init(tmp_path: Path) -> Iterator[Path]:
-    """The socket of an init with two components, in a process of its own."""
+    """The socket of an init with two components, in a separate process."""
     socket = tmp_path / "control.sock"
     process = subprocess.Popen([sys.executable, "-c", SLEEPS_UNDER_AN_INIT, str(tmp_path)], start_new_session=True)
     wait_for("the init", 10, lambda: process_id(socket))

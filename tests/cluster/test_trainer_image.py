@@ -1,4 +1,4 @@
-"""The trainer's environment in pods: all of it, for any user, with valid bytecode, and without a copy on each node."""
+"""The trainer's environment in pods: complete, for any user, with valid bytecode, without a copy on each node."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from tests.cluster.pods import pod, restricted, run_in, wait_until_done, wait_un
 pytestmark = pytest.mark.cluster
 
 IMPORTS = "import deepspeed, ray, spotune_trainer, streaming, torch, transformers; print('imported')"
-# A .pyc that does not name its source's time and size is compiled again at every import (PEP 552).
+# Python recompiles a .pyc at every import if it does not match the source's time and size (PEP 552).
 STALE = """
 import importlib.util, pathlib, struct, torch, transformers, spotune_trainer
 stale = []

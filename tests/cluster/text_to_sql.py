@@ -13,11 +13,11 @@ from tests.cluster.finetune_jobs import SMALL, Workplace
 EXAMPLE = ROOT / "examples" / "text-to-sql"
 JOB_FILE = EXAMPLE / "finetunejob.yaml"
 ON_VOLUME = "/data/data"
-"""Relative sources of the job file begin at the root of the volume."""
+"""Relative sources of the job file are relative to the root of the volume."""
 
 
 def write_corpus(folder: Path, training_rows: int) -> Path:
-    """The example's data, with so many questions to train on; as its README says, by its own commands."""
+    """Write the example's data with that number of training questions, by the commands of its README."""
     corpus = folder / "data"
     generate = [str(EXAMPLE / "generate.py"), "--output", str(corpus), "--training-rows", str(training_rows)]
     subprocess.run([sys.executable, *generate], check=True, capture_output=True)
@@ -30,7 +30,7 @@ def write_corpus(folder: Path, training_rows: int) -> Path:
 
 
 def manifest(workplace: Workplace, *, every_steps: int, samples: int = 0) -> dict[str, Any]:
-    """The example's FinetuneJob on a volume of its own, evaluated every so many steps on so many samples (0: all)."""
+    """The example's FinetuneJob on its own volume, with an evaluation interval and number of samples (0: all)."""
     job: dict[str, Any] = yaml.safe_load(JOB_FILE.read_text())
     cluster = workplace.cluster
     job["metadata"]["namespace"] = workplace.kubectl.namespace

@@ -1,4 +1,4 @@
-"""The whole operator in this process, as `spotune operator` starts it in its pod, and what it counts of itself."""
+"""The whole operator in this process, as `spotune operator` starts it in its pod, and its metrics."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SAMPLE = re.compile(r"^(?P<name>spotune_\w+)(\{(?P<labels>[^}]*)\})? (?P<value>
 
 @dataclass(frozen=True)
 class WholeOperator:
-    """An operator that runs; its credentials are those of KUBECONFIG."""
+    """A running operator with the credentials of KUBECONFIG."""
 
     port: int
 
     async def _samples(self, name: str) -> Counter[str]:
-        """Values of a metric, by its labels as they are written."""
+        """Values of a metric by its labels, in the text format."""
         url = f"http://127.0.0.1:{self.port}/metrics"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             text = await answer.text()
@@ -35,18 +35,18 @@ class WholeOperator:
         return Counter({match["labels"] or "": int(float(match["value"])) for match in found})
 
     async def calls(self) -> Counter[str]:
-        """Requests to the API server so far that are no watches, by kind and verb."""
+        """Number of requests to the API server so far, without watches, by kind and verb."""
         counted = await self._samples("spotune_operator_api_calls_total")
         return Counter({labels: number for labels, number in counted.items() if 'verb="WATCH"' not in labels})
 
     async def passes(self) -> Counter[str]:
-        """Passes so far by result."""
+        """Number of passes so far, by result."""
         return await self._samples("spotune_operator_reconciles_total")
 
 
 @asynccontextmanager
 async def whole_operator(namespace: str, **settings: Any) -> AsyncIterator[WholeOperator]:
-    """An operator for one namespace, until the block ends."""
+    """Run an operator for one namespace until the block ends."""
     port = _free_port()
     chosen = Settings(
         host="127.0.0.1", port=port, image="registry.example/trainer:1", watch_namespaces=namespace, **settings

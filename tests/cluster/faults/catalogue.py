@@ -24,7 +24,7 @@ class Case:
         sections: Sections of the job's spec, merged over those of a tiny job.
         endless: Whether the job trains until the fault is over, because the fault takes long.
         prepare: Called before the job is applied.
-        trains: Whether the job ends with a model.
+        trains: Whether the job produces a model.
     """
 
     name: str

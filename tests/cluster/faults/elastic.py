@@ -63,7 +63,7 @@ def test_resizes_and_termination_notices_lose_no_step(
     assert (two["stepsLost"], sum(two["restarts"].values())) == (0, 0)
 
     delete_a_worker(job, grace_seconds=60)
-    again = trains_with(job, 2, after=two)  # at once, or grown back after some steps of one worker
+    again = trains_with(job, 2, after=two)  # at once, or after some steps with one worker
     assert again["stepsLost"] == 0
     assert again["restarts"]["preempted"] == 1
     status = reported_status(job, again)
@@ -74,7 +74,7 @@ def test_resizes_and_termination_notices_lose_no_step(
     fewer = trains_with(job, 1, after=again)
     assert fewer["stepsLost"] == 0
 
-    delete_a_worker(job, grace_seconds=5)  # less than was announced: what was committed at the notice counts
+    delete_a_worker(job, grace_seconds=5)  # less notice than announced: the commit at the notice counts
     last = trains_with(job, 1, after=fewer)
     assert last["resumedFromStep"] >= fewer["step"], "it must resume from the commit that the notice caused"
     assert last["restarts"]["preempted"] == fewer["restarts"]["preempted"] + 1

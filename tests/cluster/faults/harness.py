@@ -106,7 +106,7 @@ class FaultHarness:
 
     @contextmanager
     def expect_clean_restart(self) -> Iterator[None]:
-        """The block ends the pods in order. Training must continue on new pods, without a counted restart."""
+        """The block terminates the pods cleanly. Training must continue on new pods, without a counted restart."""
         before = self._wait_for_baseline()
         yield
         self._wait_for_new_steps(before, interrupted=True)

@@ -1,4 +1,4 @@
-"""Faults of what a job depends on: its RayCluster, its manifest, the space on its volume, its image, its data."""
+"""Faults of the inputs of a job: its RayCluster, its manifest, the space on its volume, its image, its data."""
 
 import tempfile
 import time

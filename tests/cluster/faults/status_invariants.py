@@ -73,7 +73,7 @@ def _may_begin(first: ObservedJob) -> bool:
 
 
 def _check_order(before: ObservedJob, after: ObservedJob) -> Iterator[str]:
-    """Phases come in their order, counters grow, and an end is an end for as long as nobody changes the job."""
+    """Phases are in order, counters never decrease, and a final phase stays until the job is changed."""
     was, now = before.status["phase"], after.status["phase"]
     if now not in (*_BEGINNING, *_STEPPING, *_APART, *_ENDS):
         yield f"there is no phase {now!r}"
@@ -93,7 +93,7 @@ def _check_order(before: ObservedJob, after: ObservedJob) -> Iterator[str]:
 
 
 def _check_transition_times(before: ObservedJob, after: ObservedJob) -> Iterator[str]:
-    """`lastTransitionTime` changes with the status, and with nothing else; no condition is dropped."""
+    """`lastTransitionTime` changes if and only if the status changes; no condition is removed."""
     now = {condition["type"]: condition for condition in after.status["conditions"]}
     for condition in before.status.get("conditions", []):
         kind, later = condition["type"], now.get(condition["type"])
@@ -106,7 +106,7 @@ def _check_transition_times(before: ObservedJob, after: ObservedJob) -> Iterator
 
 
 def _within_one_second(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Times are whole seconds: two changes in one second have the same."""
+    """Whether the status changed twice within one second. Times are whole seconds, so both have the same time."""
     return bool(before["status"] != after["status"] and before["lastTransitionTime"] == after["lastTransitionTime"])
 
 
@@ -129,7 +129,7 @@ def _check_conditions(seen: ObservedJob) -> Iterator[str]:
 def _check_steps(
     reported: Sequence[ObservedJob], training_intervals: Sequence[TrainingInterval], operator_downtime: Times
 ) -> Iterator[str]:
-    """In a time without steps, Ready and Training may be True only until they were found out, and not again."""
+    """Without steps, Ready and Training may be True only until the detection deadline, and not again later."""
     gaps = [(before.end, after.begin) for before, after in pairwise(training_intervals)]
     first = training_intervals[0].begin if training_intervals else float("inf")
     for begin, end in [(0.0, first), *gaps]:
@@ -138,7 +138,7 @@ def _check_steps(
 
 
 def _detection_deadline(begin: float, operator_downtime: Times) -> float:
-    """By when it has to be known that no steps are made since `begin`."""
+    """The time by which the status must show that no steps are made since `begin`."""
     known = begin + SECONDS_OLD
     for left, back in operator_downtime:
         if left <= known <= back + SECONDS_OLD:

@@ -21,7 +21,7 @@ NOT_TRAINING = {"Training": "False", "Ready": "False", "Reconciling": "True"}
 def seen(
     at: float, phase: str, conditions: Mapping[str, str], since: float | None = None, **status: Any
 ) -> ObservedJob:
-    """A status at a time; its conditions have been as they are since then, or since another time."""
+    """A status at a time. Its conditions have that transition time, or another given one."""
     all_conditions = {"Complete": "False", "Failed": "False", "PreflightPassed": "True", **conditions}
     listed = [
         {"type": kind, "status": value, "lastTransitionTime": f"{since or at:.0f}/{kind}/{value}"}
@@ -32,7 +32,7 @@ def seen(
 
 
 def life() -> list[ObservedJob]:
-    """A job that loses its head once, and says so."""
+    """A job that loses its head once and reports it."""
     once = {"total": 1, "headLost": 1}
     return [
         seen(900, "Provisioning", NOT_TRAINING, 900),
@@ -55,7 +55,7 @@ def with_one_more(*more: ObservedJob) -> list[ObservedJob]:
 
 
 def test_correct_history_has_no_violations() -> None:
-    # The transition times of this life are those of its conditions as a whole, which some of them outlast.
+    # All conditions of a status share one transition time here, even those that did not change.
     assert [found for found in invariant_violations(life(), INTERVALS) if "lastTransitionTime" not in found] == []
 
 
@@ -92,7 +92,7 @@ def test_ready_for_too_long_after_the_last_step_is_found() -> None:
 
 
 def test_operator_downtime_extends_the_deadline() -> None:
-    """The operator has 30 s after it is back."""
+    """The operator has 30 s after its restart."""
     silent = [one for one in life() if one.time not in (1105, 1140)]
     end, begin = INTERVALS[0].end, INTERVALS[1].begin
     assert not any(

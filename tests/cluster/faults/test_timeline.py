@@ -1,4 +1,4 @@
-"""Times of steps and of a recovery, worked out from what a job has written."""
+"""Times of steps and of a recovery, computed from the files of a job."""
 
 from pathlib import Path
 from typing import Any

@@ -37,8 +37,8 @@ class TrainingInterval:
 def training_intervals(artifacts: RunArtifacts) -> list[TrainingInterval]:
     """Of every generation that made steps, in order.
 
-    A step's line says how long it took, and a generation's progress when it began and how long the parts of its start
-    took: step times add up from there.
+    The line of a step has its duration. The progress of a generation has its start time and the durations of the parts
+    of its start. Step times are sums of these.
     """
     found = []
     for generation in list_generations(artifacts.directory):
@@ -65,7 +65,7 @@ class Recovery:
         detected: When it was first recorded: as a failure, or as the end of a driver or group.
         started: When the worker group was started that made the first new step.
         first_begin: When that group's first step began.
-        new_step: When the first step was done that no generation before had done.
+        new_step: When the first step was done that no earlier generation had done.
         startup: Seconds of the parts of that group's start.
     """
 
@@ -83,7 +83,7 @@ class Recovery:
 
     @property
     def seconds_to_new_step(self) -> float:
-        """From the fault to the first step that had not been done before."""
+        """From the fault to the first step that was not done before."""
         return self.new_step - self.injected_at
 
 

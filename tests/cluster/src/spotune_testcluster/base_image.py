@@ -1,7 +1,7 @@
-"""The smallest images: a Debian with what Python and Ray need when they run, and the pause container of every pod.
+"""The base images: a Debian with the libraries of Python and Ray, and the pause container of every pod.
 
-Debian comes from wherever this machine's own apt gets it, in the release that this machine runs: the interpreter that
-is put on top was built against its libraries.
+Debian is installed from this machine's apt sources, in this machine's release, because the interpreter in the layer
+above was built against its libraries.
 """
 
 import platform
@@ -28,7 +28,7 @@ PACKAGES = (
     "zlib1g",
 )
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
-# What is this machine's own goes. Ray and PyTorch ask for the name of the user they run as: 1000 has one.
+# Remove files of this machine. Ray and PyTorch look up the name of their user, so 1000 needs one.
 AFTERWARDS = (
     'rm -f "$1"/etc/apt/sources.list "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/etc/hostname "$1"/etc/resolv.conf',
     'chroot "$1" useradd --uid 1000 --create-home trainer',
@@ -37,7 +37,7 @@ PAUSE_SOURCE = Path(__file__).with_name("pause.c")
 
 
 def base_content() -> tuple[str, ...]:
-    """What decides what is in the base layer."""
+    """Everything that determines the content of the base layer."""
     release = platform.freedesktop_os_release()
     return (release["ID"], release["VERSION_CODENAME"], platform.machine(), *PACKAGES, *LEFT_OUT, *AFTERWARDS)
 
@@ -46,8 +46,8 @@ def make_base_layer(folder: Path) -> None:
     """Write `folder`/layer.tar, an installed Debian of about 150 MB (20 s).
 
     Raises:
-        CannotRunHereError: apt knows no Debian here.
-        ClusterError: The installation failed; the text is what it said.
+        CannotRunHereError: apt has no package lists of the release.
+        ClusterError: The installation failed; the message has its output.
     """
     settings = folder / "apt.conf"
     settings.write_text(_apt_settings())
@@ -69,19 +69,19 @@ def make_base_layer(folder: Path) -> None:
 
 
 def compile_pause(program: Path) -> None:
-    """Write the pause program, static: it is alone in its image."""
+    """Compile the pause program, statically linked because its image has no other file."""
     run(["gcc", "-static", "-O2", "-s", "-o", str(program), str(PAUSE_SOURCE)], "compiling pause.c")
 
 
 def _apt_settings() -> str:
-    """How this machine's apt reaches its sources: proxies, dates that it does not check and the like."""
+    """How this machine's apt reaches its sources, for example proxies and disabled date checks."""
     lines = run(["apt-config", "dump"], "reading apt's settings").splitlines()
     generated = ("Acquire::IndexTargets", "Acquire::Changelogs")
     return "".join(f"{line}\n" for line in lines if line.startswith("Acquire::") and not line.startswith(generated))
 
 
 def _apt_sources() -> list[str]:
-    """The sources of the release itself, without those of others that may be set up beside them."""
+    """The apt sources of the release itself, without third-party sources."""
     entry = "deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
     origin = platform.freedesktop_os_release()["ID"].capitalize()
     command = ["apt-get", "indextargets", "--format", entry, "Identifier: Packages", f"Origin: {origin}"]

@@ -1,4 +1,4 @@
-"""The programs of a test cluster, and Helm and kubeconform: built from pinned Go modules, kept outside the tree."""
+"""Builds the programs of a test cluster, Helm and kubeconform from pinned Go modules, outside the checkout."""
 
 import fcntl
 import hashlib
@@ -31,13 +31,13 @@ KUBERNETES_FLAGS = " ".join(
 
 @dataclass(frozen=True)
 class Module:
-    """One Go module and the programs that are built from it.
+    """One Go module and its programs.
 
     Attributes:
-        folder: Below tests/cluster.
-        programs: The binary's name by its package; names differ where Go would name it after a folder.
-        flags: For the linker.
-        sources: Patterns of the files that say, besides go.sum, what is built.
+        folder: Its folder below tests/cluster.
+        programs: Name of each program by its package. Go's own name is that of a folder.
+        flags: Linker flags.
+        sources: Patterns of the files that determine what is built.
     """
 
     folder: str
@@ -51,7 +51,7 @@ class Module:
         return SOURCES / self.folder
 
     def key(self) -> str:
-        """Changes when what is built changes."""
+        """A hash of everything that determines the programs."""
         digest = hashlib.sha256()
         files = sorted(file for pattern in self.sources for file in self.path.glob(pattern))
         for part in [
@@ -92,15 +92,15 @@ MODULES = (
 
 
 def build(home: Path, report: Callable[[str], None]) -> Path:
-    """The folder with every program, built when it is not there yet (about ten minutes on two cores, once).
+    """Return the folder with every program. Missing programs are built, once (about ten minutes on two cores).
 
     Args:
-        home: Everything that is built is kept below.
+        home: Everything that is built is kept below it.
         report: Called with a line for every module that has to be built.
 
     Raises:
-        CannotRunHereError: There is no Go.
-        ClusterError: A build failed; the text is the compiler's.
+        CannotRunHereError: Go is not installed.
+        ClusterError: A build failed; the message has the compiler's output.
     """
     store = home / "binaries"
     store.mkdir(parents=True, exist_ok=True)
@@ -114,12 +114,12 @@ def build(home: Path, report: Callable[[str], None]) -> Path:
 
 
 def are_built(home: Path) -> bool:
-    """Whether `build` would find everything."""
+    """Whether every program is built."""
     return all(_target(home / "binaries", module).exists() for module in MODULES)
 
 
 def kuberay_resources() -> Path:
-    """The folder of KubeRay's custom resource definitions, which come with its Go module."""
+    """The folder of KubeRay's custom resource definitions, a part of its Go module."""
     command = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", "github.com/ray-project/kuberay/ray-operator"]
     found = subprocess.run(command, cwd=SOURCES / "binaries", capture_output=True, text=True, check=True)
     return Path(found.stdout.strip()) / "config/crd/bases"
@@ -170,13 +170,13 @@ def _go_build(module: Module, output: Path) -> None:
 
 
 def _go_name(package: str) -> str:
-    """What `go build` calls the program of a package: its last folder that is not a major version."""
+    """The name that `go build` gives a package's program: its last folder that is not a major version."""
     names = [name for name in package.split("/") if not (name.startswith("v") and name[1:].isdigit())]
     return names[-1]
 
 
 def _link_all(parts: list[Path], everything: Path) -> None:
-    """One folder with all programs, by links; renamed into place whole."""
+    """Make one folder with links to all programs, and rename it into place when complete."""
     unfinished = everything.with_suffix(f".{os.getpid()}")
     unfinished.mkdir()
     for part in parts:

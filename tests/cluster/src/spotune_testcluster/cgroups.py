@@ -1,4 +1,4 @@
-"""Control groups (v1, v2 or both at once): one a cluster, one below it a node; what is in it can be killed as one."""
+"""Control groups (v1, v2 or both at once): one per cluster, and one below it per node, to kill all processes in it."""
 
 import os
 import signal
@@ -12,23 +12,23 @@ ROOT = Path("/sys/fs/cgroup")
 CPUSET = ("cpuset.cpus", "cpuset.mems")
 
 
-# Left out, all containers stay in the root group of v1's blkio: one limit there slows a volume for everyone at once.
+# Not used, so that all containers are in the root group of v1's blkio: one limit there slows a volume for all of them.
 NOT_OURS = "blkio"
 
 
 def hierarchies() -> dict[Path, tuple[str, str]]:
-    """Where control groups are mounted (once on v2, once per controller on v1), with the mount's type and options."""
+    """Mount points of control groups (one on v2, one per controller on v1), with the type and options of each mount."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     found = {Path(where): (kind, options) for _, where, kind, options, *_ in mounts if kind in {"cgroup", "cgroup2"}}
     return {where: found[where] for where in sorted(found) if where.name != NOT_OURS}
 
 
 def join(group: str) -> None:
-    """Move this process into `group` (a path below the hierarchies' roots) everywhere; it is made when missing."""
+    """Move this process into `group`, a path below the root of each hierarchy. A missing group is created."""
     for hierarchy in hierarchies():
         directory = hierarchy / group
         directory.mkdir(parents=True, exist_ok=True)
-        for name in CPUSET:  # v1's cpuset starts empty, and an empty one takes no process
+        for name in CPUSET:  # a new v1 cpuset is empty, and rejects processes until it is set
             setting = directory / name
             if setting.exists() and not setting.read_text().strip():
                 setting.write_text((hierarchy / name).read_text())
@@ -36,7 +36,7 @@ def join(group: str) -> None:
 
 
 def mount_own(found: Mapping[Path, tuple[str, str]]) -> None:
-    """In a fresh control group namespace, over an empty /sys: show its group as the root of these hierarchies."""
+    """In a new control group namespace, with a new /sys: mount these hierarchies with its group as their root."""
     if ROOT not in found:
         linux.mount("cgroup", ROOT, "tmpfs", options="mode=755")
     for directory, (kind, options) in found.items():
@@ -46,14 +46,14 @@ def mount_own(found: Mapping[Path, tuple[str, str]]) -> None:
 
 
 def _controllers(options: str) -> str:
-    """What to ask of a v1 hierarchy's mount: its controllers, or its name."""
+    """Mount options of a v1 hierarchy: its controllers, or its name."""
     general = {"rw", "ro", "relatime", "noatime", "nosuid", "nodev", "noexec"}
     kept = [option for option in options.split(",") if option not in general]
     return ",".join(["none", *kept] if any(option.startswith("name=") for option in kept) else kept)
 
 
 def processes(group: str) -> set[int]:
-    """The processes in `group` and the groups below it, by this namespace's process ids."""
+    """The processes in `group` and the groups below it, as process ids of this namespace."""
     found: set[int] = set()
     for directory in _groups(group):
         try:
@@ -65,11 +65,11 @@ def processes(group: str) -> set[int]:
 
 
 def kill(group: str, seconds: float = 10) -> None:
-    """SIGKILL to all in `group` until none is left; raises TimeoutError when something does not die."""
+    """Send SIGKILL to all processes in `group` until none is left. Raises TimeoutError if one does not exit."""
     end = time.monotonic() + seconds
     while left := processes(group):
         if time.monotonic() > end:
-            raise TimeoutError(f"processes {sorted(left)} of {group} do not die")
+            raise TimeoutError(f"processes {sorted(left)} of {group} do not exit after SIGKILL")
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -79,7 +79,7 @@ def kill(group: str, seconds: float = 10) -> None:
 
 
 def remove(group: str, seconds: float = 5) -> None:
-    """Remove `group` with all below it from every hierarchy; the kernel lets go of the dead a moment after."""
+    """Remove `group` and all groups below it. It retries, because the kernel releases dead processes with a delay."""
     end = time.monotonic() + seconds
     while groups := sorted(_groups(group), key=lambda directory: len(directory.parts), reverse=True):
         for directory in groups:

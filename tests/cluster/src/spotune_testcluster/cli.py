@@ -1,4 +1,4 @@
-"""The command `spotune-testcluster`: a real Kubernetes with KubeRay on this machine, and every fault a cloud has."""
+"""The command `spotune-testcluster`: a real Kubernetes with KubeRay on this machine, and the faults of a cloud."""
 
 import json
 import os
@@ -24,14 +24,14 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="A real Kubernetes 1.34 with KubeRay on this machine, without Docker, and every fault to try on it.\n\n"
+    help="A real Kubernetes 1.34 with KubeRay on this machine, without Docker, and commands to inject faults.\n\n"
     "Example: `spotune-testcluster up --nodes 3 && export KUBECONFIG=$(spotune-testcluster kubeconfig)`",
 )
 node_app = typer.Typer(no_args_is_help=True, help="Add, crash, stop, start and label nodes.")
 api_app = typer.Typer(no_args_is_help=True, help="Restart, pause and continue the API server.")
 component_app = typer.Typer(no_args_is_help=True, help="Stop and start any component of the control plane.")
-network_app = typer.Typer(no_args_is_help=True, help="Cut nodes and Services off, and let them back.")
-gpu_app = typer.Typer(no_args_is_help=True, help="Break and mend the fake GPUs of a node.")
+network_app = typer.Typer(no_args_is_help=True, help="Cut nodes and Services off the network, and reconnect them.")
+gpu_app = typer.Typer(no_args_is_help=True, help="Break and repair the fake GPUs of a node.")
 volume_app = typer.Typer(no_args_is_help=True, help="Make a ReadWriteMany volume read-only, slow, or normal again.")
 for group, title in (
     (node_app, "node"), (api_app, "apiserver"), (component_app, "component"), (network_app, "network"),
@@ -43,7 +43,7 @@ out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
 
 Name = Annotated[
-    str, typer.Option("--name", help="Which cluster; several can live here.", envvar="SPOTUNE_TESTCLUSTER")
+    str, typer.Option("--name", help="Name of the cluster; several can run here.", envvar="SPOTUNE_TESTCLUSTER")
 ]
 NodeName = Annotated[str, typer.Argument(help="The node, as `kubectl get nodes` shows it.")]
 
@@ -58,7 +58,7 @@ def _since(start: float) -> str:
 
 @app.command()
 def check() -> None:
-    """Say whether cluster tests can run on this machine; exit code 1 and the reason when they cannot."""
+    """Check whether cluster tests can run on this machine; if not, print the reason and exit with code 1."""
     requirements.check()
     if not binaries.are_built(Home.default().root):
         requirements.check_go()
@@ -72,9 +72,9 @@ def packages() -> None:
 
 @app.command()
 def build() -> None:
-    """Build all programs and images that a cluster needs: about 12 minutes on 2 cores, once.
+    """Build all programs and images that a cluster needs, once: about 12 minutes on 2 cores.
 
-    Kept below ~/.cache/spotune-testcluster (or $SPOTUNE_TESTCLUSTER_HOME), under a key of go.sum.
+    They are kept below ~/.cache/spotune-testcluster (or $SPOTUNE_TESTCLUSTER_HOME), under a key of go.sum.
     """
     start = time.monotonic()
     requirements.check()
@@ -87,14 +87,14 @@ def build() -> None:
 @app.command()
 def up(
     name: Name = "default",
-    nodes: Annotated[int, typer.Option(min=0, max=32, help="How many nodes: n1, n2, ...")] = 3,
+    nodes: Annotated[int, typer.Option(min=0, max=32, help="Number of nodes: n1, n2, ...")] = 3,
     provider: Annotated[
-        Provider, typer.Option(help="Whose labels, taints and provider ids they carry.")
+        Provider, typer.Option(help="The provider whose labels, taints and provider ids the nodes have.")
     ] = Provider.NONE,
-    spot: Annotated[int, typer.Option(min=0, help="How many of them, from the last one back, are spot.")] = 0,
-    gpus: Annotated[int, typer.Option(min=0, help="Fake GPUs a node (resource nvidia.com/gpu).")] = 0,
+    spot: Annotated[int, typer.Option(min=0, help="Number of spot nodes, counted from the last node back.")] = 0,
+    gpus: Annotated[int, typer.Option(min=0, help="Fake GPUs per node (resource nvidia.com/gpu).")] = 0,
 ) -> None:
-    """Bring a cluster up, from any state; one that runs gets the nodes it lacks.
+    """Bring a cluster up from any state. A running cluster gets the missing nodes.
 
     Examples: `spotune-testcluster up --nodes 3`; `spotune-testcluster up --provider aks --spot 2 --gpus 1`
     """
@@ -114,9 +114,9 @@ def up(
 @app.command()
 def down(
     name: Name = "default",
-    everything: Annotated[bool, typer.Option("--all", help="Every cluster of this machine.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All clusters of this machine.")] = False,
 ) -> None:
-    """End a cluster and remove what it kept; what is built stays."""
+    """Stop a cluster and remove its files. The programs and images that were built are kept."""
     for cluster in list_clusters(Home.default()) if everything else [Cluster(name)]:
         start = time.monotonic()
         cluster.down()
@@ -127,7 +127,7 @@ def down(
 def status(
     output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
 ) -> None:
-    """Every cluster with its nodes and the components of its control plane."""
+    """List all clusters with their nodes and the components of their control planes."""
     found: list[dict[str, Any]] = []
     for cluster in list_clusters(Home.default()):
         running = cluster.is_running()
@@ -185,11 +185,11 @@ def load(
 def node_add(
     name: Name = "default",
     provider: Annotated[
-        Provider, typer.Option(help="Whose labels, taints and provider id it carries.")
+        Provider, typer.Option(help="The provider whose labels, taints and provider id the node has.")
     ] = Provider.NONE,
     spot: Annotated[bool, typer.Option("--spot", help="A spot node.")] = False,
     gpus: Annotated[int, typer.Option(min=0, help="Fake GPUs.")] = 0,
-    zone: Annotated[str, typer.Option(help="Its zone label.")] = "",
+    zone: Annotated[str, typer.Option(help="Value of the zone label.")] = "",
 ) -> None:
     """Add a node and wait until it is Ready; prints its name."""
     cluster = Cluster(name)
@@ -201,7 +201,7 @@ def node_add(
 
 @node_app.command("crash")
 def node_crash(node: NodeName, name: Name = "default") -> None:
-    """Pull the plug: everything on the node is gone at once, without a word."""
+    """Crash a node: all its processes are killed at once, without notice."""
     Cluster(name).crash_node(node)
 
 
@@ -209,9 +209,9 @@ def node_crash(node: NodeName, name: Name = "default") -> None:
 def node_stop(
     node: NodeName,
     name: Name = "default",
-    seconds: Annotated[float, typer.Option(min=0, help="Notice between SIGTERM to all containers and the end.")] = 30,
+    seconds: Annotated[float, typer.Option(min=0, help="Time between SIGTERM and the end of the node.")] = 30,
 ) -> None:
-    """Turn the node off as a spot reclaim does: SIGTERM, some seconds, the end."""
+    """Stop a node as a spot reclaim does: SIGTERM, a notice of some seconds, then everything is killed."""
     Cluster(name).stop_node(node, seconds)
 
 
@@ -223,7 +223,7 @@ def node_start(node: NodeName, name: Name = "default") -> None:
 
 @node_app.command("remove")
 def node_remove(node: NodeName, name: Name = "default") -> None:
-    """Take a node out for good: its machine, its disks, its object."""
+    """Remove a node for good: its processes, its disks and its Node object."""
     Cluster(name).remove_node(node)
 
 
@@ -246,7 +246,7 @@ def api_restart(name: Name = "default") -> None:
 @api_app.command("pause")
 def api_pause(
     name: Name = "default",
-    seconds: Annotated[float, typer.Option(min=0, help="Let it go on after this time; 0: not by itself.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="Continue after this time; 0: stay paused.")] = 0,
 ) -> None:
     """Freeze the API server: connections hang, as in an overloaded control plane."""
     cluster = Cluster(name)
@@ -258,13 +258,13 @@ def api_pause(
 
 @api_app.command("continue")
 def api_continue(name: Name = "default") -> None:
-    """Let a paused API server go on."""
+    """Continue a paused API server."""
     Cluster(name).component("continue", "kube-apiserver")
 
 
 @component_app.command("stop")
 def component_stop(component: str, name: Name = "default") -> None:
-    """Stop a component, for example kuberay-operator, until it is started again."""
+    """Stop a component such as kuberay-operator until it is started again."""
     Cluster(name).component("stop", component)
 
 
@@ -302,7 +302,7 @@ def gpu_set(
     state: Annotated[str, typer.Argument(help="healthy, failed (until the plugin restarts) or lost.")],
     name: Name = "default",
 ) -> None:
-    """Break or mend a GPU: `spotune-testcluster gpu set n2 GPU-0 lost`."""
+    """Break or repair a GPU: `spotune-testcluster gpu set n2 GPU-0 lost`."""
     Cluster(name).set_gpu(node, gpu, state)
 
 
@@ -317,7 +317,7 @@ def volume_set(
 
 
 def main() -> None:
-    """Run the command; what goes wrong on purpose is one sentence and exit code 1."""
+    """Run the command. An expected error is printed as one sentence, with exit code 1."""
     try:
         app()
     except ClusterError as error:

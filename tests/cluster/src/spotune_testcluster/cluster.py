@@ -1,4 +1,4 @@
-"""One cluster, seen from the host: brought up from any state, changed while it runs, taken down without a trace."""
+"""One cluster, controlled from the host: up from any state, changed while it runs, removed without a trace."""
 
 import fcntl
 import os
@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 
 class Cluster:
-    """A test cluster by its name; it need not exist yet."""
+    """The test cluster of a name; it need not exist yet."""
 
     def __init__(self, name: str = "default", home: Home | None = None) -> None:
         self.home = home or Home.default()
@@ -52,17 +52,17 @@ class Cluster:
     # -- up and down ------------------------------------------------------------------------------------------------
 
     def up(self, nodes: Sequence[NodeSettings], report: Report) -> None:
-        """Bring the cluster up with at least `nodes`, from whatever state it is in.
+        """Bring the cluster up with at least `nodes`, from any state.
 
-        A cluster that runs keeps what is in it and gets the nodes that it lacks. What a crash left is removed first.
+        A running cluster keeps its content and gets the missing nodes. The remains of a crash are removed first.
 
         Args:
-            nodes: The nodes to have. One of the same name that exists keeps its own settings.
+            nodes: The nodes to have. An existing node of the same name keeps its settings.
             report: Called with a line per stage.
 
         Raises:
-            CannotRunHereError: The machine lacks something; the text says how to get it.
-            DidNotStartError: A component did not become ready; the text names its log.
+            CannotRunHereError: A requirement is missing on this machine; the message names what to install.
+            DidNotStartError: A component did not become ready; the message names its log.
         """
         requirements.check()
         with self._locked():
@@ -85,53 +85,53 @@ class Cluster:
             self._wait_for_kuberay()
 
     def down(self) -> None:
-        """End the cluster with all that runs in it, and remove what it kept; nothing happens when there is none."""
+        """Kill all processes of the cluster and remove its files. Does nothing if there is no cluster."""
         if not self.home.root.exists():
             return
         with self._locked():
             self._remove_what_is_left()
 
     def is_running(self) -> bool:
-        """Whether its init answers."""
+        """Whether its init responds."""
         return process_id(self.files.socket) is not None
 
     def settings(self) -> ClusterSettings:
-        """What it was started with."""
+        """The settings that the cluster was started with."""
         if not self.files.settings.exists():
             raise NotRunningError(f"there is no cluster {self.name!r}; start one with: spotune-testcluster up")
         return ClusterSettings.model_validate_json(self.files.settings.read_text())
 
     @property
     def kubectl(self) -> Kubectl:
-        """Kubectl as the administrator."""
+        """Kubectl with the rights of the administrator."""
         return Kubectl(str(self.settings().binaries / "kubectl"), self.files.kubeconfig)
 
     # -- nodes ------------------------------------------------------------------------------------------------------
 
     def nodes(self) -> dict[str, bool]:
-        """Every node that was ever started, and whether it runs."""
+        """Every node that was started and not removed, and whether it is running."""
         self.settings()
         running = set(ask(self.files.socket, "nodes")) if self.is_running() else set()
         known = {path.name for path in self.files.nodes.iterdir()} if self.files.nodes.exists() else set()
         return {name: name in running for name in sorted(known | running)}
 
     def add_node(self, settings: NodeSettings) -> None:
-        """Start a new node, or again one that crashed or was stopped, and wait until it is Ready."""
+        """Start a node, which may be new, crashed or stopped, and wait until it is Ready."""
         if not self.is_running():
             raise NotRunningError(f"cluster {self.name!r} is not running; start it with: spotune-testcluster up")
         self._start_node(settings)
         self._wait_for_node(settings)
 
     def start_node(self, name: str) -> None:
-        """Start a node that crashed or was stopped, with the disks it had; wait until it is Ready."""
+        """Start a crashed or stopped node with its disks, and wait until it is Ready."""
         self.add_node(self.node_settings(name))
 
     def crash_node(self, name: str) -> None:
-        """As pulling the plug: SIGKILL to all that runs on it, at once. Its disks stay."""
+        """Crash a node, as at a power cut: SIGKILL to all its processes at once. Its disks are kept."""
         ask(self.files.socket, "crash-node", node=name)
 
     def stop_node(self, name: str, seconds: float = 30) -> None:
-        """As a spot reclaim: SIGTERM to its containers, the end of the machine after `seconds` at the latest."""
+        """Stop a node, as at a spot reclaim: SIGTERM to its containers, SIGKILL after at most `seconds`."""
         node = self.files.node(name)
         pid = process_id(node.socket)
         if pid is None:
@@ -139,21 +139,21 @@ class Cluster:
         pidfd = os.pidfd_open(pid)
         try:
             self._ask_node(name, "shut-down", seconds=seconds)
-        except NotRunningError:  # it ends instead of answering
+        except NotRunningError:  # it exits without a response
             pass
         finally:
             os.close(pidfd)
         wait_for(f"end of node {name}", seconds + 10, lambda: name not in ask(self.files.socket, "nodes"))
 
     def remove_node(self, name: str) -> None:
-        """Take a node out for good: its machine, its disks and its object."""
+        """Remove a node for good: its processes, its disks and its Node object."""
         if self.nodes().get(name):
             self.crash_node(name)
         shutil.rmtree(self.files.node(name).root, ignore_errors=True)
         self.kubectl("delete", "node", name, "--ignore-not-found", "--wait=false")
 
     def node_settings(self, name: str) -> NodeSettings:
-        """What a node was started with."""
+        """The settings that a node was started with."""
         path = self.files.node(name).settings
         if not path.exists():
             raise NotRunningError(f"there is no node {name!r}, only {', '.join(self.nodes()) or 'none'}")
@@ -162,22 +162,22 @@ class Cluster:
     def set_gpu(self, node: str, gpu: str, state: str) -> None:
         """Make a GPU of a node healthy, failed (an XID error, until the plugin restarts) or lost (off the bus)."""
         if state not in {"healthy", "failed", "lost"}:
-            raise ClusterError(f"a GPU is healthy, failed or lost, not {state!r}")
+            raise ClusterError(f"the state of a GPU must be healthy, failed or lost, not {state!r}")
         known = self._ask_node(node, "gpus")
         if gpu not in known:
-            raise ClusterError(f"node {node} has no {gpu}, only {', '.join(known) or 'no GPU at all'}")
+            raise ClusterError(f"node {node} has no {gpu}; its GPUs: {', '.join(known) or 'none'}")
         self._ask_node(node, "gpu", gpu=gpu, state=state)
 
     # -- control plane ----------------------------------------------------------------------------------------------
 
     def component(self, do: str, component: str) -> None:
-        """Stop, start, restart, pause (SIGSTOP) or continue a component of the control plane, and wait for the API."""
+        """Stop, start, restart, pause (SIGSTOP) or continue a control plane component; wait until the API is ready."""
         ask(self.files.socket, do, component=component)
         if component == "kube-apiserver" and do in {"start", "restart", "continue"}:
             self._wait_for_api()
 
     def components(self) -> dict[str, dict[str, Any]]:
-        """The control plane's components: whether each runs, is wanted, and how often it was started."""
+        """The components of the control plane: whether each is running, should run, and how often it was started."""
         found: dict[str, dict[str, Any]] = ask(self.files.socket, "status")
         return found
 
@@ -186,7 +186,7 @@ class Cluster:
         return subprocess.run([*self.way_in(node), *command], capture_output=True, text=True, check=check)
 
     def way_in(self, node: str = "") -> list[str]:
-        """The start of a command line that runs the rest inside the control plane's or a node's namespaces."""
+        """The prefix of a command line that runs a command inside the namespaces of the control plane or of a node."""
         path = self.files.node(node).socket if node else self.files.socket
         pid = process_id(path)
         if pid is None:
@@ -197,7 +197,7 @@ class Cluster:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One `up` or `down` of a cluster at a time; the kernel lets go of the lock when this process dies."""
+        """Allow one `up` or `down` of a cluster at a time. The kernel releases the lock when this process dies."""
         self.home.clusters.mkdir(parents=True, exist_ok=True)
         with (self.home.clusters / f".{self.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -232,7 +232,7 @@ class Cluster:
         authority.kubeconfig(self.files.kubeconfig, CONTEXT, here, "administrator", "system:masters")
 
     def _start_forwarder(self, settings: ClusterSettings) -> None:
-        """Unless one listens, which may be that of an `up` that was killed."""
+        """Start the forwarder if none is listening. A killed `up` may have left one."""
         if _listens(settings.port):
             return
         command = [sys.executable, "-m", "spotune_testcluster.forward", str(self.files.root), str(settings.port)]
@@ -241,7 +241,7 @@ class Cluster:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, env=_environment()
             )
         if done.returncode != 0 and not _listens(settings.port):
-            raise DidNotStartError(f"the way to the API server: see {log.name}")
+            raise DidNotStartError(f"the forwarder to the API server did not start: see {log.name}")
 
     def _wait_for_api(self) -> None:
         def ready() -> bool:
@@ -276,13 +276,13 @@ class Cluster:
         ask(self.files.socket, "start-node", node=settings.name)
 
     def _wait_for_node(self, settings: NodeSettings) -> None:
-        """Ready by a heartbeat of this start: right after a crash the object still says what was true before."""
+        """Wait until the node is Ready by a new heartbeat: after a crash the object still has the old status."""
         since = datetime.now(UTC).replace(microsecond=0)
 
         def ready() -> bool:
             if settings.name not in ask(self.files.socket, "nodes"):
                 raise DidNotStartError(
-                    f"node {settings.name} ended: see {self.files.node(settings.name).root / 'init.log'}"
+                    f"node {settings.name} exited: see {self.files.node(settings.name).root / 'init.log'}"
                 )
             found = self.kubectl.get("nodes", f"--field-selector=metadata.name={settings.name}")
             conditions = {
@@ -298,7 +298,7 @@ class Cluster:
         return ask(self.files.node(name).socket, do, **details)
 
     def _remove_what_is_left(self) -> None:
-        """All processes by their control group, which needs no record of ours to be right; then what they leave."""
+        """Kill all processes by their control group, which needs no records; then remove their files."""
         cgroups.kill(self.files.group)
         cgroups.remove(self.files.group)
         volumes.forget(self.files.volumes)
@@ -312,7 +312,7 @@ class Cluster:
 
 
 def list_clusters(home: Home) -> list[Cluster]:
-    """All clusters that were started and not taken down, running or not."""
+    """All clusters that were started and not removed, running or not."""
     if not home.clusters.exists():
         return []
     names = [path.parent.name for path in sorted(home.clusters.glob("[!.]*/settings.json"))]
@@ -324,7 +324,7 @@ def _images(settings: ClusterSettings) -> Images:
 
 
 def _environment() -> dict[str, str]:
-    """Of what goes on after this command: nothing that measures or steers the command itself (coverage, proxies)."""
+    """The environment of background processes, without variables for this command only (coverage, proxies)."""
     kept = ("PATH", "LANG", "TZ", "VIRTUAL_ENV")
     return {name: os.environ[name] for name in kept if name in os.environ}
 

@@ -1,4 +1,4 @@
-"""Programs of this machine that make the images: what they say when they fail reaches the person who waits for them."""
+"""Runs programs of this machine that make the images. If one fails, the error contains its output."""
 
 import subprocess
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from spotune_testcluster.errors import ClusterError
 
-# In front of a command: its mounts go when it ends, and all its processes end when this one does, however that ends.
+# Command prefix. The command gets its own mounts, and the kernel kills its processes when this process exits.
 ALONE = (
     *("setpriv", "--pdeathsig", "KILL"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -19,11 +19,11 @@ def run(command: Sequence[str], what: str, standard_input: BinaryIO | None = Non
 
     Args:
         command: Program and arguments.
-        what: What it does, for the error's sentence.
-        standard_input: A file that it reads.
+        what: Description of the command, for the error message.
+        standard_input: A file as its standard input.
 
     Raises:
-        ClusterError: It failed; the text is the end of what it printed and complained.
+        ClusterError: The command failed; the message has the end of its output.
     """
     done = subprocess.run(
         command,

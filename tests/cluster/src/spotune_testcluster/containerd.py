@@ -1,4 +1,4 @@
-"""Archives of images into a containerd: one that runs for nothing else, or a running node's."""
+"""Import archives of images into a containerd: a temporary one, or that of a running node."""
 
 import re
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ wait $!
 
 
 def make_root(root: Path, archive: Path) -> None:
-    """Fill the empty folder `root` with a containerd's state that has the archive's images, unpacked.
+    """Fill the empty folder `root` with the state of a containerd that has unpacked the archive's images.
 
     Raises:
-        ClusterError: It did not work; the text is what containerd said.
+        ClusterError: The import failed; the message has the output of containerd.
     """
     config = root.with_name("containerd.toml")
     config.write_text(CONFIG.format(root=root))
@@ -47,17 +47,17 @@ def make_root(root: Path, archive: Path) -> None:
 
 
 def load_image(enter: Sequence[str], archive: Path) -> list[str]:
-    """Import an archive, an OCI layout's or `docker save`'s, into a running node's containerd.
+    """Import an archive (OCI layout or `docker save`) into a running node's containerd.
 
     Args:
-        enter: What makes a command run inside the node: nsenter with its options.
-        archive: An uncompressed tar file, by its path on this side.
+        enter: Command prefix that runs a command inside the node: nsenter with its options.
+        archive: An uncompressed tar file, by its path on the host.
 
     Returns:
-        The names by which pods can now call the images.
+        The names of the images in pod specs.
 
     Raises:
-        ClusterError: It was not imported; the text is what containerd said.
+        ClusterError: The import failed; the message has the output of containerd.
     """
     command = [*enter, "ctr", "--namespace", NAMESPACE, "images", "import", "--snapshotter", "overlayfs", "-"]
     with archive.open("rb") as file:

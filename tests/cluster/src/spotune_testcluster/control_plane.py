@@ -1,4 +1,4 @@
-"""PID 1 of a cluster: etcd, the API server and all that has no node of its own, and the start of nodes inside."""
+"""PID 1 of a cluster: runs the control plane, and starts the nodes inside the cluster's namespaces."""
 
 import json
 import os
@@ -41,7 +41,7 @@ rules:
 
 
 def run(files: ClusterFiles) -> None:
-    """Become the cluster's init; does not return."""
+    """Run the cluster's init; does not return."""
     settings = ClusterSettings.model_validate_json(files.settings.read_text())
     sandbox.settle("control-plane")
     linux.bind(files.volumes, files.volumes)
@@ -58,7 +58,7 @@ def run(files: ClusterFiles) -> None:
 
 
 class Nodes:
-    """The nodes inside the cluster: started, killed and noticed dead by its init."""
+    """The nodes of the cluster: starts and kills them, and forgets those that have exited."""
 
     def __init__(self, files: ClusterFiles, init: Init) -> None:
         self._files = files
@@ -85,7 +85,7 @@ class Nodes:
         name = question["node"]
         self._init.reap()
         if name not in self._pids:
-            raise NotRunningError(f"node {name} is not running; those that do: {', '.join(self._pids) or 'none'}")
+            raise NotRunningError(f"node {name} is not running; running nodes: {', '.join(self._pids) or 'none'}")
         os.kill(self._pids[name], signal.SIGKILL)
         os.waitid(os.P_PID, self._pids[name], os.WEXITED | os.WNOWAIT)
         self._init.reap()
@@ -102,7 +102,7 @@ class Nodes:
 
 
 def components(files: ClusterFiles, settings: ClusterSettings) -> dict[str, Component]:
-    """The processes of the control plane, by their names."""
+    """The components of the control plane, by their names."""
     commands = {
         "etcd": _etcd(files, settings),
         "kube-apiserver": _api_server(files, settings),
@@ -127,7 +127,7 @@ def _write_files(files: ClusterFiles) -> None:
 
 
 def write_kube_proxy(path: Path, kubeconfig: Path, node: str) -> None:
-    """kube-proxy's configuration for one network namespace."""
+    """Write the configuration of kube-proxy for one network namespace."""
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -147,7 +147,7 @@ def _etcd(files: ClusterFiles, settings: ClusterSettings) -> list[str]:
     return [
         str(settings.binaries / "etcd"),
         f"--data-dir={files.root / 'etcd'}",
-        "--unsafe-no-fsync",  # a cluster of tests does not outlive its machine
+        "--unsafe-no-fsync",  # a test cluster does not survive a reboot anyway
         "--log-level=warn",
         f"--listen-client-urls={ETCD}",
         f"--advertise-client-urls={ETCD}",

@@ -1,8 +1,8 @@
-"""What can go wrong with a test cluster, as one tree: a sentence for a person, always with what to do."""
+"""Errors of a test cluster, in one tree. Each message is a sentence for people and includes what to do."""
 
 
 class ClusterError(Exception):
-    """The root: whatever this package raises on purpose."""
+    """The root of all errors that this package raises."""
 
 
 class CannotRunHereError(ClusterError):
@@ -10,8 +10,8 @@ class CannotRunHereError(ClusterError):
 
 
 class NotRunningError(ClusterError):
-    """There is no such cluster, node or component, or it is not running."""
+    """The cluster, node or component does not exist or is not running."""
 
 
 class DidNotStartError(ClusterError):
-    """Something was started and was not ready in time, or ended; the message names its log."""
+    """A process that was started exited, or was not ready in time; the message names its log."""

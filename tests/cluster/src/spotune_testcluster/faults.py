@@ -1,4 +1,4 @@
-"""Network faults: a node off the network, or the pods of a Service out of everybody's reach."""
+"""Network faults: cut a node off the network, or make the pods of a Service unreachable."""
 
 from spotune_testcluster import network
 from spotune_testcluster.cluster import Cluster
@@ -8,8 +8,8 @@ from spotune_testcluster.errors import ClusterError
 def cut(cluster: Cluster, target: str) -> None:
     """Cut a node (`n1`), or the pods of a Service (`namespace/name`), off the network.
 
-    A node loses its cable: the API server hears no more of it, its pods go on. A Service's pods are reached by nobody
-    but the kubelet of their node, whose probes go on, and reach nobody.
+    A node loses its network link: the API server gets no more heartbeats, but the node's pods keep running. The pods of
+    a Service can neither be reached nor reach others, except for the probes of their node's kubelet.
     """
     if "/" not in target:
         _node_link(cluster, target, "down")
@@ -23,7 +23,7 @@ def cut(cluster: Cluster, target: str) -> None:
 
 
 def restore(cluster: Cluster, target: str) -> None:
-    """Undo `cut`; a node's own cut and that of all Services are lifted apart."""
+    """Undo `cut`, either that of a node or those of all Services."""
     if "/" in target:
         restore_services(cluster)
     else:
@@ -31,7 +31,7 @@ def restore(cluster: Cluster, target: str) -> None:
 
 
 def restore_services(cluster: Cluster) -> None:
-    """Let everybody reach everybody again."""
+    """Undo the cuts of all Services."""
     for node in ["", *(name for name, running in cluster.nodes().items() if running)]:
         cluster.enter("nft", "delete", "table", "inet", network.CUT_TABLE, node=node, check=False)
 
@@ -39,7 +39,7 @@ def restore_services(cluster: Cluster) -> None:
 def _node_link(cluster: Cluster, node: str, state: str) -> None:
     settings = cluster.node_settings(node)
     cluster.enter("ip", "link", "set", network.link(node), state)
-    if state == "up":  # the route to the node's pods has gone with the link
+    if state == "up":  # the kernel removed the route to the node's pods with the link
         way = (network.pod_network(settings.number), "via", network.node_address(settings.number))
         cluster.enter("ip", "route", "replace", *way)
 

@@ -1,8 +1,8 @@
-"""`python -m spotune_testcluster.forward FOLDER PORT`: a cluster's API server, on 127.0.0.1:PORT of the host.
+"""Forwards 127.0.0.1:PORT of the host to a cluster's API server: `python -m spotune_testcluster.forward FOLDER PORT`.
 
-A socket stays in the network namespace it was made in: the listening one is made on the host, then the process moves
-into the cluster's namespace and dials from there. No link, route or rule of the host is needed. The command returns
-once it listens; what it leaves behind ends with the cluster.
+A socket belongs to the network namespace in which it was created. So the process creates its listening socket on the
+host, then enters the cluster's namespace and connects from there. It needs no link, route or rule of the host. The
+command returns once it listens; its background process exits when the cluster ends.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
         writer.write_eof()
-    except OSError:  # the other side has gone; its own pump ends too
+    except OSError:  # the peer has closed; the pump of the other direction ends too
         writer.close()
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         far_reader, far_writer = await asyncio.open_connection(network.CONTROL_PLANE, network.API_PORT)
-    except OSError:  # the API server is down: so is this connection
+    except OSError:  # the API server is down: close this connection, too
         writer.close()
         return
     await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
@@ -51,7 +51,7 @@ async def _forward(listener: socket.socket, pidfd: int) -> None:
 
 
 def main() -> None:
-    """Listen, go on in the background, and forward until the cluster ends."""
+    """Listen, continue in the background, and forward until the cluster ends."""
     files, port = ClusterFiles(Path(sys.argv[1])), int(sys.argv[2])
     listener = socket.create_server(("127.0.0.1", port), backlog=128)
     pid = process_id(files.socket)

@@ -1,4 +1,4 @@
-"""Where everything of the test clusters lives: what is built once, and one folder per cluster."""
+"""Paths of all files of the test clusters: what is built once, and one folder per cluster."""
 
 import os
 import re
@@ -13,31 +13,31 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Home:
-    """The folder of all clusters of this user; `SPOTUNE_TESTCLUSTER_HOME` moves it."""
+    """The folder of all clusters of this user; `SPOTUNE_TESTCLUSTER_HOME` changes it."""
 
     root: Path
 
     @classmethod
     def default(cls) -> "Home":
-        """Below the user's cache, so that a second clone of the repository finds what the first has built."""
+        """A folder in the user's cache, so that all clones of the repository share what one of them has built."""
         given = os.environ.get("SPOTUNE_TESTCLUSTER_HOME")
         return cls(Path(given).resolve() if given else Path.home() / ".cache/spotune-testcluster")
 
     @property
     def clusters(self) -> Path:
-        """One folder per cluster that is up, or was when its machine or tool died."""
+        """One folder per cluster that is up, or was up when the machine or the tool crashed."""
         return self.root / "clusters"
 
     def cluster(self, name: str) -> "ClusterFiles":
-        """The files of one cluster, which need not exist."""
+        """The files of one cluster; it need not exist."""
         if not NAME.fullmatch(name):
-            raise ClusterError(f"{name!r} is no name for a cluster: lower-case letters, digits and '-', 32 at most")
+            raise ClusterError(f"{name!r} is no name for a cluster: use at most 32 lower-case letters, digits and '-'")
         return ClusterFiles(self.clusters / name)
 
 
 @dataclass(frozen=True)
 class MachineFiles:
-    """The folder of a cluster or a node, seen at the same path from the host and from inside its namespaces."""
+    """The folder of a cluster or a node. It has the same path on the host and inside the namespaces."""
 
     root: Path
 
@@ -48,12 +48,12 @@ class MachineFiles:
 
     @property
     def settings(self) -> Path:
-        """What it was started with, as JSON."""
+        """The settings that it was started with, as JSON."""
         return self.root / "settings.json"
 
     @property
     def socket(self) -> Path:
-        """Where its PID 1 is asked."""
+        """The Unix socket of its PID 1."""
         return self.root / "control.sock"
 
 
@@ -63,7 +63,7 @@ class ClusterFiles(MachineFiles):
 
     @property
     def group(self) -> str:
-        """The control group with all of the cluster's processes in it, or in groups below."""
+        """The control group that has all processes of the cluster, itself or in groups below it."""
         return f"spotune-testcluster-{self.name}"
 
     @property
@@ -73,7 +73,7 @@ class ClusterFiles(MachineFiles):
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's, for the host."""
+        """The administrator's kubeconfig, for use on the host."""
         return self.root / "kubeconfig"
 
     @property
@@ -83,12 +83,12 @@ class ClusterFiles(MachineFiles):
 
     @property
     def audit_log(self) -> Path:
-        """What the API server was asked, by whom (JSON lines of audit.k8s.io/v1 Events)."""
+        """All requests to the API server with their users (JSON lines of audit.k8s.io/v1 Events)."""
         return self.logs / "audit.log"
 
     @property
     def volumes(self) -> Path:
-        """The shared mount point: every ReadWriteMany volume is a folder here, on every node."""
+        """The shared mount point. Every ReadWriteMany volume is a folder in it, on every node."""
         return self.root / "volumes"
 
     @property
@@ -97,20 +97,20 @@ class ClusterFiles(MachineFiles):
         return self.root / "nodes"
 
     def node(self, name: str) -> "NodeFiles":
-        """The files of one node, which need not exist."""
+        """The files of one node; it need not exist."""
         return NodeFiles(self.nodes / name)
 
 
 @dataclass(frozen=True)
 class NodeFiles(MachineFiles):
-    """The folder of one node: its disks stay when it crashes."""
+    """The folder of one node. A crash keeps its disks."""
 
     @property
     def var_lib(self) -> Path:
-        """What the node sees as /var/lib: containerd's and the kubelet's disks."""
+        """/var/lib of the node: the disks of containerd and the kubelet."""
         return self.root / "lib"
 
     @property
     def var_log(self) -> Path:
-        """What the node sees as /var/log: the pods' logs."""
+        """/var/log of the node: the logs of the pods."""
         return self.root / "log"

@@ -1,4 +1,4 @@
-"""The images that pods of a test cluster run: which there are, what is in them, and how they come to be, once."""
+"""The images for pods of a test cluster: their names, their content, and how they are built once."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -17,22 +17,22 @@ BASE = "testcluster.local/base:1"
 TRAINER = "testcluster.local/trainer:1"
 GPU_DEVICE_PLUGIN = "testcluster.local/gpu-device-plugin:1"
 
-# Another number when the images change in a way that no input shows.
+# Increase it if the images change although their inputs do not.
 REVISION = 1
 
 
 def build_images(home: Path, repository: Path, gpu_plugin: Path, report: Callable[[str], None]) -> Images:
-    """All images, as nodes need them; what is there already is not made again.
+    """Return all images in the form that nodes need. Only missing parts are built.
 
     Args:
-        home: Everything made is kept below, in `images/`.
-        repository: The root of the checkout whose `.venv` and source the trainer image shows, at their own paths.
-        gpu_plugin: The static program of the GPU device plugin.
-        report: Called with a line for everything that has to be made.
+        home: Everything is kept below it, in `images/`.
+        repository: The root of the checkout whose `.venv` and source the trainer image contains, at their own paths.
+        gpu_plugin: The statically linked program of the GPU device plugin.
+        report: Called with a line for each part that has to be built.
 
     Raises:
-        CannotRunHereError: The machine lacks something; the text says how to get it.
-        ClusterError: Something could not be made; the text is what the program that makes it said.
+        CannotRunHereError: A requirement is missing on this machine; the message names what to install.
+        ClusterError: A program failed; the message has its output.
     """
     store = Store(home / "images")
     environment = Environment.of(repository)
@@ -55,12 +55,12 @@ def build_images(home: Path, repository: Path, gpu_plugin: Path, report: Callabl
 
 
 def prune_images(home: Path, in_use: Iterable[Images], unused_seconds: float = SECONDS_KEPT) -> list[Path]:
-    """Remove templates and layers that no cluster needs any more; returns the removed folders.
+    """Remove templates and layers that no cluster needs any more. Returns the removed folders.
 
     Args:
-        home: As given to `build_images`.
-        in_use: What the clusters that exist were started with, running or not.
-        unused_seconds: Keep what was built or asked for more recently than this.
+        home: As for `build_images`.
+        in_use: The images of all existing clusters, running or not.
+        unused_seconds: Keep entries that were built or requested within this time.
     """
     store = Store(home / "images")
     keep = [path for images in in_use for path in (images.template, *images.layers.values())]

@@ -1,7 +1,7 @@
-"""PID 1 of a cluster and of every node: keeps its components running, reaps what dies, answers on a Unix socket.
+"""PID 1 of a cluster and of every node: keeps components running, reaps child processes, serves a Unix socket.
 
-A component that ends is started again after a moment, as systemd would; one that was stopped on purpose is not. The
-socket speaks one JSON object a line: {"do": NAME, ...} in, {"answer": ...} or {"error": SENTENCE} out.
+A component that exits is restarted after a short delay, as by systemd, unless it was stopped on purpose. Requests and
+responses are JSON objects, one per line: {"do": NAME, ...} in, {"answer": ...} or {"error": SENTENCE} out.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class Component:
 
     Attributes:
         command: Program and arguments.
-        log: What it prints is appended here.
-        environment: Added to the init's own.
+        log: Its output is appended here.
+        environment: Variables in addition to those of the init.
     """
 
     command: Sequence[str]
@@ -46,7 +46,7 @@ class Component:
     start_after: float = 0.0
 
     def start(self) -> None:
-        """Start it, in a session of its own."""
+        """Start the process in a new session."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -55,7 +55,7 @@ class Component:
         self.starts += 1
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, when it runs."""
+        """Send a signal if the process is running."""
         if self.process is not None:
             os.kill(self.process.pid, number)
 
@@ -86,14 +86,14 @@ class Init:
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
 
     def add(self, name: str, component: Component) -> None:
-        """Keep a component running from now on; one of the same name is replaced."""
+        """Start a component and keep it running. It replaces one of the same name."""
         if name in self.components:
             self._end(self.components[name])
         self.components[name] = component
         component.start()
 
     def run(self) -> None:
-        """For ever; the namespace ends with it."""
+        """Serve requests and keep components running, forever. When it exits, so does the namespace."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
@@ -107,7 +107,7 @@ class Init:
                 self._start_what_is_due()
 
     def reap(self) -> None:
-        """Take note of every process that has ended: our components, and orphans of others."""
+        """Reap all exited processes: components, and orphans of other processes."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -180,7 +180,7 @@ class Init:
         self._component(question).send(signal.SIGCONT)
 
     def _end(self, component: Component) -> None:
-        """SIGTERM, and SIGKILL to one that does not go."""
+        """Stop a component by SIGTERM, and by SIGKILL if it does not exit in time."""
         component.send(signal.SIGCONT)
         component.send(signal.SIGTERM)
         kill_at = time.monotonic() + SECONDS_TO_STOP
@@ -192,17 +192,17 @@ class Init:
 
 
 def ask(path: Path, do: str, **details: Any) -> Any:
-    """Ask an init to do something, from anywhere that sees its socket; waits for the answer.
+    """Send a request to an init through its socket and return the response.
 
     Raises:
-        NotRunningError: Nobody listens at `path`.
-        ClusterError: It could not be done; the text says why.
+        NotRunningError: No process listens at `path`.
+        ClusterError: The operation failed; the message has the reason.
     """
     with _connected(path) as connection:
         connection.sendall(json.dumps({"do": do, **details}).encode() + b"\n")
         line = connection.makefile("rb").readline()
     if not line:
-        raise NotRunningError(f"the process behind {path} ended before it answered")
+        raise NotRunningError(f"the process that listens at {path} exited before it responded")
     reply = json.loads(line)
     if "error" in reply:
         raise ClusterError(reply["error"])
@@ -210,7 +210,7 @@ def ask(path: Path, do: str, **details: Any) -> Any:
 
 
 def process_id(path: Path) -> int | None:
-    """The process id, in the caller's PID namespace, of the init that listens at `path`; None when nobody does."""
+    """The process id of the init that listens at `path`, in the caller's PID namespace; None if there is none."""
     try:
         connection = _connected(path)
     except NotRunningError:
@@ -229,5 +229,5 @@ def _connected(path: Path) -> socket.socket:
         connection.connect(str(path))
     except OSError as error:
         connection.close()
-        raise NotRunningError(f"nobody listens at {path}: {error}") from error
+        raise NotRunningError(f"no process listens at {path}: {error}") from error
     return connection

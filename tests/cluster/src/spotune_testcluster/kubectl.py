@@ -1,4 +1,4 @@
-"""kubectl for one cluster: text in, text or objects out."""
+"""Runs kubectl for one cluster, and returns text or objects."""
 
 import json
 import os
@@ -11,18 +11,18 @@ from spotune_testcluster.errors import ClusterError
 
 
 class KubectlError(ClusterError):
-    """kubectl refused or failed; the text is its standard error."""
+    """kubectl failed; the message has its standard error."""
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """A way to speak to the API server as the owner of a kubeconfig.
+    """kubectl with a kubeconfig.
 
     Attributes:
         program: kubectl's path or name.
-        kubeconfig: The file that says where and as whom.
-        context: The context in it, "" for its current one.
-        namespace: Used where a command does not name one, "" for the context's.
+        kubeconfig: The file with the server and the user.
+        context: A context of the kubeconfig, "" for the current one.
+        namespace: Namespace of commands that do not name one, "" for that of the context.
     """
 
     program: str
@@ -31,10 +31,10 @@ class Kubectl:
     namespace: str = ""
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
-        """Run kubectl with `arguments` and return what it printed.
+        """Run kubectl with `arguments` and return its output.
 
         Raises:
-            KubectlError: It ended with an error.
+            KubectlError: kubectl failed.
         """
         command = [self.program, f"--kubeconfig={self.kubeconfig}", *self._scope(), *arguments]
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
@@ -46,17 +46,17 @@ class Kubectl:
         return done.stdout
 
     def get(self, *arguments: str) -> Any:
-        """`kubectl get ARGUMENTS` as an object, or a list of objects where it lists."""
+        """Run `kubectl get ARGUMENTS`; returns an object, or a list of objects if the command lists."""
         found = json.loads(self("get", *arguments, "--output=json"))
         return found["items"] if found.get("kind", "").endswith("List") else found
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        """Server-side apply of manifests."""
+        """Apply manifests by server-side apply."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         self("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=text)
 
     def within(self, namespace: str) -> "Kubectl":
-        """The same, in another namespace."""
+        """The same kubectl with another namespace."""
         return Kubectl(self.program, self.kubeconfig, self.context, namespace)
 
     def _scope(self) -> list[str]:

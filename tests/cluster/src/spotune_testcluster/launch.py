@@ -1,8 +1,8 @@
-"""Into new namespaces: `python -m spotune_testcluster.launch cluster|node FOLDER` prints the PID of their init.
+"""Starts an init in new namespaces: `python -m spotune_testcluster.launch cluster|node FOLDER` prints its PID.
 
-The launcher joins a control group, leaves every namespace it was started in, and forks: its child is PID 1 of the new
-ones and goes on for ever, the launcher ends. A node's launcher is started by its cluster's init, so that the node's
-namespaces lie inside the cluster's and end with them.
+The launcher joins a control group, enters new namespaces, forks and exits. Its child is PID 1 of the new namespaces and
+runs forever. The cluster's init starts the launcher of each node. So a node's namespaces are inside those of the
+cluster, and end with them.
 """
 
 import os
@@ -14,7 +14,7 @@ from spotune_testcluster.home import ClusterFiles, NodeFiles
 
 
 def main() -> None:
-    """Start the init of the cluster or node whose folder is given."""
+    """Start the init of the cluster or node with the given folder."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
     cgroups.join(ClusterFiles(folder).group if kind == "cluster" else folder.name)
     os.setsid()
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _detach(log: Path) -> None:
-    """Nothing of the launcher's input and output stays open."""
+    """Close the launcher's standard input and output; write to `log` instead."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(nothing, 0)

@@ -1,7 +1,8 @@
-"""The trainer image's large layers: the interpreter, the environment and the source, at the paths they have here.
+"""The trainer image's large layers: the interpreter, the environment and the source, at their paths on this machine.
 
-About 8 GB that no image holds: an overlay's lower directory must be one real directory, so the files are linked into a
-tree of their own. What is replaced in the environment later (uv, pip) stays in the layer as it was.
+They have about 8 GB and are not part of any image. A lower directory of an overlay must be one real directory, so the
+files are hard-linked into a separate tree. When uv or pip later replace a file in the environment, the layer keeps the
+old one.
 """
 
 import errno
@@ -17,9 +18,9 @@ from spotune_testcluster.store import Store, key_of
 
 KINDS = ("python", "venv", "source")
 SOURCES = ("api", "operator", "trainer")
-# Prefixes that hold a whole system: only the interpreter's part of them is a layer.
+# Prefixes that hold a whole system. A layer contains only the interpreter's part of them.
 SHARED_PREFIXES = {Path("/usr"), Path("/usr/local")}
-# A module's bytecode while it is written; gone a moment later.
+# Temporary file of Python while it writes a module's bytecode.
 UNFINISHED_BYTECODE = "*.pyc.*"
 
 Report = Callable[[str], None]
@@ -27,11 +28,11 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment and the interpreter that it is of.
+    """A virtual environment and its interpreter.
 
     Attributes:
-        venv: Where it is.
-        prefix: The interpreter's prefix, as the environment names it; may be a link.
+        venv: The environment's folder.
+        prefix: The interpreter's prefix as pyvenv.cfg names it; may be a link.
         version: Major and minor, such as 3.11.
     """
 
@@ -41,14 +42,14 @@ class Environment:
 
     @classmethod
     def of(cls, repository: Path) -> "Environment":
-        """The environment of a repository, from its pyvenv.cfg (PEP 405).
+        """Read the environment of a repository from its pyvenv.cfg (PEP 405).
 
         Raises:
-            CannotRunHereError: There is none.
+            CannotRunHereError: The repository has no environment.
         """
         venv = repository / ".venv"
         if not (venv / "pyvenv.cfg").exists():
-            raise CannotRunHereError(f"the trainer image shows {venv}, which is not there: run make setup")
+            raise CannotRunHereError(f"the trainer image needs {venv}, which does not exist: run make setup")
         pairs = [line.partition("=") for line in (venv / "pyvenv.cfg").read_text().splitlines()]
         fields = {name.strip(): value.strip() for name, _, value in pairs}
         version = fields.get("version_info") or fields["version"]
@@ -61,11 +62,11 @@ class Environment:
 
 
 def get_layers(store: Store, repository: Path, report: Report) -> Mapping[str, Path]:
-    """The directories of the layers by their kind, made when their content is new.
+    """Return the directory of each layer by its kind. A layer is made if its content is new.
 
     Args:
-        store: Where they are kept.
-        repository: The root of the checkout whose `.venv` and source the trainer image shows.
+        store: Keeps the layers.
+        repository: The root of the checkout whose `.venv` and source the trainer image contains.
         report: Called with a line for each layer that has to be made.
     """
     environment = Environment.of(repository)
@@ -86,7 +87,7 @@ def get_layers(store: Store, repository: Path, report: Report) -> Mapping[str, P
     }
 
 
-# Another number when layers are made in another way from the same files.
+# Increase it if layers of the same files are made in another way.
 _REVISION = 2
 
 
@@ -98,7 +99,7 @@ def _python_key(environment: Environment) -> str:
 
 
 def _venv_key(environment: Environment, repository: Path) -> str:
-    """Another one after every `make setup`, and after every distribution that is installed or removed by hand."""
+    """The key changes with every `make setup`, and when a distribution is installed or removed by hand."""
     pins = repository / "constraints/dev.txt"
     said = [environment.venv / ".ready", environment.venv / "pyvenv.cfg", environment.library, environment.venv / "bin"]
     return key_of(_REVISION, pins.read_text() if pins.exists() else "", *_state(path for path in said if path.exists()))
@@ -135,7 +136,7 @@ def _copy_python(environment: Environment, tree: Path) -> None:
 
 
 def _copy_source(repository: Path, tree: Path) -> None:
-    """Really copied, as these files are edited in place; with their times, so that their bytecode stays valid."""
+    """Copy the source, because its files are edited in place. Modification times are kept: bytecode depends on them."""
     for source in (repository / name for name in SOURCES):
         target = _below(tree, source)
         _make_folder(target.parent)
@@ -143,7 +144,7 @@ def _copy_source(repository: Path, tree: Path) -> None:
 
 
 def _link(sources: list[Path], tree: Path) -> None:
-    """Show `sources` in `tree` at their own paths, by hard links where the file system is the same one."""
+    """Put `sources` into `tree` at their own paths, as hard links if both are on one file system."""
     how = ["-al"] if _can_link(sources[0], tree) else ["-a", "--reflink=auto"]
     for source in sources:
         target = _below(tree, source)
@@ -152,7 +153,7 @@ def _link(sources: list[Path], tree: Path) -> None:
 
 
 def _can_link(source: Path, tree: Path) -> bool:
-    """Whether hard links lead from one to the other; tried, as two mounts of one file system look the same."""
+    """Whether files can be hard-linked. It makes a link, because two mounts of one file system have the same device."""
     folders = os.walk(source) if source.is_dir() else [(str(source.parent), [], [source.name])]
     file = next(Path(folder) / files[0] for folder, _, files in folders if files)
     probe = tree / ".link"
@@ -171,9 +172,9 @@ def _below(tree: Path, path: Path) -> Path:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, open to all: pods need not run as root, and /root is closed on the host.
+    """Make a folder and its parents, readable by all users: pods need not run as root, and the host protects /root.
 
-    A folder of this layer hides the mode of the same one in the base image, where /tmp is everybody's.
+    The mode of a folder in this layer replaces its mode in the base image, so /tmp gets the mode that it has there.
     """
     for missing in [path for path in (*reversed(folder.parents), folder) if not path.exists()]:
         missing.mkdir()

@@ -1,4 +1,4 @@
-"""The few system calls that Python 3.11 does not have: namespaces and mounts. See namespaces(7) and mount(2)."""
+"""System calls that Python 3.11 does not have: namespaces and mounts. See namespaces(7) and mount(2)."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Namespace(IntFlag):
-    """The kinds of namespaces a cluster and its nodes have of their own (the CLONE_NEW* flags)."""
+    """The kinds of namespaces of a cluster and its nodes (the CLONE_NEW* flags)."""
 
     MOUNT = 0x00020000
     CGROUP = 0x02000000
@@ -36,12 +36,12 @@ class MountFlag(IntFlag):
 
 
 def unshare(namespaces: Namespace) -> None:
-    """Give this process namespaces of its own; a new PID namespace begins with its next child."""
+    """Move this process into new namespaces; a new PID namespace starts with its next child."""
     _check(_libc.unshare(int(namespaces)), f"unshare {namespaces!r}")
 
 
 def enter(pid: int, namespaces: Namespace) -> None:
-    """Move this process (its next child, for PID) into namespaces of process `pid`."""
+    """Move this process (for PID: its next child) into the namespaces of process `pid`."""
     pidfd = os.pidfd_open(pid)
     try:
         _check(_libc.setns(pidfd, int(namespaces)), f"setns {namespaces!r} of process {pid}")
@@ -52,7 +52,7 @@ def enter(pid: int, namespaces: Namespace) -> None:
 def mount(
     source: Path | str, target: Path | str, kind: str = "", flags: MountFlag | int = 0, options: str = ""
 ) -> None:
-    """Attach a file system or a folder at `target` (the system call of that name); OSError names both paths."""
+    """Mount a file system or a folder at `target` with the system call mount. An OSError names both paths."""
     result = _libc.mount(
         os.fsencode(source),
         os.fsencode(target),
@@ -64,19 +64,19 @@ def mount(
 
 
 def detach(target: Path | str) -> None:
-    """Take away what is mounted at `target` and below, in this namespace."""
+    """Unmount everything at `target` and below, in this namespace."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
 
 
 def bind(source: Path | str, target: Path | str, *, read_only: bool = False) -> None:
-    """Show `source` at `target` too."""
+    """Bind-mount `source` at `target`."""
     mount(source, target, flags=MountFlag.BIND)
     if read_only:
         mount(source, target, flags=MountFlag.BIND | MountFlag.REMOUNT | MountFlag.READ_ONLY)
 
 
 def propagate(target: Path | str, how: MountFlag) -> None:
-    """Set how mounts made below `target` spread to other namespaces."""
+    """Set how later mounts below `target` propagate to other namespaces."""
     mount("none", target, flags=how | MountFlag.RECURSIVE)
 
 

@@ -1,4 +1,4 @@
-"""The addresses of a cluster. Every cluster has the same ones: each lives in network namespaces of its own.
+"""The network of a cluster. All clusters have the same addresses, because each has its own network namespaces.
 
 host 127.0.0.1:PORT --forward--> 10.99.0.1:6443 API server, DNS (cluster's namespace, bridge br0)
                                      |  veth
@@ -31,7 +31,7 @@ def pod_network(number: int) -> str:
 
 
 def link(node: str) -> str:
-    """The cluster's end of a node's cable."""
+    """Name of the veth interface to a node, in the cluster's namespace."""
     return f"v{node}"
 
 
@@ -41,7 +41,7 @@ def ip(*arguments: str, check: bool = True) -> None:
 
 
 def make_bridge() -> None:
-    """In the cluster's namespace: the switch that all nodes hang on, with the control plane's address."""
+    """In the cluster's namespace: make the bridge of all nodes, with the control plane's address."""
     ip("link", "set", "lo", "up")
     ip("link", "add", BRIDGE, "type", "bridge")
     ip("address", "add", f"{CONTROL_PLANE}/{PREFIX}", "dev", BRIDGE)
@@ -49,15 +49,15 @@ def make_bridge() -> None:
 
 
 def plug_in(node: str, number: int, pid: int) -> None:
-    """In the cluster's namespace: a cable to the namespace of process `pid`, and the way to the node's pods."""
-    ip("link", "delete", link(node), check=False)  # the kernel frees a dead node's namespace a little later
+    """In the cluster's namespace: make a veth pair to the namespace of process `pid`, and the route to its pods."""
+    ip("link", "delete", link(node), check=False)  # left if the kernel has not freed a dead node's namespace yet
     ip("link", "add", link(node), "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     ip("link", "set", link(node), "master", BRIDGE, "up")
     ip("route", "replace", pod_network(number), "via", node_address(number))
 
 
 def configure_node(number: int) -> None:
-    """In the node's namespace, once the cable is there: its address and the way out."""
+    """In the node's namespace, once the veth interface exists: set its address and default route."""
     ip("link", "set", "lo", "up")
     ip("address", "add", f"{node_address(number)}/{PREFIX}", "dev", "eth0")
     ip("link", "set", "eth0", "up")
@@ -65,9 +65,9 @@ def configure_node(number: int) -> None:
 
 
 def block(addresses: list[str], *hooks: str) -> str:
-    """The nft(8) script that drops what passes `hooks` (forward, output) from and to `addresses`.
+    """The nft(8) script that drops packets from and to `addresses` at `hooks` (forward, output).
 
-    Where only what is forwarded is dropped, the probes of the addresses' own kubelet go on.
+    With `forward` alone, the probes of the kubelet on the same node still pass.
     """
     found = ", ".join(addresses)
     rules = f"ip daddr {{ {found} }} drop; ip saddr {{ {found} }} drop;"

@@ -1,4 +1,4 @@
-"""PID 1 of a node: containerd, the kubelet, kube-proxy and the network policy firewall, all at their default paths."""
+"""PID 1 of a node: runs containerd, the kubelet, kube-proxy and the NetworkPolicy controller at their default paths."""
 
 import json
 import os
@@ -43,7 +43,7 @@ oom_score = 0
 
 
 def run(files: NodeFiles) -> None:
-    """Become the node's init; does not return."""
+    """Run the node's init; does not return."""
     cluster = ClusterFiles(files.root.parents[1])
     settings = NodeSettings.model_validate_json(files.settings.read_text())
     shared = ClusterSettings.model_validate_json(cluster.settings.read_text())
@@ -54,7 +54,7 @@ def run(files: NodeFiles) -> None:
         linux.bind(disk, shown)
         linux.propagate(shown, linux.MountFlag.SHARED)
     _filter_bridged_traffic()
-    wait_for("the node's cable", 10, lambda: Path("/sys/class/net/eth0").exists(), every=0.01)
+    wait_for("the network link of the node", 10, lambda: Path("/sys/class/net/eth0").exists(), every=0.01)
     network.configure_node(settings.number)
     mount_template(
         Images(shared.template, shared.layers), Path("/var/lib/containerd"), link_root=files.var_lib / "containerd"
@@ -102,7 +102,7 @@ def _write_files(files: NodeFiles, cluster: ClusterFiles, settings: NodeSettings
     write_kube_proxy(Path("/run/kube-proxy.json"), cluster.pki / "kube-proxy.kubeconfig", settings.name)
     Path("/run/cni").mkdir()
     Path("/run/cni/10-testcluster.conflist").write_text(json.dumps(_cni(settings)))
-    shutil.rmtree("/var/lib/cni", ignore_errors=True)  # addresses given out before a crash
+    shutil.rmtree("/var/lib/cni", ignore_errors=True)  # addresses assigned before a crash
 
 
 def _cni(settings: NodeSettings) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _kubelet(cluster: ClusterFiles, settings: NodeSettings) -> dict[str, Any]:
 
 
 def _shut_down(init: Init, question: Mapping[str, Any]) -> None:
-    """As a machine that is turned off: no kubelet any more, SIGTERM to all, some time, the end."""
+    """Shut the node down: kill the kubelet, send SIGTERM to all containers, wait for some seconds, exit."""
     for component in init.components.values():
         component.wanted = False
     if kubelet := init.components["kubelet"].process:
@@ -169,13 +169,13 @@ def _shut_down(init: Init, question: Mapping[str, Any]) -> None:
 
 
 def _processes() -> set[int]:
-    """What runs in containers on this node: all but its init and the runtime's helpers."""
+    """The processes in containers of this node: all but the init and helpers of the container runtime."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and entry.name != "1":
             try:
                 program = (entry / "cmdline").read_bytes().split(b"\0")[0]
-            except OSError:  # ended meanwhile
+            except OSError:  # exited meanwhile
                 continue
             if program and not program.endswith((b"containerd-shim-runc-v2", b"pause")):
                 found.add(int(entry.name))
@@ -198,7 +198,7 @@ def _gpus(_question: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _filter_bridged_traffic() -> None:
-    """Pods of one node meet on a bridge: its traffic passes the firewall only when asked for, per network namespace."""
+    """Send the traffic between pods of one node, which share a bridge, through the firewall. Off by default."""
     setting = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if setting.exists():
         setting.write_text("1\n")

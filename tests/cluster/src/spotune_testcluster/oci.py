@@ -1,4 +1,4 @@
-"""Container images as one OCI archive, written without a builder or a registry.
+"""Writes container images into one OCI archive, without a builder or a registry.
 
 The format: https://github.com/opencontainers/image-spec (image-layout, manifest, config, layer).
 """
@@ -23,11 +23,11 @@ class Image:
     """One image of an archive.
 
     Attributes:
-        name: With its tag, as pods call it.
+        name: The name with tag, as in pod specs.
         layers: Uncompressed tar files, the lowest first; images of one archive may share them.
-        environment: What its processes find set.
+        environment: Environment variables of its processes.
         entrypoint: The program and its arguments.
-        user: Who runs it, "" for root.
+        user: User and group of its processes, "" for root.
     """
 
     name: str
@@ -49,7 +49,7 @@ def write_archive(images: Sequence[Image], archive: Path) -> None:
 
 
 def write_layer(layer: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
-    """Write a layer of a few files: content and mode by path. The same files give the same bytes."""
+    """Write a layer of a few files (path: content and mode). The same files give the same bytes."""
     with tarfile.open(layer, "w") as tar:
         for name, (content, mode) in files.items():
             _add(tar, name, content, mode)

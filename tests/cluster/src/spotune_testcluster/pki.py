@@ -1,4 +1,4 @@
-"""Certificates and kubeconfigs of one cluster: a CA of its own, P-256 keys, ten years."""
+"""Certificates and kubeconfigs of one cluster: its own CA, P-256 keys, valid for ten years."""
 
 import datetime
 import ipaddress
@@ -16,7 +16,7 @@ YEARS = datetime.timedelta(days=3650)
 
 
 class Authority:
-    """The cluster's certificate authority, in one folder with every file it makes; a new folder makes a new one."""
+    """The cluster's certificate authority and all its files, in one folder. An empty folder gets a new authority."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -44,9 +44,9 @@ class Authority:
 
         Args:
             file: The files' stem in the authority's folder.
-            user: The common name, which Kubernetes takes as the user.
-            group: The organisation, which Kubernetes takes as the group.
-            addresses: Host names and IP addresses a server is reached by; a client needs none.
+            user: The common name, which is the user name in Kubernetes.
+            group: The organisation, which is the group in Kubernetes.
+            addresses: Host names and IP addresses of a server; empty for a client.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
@@ -77,7 +77,7 @@ class Authority:
         file.chmod(0o600)
 
     def service_account_keys(self) -> None:
-        """Write sa.key and sa.pub, by which the API server signs and checks service-account tokens."""
+        """Write sa.key and sa.pub, with which the API server signs and verifies service-account tokens."""
         key = ec.generate_private_key(ec.SECP256R1())
         _write_key(self.directory / "sa.key", key)
         public = key.public_key().public_bytes(

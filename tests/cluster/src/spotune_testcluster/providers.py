@@ -1,4 +1,4 @@
-"""How spot and on-demand GPU nodes of AKS, GKE and EKS look to Kubernetes: provider ids, labels and taints.
+"""Provider ids, labels and taints of spot and on-demand GPU nodes of AKS, GKE and EKS.
 
 Sources: AKS "Add an Azure Spot node pool", GKE "Spot VMs" and "GPUs", EKS "Managed node group capacity types".
 """
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Provider(StrEnum):
-    """Whose node pool a node pretends to be from."""
+    """The provider whose node pools a node imitates."""
 
     NONE = "none"
     AKS = "aks"
@@ -16,7 +16,7 @@ class Provider(StrEnum):
 
 
 class Capacity(StrEnum):
-    """How a node is paid for."""
+    """The capacity type of a node."""
 
     SPOT = "spot"
     ON_DEMAND = "on-demand"
@@ -37,7 +37,7 @@ def provider_id(provider: Provider, node: str, zone: str) -> str:
 
 
 def labels(provider: Provider, capacity: Capacity, gpus: int) -> dict[str, str]:
-    """The labels by which a provider tells spot and GPU nodes apart."""
+    """The labels by which a provider marks spot and GPU nodes."""
     spot = capacity is Capacity.SPOT
     match provider:
         case Provider.AKS:
@@ -53,7 +53,7 @@ def labels(provider: Provider, capacity: Capacity, gpus: int) -> dict[str, str]:
 
 
 def taints(provider: Provider, capacity: Capacity, gpus: int) -> list[dict[str, str]]:
-    """The taints that a provider sets by itself on such nodes (`v1.Taint`s)."""
+    """The taints that a provider adds to such nodes (`v1.Taint`s)."""
     found: list[dict[str, str]] = []
     if provider is Provider.AKS and capacity is Capacity.SPOT:
         found.append({"key": "kubernetes.azure.com/scalesetpriority", "value": "spot", "effect": "NoSchedule"})

@@ -1,8 +1,8 @@
-"""Fixtures for tests on a real cluster: `cluster`, `namespace`, `fault`; and the marker `cluster` of such tests.
+"""Fixtures for tests on a real cluster (`cluster`, `namespace`, `fault`), and the marker `cluster` of such tests.
 
-By default a cluster is started on this machine, once for all tests, and taken down after the last. With
-SPOTUNE_TEST_KUBECONFIG the same tests run on any cluster whose context says that it is for tests; faults that need the
-machine below the cluster are skipped by name there. SPOTUNE_TEST_KEEP=1 leaves the machine's cluster up for a next run.
+By default one cluster is started on this machine for all tests, and removed after the last one. With
+SPOTUNE_TEST_KUBECONFIG the tests run on any cluster whose context has a name for test clusters; faults that need the
+machine of the cluster are skipped by name there. SPOTUNE_TEST_KEEP=1 leaves this machine's cluster up for the next run.
 """
 
 import os
@@ -32,7 +32,7 @@ NO_CLUSTER = "no cluster here"
 NAME = os.environ.get("SPOTUNE_TESTCLUSTER", "tests")
 FOR_TESTS = re.compile(r"(^|[^a-z0-9])(test|tests|testing|testcluster|e2e|ci|kind|k3d|minikube)([^a-z0-9]|$)")
 HOW_TO_RUN = "run them with `make test-cluster` on Debian as root (packages: `make cluster-packages`)"
-# What every test may count on: one on-demand node, two spot nodes with a GPU each.
+# The nodes that every test can rely on: one on-demand node, two spot nodes with a GPU each.
 NODES = (
     NodeSettings(number=1, provider=Provider.AKS, zone="westeurope-1"),
     NodeSettings(number=2, provider=Provider.AKS, capacity=Capacity.SPOT, gpus=1, zone="westeurope-1"),
@@ -44,7 +44,7 @@ _timings = pytest.StashKey[dict[str, float]]()
 
 
 class NotForTestsError(ClusterError):
-    """The kubeconfig's context does not say that its cluster is for tests."""
+    """The name of the kubeconfig's context does not mark its cluster as one for tests."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class ClusterUnderTest:
     """The cluster that tests run on.
 
     Attributes:
-        kubectl: As its administrator.
-        machine: What is below it, None when it is somebody else's cluster.
+        kubectl: kubectl with the rights of the administrator.
+        machine: The cluster on this machine, None for a cluster of SPOTUNE_TEST_KUBECONFIG.
         image: An image with the trainer's environment, Python and Ray.
-        storage_class: One that gives ReadWriteMany volumes.
-        nodes: Names of nodes that pods may be sent to; the machine's own are as `NODES` says.
+        storage_class: A storage class with ReadWriteMany volumes.
+        nodes: Names of nodes for pods; on this machine those of `NODES`.
     """
 
     kubectl: Kubectl
@@ -66,30 +66,30 @@ class ClusterUnderTest:
     nodes: Sequence[str]
 
     def machine_for(self, what: str) -> Cluster:
-        """The machine below the cluster; where it is somebody else's, the test is skipped for want of `what`."""
+        """The cluster on this machine. On another cluster, skip the test because `what` needs this machine."""
         if self.machine is None:
-            pytest.skip(f"{what} needs the machine below the cluster; {FOREIGN} gives another's")
+            pytest.skip(f"{what} needs a cluster on this machine, but {FOREIGN} is set")
         return self.machine
 
 
 @dataclass
 class Fault:
-    """Faults of the machine below the cluster; what a test has broken is mended after it.
+    """Faults of the cluster on this machine. They are undone after the test.
 
-    Each fault is skipped by its name on a cluster given by SPOTUNE_TEST_KUBECONFIG.
+    On a cluster of SPOTUNE_TEST_KUBECONFIG, a fault skips the test and is named as the reason.
     """
 
     cluster: ClusterUnderTest
     _mend: list[Callable[[], None]] = field(default_factory=list)
 
     def crash_node(self, node: str) -> None:
-        """SIGKILL to everything on a node."""
+        """Send SIGKILL to all processes of a node."""
         machine = self._machine("crash_node")
         self._mend.append(lambda: machine.start_node(node))
         machine.crash_node(node)
 
     def stop_node(self, node: str, seconds: float) -> None:
-        """SIGTERM to all on a node, and its end after `seconds`."""
+        """Send SIGTERM to all containers of a node, and end the node after `seconds`."""
         machine = self._machine("stop_node")
         self._mend.append(lambda: machine.start_node(node))
         machine.stop_node(node, seconds)
@@ -105,7 +105,7 @@ class Fault:
         machine.component("stop", component)
 
     def start_component(self, component: str) -> None:
-        """Start it again."""
+        """Start a stopped component."""
         self._machine("start_component").component("start", component)
 
     def restart_api_server(self) -> None:
@@ -119,7 +119,7 @@ class Fault:
         machine.component("pause", "kube-apiserver")
 
     def continue_api_server(self) -> None:
-        """Let it go on."""
+        """Continue the paused API server."""
         self._machine("continue_api_server").component("continue", "kube-apiserver")
 
     def cut(self, target: str) -> None:
@@ -145,7 +145,7 @@ class Fault:
         volumes.set_state(machine, volume, state)
 
     def mend(self) -> None:
-        """Undo everything, the last first."""
+        """Undo all faults, the last one first."""
         while self._mend:
             self._mend.pop()()
 
@@ -154,14 +154,14 @@ class Fault:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and find out once whether cluster tests can run here."""
+    """Declare the marker, and check once whether cluster tests can run here."""
     config.addinivalue_line("markers", f"cluster: needs a Kubernetes cluster: this machine's, or {FOREIGN}'s")
     config.stash[_timings] = {}
     config.stash[_reason_not_to_run] = _why_not()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cluster tests go last, so that others have the machine for themselves; or are skipped."""
+    """Run cluster tests last, so that other tests have the machine to themselves, or skip them."""
     items.sort(key=_turn)
     reason = config.stash[_reason_not_to_run]
     chosen = [item for item in items if item.get_closest_marker("cluster")]
@@ -174,12 +174,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> tuple[bool, bool]:
-    """First tests that need no cluster, then those that start their own, then those that share one."""
+    """Sort key: first tests without a cluster, then those that start their own, then those that share one."""
     return item.get_closest_marker("cluster") is not None, "cluster" in getattr(item, "fixturenames", ())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """One line on cluster tests that did not run, or the times that the cluster took."""
+    """Print a line about skipped cluster tests, or the measured times."""
     skipped = [
         report for report in terminalreporter.stats.get("skipped", []) if "no cluster here" in str(report.longrepr)
     ]
@@ -192,13 +192,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def took(pytestconfig: pytest.Config) -> dict[str, float]:
-    """Seconds by what took them; printed in the end."""
+    """Measured times in seconds by their names; printed at the end."""
     return pytestconfig.stash[_timings]
 
 
 @pytest.fixture(scope="session")
 def cluster(took: dict[str, float]) -> Iterator[ClusterUnderTest]:
-    """The cluster that this session's tests share."""
+    """The cluster that all tests of this run share."""
     if kubeconfig := os.environ.get(FOREIGN):
         yield foreign_cluster(Path(kubeconfig))
         return
@@ -218,14 +218,14 @@ def cluster(took: dict[str, float]) -> Iterator[ClusterUnderTest]:
 
 @pytest.fixture
 def namespace(cluster: ClusterUnderTest) -> Iterator[Kubectl]:
-    """A namespace of the test's own; kubectl in it."""
+    """Kubectl with a new namespace for this test."""
     with temporary_namespace(cluster.kubectl) as found:
         yield found
 
 
 @pytest.fixture
 def fault(cluster: ClusterUnderTest) -> Iterator[Fault]:
-    """Faults, mended after the test."""
+    """Faults, undone after the test."""
     broken = Fault(cluster)
     yield broken
     broken.mend()
@@ -233,7 +233,7 @@ def fault(cluster: ClusterUnderTest) -> Iterator[Fault]:
 
 @contextmanager
 def temporary_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """A namespace that goes with all in it when the block ends; kubectl in it."""
+    """Kubectl with a new namespace, which is deleted at the end of the block."""
     name = f"test-{secrets.token_hex(4)}"
     kubectl("create", "namespace", name)
     try:
@@ -243,10 +243,11 @@ def temporary_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
 
 
 def foreign_cluster(kubeconfig: Path) -> ClusterUnderTest:
-    """Somebody else's cluster, if its context says that it is for tests.
+    """The cluster of a given kubeconfig.
 
     Raises:
-        NotForTestsError: It does not.
+        NotForTestsError: The name of its context does not mark it as a cluster for tests.
+        ClusterError: The image or the storage class is not set.
     """
     kubectl = Kubectl("kubectl", kubeconfig)
     context = kubectl("config", "current-context").strip()
@@ -255,24 +256,24 @@ def foreign_cluster(kubeconfig: Path) -> ClusterUnderTest:
     storage_class = os.environ.get("SPOTUNE_TEST_STORAGE_CLASS", "")
     if not image or not storage_class:
         raise ClusterError(
-            f"{FOREIGN} needs two more: SPOTUNE_TEST_IMAGE, with Python and Ray, and SPOTUNE_TEST_STORAGE_CLASS, "
-            "which gives ReadWriteMany volumes"
+            f"{FOREIGN} needs two more variables: SPOTUNE_TEST_IMAGE (an image with Python and Ray) and "
+            "SPOTUNE_TEST_STORAGE_CLASS (with ReadWriteMany volumes)"
         )
     nodes = [node["metadata"]["labels"]["kubernetes.io/hostname"] for node in kubectl.get("nodes")]
     return ClusterUnderTest(kubectl, None, image, storage_class, nodes)
 
 
 def refuse_if_not_for_tests(context: str) -> None:
-    """Raise NotForTestsError unless the context's name has a word such as test, e2e, ci or kind in it."""
+    """Raise NotForTestsError unless the context's name contains a word such as test, e2e, ci or kind."""
     if not FOR_TESTS.search(context.lower()):
         raise NotForTestsError(
-            f"context {context!r} does not say that it is for tests, and tests break things: choose one whose name has "
-            "`test`, `e2e`, `ci`, `kind`, `k3d` or `minikube` in it"
+            f"context {context!r} does not say that it is for tests, and tests break things: choose one whose name "
+            "contains `test`, `e2e`, `ci`, `kind`, `k3d` or `minikube`"
         )
 
 
 def _why_not() -> str:
-    """Why cluster tests cannot run here, "" when they can."""
+    """The reason why cluster tests cannot run here, "" if they can."""
     if os.environ.get(FOREIGN):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What this machine must have before a cluster can run on it, and the sentence that says how to get what is missing."""
+"""Checks that this machine has everything that a cluster needs; the error names the packages to install."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spotune_testcluster.errors import CannotRunHereError
 
-# program: the Debian package it comes with
+# program: its Debian package
 PROGRAMS = {
     "containerd": "containerd",
     "ctr": "containerd",
@@ -29,14 +29,14 @@ BRIDGE_PLUGIN = Path("/usr/lib/cni/bridge")
 
 
 def packages() -> list[str]:
-    """The Debian packages that all of it comes from."""
+    """The Debian packages that a cluster needs."""
     return sorted({*PROGRAMS.values(), "containernetworking-plugins", "libc6-dev"})
 
 
 def check() -> None:
-    """Raise CannotRunHereError when this machine cannot run a cluster."""
+    """Raise CannotRunHereError if this machine cannot run a cluster."""
     if os.geteuid() != 0:
-        raise CannotRunHereError("nodes are made of namespaces, mounts and control groups: run as root")
+        raise CannotRunHereError("nodes need namespaces, mounts and control groups: run as root")
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     missing = {package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None}
     if not BRIDGE_PLUGIN.exists():
@@ -46,6 +46,6 @@ def check() -> None:
 
 
 def check_go() -> None:
-    """Raise CannotRunHereError when Kubernetes cannot be built here."""
+    """Raise CannotRunHereError if Kubernetes cannot be built here."""
     if shutil.which("go") is None:
         raise CannotRunHereError("Kubernetes is built from its Go modules: install Go 1.26 or newer")

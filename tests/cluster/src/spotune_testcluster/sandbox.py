@@ -1,4 +1,4 @@
-"""The first acts of every init: mounts of its own, so that nothing mounted, written or set inside reaches the host."""
+"""First steps of every init: private mounts, so that no mount or setting inside affects the host."""
 
 import os
 import socket
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from spotune_testcluster import cgroups, linux
 
-# The kubelet wants these for the whole machine; it is shown that they are set, and the machine keeps its own.
+# The kubelet sets these for the whole machine. It gets bind-mounted files with its values; the machine keeps its own.
 GLOBAL_SETTINGS = {"kernel/panic": "10", "kernel/panic_on_oops": "1", "vm/overcommit_memory": "1"}
 
 
 def settle(hostname: str) -> None:
-    """Make a fresh set of namespaces a machine of its own: private mounts, /proc, /sys, /run, control groups, name."""
+    """Set up new namespaces as a separate machine: mounts, /proc, /sys, /run, control groups, hostname."""
     linux.propagate("/", linux.MountFlag.SLAVE)
     linux.mount("proc", "/proc", "proc")
     hierarchies = cgroups.hierarchies()
@@ -29,7 +29,7 @@ def settle(hostname: str) -> None:
 
 
 def resolve_by(text: str) -> None:
-    """Show `text` as /etc/resolv.conf."""
+    """Replace the content of /etc/resolv.conf by `text`."""
     shown = Path("/run/resolv.conf")
     shown.write_text(text)
     linux.bind(shown, "/etc/resolv.conf")

@@ -1,4 +1,4 @@
-"""What a cluster and its nodes are started with; kept as JSON, for the processes inside and for the next command."""
+"""Settings of a cluster and its nodes, saved as JSON for the processes inside and for later commands."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from spotune_testcluster.providers import Capacity, Provider
 
 
 class Settings(BaseModel):
-    """Base: unknown fields are mistakes, and nothing changes after the start."""
+    """Base class: unknown fields are errors, and settings do not change after the start."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -21,10 +21,10 @@ class ClusterSettings(Settings):
     """One cluster.
 
     Attributes:
-        binaries: The folder with kube-apiserver and all others.
+        binaries: The folder with kube-apiserver and all other programs.
         port: The API server's port on 127.0.0.1 of the host.
-        template: A containerd root with every image, which nodes share.
-        layers: The layers of images too large to import, by their kind.
+        template: A containerd root folder with every image, shared by the nodes.
+        layers: The directories of the layers that are too large to import, by their kind.
     """
 
     binaries: Path
@@ -37,11 +37,11 @@ class NodeSettings(Settings):
     """One node.
 
     Attributes:
-        number: 1 to 200; makes the node's address 10.99.0.(10 + number) and its pods' network 10.101.number.0/24.
-        provider: Whose labels, taints and provider id the node carries.
+        number: 1 to 200. The node's address is 10.99.0.(10 + number), its pods' network is 10.101.number.0/24.
+        provider: The provider whose labels, taints and provider id the node has.
         capacity: Spot or on-demand.
-        gpus: How many GPUs its fake device plugin offers.
-        zone: The zone in its topology label, "" for none.
+        gpus: Number of GPUs that its device plugin advertises.
+        zone: Value of the zone label, "" for none.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Things made once per content and kept: each is a folder called `<kind>-<key>`, there as a whole or not at all."""
+"""A cache of folders that are made once per content: `<kind>-<key>`, each complete or absent."""
 
 import fcntl
 import hashlib
@@ -15,24 +15,24 @@ SECONDS_KEPT = 3600.0
 
 
 def key_of(*parts: str | int | tuple[str, ...]) -> str:
-    """A short name for this content."""
+    """A short hash of this content."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 class Store:
-    """A folder of made things. Processes that want the same one wait for each other, and one of them makes it."""
+    """The cache. If several processes request the same entry, one makes it and the others wait."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
 
     def get(self, kind: str, key: str, make: Callable[[Path], None]) -> Path:
-        """The folder of this content, made when it is not there yet.
+        """Return the folder of this content; make it if it is missing.
 
         Args:
             kind: Lower-case letters.
             key: Changes when the content changes.
-            make: Fills the empty folder it is given; may ask for other kinds.
+            make: Fills the empty folder that it gets; may request entries of other kinds.
         """
         entry = self.root / f"{kind}-{key}"
         with self._locked(kind):
@@ -46,10 +46,10 @@ class Store:
         return entry
 
     def prune(self, kind: str, keep: Collection[Path], unused_seconds: float = SECONDS_KEPT) -> list[Path]:
-        """Remove what nobody needs any more; returns what was removed.
+        """Remove entries that are not needed any more; returns the removed ones.
 
-        An entry stays when it is the kind's latest used one, was asked for in the last `unused_seconds`, has one of the
-        paths `keep` in it, or is mounted in any mount namespace of this machine.
+        An entry is kept if it is the most recently used of its kind, was requested in the last `unused_seconds`,
+        contains one of the paths `keep`, or is mounted in any mount namespace of this machine.
         """
         with self._locked(kind):
             self._remove_unfinished(kind)
@@ -75,13 +75,13 @@ class Store:
             yield
 
     def _remove_unfinished(self, kind: str) -> None:
-        """What a killed process left; nobody makes one of this kind now, as the lock is ours."""
+        """Remove unfinished folders of killed processes. No other process makes this kind: this one has the lock."""
         for left in self.root.glob(f".{kind}-*"):
             shutil.rmtree(left)
 
 
 def _mounted_names() -> set[str]:
-    """Every folder name on the way to the source of any mount, in all mount namespaces (proc(5), mountinfo)."""
+    """Every folder name in the source path of any mount, in all mount namespaces (proc(5), mountinfo)."""
     names: set[str] = set()
     namespaces: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -90,7 +90,7 @@ def _mounted_names() -> set[str]:
             if namespace not in namespaces:
                 lines = (process / "mountinfo").read_text().splitlines()
                 names.update(name for line in lines for name in line.split()[3].split("/"))
-        except OSError:  # ended meanwhile
+        except OSError:  # exited meanwhile
             continue
         namespaces.add(namespace)
     return names

@@ -1,8 +1,8 @@
-"""A node's containerd that has every image from its first moment, because its disk is made from a template.
+"""Gives a new node's containerd every image, by making its disk from a template.
 
 The template is the root folder of a containerd that imported the images once. A node gets copies of its two databases,
-hard links to its blobs, and its unpacked layers by read-only bind mounts. Instead of a layer too large to import, the
-template has a stub with a marker file that names the layer's kind; the real directory is mounted there.
+hard links to its blobs, and read-only bind mounts of its unpacked layers. For a layer that is too large to import, the
+template has a stub: a marker file with the layer's kind. The real directory is mounted there.
 
     /var/lib/containerd
         io.containerd.metadata.v1.bolt/meta.db               copied
@@ -29,11 +29,11 @@ MADE_FROM = "made-from-template"
 
 @dataclass(frozen=True)
 class Images:
-    """What a node's containerd is made from.
+    """All images of a node's containerd.
 
     Attributes:
         template: The root folder of a containerd with all images.
-        layers: The directories of the layers too large to import, by their kind.
+        layers: The directories of the layers that are too large to import, by their kind.
     """
 
     template: Path
@@ -41,15 +41,15 @@ class Images:
 
 
 def mount_template(images: Images, containerd_root: Path, link_root: Path) -> None:
-    """Give a node all images, before its containerd starts, in the node's mount namespace.
+    """Give a node all images. Call it in the node's mount namespace before its containerd starts.
 
-    A node that starts again keeps its containers and what was loaded into it, and sees the layers as given now. Only
-    where the template is another one than before, containerd begins anew.
+    A restarted node keeps its containers and the images that were loaded into it, and gets the current layers. If the
+    template has changed, containerd starts with an empty state.
 
     Args:
-        images: All of them.
-        containerd_root: Where the node's containerd keeps its files; made when missing.
-        link_root: The same folder by a path that no bind mount lies on, where hard links from the template can lead.
+        images: All images.
+        containerd_root: Root folder of the node's containerd; made if it is missing.
+        link_root: The same folder by a path without a bind mount, because hard links cannot cross mounts.
     """
     containerd_root.mkdir(parents=True, exist_ok=True)
     made_from = link_root / MADE_FROM
@@ -61,7 +61,7 @@ def mount_template(images: Images, containerd_root: Path, link_root: Path) -> No
 
 
 def _copy(template: Path, root: Path) -> None:
-    """All but the layers; a copy that was interrupted lacks the last file and is done again."""
+    """Copy everything but the layers. An interrupted copy lacks the last file and is repeated at the next start."""
     for left in root.iterdir():
         if left.is_dir():
             shutil.rmtree(left)
@@ -88,7 +88,7 @@ def _layer(snapshot: Path, layers: Mapping[str, Path]) -> Path:
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link, or a copy on another file system."""
+    """Make a hard link, or a copy if the target is on another file system."""
     try:
         os.link(source, target)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""ReadWriteMany volumes seen from below: each is a file with a file system in it, on a loop device of the machine.
+"""Faults of ReadWriteMany volumes. Each volume is a file with a file system, on a loop device of the machine.
 
-That device is where a volume can be made read-only or slow for every node at once, as a storage account in trouble is.
+A fault of that device makes a volume read-only or slow for every node at once, as a failing storage account does.
 """
 
 import fcntl
@@ -40,10 +40,10 @@ def set_state(cluster: "Cluster", volume: str, state: VolumeState) -> None:
     Args:
         cluster: The cluster that the volume belongs to.
         volume: The PersistentVolume's name.
-        state: What to make of it.
+        state: The new state.
 
     Raises:
-        ClusterError: There is no such volume, it has no size limit (and so no device), or it was never idle.
+        ClusterError: The volume does not exist, has no size limit (and so no device), or was never idle.
     """
     device, point = _mounted(cluster, volume)
     number = (Path("/sys/block") / device / "dev").read_text().strip()
@@ -57,21 +57,21 @@ def set_state(cluster: "Cluster", volume: str, state: VolumeState) -> None:
     try:
         wait_for("a moment without a file open for writing", SECONDS_TO_BE_IDLE, remounted, every=0.02)
     except DidNotStartError as error:
-        raise ClusterError(f"volume {volume} stays as it is: a pod keeps a file open for writing") from error
+        raise ClusterError(f"volume {volume} was not changed, because a pod keeps a file open for writing") from error
 
 
 def _mounted(cluster: "Cluster", volume: str) -> tuple[str, Path]:
-    """The loop device below a volume, and where it is mounted."""
+    """The loop device of a volume, and its mount point."""
     point = cluster.files.volumes / volume
     for line in cluster.enter("cat", "/proc/self/mounts").stdout.splitlines():
         device, where, *_ = line.split()
         if where == str(point) and device.startswith("/dev/loop"):
             return device.removeprefix("/dev/"), point
-    raise ClusterError(f"{volume} has no device of its own: is it a bound volume of storage class `shared`?")
+    raise ClusterError(f"{volume} has no loop device: is it a bound volume of storage class `shared`?")
 
 
 def forget(volumes: Path) -> None:
-    """Let go of what the volumes of an ended cluster hold on the machine: loop devices, throttles."""
+    """Release the loop devices and throttles of an ended cluster's volumes."""
     bound = {path.parts[3]: path.read_text().strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")}
     for device, backing in bound.items():
         if backing.startswith(f"{volumes}/"):
@@ -83,7 +83,7 @@ def forget(volumes: Path) -> None:
 
 
 def _throttle(number: str, bytes_per_second: int) -> None:
-    """Limit a block device (`major:minor`), 0 lifts the limit; for the root group, as the kernel does the writing."""
+    """Limit a block device (`major:minor`); 0 removes the limit. It applies to the root group: the kernel writes."""
     for throttle in THROTTLES:
         if throttle.exists():
             throttle.write_text(f"{number} {bytes_per_second}\n")
@@ -98,7 +98,7 @@ def _throttled_loops() -> Iterator[str]:
 
 
 def _remove_spare_devices() -> None:
-    """Loop devices above those the kernel starts with, when nothing uses them."""
+    """Remove unused loop devices above those that the kernel starts with."""
     if not LOOP_CONTROL.exists():
         return
     control = os.open(LOOP_CONTROL, os.O_RDWR)
@@ -108,7 +108,7 @@ def _remove_spare_devices() -> None:
             if number >= LOOP_DEVICES_OF_THE_KERNEL and not (device / "loop").exists():
                 try:
                     fcntl.ioctl(control, LOOP_CTL_REMOVE, number)
-                except OSError:  # taken by another cluster this moment
+                except OSError:  # another cluster took it meanwhile
                     continue
     finally:
         os.close(control)

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a name in the error when it does not."""
+"""Waits for a condition, and names it in the error after a timeout."""
 
 import time
 from collections.abc import Callable
@@ -10,16 +10,16 @@ T = TypeVar("T")
 
 
 def wait_for(what: str, seconds: float, look: Callable[[], T | None], every: float = 0.05) -> T:
-    """The first true value that `look` returns.
+    """Call `look` until it returns a true value, and return that value.
 
     Args:
-        what: What is waited for, for the error's sentence.
-        seconds: How long to wait at most.
-        look: Called again and again; None and False mean "not yet".
-        every: Seconds between two looks.
+        what: Name of the condition, for the error message.
+        seconds: The timeout.
+        look: The condition; None and False mean "not yet".
+        every: Seconds between two calls.
 
     Raises:
-        DidNotStartError: It did not become true in time.
+        DidNotStartError: The timeout expired.
     """
     end = time.monotonic() + seconds
     while True:
