@@ -8,12 +8,11 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from spotune.prompting.template import RowError
 from spotune_trainer.data.tokenization import (
     Document,
     DocumentTokenizer,
-    RowError,
     RowRenderer,
-    Template,
     TextOptions,
     TokenizedDocument,
 )
@@ -38,39 +37,6 @@ def text_with_loss(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBa
 
 def text_of(document: TokenizedDocument, tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(document.input_ids.tolist()))
-
-
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        ("{a}: {b c}", "x: 3"),
-        ("{{{a}}}", "{x}"),
-        ("plain", "plain"),
-        ("{flag} {ratio}", "true 0.5"),
-    ],
-)
-def test_templates_fill_in_columns(template: str, text: str) -> None:
-    assert Template(template).render({"a": "x", "b c": 3, "flag": True, "ratio": 0.5}) == text
-
-
-@pytest.mark.parametrize("template", ["{a", "a}", "{a}}", "{}"])
-def test_a_brace_without_counterpart_is_rejected(template: str) -> None:
-    with pytest.raises(ValueError, match="lone"):
-        Template(template)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"b": 1}, "no column 'a'; the row has 'b'"),
-        ({"a": None}, "null"),
-        ({"a": ["x"]}, "a list"),
-        ({"a": b"x"}, "bytes"),
-    ],
-)
-def test_error_names_a_column_that_is_not_text(row: dict[str, Any], message: str) -> None:
-    with pytest.raises(RowError, match=message):
-        Template("{a}").render(row)
 
 
 def test_loss_of_a_causal_row_is_on_completion_and_eos(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
+from spotune.prompting.export_manifest import ExportManifest
 from spotune_trainer.data.batches import Task
 from spotune_trainer.export import huggingface as export_module
-from spotune_trainer.export.huggingface import ExportManifest, export_model, weights_sha256
+from spotune_trainer.export.huggingface import export_model, weights_sha256
 from spotune_trainer.models.pretrained import build_model
 from tests.trainer.support.tiny import make_job, save_source
 

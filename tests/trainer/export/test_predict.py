@@ -11,10 +11,11 @@ import torch
 
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
+from spotune.prompting.export_manifest import ExportManifest, find_export
 from spotune_trainer.data.batches import collate
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
-from spotune_trainer.export.huggingface import ExportManifest, export_model
-from spotune_trainer.export.predict import Predictor, fill_fields, find_export, parse_question, read_questions
+from spotune_trainer.export.huggingface import export_model
+from spotune_trainer.export.predict import Predictor, parse_question, read_questions
 from spotune_trainer.models.pretrained import build_model, load_tokenizer
 from tests.command_line import run_spotune
 from tests.trainer.support.tiny import make_job, save_source
@@ -184,13 +185,6 @@ def test_a_long_question_is_truncated_as_in_training(tmp_path: Path) -> None:
     (ids,) = predictor._encode(["how many singers are there ? " * 9])
     assert len(ids) == 5
     assert ids[-1] == 1
-
-
-def test_the_question_fills_the_one_missing_field() -> None:
-    assert fill_fields(["question"], "{question}", "how?", {}) == {"question": "how?"}
-    assert fill_fields(["a", "b"], "{a}{b}", "how?", {"a": 1}) == {"a": 1, "b": "how?"}
-    with pytest.raises(UsageError, match="omit the question"):
-        fill_fields([], "fixed", "how?", {})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ at inference the model also gets the prompt's tokens alone. A completion ends wi
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from jinja2 import TemplateError
 
+from spotune.prompting.encoding import encode_prompts, truncate_prompt
+from spotune.prompting.template import RowError, Template, column_text
 from spotune_trainer.data.batches import NO_LOSS, Task
 
 if TYPE_CHECKING:
@@ -30,45 +31,6 @@ if TYPE_CHECKING:
 _RESERVED = frozenset({"input_ids", "labels", "lengths", "completion"})
 
 TokenArray = npt.NDArray[np.int32]
-
-
-class RowError(ValueError):
-    """A row cannot be rendered. The message gives the reason; the caller adds the file and line."""
-
-
-class Template:
-    """A text with ``{column}`` placeholders. Write ``{{`` and ``}}`` for literal braces.
-
-    Attributes:
-        columns: Names of the columns it uses, each once, in order of appearance.
-
-    Raises:
-        ValueError: A brace has no counterpart.
-    """
-
-    _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
-
-    def __init__(self, template: str) -> None:
-        self._parts: list[tuple[str, str]] = []  # (literal text, column after it or "")
-        position = 0
-        for match in self._TOKEN.finditer(template):
-            literal, column = template[position : match.start()], match.group(1) or ""
-            position = match.end()
-            if match.group() in {"{", "}"}:
-                raise ValueError(
-                    f"the template {template!r} has a lone {match.group()!r}; double it to write a literal brace"
-                )
-            self._parts.append((literal + ("" if column else match.group()[0]), column))
-        self._parts.append((template[position:], ""))
-        self.columns = list(dict.fromkeys(column for _, column in self._parts if column))
-
-    def render(self, row: Mapping[str, Any]) -> str:
-        """The template with the row's values filled in.
-
-        Raises:
-            RowError: A column is missing, is null, or holds neither text nor a number.
-        """
-        return "".join(literal + (column_text(row, column) if column else "") for literal, column in self._parts)
 
 
 @dataclass(frozen=True)
@@ -329,45 +291,6 @@ class DocumentTokenizer:
 
     def _with_eos(self, ids: list[int]) -> list[int]:
         return ids if ids and ids[-1] == self._eos_token_id else [*ids, self._eos_token_id]
-
-
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, task: Task, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of prompts as the model sees them in training, not truncated.
-
-    They contain the special tokens that the tokenizer adds. The one exception: a trailing end-of-text token is removed
-    from causal prompts, because the completion continues the text.
-    """
-    if not prompts:
-        return []
-    # verbose=False: no warning about texts beyond the model's limit, since they are truncated afterwards.
-    encoded: list[list[int]] = tokenizer(list(prompts), verbose=False)["input_ids"]
-    if task == "seq2seq":
-        return encoded
-    eos_token_id = tokenizer.eos_token_id
-    return [ids[:-1] if ids and ids[-1] == eos_token_id else ids for ids in encoded]
-
-
-def truncate_prompt(ids: list[int], max_length: int, eos_token_id: int) -> list[int]:
-    """The first ``max_length`` tokens of a seq2seq input; a trailing end-of-text token is kept as the last one."""
-    if len(ids) <= max_length:
-        return ids
-    return [*ids[: max_length - 1], eos_token_id] if ids[-1] == eos_token_id else ids[:max_length]
-
-
-def column_text(row: Mapping[str, Any], column: str) -> str:
-    """A column's value as text; numbers and booleans as JSON writes them.
-
-    Raises:
-        RowError: The column is missing, null, or holds neither text nor a number.
-    """
-    if column not in row:
-        raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row)) or 'none'}")
-    value = row[column]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    raise RowError(f"column {column!r} is {'null' if value is None else f'a {type(value).__name__}'}, not text")
 
 
 def _read_messages(row: Mapping[str, Any], column: str) -> list[Mapping[str, str]]:

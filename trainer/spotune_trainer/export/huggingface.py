@@ -10,7 +10,7 @@ import hashlib
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from transformers import GenerationConfig
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
+from spotune.prompting.export_manifest import MANIFEST, ExportManifest
 from spotune_trainer import files
 from spotune_trainer.export.model_card import model_card
 from spotune_trainer.models.decoding import generation_config_with_special_tokens
@@ -28,59 +29,8 @@ from spotune_trainer.models.pretrained import build_model, build_on_meta_device,
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MANIFEST = "spotune.json"
 _HASH_BLOCK_BYTES = 16 << 20
 _MAX_SHARD_SIZE = "50GB"  # transformers' own default
-
-
-@dataclass(frozen=True)
-class ExportManifest:
-    """How to prompt an exported model: the content of its `spotune.json`, which `spotune predict` reads.
-
-    Attributes:
-        name: the job's name.
-        task: `causal` or `seq2seq`.
-        prompt: the prompt template of the training data; empty if it had none.
-        messages: the column with chat messages, rendered by the tokenizer's chat template; empty if there was none.
-        max_length: maximum prompt length in tokens.
-        max_new_tokens: maximum answer length in tokens.
-    """
-
-    name: str
-    task: str
-    prompt: str
-    messages: str
-    max_length: int
-    max_new_tokens: int
-
-    @classmethod
-    def from_job(cls, job: FinetuneJob) -> ExportManifest:
-        """The manifest of a job's model."""
-        dataset, spec = job.spec.dataset, job.spec
-        return cls(
-            name=job.metadata.name,
-            task=spec.model.task,
-            prompt=dataset.prompt,
-            messages=dataset.messages,
-            max_length=dataset.max_length,
-            max_new_tokens=spec.training.evaluation.max_new_tokens,
-        )
-
-    @classmethod
-    def read(cls, directory: Path) -> ExportManifest:
-        """Read the manifest of an export directory.
-
-        Raises:
-            JobError: there is none, it is damaged, or another version wrote it.
-        """
-        path = directory / MANIFEST
-        try:
-            value = files.read_json(path)
-            if value is None:
-                raise JobError(f"{directory} is not a model exported by spotune: it has no {MANIFEST}.")
-            return cls(**value)
-        except (TypeError, ValueError) as error:
-            raise JobError(f"{path} is damaged or of another version: {error}. Export the model again.") from error
 
 
 def export_model(

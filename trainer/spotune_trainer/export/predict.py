@@ -12,9 +12,9 @@ import torch
 from jinja2 import TemplateError
 
 from spotune.errors import UsageError
-from spotune_trainer.data.tokenization import RowError, Template, encode_prompts, truncate_prompt
-from spotune_trainer.export.huggingface import MANIFEST, ExportManifest
-from spotune_trainer.job_directory.layout import JobDirectory
+from spotune.prompting.encoding import encode_for_inference
+from spotune.prompting.export_manifest import ExportManifest, find_export
+from spotune.prompting.template import fill_prompt
 from spotune_trainer.models.decoding import generate_texts, greedy_config
 from spotune_trainer.models.pretrained import load_exported
 
@@ -71,11 +71,7 @@ class Predictor:
             if fields:
                 raise UsageError("this model was trained without a prompt template: pass plain text without fields.")
             return question
-        template = Template(self.manifest.prompt)
-        try:
-            return template.render(fill_fields(template.columns, self.manifest.prompt, question, fields))
-        except RowError as error:
-            raise UsageError(f"the prompt {self.manifest.prompt!r} cannot be filled: {error}.") from error
+        return fill_prompt(self.manifest.prompt, question, fields)
 
     def answer(self, prompts: Sequence[str], max_new_tokens: int | None = None) -> Iterator[Answer]:
         """Greedily decoded answers, in the order of the prompts.
@@ -101,60 +97,10 @@ class Predictor:
             raise UsageError(f"the model's chat template cannot render the messages: {error}") from error
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        encoded = self._encode_all(prompts)
+        encoded = encode_for_inference(self.tokenizer, self.manifest, prompts)
         if not all(encoded):
             raise UsageError("the prompt is empty: pass a question.")
         return encoded
-
-    def _encode_all(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids as in training. Seq2seq inputs are truncated; a rendered chat already has its special tokens."""
-        if self.manifest.task == "seq2seq":
-            encoded = encode_prompts(self.tokenizer, "seq2seq", prompts)
-            return [truncate_prompt(ids, self.manifest.max_length, int(self.tokenizer.eos_token_id)) for ids in encoded]
-        if self.manifest.messages:
-            ids: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-            return ids
-        return encode_prompts(self.tokenizer, "causal", prompts)
-
-
-def find_export(directory: Path) -> Path:
-    """The export directory: the given directory itself, or `export` in a job directory.
-
-    Raises:
-        UsageError: neither has an exported model.
-    """
-    job = JobDirectory(directory)
-    for candidate in (directory, job.export):
-        if (candidate / MANIFEST).is_file():
-            return candidate
-    if not directory.is_dir():
-        raise UsageError(f"there is no directory {directory}.")
-    if job.job.exists():
-        raise UsageError(
-            f"{directory} has no exported model yet: the run has not finished. Resume it, or export its last "
-            f"checkpoint with `spotune checkpoint export {directory}`."
-        )
-    raise UsageError(f"{directory} is neither an exported model (with a {MANIFEST}) nor a job directory.")
-
-
-def fill_fields(columns: Sequence[str], template: str, question: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for all columns of a template: the given fields, and the question for the one column that is missing.
-
-    Raises:
-        UsageError: a field is unknown, several columns are missing, or none is left for the question.
-    """
-    missing = [name for name in columns if name not in fields]
-    if not question and not missing:
-        return dict(fields)  # a row of a dataset may have more columns than the prompt needs
-    unknown = [name for name in fields if name not in columns]
-    if unknown:
-        raise UsageError(f"the prompt {template!r} has no field {unknown[0]!r}; it has {', '.join(columns) or 'none'}.")
-    if not question:
-        raise UsageError(f"the prompt {template!r} also needs {', '.join(missing)}: pass {_as_options(missing)}.")
-    if len(missing) != 1:
-        hint = f"pass {_as_options(missing)}, or a JSON object with all of them" if missing else "omit the question"
-        raise UsageError(f"the question cannot be placed in the prompt {template!r}: {hint}.")
-    return {**fields, missing[0]: question}
 
 
 def parse_question(text: str) -> tuple[str, dict[str, Any]]:
@@ -202,7 +148,3 @@ def _json_question(line: str, place: str) -> tuple[str, dict[str, Any]]:
     if isinstance(value, dict):
         return "", value
     raise UsageError(f"{place} is {value!r}; a question is a JSON string or an object of fields.")
-
-
-def _as_options(names: Sequence[str]) -> str:
-    return " ".join(f"--field {name}=..." for name in names)

@@ -1,0 +1,1 @@
+"""Prompts of an exported model, built as in training: template, special tokens and truncation."""

@@ -1,0 +1,84 @@
+"""How to prompt an exported model: the `spotune.json` of an export directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotune.errors import JobError, UsageError
+from spotune.job import FinetuneJob
+
+MANIFEST = "spotune.json"
+_EXPORT = "export"
+_JOB = "job.json"
+"""Names in a job directory (docs/job-directory.md)."""
+
+
+@dataclass(frozen=True)
+class ExportManifest:
+    """How to prompt an exported model: the content of its `spotune.json`, which `spotune predict` reads.
+
+    Attributes:
+        name: the job's name.
+        task: `causal` or `seq2seq`.
+        prompt: the prompt template of the training data; empty if it had none.
+        messages: the column with chat messages, rendered by the tokenizer's chat template; empty if there was none.
+        max_length: maximum prompt length in tokens.
+        max_new_tokens: maximum answer length in tokens.
+    """
+
+    name: str
+    task: str
+    prompt: str
+    messages: str
+    max_length: int
+    max_new_tokens: int
+
+    @classmethod
+    def from_job(cls, job: FinetuneJob) -> ExportManifest:
+        """The manifest of a job's model."""
+        dataset, spec = job.spec.dataset, job.spec
+        return cls(
+            name=job.metadata.name,
+            task=spec.model.task,
+            prompt=dataset.prompt,
+            messages=dataset.messages,
+            max_length=dataset.max_length,
+            max_new_tokens=spec.training.evaluation.max_new_tokens,
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> ExportManifest:
+        """Read the manifest of an export directory.
+
+        Raises:
+            JobError: there is none, it is damaged, or another version wrote it.
+        """
+        path = directory / MANIFEST
+        try:
+            value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            if value is None:
+                raise JobError(f"{directory} is not a model exported by spotune: it has no {MANIFEST}.")
+            return cls(**value)
+        except (TypeError, ValueError) as error:
+            raise JobError(f"{path} is damaged or of another version: {error}. Export the model again.") from error
+
+
+def find_export(directory: Path) -> Path:
+    """The export directory: the given directory itself, or `export` in a job directory.
+
+    Raises:
+        UsageError: neither has an exported model.
+    """
+    for candidate in (directory, directory / _EXPORT):
+        if (candidate / MANIFEST).is_file():
+            return candidate
+    if not directory.is_dir():
+        raise UsageError(f"there is no directory {directory}.")
+    if (directory / _JOB).exists():
+        raise UsageError(
+            f"{directory} has no exported model yet: the run has not finished. Resume it, or export its last "
+            f"checkpoint with `spotune checkpoint export {directory}`."
+        )
+    raise UsageError(f"{directory} is neither an exported model (with a {MANIFEST}) nor a job directory.")
