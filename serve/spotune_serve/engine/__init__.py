@@ -1,0 +1,1 @@
+"""Generates tokens: the engine protocol, and continuous batching on transformers."""

@@ -1,0 +1,122 @@
+"""A real `spotune serve` in its own process, whose replicas a test can kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_PATIENCE_SECONDS = 180.0
+_SPOTUNE = "from spotune.cli.main import main; main()"
+_REPLICA = "ray::ServeReplica:spotune:Replica"
+
+
+class LiveService:
+    """`spotune serve`, from its start until it has ended.
+
+    Attributes:
+        ready: the JSON line that it printed: `url`, `openaiBaseUrl`, `model`, `pid`.
+    """
+
+    def __init__(self, model: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-c", _SPOTUNE, "serve", str(model), "--port", "0", "--output", "json", *options]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            self.ready: dict[str, Any] = json.loads(self._first_line())
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self.stop()
+
+    @property
+    def url(self) -> str:
+        """Of the page."""
+        return str(self.ready["url"])
+
+    def replicas(self) -> list[int]:
+        """Process ids of the replicas that run now."""
+        return [pid for pid in self.processes() if _command(pid).startswith(_REPLICA)]
+
+    def processes(self) -> list[int]:
+        """Process ids of everything that the service started and that runs now."""
+        return _descendants(self._process.pid)
+
+    def kill_replica(self) -> int:
+        """SIGKILL to one replica; returns its process id."""
+        pid = self.replicas()[0]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_for_replicas(self, count: int) -> None:
+        """Wait until this many replicas run."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while len(self.replicas()) < count:
+            assert time.monotonic() < deadline, f"{len(self.replicas())} of {count} replicas run"
+            time.sleep(0.2)
+
+    def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:
+        """Send a signal to the command; returns its exit code and standard error once it has ended."""
+        self._process.send_signal(number)
+        return self.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command."""
+        self._process.send_signal(number)
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code and standard error, once the command has ended."""
+        _, errors = self._process.communicate(timeout=_PATIENCE_SECONDS)
+        return self._process.returncode, errors
+
+    def _first_line(self) -> str:
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], _PATIENCE_SECONDS)
+        line = self._process.stdout.readline() if readable else ""
+        if not line:
+            self._process.kill()
+            raise AssertionError(f"spotune serve is not ready: {self._process.communicate()[1][-3000:]}")
+        return line
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _descendants(pid: int) -> list[int]:
+    """Process ids of the children of a process, of their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The second field is the name in brackets, which may contain any text; the fourth is the parent.
+            parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
