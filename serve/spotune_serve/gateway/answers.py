@@ -1,0 +1,249 @@
+"""Answers: the sequences of a request generated side by side, as text, whole or in parts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from spotune_serve.engine.base import (
+    FinishReason,
+    GeneratedToken,
+    GenerationRequest,
+    PromptTooLongError,
+    TokenChunk,
+    UnknownAdapterError,
+)
+from spotune_serve.gateway.answer_text import AnswerText, TokenDecoder
+from spotune_serve.gateway.backend import Backend, NoReplicaError
+from spotune_serve.gateway.metrics import GatewayMetrics, SequenceTimer
+from spotune_serve.gateway.served_model import ServedModel
+from spotune_serve.gateway.settings import GatewaySettings
+from spotune_serve.gateway.streams import resumable
+from spotune_serve.protocol.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+_MIN_LOGPROB = -9999.0
+"""Instead of minus infinity, which JSON does not have."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer to generate.
+
+    Attributes:
+        index: its index in the response.
+        request: the sequence.
+        stops: stop strings.
+    """
+
+    index: int
+    request: GenerationRequest
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token of an answer with its log probability.
+
+    Attributes:
+        text: the token alone.
+        logprob: natural log probability.
+        top: the most likely tokens and their log probabilities.
+        offset: where it starts in the answer, in characters.
+    """
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class AnswerPart:
+    """A part of an answer.
+
+    Attributes:
+        choice: the answer's index.
+        text: new text; may be empty.
+        num_tokens: number of new tokens.
+        scores: log probabilities of the new tokens, if the request has them.
+        finish_reason: set in the last part.
+    """
+
+    choice: int
+    text: str
+    num_tokens: int
+    scores: tuple[ScoredToken, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+_Queue = asyncio.Queue["AnswerPart | asyncio.Task[None]"]
+"""New parts, and the tasks that have finished."""
+
+
+@dataclass
+class Answer:
+    """A whole answer; fields as in `AnswerPart`."""
+
+    text: str = ""
+    num_tokens: int = 0
+    scores: list[ScoredToken] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+
+
+class Answerer:
+    """Generates answers with a backend, within the limits of the settings."""
+
+    def __init__(
+        self, model: ServedModel, backend: Backend, settings: GatewaySettings, metrics: GatewayMetrics
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._settings = settings
+        self._metrics = metrics
+        self._decoder = TokenDecoder(model.tokenizer)
+
+    async def parts(self, choices: Sequence[Choice]) -> AsyncGenerator[AnswerPart, None]:
+        """The answers in parts, as they are generated. Closing the iterator aborts all of them.
+
+        Raises:
+            ApiError: too many sequences wait, or the request takes too long.
+            NoReplicaError: no replica takes or continues a sequence.
+        """
+        self._admit(len(choices))
+        self._metrics.prompt_tokens.inc(sum(len(choice.request.prompt) for choice in choices))
+        queue: _Queue = asyncio.Queue()
+        timers = [SequenceTimer(self._metrics) for _ in choices]
+        tasks = [
+            asyncio.create_task(self._run(choice, timer, queue)) for choice, timer in zip(choices, timers, strict=True)
+        ]
+        for task in tasks:
+            task.add_done_callback(queue.put_nowait)
+        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_seconds
+        unfinished = len(tasks)
+        try:
+            while unfinished:
+                item = await self._next(queue, deadline)
+                if isinstance(item, AnswerPart):
+                    yield item
+                else:
+                    unfinished -= 1
+                    item.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for timer in timers:
+                timer.finish("abort")  # of tasks that were cancelled before they started
+
+    async def _next(self, queue: _Queue, deadline: float) -> AnswerPart | asyncio.Task[None]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await queue.get()
+        except TimeoutError as error:
+            seconds = self._settings.request_timeout_seconds
+            raise ApiError(504, f"The request took longer than {seconds:g} s.", code="request_timeout") from error
+
+    async def collect(self, choices: Sequence[Choice]) -> list[Answer]:
+        """The whole answers, in the order of the choices; raises as `parts` does."""
+        answers = {choice.index: Answer() for choice in choices}
+        async with aclosing(self.parts(choices)) as parts:
+            async for part in parts:
+                answer = answers[part.choice]
+                answer.text += part.text
+                answer.num_tokens += part.num_tokens
+                answer.scores += part.scores
+                answer.finish_reason = part.finish_reason or answer.finish_reason
+        return [answers[choice.index] for choice in choices]
+
+    def _admit(self, num_sequences: int) -> None:
+        settings = self._settings
+        if num_sequences > settings.max_sequences_per_request:
+            raise ApiError(
+                400, f"The request asks for {num_sequences} answers; at most {settings.max_sequences_per_request} are "
+                "possible. Send several requests.",
+                param="n",
+            )  # fmt: skip
+        if self._metrics.waiting_now >= settings.max_waiting_requests:
+            raise ApiError(
+                429, f"{self._metrics.waiting_now} requests wait already. Try again later.",
+                code="rate_limit_exceeded", headers={"Retry-After": str(settings.retry_after_seconds)},
+            )  # fmt: skip
+
+    async def _run(self, choice: Choice, timer: SequenceTimer, queue: _Queue) -> None:
+        reason: str | None = None
+        try:
+            async with aclosing(self._answer(choice, timer)) as parts:
+                async for part in parts:
+                    reason = part.finish_reason
+                    queue.put_nowait(part)
+        except asyncio.CancelledError:
+            reason = "abort"
+            raise
+        finally:
+            timer.finish(reason)
+
+    async def _answer(self, choice: Choice, timer: SequenceTimer) -> AsyncGenerator[AnswerPart, None]:
+        sampling = choice.request.sampling
+        eos_tokens: frozenset[int] = frozenset() if sampling.ignore_eos else self._model.eos_token_ids
+        stop_tokens = eos_tokens | set(sampling.stop_token_ids)
+        text = AnswerText(self._decoder, choice.stops, stop_tokens)
+        stream = resumable(
+            self._backend,
+            choice.request,
+            timeout_seconds=self._settings.replica_timeout_seconds,
+            retry_seconds=self._settings.retry_seconds,
+            stop_tokens=stop_tokens,
+            on_resumption=self._metrics.resumptions.inc,
+        )
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                timer.add_tokens(len(chunk.tokens))
+                part = self._part(choice.index, text, chunk)
+                yield part
+                if part.finish_reason is not None:
+                    return
+
+    def _part(self, index: int, text: AnswerText, chunk: TokenChunk) -> AnswerPart:
+        """A chunk as text. The answer stops early at a stop string."""
+        pieces: list[str] = []
+        scores: list[ScoredToken] = []
+        num_tokens = 0
+        for token in chunk.tokens:
+            num_tokens += 1
+            if token.logprob is not None:
+                scores.append(self._score(token, text.length))
+            is_last = chunk.finish_reason == "stop" and num_tokens == len(chunk.tokens)
+            pieces.append(text.push(token.token, last=is_last))
+            if text.stopped:
+                break
+        if chunk.finish_reason is not None and not text.stopped:
+            pieces.append(text.flush())
+        reason: FinishReason | None = "stop" if text.stopped else chunk.finish_reason
+        return AnswerPart(index, "".join(pieces), num_tokens, tuple(scores), reason)
+
+    def _score(self, token: GeneratedToken, offset: int) -> ScoredToken:
+        top = tuple((self._decoder.decode_one(item.token), max(item.logprob, _MIN_LOGPROB)) for item in token.top)
+        logprob = max(token.logprob or 0.0, _MIN_LOGPROB)
+        return ScoredToken(self._decoder.decode_one(token.token), logprob, top, offset)
+
+
+def api_error_of(error: Exception, settings: GatewaySettings) -> ApiError:
+    """How the API reports an error. An unexpected one is logged, and its text is not sent to the client."""
+    match error:
+        case ApiError():
+            return error
+        case PromptTooLongError():
+            return ApiError(400, str(error), code="context_length_exceeded")
+        case UnknownAdapterError():
+            return ApiError(404, str(error), param="model", code="model_not_found")
+        case NoReplicaError():
+            headers = {"Retry-After": str(settings.retry_after_seconds)}
+            return ApiError(503, f"No replica is ready: {error}", code="no_replica", headers=headers)
+        case _:
+            logger.error("request failed", exc_info=error)
+            return ApiError(500, "The request failed. The log of the service has the reason.", code="internal_error")

@@ -1,0 +1,129 @@
+"""Prometheus metrics of the gateway, with vLLM's names, so that its dashboards work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_LABELS = ("model_name",)
+_FIRST_TOKEN_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_REQUEST_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+
+
+class GatewayMetrics:
+    """Counts sequences and tokens of one model; each answer of a request is a sequence.
+
+    Args:
+        model_name: value of the label `model_name`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = CollectorRegistry()
+        self.clock = clock
+        self.waiting_now = 0
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, _LABELS, registry=self.registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, _LABELS, registry=self.registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry).labels(model_name)
+
+        self.running = gauge("vllm:num_requests_running", "Sequences that generate tokens.")
+        self.waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for their first token.")
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self.generation_tokens = counter("vllm:generation_tokens", "Generated tokens.")
+        self.resumptions = counter(
+            "spotune:stream_resumptions", "Sequences sent to another replica after theirs was lost."
+        )
+        self.first_token_seconds = histogram(
+            "vllm:time_to_first_token_seconds", "Time to the first token.", _FIRST_TOKEN_SECONDS
+        )
+        self.token_seconds = histogram(
+            "vllm:time_per_output_token_seconds", "Time between two tokens of a sequence.", _TOKEN_SECONDS
+        )
+        self.request_seconds = histogram(
+            "vllm:e2e_request_latency_seconds", "Time from arrival to last token.", _REQUEST_SECONDS
+        )
+        success = Counter(
+            "vllm:request_success",
+            "Sequences by reason: stop, length, or abort by the client.",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self.finished = {reason: success.labels(model_name, reason) for reason in ("stop", "length", "abort")}
+
+    def exposition(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class SequenceTimer:
+    """Follows one sequence: waiting, running, finished."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+        self._start = metrics.clock()
+        self._last_token: float | None = None
+        self._finished = False
+        metrics.waiting_now += 1
+        metrics.waiting.inc()
+
+    def add_tokens(self, count: int) -> None:
+        """Count tokens that arrived together."""
+        metrics, now = self._metrics, self._metrics.clock()
+        if not count:
+            return
+        if self._last_token is None:
+            self._leave_queue()
+            metrics.running.inc()
+            metrics.first_token_seconds.observe(now - self._start)
+        else:
+            for _ in range(count):
+                metrics.token_seconds.observe((now - self._last_token) / count)
+        self._last_token = now
+        metrics.generation_tokens.inc(count)
+
+    def finish(self, reason: str | None) -> None:
+        """The sequence finished: `stop`, `length` or `abort`; None after an error. Only the first call counts."""
+        metrics = self._metrics
+        if self._finished:
+            return
+        self._finished = True
+        if self._last_token is None:
+            self._leave_queue()
+        else:
+            metrics.running.dec()
+        if reason is not None:
+            metrics.finished[reason].inc()
+            metrics.request_seconds.observe(metrics.clock() - self._start)
+
+    def _leave_queue(self) -> None:
+        self._metrics.waiting_now -= 1
+        self._metrics.waiting.dec()

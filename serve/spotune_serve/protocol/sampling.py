@@ -1,0 +1,92 @@
+"""The fields that completions and chat completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+MAX_LOGPROBS = 20
+_MAX_STOPS = 4
+_MAX_BIAS = 100.0
+
+Token = Annotated[int, Field(ge=0)]
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream.
+
+    Attributes:
+        include_usage: the last event before `[DONE]` has the number of tokens.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(BaseModel):
+    """How answers are drawn. Every field may be null, which is the default; unknown fields are ignored.
+
+    `top_k`, `min_p`, `ignore_eos` and `stop_token_ids` are vLLM's; the others are OpenAI's.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-_MAX_BIAS, le=_MAX_BIAS)]] | None = None
+    response_format: dict[str, Any] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Token] | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(stop, list) and len(stop) > _MAX_STOPS:
+            raise ValueError(f"at most {_MAX_STOPS} stop strings are possible")
+        return stop
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_logit_bias(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for token in bias or {}:
+            if not token.isdecimal():
+                raise ValueError(f"the keys are token ids, which {token!r} is not")
+        return bias
+
+    @field_validator("response_format")
+    @classmethod
+    def _check_response_format(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and value.get("type") != "text":
+            raise ValueError(
+                "only {'type': 'text'} is supported: the engine cannot force answers into a grammar. Describe the "
+                "format in the prompt, and check the answer"
+            )
+        return value
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; empty ones are left out."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in stops if stop)
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """`logit_bias` by token id."""
+        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream closes with the number of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
