@@ -31,6 +31,7 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY api api
 COPY operator operator
+COPY serve serve
 COPY trainer trainer
 RUN /tools/bin/hatchling build --target wheel --directory /wheel
 

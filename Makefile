@@ -31,11 +31,11 @@ $(READY): pyproject.toml tests/cluster/pyproject.toml constraints/dev.txt $(filt
 	$(UV) venv --quiet --allow-existing --python 3.11 .venv
 	$(UV) pip sync --quiet --require-hashes --python $(BIN)/python --compile-bytecode constraints/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable . --editable tests/cluster
-	$(BIN)/python -m compileall -q api operator trainer
+	$(BIN)/python -m compileall -q api operator serve trainer
 	touch $@
 
 .PHONY: demo
-demo: $(READY) ## Train the text-to-SQL example on two CPU workers, from generating its corpus to five predictions
+demo: $(READY) ## Train the text-to-SQL example on two CPU workers, from generating its corpus to five predictions and a served answer
 	$(BIN)/python $(EXAMPLE)/generate.py
 	$(BIN)/spotune shard $(CORPUS)/train.jsonl --job $(JOB) --directory $(CORPUS)/shards/train
 	$(BIN)/spotune shard $(CORPUS)/eval.jsonl --job $(JOB) --directory $(CORPUS)/shards/eval
@@ -44,12 +44,14 @@ demo: $(READY) ## Train the text-to-SQL example on two CPU workers, from generat
 	@mkdir -p build
 	head --lines 5 $(CORPUS)/eval.jsonl > build/questions.jsonl
 	$(BIN)/spotune predict $(RUN) --file build/questions.jsonl --output json
+	SPOTUNE=$(BIN)/spotune $(EXAMPLE)/ask.sh $(RUN)
 
 .PHONY: lock
 lock: $(filter .uv/bin/uv,$(UV)) ## Pin versions and hashes in constraints/ again (LOCK_OPTIONS=--upgrade for the newest ones)
-	$(COMPILE) --annotation-style line --extra operator --extra trainer --group dev --output-file constraints/dev.txt pyproject.toml
+	$(COMPILE) --annotation-style line --extra operator --extra serve --extra trainer --group dev --output-file constraints/dev.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
+	$(COMPILE) --no-annotate --extra serve --constraints constraints/dev.txt --output-file constraints/serve.txt pyproject.toml
 	$(COMPILE) --no-annotate --group build --output-file constraints/build.txt
 
 .PHONY: manifests
@@ -108,7 +110,7 @@ scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, writ
 .PHONY: clean
 clean: ## Remove caches, reports and the demo's corpus; runs/ and .venv stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(EXAMPLE)/data
-	find api operator trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find api operator serve trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: format
 format: $(READY) ## Rewrite the code as ruff wants it
@@ -133,7 +135,7 @@ test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank
 
 .PHONY: test
 test: export PYTHONPATH := $(CURDIR)/tests/coverage
-test: $(READY) ## All that CI runs: lint, type, every test but the long ones, coverage of api >= 95 % and trainer >= 85 %
+test: $(READY) ## All that CI runs: lint, type, every test but the long ones, coverage of api >= 95 %, serve and trainer >= 85 %
 	@$(MAKE) --no-print-directory --jobs 2 lint type cluster-build-here
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
@@ -141,6 +143,7 @@ test: $(READY) ## All that CI runs: lint, type, every test but the long ones, co
 	$(BIN)/coverage combine --quiet
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
+	$(BIN)/coverage report --include 'serve/*' --fail-under 85
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
 	@echo "The ten slowest tests:"
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
@@ -150,7 +153,7 @@ test: $(READY) ## All that CI runs: lint, type, every test but the long ones, co
 # beside them at a lower priority. The tests on a Kubernetes measure no coverage: what they test runs in pods.
 .PHONY: cluster-build-here test-here test-kubernetes test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
-	@$(BIN)/python -m compileall -q api operator trainer # pods share this folder, and cannot write what changed since the set-up
+	@$(BIN)/python -m compileall -q api operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
 test-here:
 	nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt

@@ -13,6 +13,7 @@ MAX_MODULES_AT_ROOT = 6
 SOURCES = {
     "spotune": ROOT / "api/spotune",
     "spotune_operator": ROOT / "operator/spotune_operator",
+    "spotune_serve": ROOT / "serve/spotune_serve",
     "spotune_trainer": ROOT / "trainer/spotune_trainer",
 }
 
@@ -49,7 +50,7 @@ def test_a_circle_is_found_and_named() -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_test_folders_mirror_the_package(package: str) -> None:
     """Except for support/, journeys/ and golden/, which hold no tests of one module."""
-    tests = ROOT / "tests" / {"spotune": "api", "spotune_operator": "operator", "spotune_trainer": "trainer"}[package]
+    tests = ROOT / "tests" / SOURCES[package].parent.name
     others = {"support", "journeys", "golden", "__pycache__"}
     folders = {path.relative_to(tests) for path in tests.rglob("*") if path.is_dir() and path.name not in others}
     folders = {folder for folder in folders if not others & set(folder.parts)}

@@ -62,7 +62,7 @@ RETIRED = {
 EXCEPTIONS = {"end": "the bound of a range [start, end), as in Python and Arrow"}
 """Identifier -> why it may keep a retired word."""
 
-SOURCES = ["api/spotune", "operator/spotune_operator", "trainer/spotune_trainer"]
+SOURCES = ["api/spotune", "operator/spotune_operator", "serve/spotune_serve", "trainer/spotune_trainer"]
 
 
 def words_of(identifier: str) -> set[str]:

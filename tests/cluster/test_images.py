@@ -163,7 +163,7 @@ def repository(tmp_path: Path) -> Path:
     write(venv / "lib/python3.11/site-packages/torch/__init__.py")
     (venv / "bin").mkdir()
     (venv / "bin/python").symlink_to(closed / "python-3.11/bin/python3.11")
-    for name in ("api", "operator", "trainer"):
+    for name in ("api", "operator", "serve", "trainer"):
         module = write(repository / name / "package/module.py", "1")
         os.utime(module, ns=(1_600_000_000_123_456_789,) * 2)
     return repository

@@ -17,7 +17,7 @@ from spotune_testcluster.errors import CannotRunHereError
 from spotune_testcluster.store import Store, key_of
 
 KINDS = ("python", "venv", "source")
-SOURCES = ("api", "operator", "trainer")
+SOURCES = ("api", "operator", "serve", "trainer")
 # Prefixes that hold a whole system. A layer contains only the interpreter's part of them.
 SHARED_PREFIXES = {Path("/usr"), Path("/usr/local")}
 # Temporary file of Python while it writes a module's bytecode.

@@ -1,0 +1,1 @@
+"""`spotune serve`."""

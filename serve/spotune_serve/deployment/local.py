@@ -1,0 +1,154 @@
+"""A service on this machine: a private Ray, which ends with this process, and Ray Serve's proxy on one port."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.error import URLError
+
+from spotune.errors import InfrastructureError, JobError, UsageError
+
+if TYPE_CHECKING:
+    from spotune_serve.deployment.config import ServiceConfig
+
+_APPLICATION = "spotune"
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""Ray's minimum is 75 MiB; requests and tokens are small."""
+_START_ATTEMPTS = 3
+_READY_TIMEOUT_SECONDS = 120.0
+_POLL_SECONDS = 0.1
+_JOB_ERROR = re.compile(r"JobError: (.+)")
+
+
+@contextmanager
+def local_service(config: ServiceConfig, host: str, port: int) -> Iterator[str]:
+    """Serve a model on this machine; yields the URL once requests are answered, and drains at exit.
+
+    Args:
+        config: what to serve.
+        host: address to listen on.
+        port: TCP port; 0 takes a free one.
+
+    Raises:
+        UsageError: the port is in use.
+        JobError: the model cannot be loaded.
+        InfrastructureError: Ray does not start, or the service does not become ready.
+    """
+    port = _bindable_port(host, port)
+    folder = Path(tempfile.mkdtemp(prefix="spotune-serve-", dir="/tmp"))
+    try:
+        _start_ray(folder, config)
+        try:
+            yield _deploy(config, host, port)
+        finally:
+            _shut_down()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bindable_port(host: str, port: int) -> int:
+    try:
+        with socket.create_server((host, port)) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise UsageError(
+            f"port {port} on {host} cannot be used: {error.strerror}. Choose another one with --port, or a free one "
+            "with --port 0."
+        ) from error
+
+
+def _start_ray(folder: Path, config: ServiceConfig) -> None:
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON"):
+        os.environ.pop(name, None)
+    os.environ |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        # Ray's switch for laptops: every node is 127.0.0.1, and no port is open to the network.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's default of 30 s is too short for a busy machine.
+        "RAY_agent_register_timeout_ms": "180000",
+    }
+    for attempts_left in reversed(range(_START_ATTEMPTS)):
+        try:
+            _init_ray(folder / "ray", gpus=config.gpus > 0)
+            return
+        except Exception as error:  # Ray raises Exception itself when a node is not ready after 30 s
+            if attempts_left == 0:
+                raise InfrastructureError(f"Ray cannot be started on this machine: {error}") from error
+
+
+def _init_ray(folder: Path, *, gpus: bool) -> None:
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            num_gpus=None if gpus else 0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(folder),
+        )
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def _deploy(config: ServiceConfig, host: str, port: int) -> str:
+    from ray import serve
+
+    from spotune_serve.deployment.application import build_application
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
+    try:
+        serve.run(build_application(config), name=_APPLICATION)
+    except RuntimeError as error:
+        messages = [deployment.message for deployment in serve.status().applications[_APPLICATION].deployments.values()]
+        if reasons := _JOB_ERROR.findall("\n".join(messages)):
+            raise JobError(reasons[-1]) from error
+        reason = "\n".join(message.strip() for message in messages if message) or str(error)
+        raise InfrastructureError(f"the service cannot be started: {reason}") from error
+    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - compared, not bound
+    _wait_until_ready(url)
+    return url
+
+
+def _wait_until_ready(url: str) -> None:
+    deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
+    problem = "no response"
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/healthz", timeout=5) as response:
+                if response.status == 200:
+                    return
+        except (URLError, OSError) as error:
+            problem = str(error)
+        time.sleep(_POLL_SECONDS)
+    raise InfrastructureError(f"the service did not become ready within {_READY_TIMEOUT_SECONDS:.0f} s: {problem}")
+
+
+def _shut_down() -> None:
+    """Let running requests finish, up to the drain time, and end Ray."""
+    import ray
+    from ray import serve
+
+    if ray.is_initialized():
+        serve.delete(_APPLICATION)
+        ray.shutdown()

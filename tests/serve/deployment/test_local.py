@@ -1,0 +1,100 @@
+"""`spotune serve` on a real Ray Serve: answers, lost replicas, and its end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from spotune_trainer.export.predict import Predictor
+from tests.serve.support.exported import export_tiny_model
+from tests.serve.support.live_service import LiveService
+
+pytestmark = pytest.mark.ray
+
+TOKENS = 64
+STREAMS = 24
+PROMPTS = [f"how many singers {number} ?" for number in range(STREAMS)]
+
+
+@pytest.fixture(scope="module", params=["seq2seq", pytest.param("causal", marks=pytest.mark.long)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def service(model: Path) -> Iterator[LiveService]:
+    with LiveService(model, "--replicas", "2") as started:
+        yield started
+
+
+def client_of(service: LiveService) -> OpenAI:
+    return OpenAI(base_url=service.ready["openaiBaseUrl"], api_key="none", max_retries=0)
+
+
+def stream(client: OpenAI, model: str, number: int, begun: threading.Barrier | None = None) -> str:
+    """The text of one streamed answer: greedy for even numbers, sampled with a seed for odd ones."""
+    chunks = client.completions.create(
+        model=model,
+        prompt=PROMPTS[number],
+        max_tokens=TOKENS,
+        temperature=number % 2,
+        seed=number,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    text = ""
+    for chunk in chunks:
+        text += "".join(choice.text for choice in chunk.choices)
+        if begun is not None and text:
+            begun.wait(timeout=120)
+            begun = None
+    return text
+
+
+def test_predictions_equal_those_of_spotune_predict(service: LiveService, model: Path) -> None:
+    predictor = Predictor.load(model)
+    expected = [answer.answer for answer in predictor.answer(PROMPTS)]
+    response = client_of(service).post(
+        "/predict", body={"rows": [{"question": prompt} for prompt in PROMPTS]}, cast_to=object
+    )
+    assert isinstance(response, dict)
+    assert [prediction["answer"] for prediction in response["predictions"]] == expected
+
+
+def test_streams_survive_the_loss_of_their_replica(service: LiveService) -> None:
+    client, name = client_of(service), str(service.ready["model"])
+    service.wait_for_replicas(2)
+    with ThreadPoolExecutor(STREAMS) as threads:
+        undisturbed = list(threads.map(lambda number: stream(client, name, number), range(STREAMS)))
+    assert len(set(undisturbed)) > STREAMS / 2  # the texts vary, so a mixed-up stream would be noticed
+    begun = threading.Barrier(STREAMS + 1)
+    with ThreadPoolExecutor(STREAMS) as threads:
+        streams = [threads.submit(stream, client, name, number, begun) for number in range(STREAMS)]
+        begun.wait(timeout=120)
+        service.kill_replica()
+        assert [running.result() for running in streams] == undisturbed
+    metrics = client.get("/../metrics", cast_to=str)
+    assert "spotune:stream_resumptions_total" in metrics
+
+
+def test_running_requests_finish_at_a_stop(service: LiveService) -> None:
+    """The last test of the service: it ends."""
+    client, name = client_of(service), str(service.ready["model"])
+    expected = stream(client, name, 1)
+    processes = service.processes()
+    begun = threading.Barrier(2)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(stream, client, name, 1, begun)
+        begun.wait(timeout=120)
+        service.signal(signal.SIGINT)
+        assert running.result() == expected
+    code, errors = service.wait()
+    assert (code, errors) == (0, "")
+    assert processes
+    assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
