@@ -60,6 +60,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 | `spotune shard INPUT... --directory DIR` | JSON lines, CSV or Parquet to tokenized MDS shards |
 | `spotune run JOB.yaml --directory DIR` | train on this machine, or continue a run |
 | `spotune predict DIR "question"` | answer with the trained model |
+| `spotune serve DIR` | answer requests with the trained model: OpenAI's API and a page |
 | `spotune checkpoint ls\|verify\|export DIR` | list, verify or export the checkpoints of a run |
 | `spotune checkpoint convert DIR --to\|--from FOLDER` | write DeepSpeed's universal format, or start a run from it |
 | `spotune report DIR` | a run as one HTML page |

@@ -32,7 +32,7 @@ WITHOUT_CLUSTER = {"crd", "plan", "render", "shard", "simulate", "validate"}
 FILTERS = {"grep", "head"}
 PROGRAMS = FILTERS | {
     *("aws", "az", "docker", "eksctl", "gcloud", "git", "helm", "hf", "kubectl", "make", "pip", "python"),
-    *("base64", "buildah", "cat", "cd", "cosign", "crane", "jq", "syft", "xargs"),
+    *("base64", "buildah", "cat", "cd", "cosign", "crane", "curl", "jq", "syft", "xargs"),
     *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster", "tar"),
 }
 """Programs that a page may use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,6 +58,18 @@ def stream(client: OpenAI, model: str, number: int, begun: threading.Barrier | N
     return text
 
 
+def metric(client: OpenAI, name: str) -> float:
+    """The sum of a metric over its labels."""
+    page = client.get("/../metrics", cast_to=str)
+    samples = [line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(f"{name}{{")]
+    assert samples
+    return sum(map(float, samples))
+
+
+def running_sequences(client: OpenAI) -> float:
+    return metric(client, "vllm:num_requests_running")
+
+
 def test_predictions_equal_those_of_spotune_predict(service: LiveService, model: Path) -> None:
     predictor = Predictor.load(model)
     expected = [answer.answer for answer in predictor.answer(PROMPTS)]
@@ -79,8 +92,21 @@ def test_streams_survive_the_loss_of_their_replica(service: LiveService) -> None
         begun.wait(timeout=120)
         service.kill_replica()
         assert [running.result() for running in streams] == undisturbed
-    metrics = client.get("/../metrics", cast_to=str)
-    assert "spotune:stream_resumptions_total" in metrics
+    assert metric(client, "spotune:stream_resumptions_total") > 0
+
+
+def test_a_client_that_leaves_ends_its_sequence(service: LiveService) -> None:
+    client, name = client_of(service), str(service.ready["model"])
+    endless = client.completions.create(
+        model=name, prompt="how", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(endless))
+    assert running_sequences(client) == 1.0
+    endless.close()
+    deadline = time.monotonic() + 60
+    while running_sequences(client):
+        assert time.monotonic() < deadline, "the sequence still runs after its client has left"
+        time.sleep(0.2)
 
 
 def test_running_requests_finish_at_a_stop(service: LiveService) -> None:
@@ -98,3 +124,12 @@ def test_running_requests_finish_at_a_stop(service: LiveService) -> None:
     assert (code, errors) == (0, "")
     assert processes
     assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.long
+def test_a_broken_weight_file_is_named(tmp_path: Path) -> None:
+    export_tiny_model(tmp_path, "causal")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(AssertionError, match=f"the model in {tmp_path} cannot be loaded"):
+        LiveService(tmp_path)

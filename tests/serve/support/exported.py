@@ -19,6 +19,7 @@ _SPREAD = 0.5
 
 def export_tiny_model(directory: Path, task: str, prompt: str = "{question}") -> Path:
     """Write an export directory with a random Llama or T5; returns it."""
+    directory.mkdir(exist_ok=True)
     save_config(directory, task, **({"decoder_start_token_id": 0} if task == "seq2seq" else {}))
     tokenizer = save_tokenizer(directory)
     auto: Any = AutoModelForSeq2SeqLM if task == "seq2seq" else AutoModelForCausalLM
