@@ -20,13 +20,13 @@ import xxhash
 from streaming.base.format.mds import MDSWriter
 
 from spotune.errors import JobError
+from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
 from spotune_trainer.data.tokenization import (
     Document,
     DocumentTokenizer,
-    RowError,
     RowRenderer,
     TextOptions,
     TokenizedDocument,
