@@ -34,8 +34,10 @@ def service(model: Path) -> Iterator[LiveService]:
         yield started
 
 
-def client_of(service: LiveService) -> OpenAI:
-    return OpenAI(base_url=service.ready["openaiBaseUrl"], api_key="none", max_retries=0)
+@pytest.fixture(scope="module")
+def client(service: LiveService) -> Iterator[OpenAI]:
+    with OpenAI(base_url=service.ready["openaiBaseUrl"], api_key="none", max_retries=0) as connected:
+        yield connected
 
 
 def stream(client: OpenAI, model: str, number: int, begun: threading.Barrier | None = None) -> str:
@@ -70,18 +72,16 @@ def running_sequences(client: OpenAI) -> float:
     return metric(client, "vllm:num_requests_running")
 
 
-def test_predictions_equal_those_of_spotune_predict(service: LiveService, model: Path) -> None:
+def test_predictions_equal_those_of_spotune_predict(client: OpenAI, model: Path) -> None:
     predictor = Predictor.load(model)
     expected = [answer.answer for answer in predictor.answer(PROMPTS)]
-    response = client_of(service).post(
-        "/predict", body={"rows": [{"question": prompt} for prompt in PROMPTS]}, cast_to=object
-    )
+    response = client.post("/predict", body={"rows": [{"question": prompt} for prompt in PROMPTS]}, cast_to=object)
     assert isinstance(response, dict)
     assert [prediction["answer"] for prediction in response["predictions"]] == expected
 
 
-def test_streams_survive_the_loss_of_their_replica(service: LiveService) -> None:
-    client, name = client_of(service), str(service.ready["model"])
+def test_streams_survive_the_loss_of_their_replica(service: LiveService, client: OpenAI) -> None:
+    name = str(service.ready["model"])
     service.wait_for_replicas(2)
     with ThreadPoolExecutor(STREAMS) as threads:
         undisturbed = list(threads.map(lambda number: stream(client, name, number), range(STREAMS)))
@@ -95,8 +95,8 @@ def test_streams_survive_the_loss_of_their_replica(service: LiveService) -> None
     assert metric(client, "spotune:stream_resumptions_total") > 0
 
 
-def test_a_client_that_leaves_ends_its_sequence(service: LiveService) -> None:
-    client, name = client_of(service), str(service.ready["model"])
+def test_a_client_that_leaves_ends_its_sequence(service: LiveService, client: OpenAI) -> None:
+    name = str(service.ready["model"])
     endless = client.completions.create(
         model=name, prompt="how", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
     )
@@ -109,9 +109,9 @@ def test_a_client_that_leaves_ends_its_sequence(service: LiveService) -> None:
         time.sleep(0.2)
 
 
-def test_running_requests_finish_at_a_stop(service: LiveService) -> None:
+def test_running_requests_finish_at_a_stop(service: LiveService, client: OpenAI) -> None:
     """The last test of the service: it ends."""
-    client, name = client_of(service), str(service.ready["model"])
+    name = str(service.ready["model"])
     expected = stream(client, name, 1)
     processes = service.processes()
     begun = threading.Barrier(2)
