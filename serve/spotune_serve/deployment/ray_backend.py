@@ -10,7 +10,7 @@ from typing import Any
 from ray.exceptions import RayActorError, RayError, WorkerCrashedError
 from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 
-from spotune_serve.engine.base import EngineStats, GenerationRequest, TokenChunk
+from spotune_serve.engine.base import GenerationRequest, TokenChunk
 from spotune_serve.gateway.backend import NoReplicaError, ReplicaLostError
 
 _LOST = (RayActorError, WorkerCrashedError, ReplicaUnavailableError)
@@ -55,21 +55,6 @@ class RayBackend:
     async def is_ready(self) -> bool:
         """Whether a replica answers."""
         with suppress(RayError, DeploymentUnavailableError, ReplicaUnavailableError, TimeoutError):
-            await asyncio.wait_for(self._call_stats(), _POLL_SECONDS)
+            await asyncio.wait_for(self._stats.remote(), _POLL_SECONDS)
             return True
         return False
-
-    async def stats(self) -> EngineStats:
-        """The load of one replica.
-
-        Raises:
-            NoReplicaError: none answers.
-        """
-        try:
-            return await asyncio.wait_for(self._call_stats(), _POLL_SECONDS)
-        except (RayError, DeploymentUnavailableError, ReplicaUnavailableError, TimeoutError) as error:
-            raise NoReplicaError(f"no replica answers: {error}") from error
-
-    async def _call_stats(self) -> EngineStats:
-        stats: EngineStats = await self._stats.remote()
-        return stats

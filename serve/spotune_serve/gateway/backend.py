@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from spotune_serve.engine.base import EngineStats, GenerationRequest, TokenChunk
+from spotune_serve.engine.base import GenerationRequest, TokenChunk
 
 
 class ReplicaLostError(Exception):
@@ -31,6 +31,3 @@ class Backend(Protocol):
 
     async def is_ready(self) -> bool:
         """Whether a replica answers requests."""
-
-    async def stats(self) -> EngineStats:
-        """The load of a replica."""

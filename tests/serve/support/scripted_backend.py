@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from spotune_serve.engine.base import (
-    EngineStats,
     FinishReason,
     GeneratedToken,
     GenerationRequest,
@@ -95,9 +94,6 @@ class ScriptedBackend:
 
     async def is_ready(self) -> bool:
         return self.ready
-
-    async def stats(self) -> EngineStats:
-        return EngineStats(running=0, waiting=0, cached_tokens=0)
 
 
 def _with_logprobs(token: int, count: int | None) -> GeneratedToken:
