@@ -18,8 +18,9 @@ from tests.serve.support.live_service import LiveService
 
 pytestmark = pytest.mark.ray
 
-TOKENS = 64
+TOKENS = 192
 STREAMS = 24
+MAX_KILLS = 5
 PROMPTS = [f"how many singers {number} ?" for number in range(STREAMS)]
 
 
@@ -82,17 +83,20 @@ def test_predictions_equal_those_of_spotune_predict(client: OpenAI, model: Path)
 
 def test_streams_survive_the_loss_of_their_replica(service: LiveService, client: OpenAI) -> None:
     name = str(service.ready["model"])
-    service.wait_for_replicas(2)
     with ThreadPoolExecutor(STREAMS) as threads:
         undisturbed = list(threads.map(lambda number: stream(client, name, number), range(STREAMS)))
     assert len(set(undisturbed)) > STREAMS / 2  # the texts vary, so a mixed-up stream would be noticed
-    begun = threading.Barrier(STREAMS + 1)
-    with ThreadPoolExecutor(STREAMS) as threads:
-        streams = [threads.submit(stream, client, name, number, begun) for number in range(STREAMS)]
-        begun.wait(timeout=120)
-        service.kill_replica()
-        assert [running.result() for running in streams] == undisturbed
-    assert metric(client, "spotune:stream_resumptions_total") > 0
+    for _ in range(MAX_KILLS):  # on a busy machine, all streams may have ended just before the kill
+        service.wait_for_replicas(2)
+        begun = threading.Barrier(STREAMS + 1)
+        with ThreadPoolExecutor(STREAMS) as threads:
+            streams = [threads.submit(stream, client, name, number, begun) for number in range(STREAMS)]
+            begun.wait(timeout=120)
+            service.kill_replica()
+            assert [running.result() for running in streams] == undisturbed
+        if metric(client, "spotune:stream_resumptions_total"):
+            return
+    pytest.fail(f"none of {MAX_KILLS} killed replicas had a running stream")
 
 
 def test_a_client_that_leaves_ends_its_sequence(service: LiveService, client: OpenAI) -> None:
