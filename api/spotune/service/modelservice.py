@@ -1,0 +1,26 @@
+"""The ModelService: a trained model behind an HTTP endpoint."""
+
+from typing import Final, Literal
+
+from spotune.job import API_VERSION
+from spotune.job.base import Section
+from spotune.job.metadata import Metadata
+from spotune.service.spec import ModelServiceSpec
+from spotune.service.status import ModelServiceStatus
+
+SERVICE_KIND: Final = "ModelService"
+
+
+class ModelService(Section):
+    """A model served with OpenAI's API by Ray Serve, on spot GPUs."""
+
+    api_version: Literal["spotune.dev/v1alpha1"] = API_VERSION
+    """API version."""
+    kind: Literal["ModelService"] = SERVICE_KIND
+    """Kind of the object."""
+    metadata: Metadata
+    """Name, namespace and labels."""
+    spec: ModelServiceSpec
+    """Which model to serve and how."""
+    status: ModelServiceStatus | None = None
+    """Health of the service, written by the operator."""

@@ -1,0 +1,182 @@
+"""What a ModelService serves, and on which pods."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from spotune.job.base import (
+    NonNegativeInt,
+    OptionalSource,
+    PositiveInt,
+    SecretKeyRef,
+    Section,
+    invalid,
+)
+from spotune.job.cluster import PodTemplate, ResourcesSpec
+from spotune.units.durations import Duration
+
+
+class ClaimSource(Section):
+    """A folder on an existing volume."""
+
+    name: str
+    """Name of the PersistentVolumeClaim, in the namespace of the service."""
+    path: str
+    """Folder on the volume, relative to its root: an export of spotune, or any transformers model with safetensors."""
+
+
+class ServedModelSpec(Section):
+    """The model to serve. Exactly one of finetuneJob, source and claim."""
+
+    name: str = ""
+    """Model id in the API. Empty: the name of the ModelService."""
+    finetune_job: str = ""
+    """Name of a FinetuneJob in the same namespace. The service starts when its model is trained."""
+    source: OptionalSource = ""
+    """hf://owner/name: a model on the Hugging Face Hub."""
+    revision: str = "main"
+    """With source: branch, tag or commit."""
+    token_secret_ref: SecretKeyRef | None = None
+    """With source: Secret with the token for a private or gated model."""
+    claim: ClaimSource | None = None
+    """A folder on an existing volume."""
+
+    @model_validator(mode="after")
+    def _check_one_source(self) -> Self:
+        given = [bool(self.finetune_job), bool(self.source), self.claim is not None]
+        if sum(given) != 1:
+            invalid("", "set exactly one of finetuneJob, source and claim")
+        if self.source and not self.source.startswith("hf://"):
+            invalid("source", "only hf:// is supported: for a folder use claim, for a trained job finetuneJob")
+        return self
+
+
+class ServedAdapterSpec(Section):
+    """A LoRA adapter, served beside the base model under its own id. Exactly one of finetuneJob and claim."""
+
+    name: str
+    """Model id of the adapter in the API."""
+    finetune_job: str = ""
+    """Name of a FinetuneJob with output.mergeAdapter false, trained on the same base model."""
+    claim: ClaimSource | None = None
+    """A folder on an existing volume."""
+
+    @model_validator(mode="after")
+    def _check_one_source(self) -> Self:
+        if bool(self.finetune_job) == (self.claim is not None):
+            invalid("", "set exactly one of finetuneJob and claim")
+        return self
+
+
+class ReplicasSpec(Section):
+    """Number of replicas. Each replica is one pod with its own copy of the model."""
+
+    min: NonNegativeInt = 1
+    """Minimum number of replicas. 0: without requests the service scales to zero, and the first request waits for a
+    replica."""
+    max: PositiveInt = 1
+    """Maximum number of replicas."""
+    target_ongoing_requests: PositiveInt = 8
+    """Requests per replica that autoscaling aims at. Used if max is more than min."""
+
+    @model_validator(mode="after")
+    def _check_min(self) -> Self:
+        if self.min > self.max:
+            invalid("min", f"{self.min} is more than max, {self.max}")
+        return self
+
+    @property
+    def autoscales(self) -> bool:
+        """Whether the number of replicas follows the load."""
+        return self.max > self.min
+
+
+class GatewaySpec(Section):
+    """The gateway: it holds the clients' connections, and runs on on-demand nodes."""
+
+    replicas: PositiveInt = 1
+    """Number of gateway pods."""
+    resources: ResourcesSpec = ResourcesSpec()
+    """Resources of a gateway pod."""
+    pod_template: PodTemplate = Field(default={})
+    """Pod template of the gateway. Fields that spotune sets win."""
+
+
+class IngressSpec(Section):
+    """An Ingress in front of the service."""
+
+    host: str
+    """DNS name of the endpoint."""
+    class_name: str = ""
+    """IngressClass. Empty: the cluster's default class."""
+    tls_secret_name: str = ""
+    """Secret with certificate and key. Empty: no TLS."""
+    annotations: dict[str, str] = Field(default={})
+    """Annotations of the Ingress, for example for cert-manager."""
+
+
+class ServingClusterSpec(Section):
+    """Settings of the Ray cluster."""
+
+    provider: Literal["auto", "aks", "gke", "eks", "none"] = "auto"
+    """Cloud provider, which determines spot labels and taints. auto: detected from the nodes."""
+    image: str = ""
+    """Container image for serving. Empty: the image of the operator's version."""
+    ray_version: str = ""
+    """Ray version of the image. Empty: the version in the operator's default image."""
+    redis_address: str = ""
+    """host:port of a Redis for Ray's cluster state. With it, a lost head pod does not interrupt the service."""
+    redis_password_secret_ref: SecretKeyRef | None = None
+    """Secret with the password of that Redis."""
+
+
+class ModelServiceSpec(Section):
+    """Which model to serve and how."""
+
+    model: ServedModelSpec
+    """The model to serve."""
+    adapters: list[ServedAdapterSpec] = Field(default=[], max_length=64)
+    """LoRA adapters on the base model. A request chooses one by its model id."""
+    replicas: ReplicasSpec = ReplicasSpec()
+    """Number of replicas."""
+    gpus: NonNegativeInt = 1
+    """GPUs per replica. 0: replicas run on processors."""
+    capacity: Literal["spot", "on-demand", "mixed"] = "spot"
+    """Kind of nodes for the replicas. mixed: the first onDemandBase replicas on on-demand nodes, the rest on spot."""
+    on_demand_base: PositiveInt = 1
+    """With mixed: number of replicas on on-demand nodes."""
+    resources: ResourcesSpec = ResourcesSpec()
+    """Resources of a replica. The GPUs are added automatically."""
+    priority_class_name: str = ""
+    """PriorityClass of the replicas. With a higher priority than training, replicas may take GPUs of training jobs."""
+    service_account_name: str = ""
+    """Service account of the pods, for access to cloud storage through workload identity."""
+    pod_template: PodTemplate = Field(default={})
+    """Pod template of the replicas. Fields that spotune sets win."""
+    gateway: GatewaySpec = GatewaySpec()
+    """The gateway pods."""
+    api_keys_secret_ref: SecretKeyRef | None = None
+    """Secret with API keys, one per line. Requests then need one of them. Absent: no keys are needed."""
+    request_timeout: Duration = Duration("10m")
+    """Maximum duration of a request."""
+    ingress: IngressSpec | None = None
+    """An Ingress in front of the service. Absent: the service is reachable inside the cluster only."""
+    cluster: ServingClusterSpec = ServingClusterSpec()
+    """Settings of the Ray cluster."""
+    suspend: bool = False
+    """true: stop all pods and release the nodes. false: serve."""
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        names = [adapter.name for adapter in self.adapters]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            invalid("adapters", f"the name {repeated[0]!r} is given more than once: every adapter needs its own")
+        return self
+
+    @model_validator(mode="after")
+    def _check_capacity(self) -> Self:
+        if self.capacity == "mixed" and self.on_demand_base > self.replicas.max:
+            reason = f"{self.on_demand_base} is more than replicas.max, {self.replicas.max}"
+            invalid("onDemandBase", reason)
+        return self
