@@ -5,13 +5,12 @@ Of each object only the fields that decisions need are kept, so that a thousand 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spotune_operator.children.resolved_job import JOB_LABEL
+from spotune_operator.kube.digest import content_digest
 from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem, pod_problem
@@ -27,8 +26,6 @@ GROUP_LABEL: Final = "ray.io/group"
 
 JobKey = tuple[str, str]
 """Namespace and name of a job."""
-
-_SERVER_FIELDS: Final = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
 
 
 @dataclass(frozen=True)
@@ -200,22 +197,6 @@ def child_view(raw: Mapping[str, Any], kind: str) -> Child:
         suspended=bool(spec.get("suspend")),
         problem=pod_problem(raw) if kind == "RayCluster" else None,
     )
-
-
-def content_digest(raw: Mapping[str, Any]) -> str:
-    """A hash of an object without its status and the fields that the API server sets.
-
-    The kind is left out, too: the API server omits it from the items of a list, and adds it to the events of a watch.
-    """
-    content = {name: value for name, value in raw.items() if name not in ("apiVersion", "kind", "status", "metadata")}
-    metadata = {name: value for name, value in raw["metadata"].items() if name not in _SERVER_FIELDS}
-    return digest({**content, "metadata": metadata})
-
-
-def digest(content: Any) -> str:
-    """A short hash of a JSON value; the order of fields does not matter."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _first_start(status: Mapping[str, Any]) -> float | None:

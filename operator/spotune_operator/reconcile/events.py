@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from spotune.job import API_VERSION, KIND, Condition, FinetuneJobStatus
 from spotune_operator.kube.conditions import Finding, find, referenced, with_cause
+from spotune_operator.kube.digest import digest
 from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.caches import CachedJob
-from spotune_operator.observe.state import digest
 
 _CAUSES: Final = {
     "worker_lost": "a worker was lost",

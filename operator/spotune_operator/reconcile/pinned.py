@@ -15,7 +15,8 @@ from typing import Any, Final, Self
 from spotune.job import FinetuneJob, PinnedStatus
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas, ray_cluster, ray_cluster_without_spec
 from spotune_operator.children.resolved_job import RAY_VERSION, ResolvedJob, default_image, resolve
-from spotune_operator.observe.state import TEMPLATE_ANNOTATION, digest
+from spotune_operator.kube.digest import digest
+from spotune_operator.observe.state import TEMPLATE_ANNOTATION
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
 from spotune_operator.settings import Settings
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -18,10 +17,10 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
-from spotune_operator.errors import NotFoundError, RefusedError
+from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import CHILDREN, PODS, Kube, Manifest
 from spotune_operator.observe.caches import CachedJob, Caches
-from spotune_operator.observe.state import Child, JobKey, Observed, child_view, digest
+from spotune_operator.observe.state import JobKey, Observed
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.decide import Decision, decide, stalled
 from spotune_operator.reconcile.desired_children import DesiredChildren, DesiredChildrenCache, render
@@ -30,21 +29,6 @@ from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """The last apply of a child.
-
-    Attributes:
-        manifest_digest: Hash of the manifest.
-        object_digest: Hash of the object that the API server returned.
-        version: ``resourceVersion`` of that object.
-    """
-
-    manifest_digest: str
-    object_digest: str
-    version: int
 
 
 class Reconciler:
@@ -76,7 +60,7 @@ class Reconciler:
         self._clock = clock
         self._status = StatusWriter(kube, caches, metrics, clock)
         self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
-        self._applied: dict[JobKey, dict[str, _Applied]] = {}
+        self._applier = ChildApplier(kube, caches.version_of)
         self._refused: dict[JobKey, dict[str, str]] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
@@ -157,37 +141,11 @@ class Reconciler:
             self._refused.pop(key, None)
 
     async def _apply(self, key: JobKey, manifest: Manifest, observed: Observed) -> str:
-        """Apply a child, unless both its manifest and the object are unchanged since the last apply.
-
-        Returns:
-            Why the API server rejected it; empty if it did not.
-        """
-        kind, manifest_digest = manifest["kind"], digest(manifest)
+        """Apply a child; returns why the API server rejected it, empty if it did not."""
+        kind = manifest["kind"]
         child = observed.children.get(kind)
-        if kind not in observed.refused and self._is_up_to_date(key, kind, manifest_digest, child):
-            return ""
-        try:
-            applied = await self._kube.apply(manifest)
-        except (RefusedError, NotFoundError) as error:  # NotFoundError: the kind is not installed
-            message = str(error).partition("\n")[0]  # the lines below are a dump of Go structs
-            logger.warning("applying %s failed: %s", kind, message)
-            return message
-        version = int(applied["metadata"]["resourceVersion"])
-        object_digest = child_view(applied, kind).digest
-        self._applied.setdefault(key, {})[kind] = _Applied(manifest_digest, object_digest, version)
-        return ""
-
-    def _is_up_to_date(self, key: JobKey, kind: str, manifest_digest: str, live: Child | None) -> bool:
-        """Whether a child still equals the result of the last apply, as far as the cache can tell.
-
-        A cache that has not reached the version of that apply proves nothing yet: a child that is missing or different
-        there is only old.
-        """
-        applied = self._applied.get(key, {}).get(kind)
-        if applied is None or applied.manifest_digest != manifest_digest:
-            return False
-        is_cache_behind = self._caches.version_of(key, kind) < applied.version
-        return is_cache_behind or (live is not None and live.digest == applied.object_digest)
+        live = child.digest if child is not None else None
+        return await self._applier.apply(key, manifest, live, again=kind in observed.refused)
 
     def _forget(self, key: JobKey) -> None:
         """Forget a deleted job."""
@@ -195,7 +153,7 @@ class Reconciler:
         self._status.forget(key)
         self._desired.forget(key)
         self._refused.pop(key, None)
-        self._applied.pop(key, None)
+        self._applier.forget(key)
 
 
 def _parse(job: CachedJob) -> FinetuneJob:
