@@ -81,13 +81,13 @@ class FaultHarness:
         injected = InjectedFault(time.time(), interrupts=bool(causes))
         yield injected
         self._wait_for_new_steps(before, interrupted=bool(causes))
+        kept = uids & self.job.worker_uids()  # now, because a short job may end before the status reports the new steps
         reported = self._wait_until_reported(before, causes)
         injected.restarts = _counted(before, reported)
         assert injected.restarts.keys() <= set(causes), (
             f"counted {injected.restarts}, which was {causes or 'no restart'}"
         )
         assert bool(injected.restarts) == bool(causes)
-        kept = uids & self.job.worker_uids()
         assert len(kept) == len(uids) - lost_workers, (
             f"{len(uids) - len(kept)} worker pods were replaced, in place of {lost_workers}"
         )
