@@ -1,4 +1,4 @@
-"""Two schedules of the proof, with a kill of every process; `make proof` runs fifty."""
+"""A schedule of the proof with a kill of every process, and one with more workers; `make proof` runs fifty."""
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ def test_model_is_bit_identical_after_kills_and_a_corrupt_checkpoint(runner: Sch
     assert [event["checkpoint"] for event in skipped] == [flipped.damaged.name]
 
 
+@pytest.mark.long  # test_resume.py covers changes of the world size without a Ray
 def test_losses_continue_with_more_workers_after_a_lost_driver(runner: ScheduleRunner) -> None:
     _, evidence, _ = runner.run(CHANGES_IT)
     assert findings(evidence) == []

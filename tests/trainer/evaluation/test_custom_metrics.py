@@ -198,6 +198,7 @@ def test_the_mean_score_does_not_depend_on_the_order() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.long  # the tests above cover the parts; this one starts a whole run
 def test_a_run_reports_the_score_of_a_function_on_the_python_path(runs: Runs, tmp_path: Path) -> None:
     rows = make_rows(save_tokenizer(tmp_path / "tokenizer"), "seq2seq", 20)
     columns = {"completion": "str", "database": "str", "input_ids": "ndarray:int32", "labels": "ndarray:int32"}
