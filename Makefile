@@ -79,7 +79,7 @@ cluster-build: $(READY) ## Build Kubernetes, KubeRay and the images for the test
 	$(BIN)/spotune-testcluster build
 
 .PHONY: images
-images: $(READY) ## Build both images of the Dockerfile by buildah, for the test cluster: build/images (as root)
+images: $(READY) ## Build the images of the Dockerfile by buildah, for the test cluster: build/images (as root)
 	apt-get install --quiet --quiet --yes --no-install-recommends buildah mmdebstrap > /dev/null
 	$(BIN)/python -m tests.cluster.own_images build/images
 

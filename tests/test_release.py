@@ -26,7 +26,7 @@ def test_chart_has_the_version_of_the_project() -> None:
 
 
 def test_images_are_named_by_the_version_of_the_project() -> None:
-    command = ["git", "grep", "-hoE", r"(operator|trainer|\$target):[0-9]+\.[0-9]+\.[0-9]+"]
+    command = ["git", "grep", "-hoE", r"(operator|trainer|serve|\$target):[0-9]+\.[0-9]+\.[0-9]+"]
     named = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     assert {name.rpartition(":")[2] for name in named} == {VERSION}
 
@@ -40,6 +40,12 @@ def test_image_says_what_it_is(target: str) -> None:
     for name in ("VERSION", "REVISION"):
         assert re.search(rf"^ARG .*\b{name}=", stage, re.MULTILINE), "an argument counts in its own stage alone"
         assert labels[name.lower()] == f"${{{name}}}"
+
+
+def test_build_context_holds_what_the_images_are_made_of() -> None:
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {source for sources in copied for source in sources.split()} == kept
 
 
 def test_pinned_chart_names_images_by_digest_and_is_otherwise_the_same(tmp_path: Path) -> None:

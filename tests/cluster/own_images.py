@@ -1,7 +1,7 @@
 """Builds the images of the Dockerfile with buildah, on a Debian of this machine's apt, as archives for a test cluster.
 
 apt-get install buildah
-python -m tests.cluster.own_images build/images       # operator.tar, trainer.tar; prints what a node pulls
+python -m tests.cluster.own_images build/images       # operator.tar, trainer.tar, serve.tar; prints what a node pulls
 spotune-testcluster load-image build/images/trainer.tar
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from tests import ROOT
 
 BASE = "localhost/python:3.11"
-TARGETS = ("operator", "trainer")
+TARGETS = ("operator", "trainer", "serve")
 _PACKAGES = "python3,python3-venv,ca-certificates"
 _RELEASE = "bookworm"  # whose Python is 3.11
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -44,7 +44,7 @@ class Buildah:
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment).stdout
 
     def make_base(self) -> None:
-        """Make a Debian with Python, for both base images."""
+        """Make a Debian with Python, for all base images."""
         with tempfile.NamedTemporaryFile(suffix=".tar", dir=self.store) as archive:
             install = ("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={_PACKAGES}")
             subprocess.run([*install, _RELEASE, archive.name], check=True)
@@ -82,7 +82,7 @@ class Buildah:
 
 
 def build_all(folder: Path, buildah: Buildah) -> None:
-    """Build both images, and save them as archives in a folder."""
+    """Build the images, and save them as archives in a folder."""
     buildah.store.mkdir(parents=True, exist_ok=True)
     buildah.make_base()
     for target in TARGETS:

@@ -17,11 +17,13 @@ from tests.cluster import chart, text_to_sql
 from tests.cluster.chart import NAMESPACE
 from tests.cluster.finetune_jobs import Workplace
 from tests.cluster.operator_install import RESTRICTED
-from tests.cluster.own_images import TARGETS, image_name
+from tests.cluster.own_images import image_name
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
 
 ARCHIVES = ROOT / "build/images"
+TARGETS = ("operator", "trainer")
+"""The images that train. No node stores the one that serves."""
 ROWS = 25600
 STEPS = ROWS // 64
 

@@ -49,7 +49,7 @@ def serve(
     Example: spotune serve runs/text-to-sql --port 8000
     """
     from spotune.prompting.export_manifest import find_export
-    from spotune_serve.deployment.config import ServiceConfig
+    from spotune_serve.deployment.config import Scaling, ServiceConfig
     from spotune_serve.deployment.local import local_service
     from spotune_serve.gateway.served_model import ServedModel
     from spotune_serve.gateway.settings import GatewaySettings, hash_key
@@ -63,7 +63,7 @@ def serve(
         directory=export.absolute(),
         name=served.name,
         adapters=adapters,
-        replicas=replicas,
+        scaling=Scaling(replicas, replicas),
         gpus=_gpus_per_replica(replicas),
         threads=max(1, (os.cpu_count() or 1) // replicas),
         drain_seconds=drain,

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError, WorkerCrashedError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError, WorkerCrashedError
 from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 
 from spotune_serve.engine.base import GenerationRequest, TokenChunk
 from spotune_serve.gateway.backend import NoReplicaError, ReplicaLostError
 
-_LOST = (RayActorError, WorkerCrashedError, ReplicaUnavailableError)
-"""A replica died, was killed, or left before it took the request."""
+_LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, ObjectLostError, ReplicaUnavailableError)
+"""A replica died or was killed (also by Ray's memory monitor), its node was lost together with a chunk, or it left
+before it took the request."""
 _POLL_SECONDS = 5.0
 
 
@@ -23,9 +24,11 @@ class RayBackend:
 
     Args:
         handle: the `DeploymentHandle` of the replicas.
+        scales_to_zero: whether it is no fault that there is no replica.
     """
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, *, scales_to_zero: bool = False) -> None:
+        self._scales_to_zero = scales_to_zero
         self._generate = handle.options(stream=True).generate
         self._stats = handle.stats
 
@@ -48,13 +51,31 @@ class RayBackend:
         except DeploymentUnavailableError as error:
             finished = True
             raise NoReplicaError(str(error.message)) from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            # Ray reports a call that was cancelled at the replica's side in the same way as our own cancellation.
+            finished = True
+            raise ReplicaLostError(f"the replica cancelled request {request.request_id}") from error
         finally:
             if not finished:
                 response.cancel()
 
     async def is_ready(self) -> bool:
-        """Whether a replica answers."""
+        """Whether a replica answers, or would be started by a request.
+
+        Where the service scales to zero, replicas are not asked: each question counts as a request, so health checks
+        would start a replica and keep it.
+        """
+        if self._scales_to_zero:
+            return True
         with suppress(RayError, DeploymentUnavailableError, ReplicaUnavailableError, TimeoutError):
             await asyncio.wait_for(self._stats.remote(), _POLL_SECONDS)
             return True
         return False
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody cancels the running task."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

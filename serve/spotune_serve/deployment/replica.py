@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from spotune_serve.deployment.config import ServiceConfig
+from spotune_serve.deployment.hub import model_folder
 from spotune_serve.engine.base import EngineStats, GenerationRequest, TokenChunk
+
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Limits of this container."""
 
 
 class Replica:
     """Hosts an engine. Ray Serve starts, watches and drains it.
+
+    A drain of the Ray node (`ray drain-node`, a spot notice) takes these steps in Ray Serve 2.60:
+
+    1. The controller starts a replacement on another node. This replica still gets new requests.
+    2. When the replacement runs, or `drain_seconds` before the deadline of the drain, it stops this replica. From then
+       on, no new request arrives. Running sequences have `drain_seconds` to finish.
+    3. Ray Serve kills the process after the last sequence, or when that time is over. Sequences that still run then
+       continue at another replica, because the gateway holds their tokens.
+
+    If the node leaves without a drain, its sequences continue at another replica, too.
 
     Raises:
         JobError: the model cannot be loaded.
@@ -21,9 +38,8 @@ class Replica:
         from spotune_serve.engine.load import load_adapters, load_model
         from spotune_serve.engine.transformers_engine import TransformersEngine
 
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        model = load_model(config.directory, "cuda" if config.gpus else "cpu")
+        torch.set_num_threads(config.threads or available_processors())
+        model = load_model(model_folder(config.directory), "cuda" if config.gpus else "cpu")
         self._engine = TransformersEngine(load_adapters(model, config.adapters), max_batch_size=config.max_batch_size)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
@@ -38,3 +54,20 @@ class Replica:
     def check_health(self) -> None:
         """Raise if the engine cannot generate any more; Ray Serve then replaces the replica."""
         self._engine.check_health()
+
+
+def available_processors(control_group: Path = _CONTROL_GROUP) -> int:
+    """The number of processors that this container may use, rounded up.
+
+    It is the CPU limit of the container. Without a limit, it is the number of processors that the process may run on.
+
+    Args:
+        control_group: folder of the container's control group (version 2).
+    """
+    processors = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (control_group / "cpu.max").read_text(encoding="ascii").split()
+        limit = processors if quota == "max" else math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # another version of control groups
+        return processors
+    return max(1, min(processors, limit))

@@ -30,6 +30,10 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 def load_model(directory: Path, device: str = "cpu") -> PreTrainedModel:
     """The model of an export directory or of any transformers folder, in the saved dtype, in eval mode.
 
+    On processors the weights stay in the page cache: transformers maps the files into memory and copies nothing. So
+    the replicas of one node share one copy, and the files must not be changed while the model is served. Weights that
+    the folder stores in another form than the model has them, such as those of experts, are copied.
+
     Args:
         directory: has a config.json and safetensors.
         device: where to load it.

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,40 @@ def test_model_loads_in_the_saved_dtype_and_eval_mode(family: str, tmp_path: Pat
     assert loaded.dtype == torch.bfloat16
     assert not loaded.training
     assert type(loaded) is type(model)
+
+
+def mapped_file(file: Path) -> tuple[range, int]:
+    """The addresses at which a file is mapped into this process, and how many bytes of it are a private copy."""
+    addresses, copied, found = range(0), 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            found = line.endswith(f" {file}")
+            if found:
+                assert not addresses, "the file is mapped twice"
+                addresses = range(*(int(address, 16) for address in line.split()[0].split("-")))
+        elif found and line.startswith("Anonymous:"):
+            copied += int(line.split()[1]) * 1024
+    return addresses, copied
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "values"), [("llama", {}), ("llama", {"tie_word_embeddings": True}), ("t5", {})])
+def test_weights_are_pages_of_the_file_which_replicas_share(
+    family: str, values: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = toy_model(family, **values)
+    module: torch.nn.Module = model
+    module.to(dtype)
+    weights = saved(model, tmp_path) / "model.safetensors"
+    assert not mapped_file(weights)[0]
+    loaded = load_model(tmp_path)
+    prompt = prompts(1)[0]
+    answers = ask(load_adapters(loaded, {}), [request(prompt, 8)])
+    if dtype == torch.float32:
+        assert answers == [generated_by_transformers(model, prompt, 8)]
+    addresses, copied = mapped_file(weights)
+    assert [name for name, weight in loaded.named_parameters() if weight.data_ptr() not in addresses] == []
+    assert copied == 0
 
 
 def test_loaded_model_answers_as_the_saved_one(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""What Ray raises when a replica is lost, and what the gateway makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+from ray.serve.exceptions import ReplicaUnavailableError
+
+from spotune_serve.deployment.ray_backend import RayBackend
+from spotune_serve.engine.base import GenerationError, GenerationRequest, SamplingParams
+from spotune_serve.gateway.streams import resumable
+from tests.serve.support.ray_handle import ScriptedHandle
+from tests.serve.support.scripted_backend import ScriptedBackend
+
+TOKENS = [10, 11, 12, 13, 14]
+EOS = 1
+LOSSES = {
+    "killed after its drain time": ActorDiedError(),
+    "unreachable": ActorUnavailableError("the node does not answer", None),
+    "killed by the memory monitor": OutOfMemoryError("the node is low on memory"),
+    "node lost with a chunk": ObjectLostError("00", None, ""),
+    "worker crashed": WorkerCrashedError(),
+    "left before it took the request": ReplicaUnavailableError("replica"),
+    "cancelled by its replica": asyncio.CancelledError(),
+}
+
+
+def make_request() -> GenerationRequest:
+    return GenerationRequest("r", (5, 6), SamplingParams(max_tokens=50, seed=3))
+
+
+async def tokens_of(backend: RayBackend) -> list[int]:
+    stream = resumable(backend, make_request(), timeout_seconds=5.0, retry_seconds=0.0, stop_tokens={EOS})
+    return [token.token async for chunk in stream for token in chunk.tokens]
+
+
+@pytest.mark.parametrize("lost_after", [0, 2])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_sequence_continues_after_any_loss_of_its_replica(loss: BaseException, lost_after: int) -> None:
+    played = ScriptedBackend(TOKENS, losses=[lost_after])
+    handle = ScriptedHandle(played, loss)
+    assert asyncio.run(tokens_of(RayBackend(handle))) == [*TOKENS, EOS]
+    assert [request.generated for request in played.requests] == [(), tuple(TOKENS[:lost_after])]
+    assert handle.cancelled == 0
+
+
+def test_an_error_of_the_engine_is_no_loss() -> None:
+    """The same request would fail at the next replica, too."""
+    error = RayTaskError("generate", "traceback", GenerationError("NaN")).as_instanceof_cause()
+    played = ScriptedBackend(TOKENS, losses=[2])
+    with pytest.raises(GenerationError):
+        asyncio.run(tokens_of(RayBackend(ScriptedHandle(played, error))))
+    assert len(played.requests) == 1
+
+
+def test_a_cancelled_request_is_cancelled_at_its_replica_and_does_not_continue() -> None:
+    played = ScriptedBackend(TOKENS)
+    played.gate = asyncio.Event()  # the second token never comes
+    handle = ScriptedHandle(played, ActorDiedError())
+
+    async def cancel() -> None:
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in resumable(RayBackend(handle), make_request(), timeout_seconds=5.0, stop_tokens={EOS}):
+                begun.set()
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert (handle.cancelled, len(played.requests)) == (1, 1)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_service_is_ready_when_a_replica_answers(ready: bool) -> None:
+    played = ScriptedBackend(TOKENS)
+    played.ready = ready
+    assert asyncio.run(RayBackend(ScriptedHandle(played, ActorDiedError())).is_ready()) == ready
+
+
+def test_health_checks_do_not_wake_a_service_that_scaled_to_zero() -> None:
+    played = ScriptedBackend(TOKENS)
+    played.ready = False
+    handle = ScriptedHandle(played, ActorDiedError())
+    assert asyncio.run(RayBackend(handle, scales_to_zero=True).is_ready())
+    assert handle.questions == 0
