@@ -1,4 +1,4 @@
-"""Generates the chart's values.schema.json, README.md and CRD from values.yaml and manifests/crd.yaml.
+"""Generates the chart's values.schema.json, README.md and CRDs from values.yaml and manifests/crd.yaml.
 
     python charts/generate.py
 
@@ -20,8 +20,11 @@ import yaml
 from spotune_operator.settings import GpuHealing, Settings
 
 CHART = Path(__file__).parent / "spotune"
-DEFINITION = Path(__file__).parent.parent / "manifests/crd.yaml"
-_OF_THE_CHART = {"image", "ray_version", "namespace", "monitoring_namespace", "watch_namespaces", "host", "port"}
+DEFINITIONS = Path(__file__).parent.parent / "manifests/crd.yaml"
+_OF_THE_CHART = {
+    *("image", "ray_version", "serving", "serve_image"),
+    *("namespace", "monitoring_namespace", "watch_namespaces", "host", "port"),
+}
 """Settings that the templates set or depend on."""
 _NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -30,7 +33,7 @@ _STEPS = ("cordon", "restart_device_plugin", "drain", "delete_node")
 
 README = """# Chart values
 
-The Helm chart installs the operator and the definition of FinetuneJobs.
+The Helm chart installs the operator and the definitions of FinetuneJobs and ModelServices.
 
 ```console
 $ helm install spotune charts/spotune --namespace spotune-system \\
@@ -42,8 +45,8 @@ off spot nodes.
 
 | command | what it does to running jobs |
 |---|---|
-| `helm upgrade`, `helm rollback` | nothing: they replace the operator and the definition of FinetuneJobs |
-| `helm uninstall` | nothing: definition, jobs and volumes stay, and training continues |
+| `helm upgrade`, `helm rollback` | nothing: they replace the operator and the definitions |
+| `helm uninstall` | nothing: definitions, jobs and volumes stay, and training continues |
 
 This page is generated from `values.yaml` (`make manifests`).
 
@@ -161,7 +164,7 @@ def files(chart: Path = CHART) -> dict[Path, str]:
     return {
         chart / "values.schema.json": json.dumps(schema(values), indent=2) + "\n",
         chart / "README.md": README + "".join(rows),
-        chart / "files/crd.yaml": DEFINITION.read_text(encoding="utf-8"),
+        chart / "files/crd.yaml": DEFINITIONS.read_text(encoding="utf-8"),
     }
 
 

@@ -15,9 +15,11 @@ from typer.cli import get_docs_for_click
 
 from docs.wrapping import wrap_command, wrap_page
 from spotune.cli.main import command_line
-from spotune.crd.cel_rules import RULES
+from spotune.crd.job_rules import JOB_RULES
+from spotune.crd.service_rules import SERVICE_RULES
 from spotune.crd.structural_schema import PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, Schema, structural_schema
 from spotune.job import FinetuneJob
+from spotune.service import ModelService
 from spotune.units.quantities import Quantity
 
 _ROOT = Path(__file__).parent.parent
@@ -42,6 +44,30 @@ the API server refuses anything else. All other fields may change at any time;
 are no part of [what is trained](../concepts.md#meaning-and-execution).
 
 """
+_SERVICE_HEAD = """# ModelService
+
+Every field of a ModelService, with its type and its default. This page is generated from the models that check a
+service (`make manifests`). `spotune validate` and the API server refuse anything else with a message that names the
+field. For an unknown name the message suggests the nearest valid one. All fields may change at any time.
+
+A service for the model of a FinetuneJob, on one to three spot GPUs:
+
+```yaml
+{service}```
+
+`kubectl get ms` shows phase, replicas, version of the model and URL; with `--output wide` also where the model is.
+
+"""
+SERVICE = """apiVersion: spotune.dev/v1alpha1
+kind: ModelService
+metadata:
+  name: text-to-sql
+spec:
+  model:
+    finetuneJob: text-to-sql
+  replicas: {min: 1, max: 3}
+"""
+"""The example of the page on ModelServices."""
 _SECRETS = """## Secrets on one machine
 
 On a cluster the operator turns Secrets into environment variables of the pods. `spotune run` reads the same variables
@@ -54,7 +80,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 
 | on one machine | |
 |---|---|
-| `spotune validate JOB.yaml...` | check job files: fields, values, and what goes together |
+| `spotune validate FILE.yaml...` | check FinetuneJobs and ModelServices: fields, values, and what goes together |
 | `spotune plan JOB.yaml` | memory, ZeRO stage, micro-batch and checkpoint interval per number of workers |
 | `spotune simulate TRACE.csv` | goodput, cost and finishing time on a spot trace, for choices of workers and head |
 | `spotune shard INPUT... --directory DIR` | JSON lines, CSV or Parquet to tokenized MDS shards |
@@ -78,7 +104,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 |---|---|
 | `spotune operator` | run the operator |
 | `spotune supervise JOB.yaml --directory DIR` | the supervisor container of a head pod |
-| `spotune crd` | print the CustomResourceDefinition |
+| `spotune crd` | print the CustomResourceDefinitions |
 | `spotune render JOB.yaml --provider aks` | print the Kubernetes objects that the operator applies for a job |
 
 ## Exit codes
@@ -97,26 +123,34 @@ writes this page). `spotune --version` prints the version. `--output json` print
 
 def finetune_job() -> str:
     """Returns the page on every field of a FinetuneJob."""
-    schema = structural_schema(FinetuneJob, RULES)
+    schema = structural_schema(FinetuneJob, JOB_RULES)
     example = (_ROOT / _EXAMPLE).read_text(encoding="utf-8")
     spec = schema["properties"]["spec"]
-    page = _JOB_HEAD.format(example=_EXAMPLE, job=example[example.index("apiVersion") :])
-    page += "## metadata\n\n" + _table(schema["properties"]["metadata"], {})
-    page += f"## spec\n\n{spec['description']}\n\n{_FROZEN}{_sections(spec)}"
     changes = {
         rule.field.removeprefix("spec."): "may grow" if "grow" in rule.message else "frozen"
-        for rule in RULES[FinetuneJob]
+        for rule in JOB_RULES[FinetuneJob]
         if rule.reason == "FieldValueForbidden"
     }
-    rules = list(dict.fromkeys(_rules(spec)))
-    for name, section in spec["properties"].items():
-        if "properties" in section:
-            own = [f"- {text}\n" for text in rules if re.match(rf"`{name}\b", text)]
-            page += f"## {name}\n\n{section['description']}\n\n{_table(section, changes, name)}"
-            page += f"Also refused:\n\n{''.join(own)}\n" if own else ""
-    status = schema["properties"]["status"]
-    page += f"## status\n\n{status['description']}\n\n" + _table(status, {}, defaults=False)
-    return page + _SECRETS
+    page = _JOB_HEAD.format(example=_EXAMPLE, job=example[example.index("apiVersion") :])
+    page += _metadata(schema) + f"## spec\n\n{spec['description']}\n\n{_FROZEN}{_sections(spec)}"
+    return page + _pages_of_sections(spec, changes) + _status(schema) + _SECRETS
+
+
+def model_service() -> str:
+    """Returns the page on every field of a ModelService."""
+    schema = structural_schema(ModelService, SERVICE_RULES)
+    spec = schema["properties"]["spec"]
+    spec[VALIDATIONS] += [
+        rule | {"fieldPath": rule["fieldPath"].removeprefix(".spec")}
+        for rule in schema[VALIDATIONS]
+        if rule.get("fieldPath", "").startswith(".spec.")
+    ]
+    sections = {name: field for name, field in spec["properties"].items() if _fields(field)}
+    others = {name: field for name, field in spec["properties"].items() if name not in sections}
+    page = _SERVICE_HEAD.format(service=SERVICE) + _metadata(schema) + f"## spec\n\n{spec['description']}\n\n"
+    page += _sections(spec | {"properties": sections}) + _table({"properties": others}, {})
+    page += _also_refused(spec, *others)
+    return page + _pages_of_sections(spec, {}) + _status(schema)
 
 
 def commands() -> str:
@@ -132,14 +166,47 @@ def commands() -> str:
 
 def files() -> dict[Path, str]:
     """The generated pages by path."""
-    pages = {"finetunejob.md": finetune_job(), "command-line.md": commands()}
+    pages = {"finetunejob.md": finetune_job(), "modelservice.md": model_service(), "command-line.md": commands()}
     return {_PAGES / name: wrap_page(page) for name, page in pages.items()}
+
+
+def _metadata(schema: Schema) -> str:
+    return "## metadata\n\n" + _table(schema["properties"]["metadata"], {})
+
+
+def _status(schema: Schema) -> str:
+    status = schema["properties"]["status"]
+    return f"## status\n\n{status['description']}\n\n" + _table(status, {}, defaults=False)
+
+
+def _pages_of_sections(spec: Schema, changes: Mapping[str, str]) -> str:
+    """A heading and a table for every section of a spec, with what the API server refuses besides."""
+    page = ""
+    for name, section in spec["properties"].items():
+        if fields := _fields(section):
+            path = name if fields is section else f"{name}[]"
+            page += f"## {name}\n\n{section['description']}\n\n{_table(fields, changes, path)}"
+            page += _also_refused(spec, name)
+    return page
+
+
+def _fields(field: Schema) -> Schema:
+    """The schema with the fields of a section or of the items of a list of sections; empty for any other field."""
+    items: Schema = field.get("items", {})
+    return field if "properties" in field else items if "properties" in items else {}
+
+
+def _also_refused(spec: Schema, *names: str) -> str:
+    """The rules for some fields of a spec that the tables do not show."""
+    rules = dict.fromkeys(text for name in names for text in _rules(spec) if re.match(rf"`{name}\b", text))
+    lines = [f"- {text}\n" for text in rules]
+    return f"Also refused:\n\n{''.join(lines)}\n" if rules else ""
 
 
 def _sections(spec: Schema) -> str:
     lines = ["| section | |\n|---|---|\n"]
     for name, section in spec["properties"].items():
-        shown = f"[`{name}`](#{name})" if "properties" in section else f"`{name}`"
+        shown = f"[`{name}`](#{name.lower()})" if _fields(section) else f"`{name}`"
         needed = "**required**: " if name in spec["required"] else ""
         lines.append(f"| {shown} | {needed}{section['description']} |\n")
     return "".join(lines) + "\n"
@@ -210,6 +277,8 @@ def _rules(section: Schema, path: str = "") -> Iterator[str]:
             yield f"`{field}`: {rule['message']}"
     for name, field in section.get("properties", {}).items():
         yield from _rules(field, f"{path}.{name}")
+    if "properties" in section.get("items", {}):
+        yield from _rules(section["items"], f"{path}[]")
 
 
 def _with_examples(page: str) -> str:

@@ -20,7 +20,7 @@ import yaml
 from charts.generate import CHART, documented
 from spotune.cli.main import command_line
 from spotune.job import FinetuneJobSpec
-from spotune.job_file.load import load_job
+from spotune.job_file.load import load_job_or_service
 from spotune_operator.settings import PREFIX, Settings
 from tests import ROOT
 from tests.pages import PAGES, Line, blocks, lines, page_name
@@ -193,11 +193,11 @@ def test_yaml_of_a_page_is_valid(page: Path, tmp_path: Path) -> None:
             if content.keys() <= sections:
                 job = yaml.safe_load(readers_job())
                 job["spec"] |= content
-            elif content["kind"] == "FinetuneJob":
+            elif content["kind"] in ("FinetuneJob", "ModelService"):
                 job = content
             else:
                 assert {"apiVersion", "metadata"} <= content.keys()
                 continue
             file = tmp_path / "job.yaml"
             file.write_text(yaml.safe_dump(job))
-            load_job(file)
+            load_job_or_service(file)

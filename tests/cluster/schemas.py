@@ -80,8 +80,8 @@ def write_kubernetes(source: GoModule, folder: Path) -> None:
 def write_custom(definitions: Iterable[Path], folder: Path) -> None:
     """Write the schemas of custom resources from their definitions."""
     folder.mkdir(parents=True)
-    for path in definitions:
-        spec = yaml.load(path.read_text(), Loader=_Loader)["spec"]
+    documents = [each for path in definitions for each in yaml.load_all(path.read_text(), Loader=_Loader) if each]
+    for spec in (document["spec"] for document in documents):
         for version in spec["versions"]:
             kind = {"group": spec["group"], "kind": spec["names"]["kind"], "version": version["name"]}
             _write(folder, kind, _of_custom(version["schema"]["openAPIV3Schema"]))

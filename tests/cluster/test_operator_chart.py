@@ -128,11 +128,22 @@ def test_parts_come_only_when_they_are_asked_for() -> None:
     assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= set(kinds(rendered(*EVERYTHING)))
 
 
-def test_upgrade_brings_the_whole_definition() -> None:
-    """The definition is a template. After rendering by Helm no part is missing and no number has changed."""
-    found = of_kind(rendered(), "CustomResourceDefinition")
-    del found["metadata"]["annotations"]
-    assert _with_numbers(found) == yaml.safe_load((CHART.parent.parent / "manifests/crd.yaml").read_text())
+def definitions(*values: str) -> list[dict[str, Any]]:
+    """The CustomResourceDefinitions of the rendered chart."""
+    return [found for found in rendered(*values) if found["kind"] == "CustomResourceDefinition"]
+
+
+def test_upgrade_brings_the_whole_definitions() -> None:
+    """The definitions are a template. After rendering by Helm no part is missing and no number has changed."""
+    found = sorted(definitions(), key=lambda definition: definition["metadata"]["name"])
+    for definition in found:
+        del definition["metadata"]["annotations"]
+    manifest = (CHART.parent.parent / "manifests/crd.yaml").read_text()
+    assert _with_numbers(found) == list(yaml.safe_load_all(manifest))
+
+
+def test_definitions_can_be_installed_separately() -> None:
+    assert definitions("crds.install=false") == []
 
 
 def _with_numbers(node: Any) -> Any:
@@ -144,11 +155,11 @@ def _with_numbers(node: Any) -> Any:
     return float(node) if isinstance(node, str) and re.fullmatch(r"\d+e-\d+", node) else node
 
 
-def test_definition_outlives_the_release_unless_told_otherwise() -> None:
+def test_definitions_outlive_the_release_unless_told_otherwise() -> None:
     policy = "helm.sh/resource-policy"
-    assert of_kind(rendered(), "CustomResourceDefinition")["metadata"]["annotations"][policy] == "keep"
-    gone = of_kind(rendered("crds.keep=false"), "CustomResourceDefinition")
-    assert policy not in gone["metadata"].get("annotations", {})
+    assert [found["metadata"]["annotations"][policy] for found in definitions()] == ["keep", "keep"]
+    gone = definitions("crds.keep=false")
+    assert [found["metadata"].get("annotations", {}).get(policy) for found in gone] == [None, None]
 
 
 # Releases
@@ -194,5 +205,6 @@ def _can(kubectl: Kubectl, verb: str, resource: str, user: str) -> bool:
 
 
 def _uids(kubectl: Kubectl) -> dict[str, str]:
-    found = kubectl.get("crd/finetunejobs.spotune.dev", "ftj/left", "pvc/spotune-left", "raycluster/spotune-left")
-    return {each["kind"]: each["metadata"]["uid"] for each in found}
+    own = [f"crd/{plural}.spotune.dev" for plural in ("finetunejobs", "modelservices")]
+    found = kubectl.get(*own, "ftj/left", "pvc/spotune-left", "raycluster/spotune-left")
+    return {f"{each['kind']}/{each['metadata']['name']}": each["metadata"]["uid"] for each in found}

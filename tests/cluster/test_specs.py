@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 
+from spotune.crd import CUSTOM_RESOURCES
 from spotune.errors import JobError
 from spotune.job import API_VERSION, KIND
-from spotune.job_file.load import parse_job
+from spotune.job_file.load import parse_job, parse_service
 from spotune.job_file.yaml_file import Document
 from spotune_operator.kube.client import JOBS, Kube, Manifest
 from spotune_operator.main import login
@@ -34,6 +35,7 @@ from tests.operator.support.generated_specs import Spec, generated
 pytestmark = pytest.mark.cluster
 
 CRD = ROOT / "manifests" / "crd.yaml"
+PLURALS = {resource.kind: resource.plural for resource in CUSTOM_RESOURCES}
 NUMBER = int(os.environ.get("SPOTUNE_TEST_SPECS", "300"))
 LIVE = int(os.environ.get("SPOTUNE_TEST_LIVE_SPECS", "20"))
 AT_ONCE = 16
@@ -57,9 +59,9 @@ class Verdict:
     """The API server's response to a spec.
 
     Attributes:
-        sent: The job.
+        sent: The job or service.
         status: The HTTP status.
-        answer: The job as it would be stored, or the error.
+        answer: The object as it would be stored, or the error.
     """
 
     sent: Manifest
@@ -73,10 +75,11 @@ class Verdict:
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_hands(cluster: ClusterUnderTest) -> Iterator[None]:
-    """The definition, the storage classes of the providers, and no controller that creates pods or volumes."""
+    """The definitions, the storage classes of the providers, and no controller that creates pods or volumes."""
     machine = cluster.machine_for("stopping KubeRay")
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
+    definitions = [f"crd/{plural}.spotune.dev" for plural in PLURALS.values()]
+    cluster.kubectl("wait", "--for=condition=Established", *definitions, "--timeout=20s")
     classes = [provider.storage_class for provider in PROVIDERS.values() if provider.storage_class]
     cluster.kubectl.apply(*(_class_of_nobody(name) for name in classes))
     for component in ("kuberay-operator", "provisioner"):
@@ -102,10 +105,13 @@ def _credentials(cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubectl.kubeconfig))
 
 
-def test_api_server_and_models_agree_about_generated_specs(namespace: Kubectl, took: dict[str, float]) -> None:
+@pytest.mark.parametrize("kind", PLURALS)
+def test_api_server_and_models_agree_about_generated_specs(
+    kind: str, namespace: Kubectl, took: dict[str, float]
+) -> None:
     start = time.monotonic()
-    verdicts = asyncio.run(tried(generated(NUMBER), namespace.namespace))
-    took[f"{NUMBER} specs tried by server-side dry-run"] = time.monotonic() - start
+    verdicts = asyncio.run(tried(generated(NUMBER, kind), namespace.namespace, kind))
+    took[f"{NUMBER} {kind} specs tried by server-side dry-run"] = time.monotonic() - start
     kinds: Counter[str] = Counter()
     for verdict in verdicts:
         kinds[check(verdict)] += 1
@@ -131,10 +137,11 @@ def check(verdict: Verdict) -> str:
     return "both refuse it" if any(_names(said, field) for field in fields) else "both refuse it, for other fields"
 
 
-def refused_fields(job: Manifest) -> set[str]:
-    """The fields that the models refuse; empty if they accept the job."""
+def refused_fields(manifest: Manifest) -> set[str]:
+    """The fields that the models refuse; empty if they accept the job or service."""
+    parse = parse_job if manifest["kind"] == KIND else parse_service
     try:
-        parse_job(Document(job))
+        parse(Document(manifest))
     except JobError as error:
         return {problem.field for problem in error.problems}
     return set()
@@ -147,26 +154,26 @@ def _names(text: str, field: str) -> bool:
     return any(place in re.sub(r"\[(\d+)\]", r".\1", text) for place in places)
 
 
-async def tried(specs: Sequence[Spec], namespace: str) -> list[Verdict]:
-    """Send jobs with these specs by dry-run, with the validation of kubectl (unknown fields are errors)."""
+async def tried(specs: Sequence[Spec], namespace: str, kind: str = KIND) -> list[Verdict]:
+    """Send objects with these specs by dry-run, with the validation of kubectl (unknown fields are errors)."""
     access = login()
-    path = f"{access.server}/apis/{API_VERSION}/namespaces/{namespace}/finetunejobs"
+    path = f"{access.server}/apis/{API_VERSION}/namespaces/{namespace}/{PLURALS[kind]}"
     query = {"dryRun": "All", "fieldValidation": "Strict"}
     connector = aiohttp.TCPConnector(ssl=access.as_ssl_context(), limit=AT_ONCE)
     async with aiohttp.ClientSession(connector=connector, headers=access.as_http_headers()) as session:
 
         async def attempt(number: int, spec: Spec) -> Verdict:
-            job = a_job(f"job-{number}", namespace, spec)
-            async with session.post(path, params=query, json=job) as answer:
-                return Verdict(job, answer.status, await answer.json())
+            manifest = an_object(f"name-{number}", namespace, kind, spec)
+            async with session.post(path, params=query, json=manifest) as answer:
+                return Verdict(manifest, answer.status, await answer.json())
 
         return await asyncio.gather(*(attempt(number, spec) for number, spec in enumerate(specs)))
 
 
-def a_job(name: str, namespace: str, spec: Spec) -> Manifest:
+def an_object(name: str, namespace: str, kind: str, spec: Spec) -> Manifest:
     return {
         "apiVersion": API_VERSION,
-        "kind": KIND,
+        "kind": kind,
         "metadata": {"name": name, "namespace": namespace},
         "spec": spec,
     }

@@ -21,7 +21,8 @@ from rich.text import Text
 from spotune.cli.plugins import CommandSource, find_commands
 from spotune.errors import SpotuneError, UsageError
 from spotune.fingerprint import fingerprint
-from spotune.job_file.load import load_job
+from spotune.job import FinetuneJob
+from spotune.job_file.load import load_job_or_service
 
 _HELP = """Finetune language models on spot GPUs, exactly, without losing a step.
 
@@ -151,17 +152,21 @@ def _options(
 
 
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="JOB.yaml...", help="Job files to check.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE.yaml...", help="Files to check: FinetuneJobs and ModelServices.")
+    ],
     output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
-    """Validate job files: field names, values and combinations of values.
+    """Validate files of FinetuneJobs and ModelServices: field names, values and combinations of values.
 
     Example: spotune validate job.yaml
     """
     for file in files:
-        job = load_job(file)
-        if output == "json":
-            found = {"file": str(file), "valid": True, "name": job.metadata.name, "fingerprint": fingerprint(job)}
-            typer.echo(json.dumps(found))
-        else:
-            typer.echo(f"{file}: valid ({job.metadata.name}, fingerprint {fingerprint(job)[:8]})")
+        found = load_job_or_service(file)
+        content = {"file": str(file), "valid": True, "kind": found.kind, "name": found.metadata.name}
+        text = found.metadata.name
+        if isinstance(found, FinetuneJob):
+            digest = fingerprint(found)
+            content |= {"fingerprint": digest}
+            text += f", fingerprint {digest[:8]}"
+        typer.echo(json.dumps(content) if output == "json" else f"{file}: valid ({text})")

@@ -1,7 +1,7 @@
-"""The CustomResourceDefinition of FinetuneJobs, generated from the models in ``spotune.job``.
+"""The CustomResourceDefinitions, generated from the models in ``spotune.job`` and ``spotune.service``.
 
-With it, the API server rejects what the models reject, with a message that names the field. The operator validates
-every job with the models as well, as the API server cannot check everything. The differences are:
+With them, the API server rejects what the models reject, with a message that names the field. The operator validates
+every object with the models as well, as the API server cannot check everything. The differences are:
 
 - ``targetModules`` that is neither a string nor a list: Kubernetes has no schema for a union of the two.
 - A fractional quantity such as ``cpu: 1.5``: the models accept it, the API server requires quotes.
@@ -11,6 +11,32 @@ every job with the models as well, as the API server cannot check everything. Th
 - An empty field or section in the file (``adapter:``): the API server drops it or fills in its defaults.
 """
 
-from spotune.crd.definition import GROUP, PLURAL, SHORT_NAME, VERSION, custom_resource_definition
+from spotune.crd.definition import (
+    CUSTOM_RESOURCES,
+    FINETUNE_JOBS,
+    GROUP,
+    MODEL_SERVICES,
+    PLURAL,
+    SERVICE_PLURAL,
+    SERVICE_SHORT_NAME,
+    SHORT_NAME,
+    VERSION,
+    CustomResource,
+    custom_resource_definition,
+    custom_resource_definitions,
+)
 
-__all__ = ["GROUP", "PLURAL", "SHORT_NAME", "VERSION", "custom_resource_definition"]
+__all__ = [
+    "CUSTOM_RESOURCES",
+    "FINETUNE_JOBS",
+    "GROUP",
+    "MODEL_SERVICES",
+    "PLURAL",
+    "SERVICE_PLURAL",
+    "SERVICE_SHORT_NAME",
+    "SHORT_NAME",
+    "VERSION",
+    "CustomResource",
+    "custom_resource_definition",
+    "custom_resource_definitions",
+]

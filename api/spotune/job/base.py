@@ -1,4 +1,4 @@
-"""Base classes and field types that all sections of a FinetuneJob share."""
+"""Base classes and field types that all sections of FinetuneJobs and ModelServices share."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
@@ -127,7 +127,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
 class SecretKeyRef(Section):
-    """Reference to one key of a Secret in the job's namespace."""
+    """Reference to one key of a Secret in the namespace of the job or service."""
 
     name: str
     """Name of the Secret."""

@@ -1,4 +1,4 @@
-"""Name, namespace and labels of a FinetuneJob."""
+"""Name, namespace and labels of a FinetuneJob or ModelService."""
 
 import re
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from spotune.job.base import Section, invalid
 
 MAX_NAME_LENGTH = 40
-"""Kubernetes allows 63 characters in a label. Names of pods and services add a prefix and suffix to the job's name."""
+"""Kubernetes allows 63 characters in a label. Names of pods and services add a prefix and suffix to it."""
 
 NAME_PATTERN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 """A DNS label, as Kubernetes requires for names of pods and services."""
@@ -48,9 +48,9 @@ class Metadata(Section):
     """Kubernetes metadata, as far as a user writes it."""
 
     name: Annotated[str, AfterValidator(_check_dns_label), AfterValidator(_check_name_length)]
-    """Name of the job: a-z, 0-9 and -, at most 40 characters."""
+    """Name: a-z, 0-9 and -, at most 40 characters."""
     namespace: Annotated[str, AfterValidator(_check_dns_label)] = "default"
-    """Namespace of the job."""
+    """Namespace."""
     labels: dict[str, str] = Field(default={})
     """Labels."""
     annotations: dict[str, str] = Field(default={})

@@ -1,1 +1,1 @@
-"""Reads job files: YAML with line numbers, validation, and error messages that name file, line and field."""
+"""Reads files of FinetuneJobs and ModelServices: YAML with line numbers, validation, and clear error messages."""

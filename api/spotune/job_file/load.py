@@ -1,8 +1,11 @@
-"""Loads a FinetuneJob from a YAML file. Errors name file, line, field, the given value and the allowed values."""
+"""Loads a FinetuneJob or a ModelService from a YAML file.
 
-from collections.abc import Mapping
+Errors name file, line, field, the given value and the allowed values.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -10,6 +13,9 @@ from spotune.errors import JobError, Problem, UsageError
 from spotune.job import API_VERSION, KIND, FinetuneJob
 from spotune.job_file.problems import describe_problems
 from spotune.job_file.yaml_file import Document, read_documents
+from spotune.service import SERVICE_KIND, ModelService
+
+Resource = TypeVar("Resource", FinetuneJob, ModelService)
 
 SOURCE_FIELDS = (
     "spec.model.source",
@@ -32,6 +38,27 @@ def load_job(path: str | Path) -> FinetuneJob:
     return parse_job(read_job_file(path))
 
 
+def load_service(path: str | Path) -> ModelService:
+    """Read one ModelService from a YAML file.
+
+    Raises:
+        UsageError: The file does not exist.
+        JobError: The file is not YAML, not exactly one ModelService, or invalid; ``problems`` lists all errors.
+    """
+    return parse_service(read_document_of_kind(path, SERVICE_KIND))
+
+
+def load_job_or_service(path: str | Path) -> FinetuneJob | ModelService:
+    """Read one FinetuneJob or one ModelService from a YAML file.
+
+    Raises:
+        UsageError: The file does not exist.
+        JobError: The file is not YAML, not exactly one object of these kinds, or invalid; ``problems`` lists all.
+    """
+    document = read_document_of_kind(path, KIND, SERVICE_KIND)
+    return parse_job(document) if document.kind == KIND else parse_service(document)
+
+
 def read_job_file(path: str | Path) -> Document:
     """Read the YAML document of a job file, with the line of every field, without validating the fields.
 
@@ -39,11 +66,25 @@ def read_job_file(path: str | Path) -> Document:
         UsageError: The file does not exist.
         JobError: The file is not YAML, or not exactly one FinetuneJob.
     """
+    return read_document_of_kind(path, KIND)
+
+
+def read_document_of_kind(path: str | Path, *kinds: str) -> Document:
+    """Read the only YAML document of a file, with the line of every field, without validating the fields.
+
+    Args:
+        path: The file.
+        kinds: The kinds that the document may have; its apiVersion must be that of spotune.
+
+    Raises:
+        UsageError: The file does not exist.
+        JobError: The file is not YAML, or not exactly one document of these kinds.
+    """
     file = Path(path)
     if file.is_dir() or not file.exists():
-        message = "is a directory; pass the job file in it" if file.is_dir() else "does not exist"
+        message = "is a directory; pass the YAML file in it" if file.is_dir() else "does not exist"
         raise UsageError(f"{path}: {message}")
-    return _single_job(read_documents(file), str(path))
+    return _single_document(read_documents(file), str(path), kinds)
 
 
 def parse_job(document: Document) -> FinetuneJob:
@@ -52,55 +93,66 @@ def parse_job(document: Document) -> FinetuneJob:
     Raises:
         JobError: The document is invalid; ``problems`` lists all errors.
     """
+    return _parse(document, FinetuneJob)
+
+
+def parse_service(document: Document) -> ModelService:
+    """Validate a document of the kind ModelService.
+
+    Raises:
+        JobError: The document is invalid; ``problems`` lists all errors.
+    """
+    return _parse(document, ModelService)
+
+
+def _parse(document: Document, model: type[Resource]) -> Resource:
     try:
-        return FinetuneJob.model_validate(document.content, by_alias=True, by_name=False)
+        return model.model_validate(document.content, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise JobError(problems=describe_problems(error, document)) from error
+        raise JobError(problems=describe_problems(error, document, model)) from error
 
 
-def _single_job(documents: list[Document], file: str) -> Document:
-    """Return the only document of a file; raise JobError unless it is a FinetuneJob with the supported apiVersion."""
+def _single_document(documents: list[Document], file: str, kinds: Sequence[str]) -> Document:
+    """Return the only document of a file; raise JobError unless it has one of the kinds and our apiVersion."""
+    allowed = " or ".join(kinds)
     if len(documents) != 1:
-        kinds = ", ".join(str(document.kind or "no kind") for document in documents)
+        found = ", ".join(str(document.kind or "no kind") for document in documents)
         message = (
-            f"holds {len(documents)} YAML documents ({kinds}); give one {KIND} per file" if documents else "is empty"
+            f"holds {len(documents)} YAML documents ({found}); give one {allowed} per file" if documents else "is empty"
         )
         raise JobError(problems=[Problem(message, file=file)])
     document = documents[0]
     if not isinstance(document.content, dict):
         found = "a list" if isinstance(document.content, list) else "a single value"
-        message = f"is not a {KIND}: it holds {found}, not a mapping with apiVersion, kind, metadata and spec"
+        message = f"is not a {allowed}: it holds {found}, not a mapping with apiVersion, kind, metadata and spec"
         raise JobError(problems=[Problem(message, file=file)])
-    for field, expected in (("kind", KIND), ("apiVersion", API_VERSION)):
+    for field, expected in (("kind", kinds), ("apiVersion", (API_VERSION,))):
         given = document.content.get(field)
-        if given != expected:
+        if given not in expected:
             found = f"is {given!r}" if field in document.content else "is missing"
-            message = f"{found}; expected {field}: {expected}"
+            message = f"{found}; expected {field}: {' or '.join(expected)}"
             raise JobError(problems=[Problem(message, field, file, document.line((field,)))])
     return document
 
 
-def replace_fields(job: FinetuneJob, values: Mapping[str, Any]) -> FinetuneJob:
-    """Copy a job with some fields replaced, and validate it again; for options such as ``--workers``.
+def replace_fields(resource: Resource, values: Mapping[str, Any]) -> Resource:
+    """Copy a job or service with some fields replaced, and validate it again; for options such as ``--workers``.
 
     Args:
-        job: The job; it is not modified.
+        resource: The job or service; it is not modified.
         values: New values by camelCase path, for example ``{"spec.training.maxSteps": 10}``.
 
     Raises:
         JobError: The result is invalid; ``problems`` lists all errors.
     """
-    content = job.model_dump(exclude_unset=True)
+    content = resource.model_dump(exclude_unset=True)
     for path, value in values.items():
         *parents, name = path.split(".")
         section = content
         for parent in parents:
             section = section.setdefault(parent, {})
         section[name] = value
-    try:
-        return FinetuneJob.model_validate(content, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise JobError(problems=describe_problems(error, Document(content))) from error
+    return _parse(Document(content), type(resource))
 
 
 def resolve_paths(job: FinetuneJob, base: Path) -> FinetuneJob:

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spotune.errors import Problem
-from spotune.job import FinetuneJob
 from spotune.job_file.yaml_file import Document, FieldPath
 
 _TYPE_NAMES = {
@@ -31,13 +30,19 @@ _BOUNDS = {
 _MAX_GIVEN_CHARACTERS = 60
 
 
-def describe_problems(error: ValidationError, document: Document) -> list[Problem]:
-    """All errors of a validation of a FinetuneJob, sorted by line."""
+def describe_problems(error: ValidationError, document: Document, model: type[BaseModel]) -> list[Problem]:
+    """All errors of a validation, sorted by line.
+
+    Args:
+        error: The errors.
+        document: What was validated.
+        model: The model that validated it, such as FinetuneJob.
+    """
     problems = []
     for details in error.errors():
         path = _field_path(details)
         line = document.line(path)
-        problems.append(Problem(_message(details, path), dotted(path), document.file, line))
+        problems.append(Problem(_message(details, path, model), dotted(path), document.file, line))
     return sorted(problems, key=lambda problem: problem.line)
 
 
@@ -53,19 +58,19 @@ def _field_path(details: ErrorDetails) -> FieldPath:
     return (*details["loc"], *(field.split(".") if field else ()))
 
 
-def _message(details: ErrorDetails, path: FieldPath) -> str:
+def _message(details: ErrorDetails, path: FieldPath, model: type[BaseModel]) -> str:
     kind, context, given = details["type"], details.get("ctx", {}), details["input"]
     if kind == "extra_forbidden":
-        return _unknown_field(path)
+        return _unknown_field(path, model)
     if kind == "missing":
         return "is required"
     if kind == "invalid":
         return str(context["reason"])
     if kind == "model_type" and given is None:
-        return f"is empty; it needs fields such as {', '.join(list(_fields_at(path))[:4])}"
+        return f"is empty; it needs fields such as {', '.join(list(_fields_at(path, model))[:4])}"
     if kind == "literal_error":
-        return _not_allowed(given, path)
-    names = [str(value) for value in _allowed_at(path)] if kind == "expected" else []
+        return _not_allowed(given, _allowed_at(path, model))
+    names = [str(value) for value in _allowed_at(path, model)] if kind == "expected" else []
     return f"expected {_expected(details)}, not {_as_yaml(given)}{_suggestion(str(given), names)}"
 
 
@@ -95,9 +100,9 @@ def _as_yaml(given: Any) -> str:
     return text if len(text) <= _MAX_GIVEN_CHARACTERS else f"{text[:_MAX_GIVEN_CHARACTERS]}..."
 
 
-def _not_allowed(given: Any, path: FieldPath) -> str:
+def _not_allowed(given: Any, values: list[Any]) -> str:
     """The message for a value that is not one of the allowed values, with the nearest one."""
-    allowed = [str(value) for value in _allowed_at(path)]
+    allowed = [str(value) for value in values]
     names = allowed[0] if len(allowed) == 1 else f"{', '.join(allowed[:-1])} or {allowed[-1]}"
     return f"expected {names}, not {_as_yaml(given)}{_suggestion(str(given), allowed)}"
 
@@ -108,24 +113,24 @@ def _suggestion(given: str, valid: list[str]) -> str:
     return f"; did you mean {by_lower_case[nearest[0]]}?" if nearest else ""
 
 
-def _unknown_field(path: FieldPath) -> str:
+def _unknown_field(path: FieldPath, model: type[BaseModel]) -> str:
     name = str(path[-1])
-    siblings = list(_fields_at(path[:-1]))
+    siblings = list(_fields_at(path[:-1], model))
     suggestion = _suggestion(name, siblings)
     if suggestion:
         return f"is not a field{suggestion}"
-    elsewhere = [dotted(place) for place in _all_fields(FinetuneJob, ()) if place[-1] == name]
+    elsewhere = [dotted(place) for place in _all_fields(model, ()) if place[-1] == name]
     if elsewhere:
         return f"is not a field here; {name} is at {' and '.join(elsewhere[:3])}"
-    return f"is not a field; {dotted(path[:-1]) or 'a FinetuneJob'} has {', '.join(siblings)}"
+    return f"is not a field; {dotted(path[:-1]) or f'a {model.__name__}'} has {', '.join(siblings)}"
 
 
-def _fields_at(path: FieldPath) -> dict[str, Any]:
+def _fields_at(path: FieldPath, model: type[BaseModel]) -> dict[str, Any]:
     """The fields of the section at ``path``: annotations by camelCase name."""
-    section: type[BaseModel] | None = FinetuneJob
-    for part in path:
+    section: type[BaseModel] | None = model
+    for part in (part for part in path if isinstance(part, str)):
         fields = _fields_of(section) if section else {}
-        section = _section_in(fields.get(str(part)))
+        section = _section_in(fields.get(part))
     return _fields_of(section) if section else {}
 
 
@@ -134,17 +139,17 @@ def _fields_of(section: type[BaseModel]) -> dict[str, Any]:
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section in an annotation such as ``EvalSpec | None``; None if it contains plain values only."""
+    """The section in an annotation such as ``EvalSpec | None`` or a list of it; None if it holds plain values only."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
 
 
-def _allowed_at(path: FieldPath) -> list[Any]:
+def _allowed_at(path: FieldPath, model: type[BaseModel]) -> list[Any]:
     """The values of the ``Literal`` at ``path``; for a list item, the values that items may have."""
     names = [part for part in path if isinstance(part, str)]
-    return list(_literal_values(_fields_at(tuple(names[:-1])).get(names[-1])))
+    return list(_literal_values(_fields_at(tuple(names[:-1]), model).get(names[-1])))
 
 
 def _literal_values(annotation: Any) -> Iterator[Any]:

@@ -79,7 +79,7 @@ def read_documents(path: Path) -> list[Document]:
     except yaml.YAMLError as error:
         raise JobError(problems=[_syntax_problem(error, file)]) from error
     except RecursionError as error:
-        raise JobError(problems=[Problem("is nested too deeply for a job file", file=file)]) from error
+        raise JobError(problems=[Problem("is nested too deeply", file=file)]) from error
 
 
 def _compose(text: str, file: str) -> list[Document]:

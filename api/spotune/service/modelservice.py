@@ -1,9 +1,11 @@
 """The ModelService: a trained model behind an HTTP endpoint."""
 
-from typing import Final, Literal
+from typing import Final, Literal, Self
+
+from pydantic import model_validator
 
 from spotune.job import API_VERSION
-from spotune.job.base import Section
+from spotune.job.base import Section, invalid
 from spotune.job.metadata import Metadata
 from spotune.service.spec import ModelServiceSpec
 from spotune.service.status import ModelServiceStatus
@@ -24,3 +26,15 @@ class ModelService(Section):
     """Which model to serve and how."""
     status: ModelServiceStatus | None = None
     """Health of the service, written by the operator."""
+
+    @property
+    def model_id(self) -> str:
+        """Id of the model in the API."""
+        return self.spec.model.name or self.metadata.name
+
+    @model_validator(mode="after")
+    def _check_model_ids(self) -> Self:
+        if self.model_id in (adapter.name for adapter in self.spec.adapters):
+            reason = f"must not contain the model's own id {self.model_id!r}: every adapter needs its own name"
+            invalid("spec.adapters", reason)
+        return self

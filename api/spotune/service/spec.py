@@ -6,33 +6,42 @@ from pydantic import Field, model_validator
 
 from spotune.job.base import (
     NonNegativeInt,
-    OptionalSource,
     PositiveInt,
     SecretKeyRef,
     Section,
     invalid,
 )
 from spotune.job.cluster import PodTemplate, ResourcesSpec
+from spotune.job.lifecycle import PositiveDuration
+from spotune.service.field_types import (
+    ClaimName,
+    ClaimPath,
+    HostName,
+    HubSource,
+    ModelId,
+    OptionalAddress,
+    OptionalModelId,
+)
 from spotune.units.durations import Duration
 
 
 class ClaimSource(Section):
     """A folder on an existing volume."""
 
-    name: str
+    name: ClaimName
     """Name of the PersistentVolumeClaim, in the namespace of the service."""
-    path: str
+    path: ClaimPath
     """Folder on the volume, relative to its root: an export of spotune, or any transformers model with safetensors."""
 
 
 class ServedModelSpec(Section):
     """The model to serve. Exactly one of finetuneJob, source and claim."""
 
-    name: str = ""
+    name: OptionalModelId = ""
     """Model id in the API. Empty: the name of the ModelService."""
     finetune_job: str = ""
     """Name of a FinetuneJob in the same namespace. The service starts when its model is trained."""
-    source: OptionalSource = ""
+    source: HubSource = ""
     """hf://owner/name: a model on the Hugging Face Hub."""
     revision: str = "main"
     """With source: branch, tag or commit."""
@@ -46,15 +55,18 @@ class ServedModelSpec(Section):
         given = [bool(self.finetune_job), bool(self.source), self.claim is not None]
         if sum(given) != 1:
             invalid("", "set exactly one of finetuneJob, source and claim")
-        if self.source and not self.source.startswith("hf://"):
-            invalid("source", "only hf:// is supported: for a folder use claim, for a trained job finetuneJob")
+        if not self.source:
+            if self.revision != "main":
+                invalid("revision", "is only used with source")
+            if self.token_secret_ref is not None:
+                invalid("tokenSecretRef", "is only used with source")
         return self
 
 
 class ServedAdapterSpec(Section):
     """A LoRA adapter, served beside the base model under its own id. Exactly one of finetuneJob and claim."""
 
-    name: str
+    name: ModelId
     """Model id of the adapter in the API."""
     finetune_job: str = ""
     """Name of a FinetuneJob with output.mergeAdapter false, trained on the same base model."""
@@ -105,7 +117,7 @@ class GatewaySpec(Section):
 class IngressSpec(Section):
     """An Ingress in front of the service."""
 
-    host: str
+    host: HostName
     """DNS name of the endpoint."""
     class_name: str = ""
     """IngressClass. Empty: the cluster's default class."""
@@ -124,19 +136,30 @@ class ServingClusterSpec(Section):
     """Container image for serving. Empty: the image of the operator's version."""
     ray_version: str = ""
     """Ray version of the image. Empty: the version in the operator's default image."""
-    redis_address: str = ""
+    redis_address: OptionalAddress = ""
     """host:port of a Redis for Ray's cluster state. With it, a lost head pod does not interrupt the service."""
     redis_password_secret_ref: SecretKeyRef | None = None
     """Secret with the password of that Redis."""
+
+    @model_validator(mode="after")
+    def _check_redis(self) -> Self:
+        if self.redis_password_secret_ref is not None and not self.redis_address:
+            invalid("redisPasswordSecretRef", "is only used with redisAddress")
+        return self
 
 
 class ModelServiceSpec(Section):
     """Which model to serve and how."""
 
     model: ServedModelSpec
-    """The model to serve."""
-    adapters: list[ServedAdapterSpec] = Field(default=[], max_length=64)
-    """LoRA adapters on the base model. A request chooses one by its model id."""
+    """The model to serve. Exactly one of finetuneJob, source and claim."""
+    adapters: list[ServedAdapterSpec] = Field(
+        default=[],
+        max_length=64,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """LoRA adapters on the base model, each from exactly one of finetuneJob and claim. A request chooses one by its
+    model id."""
     replicas: ReplicasSpec = ReplicasSpec()
     """Number of replicas."""
     gpus: NonNegativeInt = 1
@@ -157,7 +180,7 @@ class ModelServiceSpec(Section):
     """The gateway pods."""
     api_keys_secret_ref: SecretKeyRef | None = None
     """Secret with API keys, one per line. Requests then need one of them. Absent: no keys are needed."""
-    request_timeout: Duration = Duration("10m")
+    request_timeout: PositiveDuration = Duration("10m")
     """Maximum duration of a request."""
     ingress: IngressSpec | None = None
     """An Ingress in front of the service. Absent: the service is reachable inside the cluster only."""

@@ -20,6 +20,8 @@
 {{- end }}
 {{- with .Values.trainer.image }}{{ $_ := set $found "IMAGE" . }}{{ end }}
 {{- with .Values.trainer.rayVersion }}{{ $_ := set $found "RAY_VERSION" . }}{{ end }}
+{{- if .Values.serving.enabled }}{{ $_ := set $found "SERVING" true }}{{ end }}
+{{- with .Values.serving.image }}{{ $_ := set $found "SERVE_IMAGE" . }}{{ end }}
 {{- with .Values.watchNamespaces }}{{ $_ := set $found "WATCH_NAMESPACES" (join "," .) }}{{ end }}
 {{- if .Values.monitoring.namespace }}{{ $_ := set $found "MONITORING_NAMESPACE" .Values.monitoring.namespace }}{{ end }}
 {{- range $name, $value := $found -}}

@@ -16,6 +16,26 @@
 - apiGroups: [ray.io]
   resources: [rayclusters]
   verbs: [list, watch, create, patch, delete] # delete: nodes are given back when a job has ended
+{{- if .Values.serving.enabled }}
+- apiGroups: [spotune.dev]
+  resources: [modelservices]
+  verbs: [list, watch]
+- apiGroups: [spotune.dev]
+  resources: [modelservices/status]
+  verbs: [patch]
+- apiGroups: [ray.io]
+  resources: [rayservices]
+  verbs: [list, watch, create, patch, delete] # delete: spec.suspend gives nodes back
+- apiGroups: [""]
+  resources: [services]
+  verbs: [list, watch, create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [list, watch, create, patch, delete] # delete: a single gateway has none
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses]
+  verbs: [list, watch, create, patch, delete] # delete: where spec.ingress was removed
+{{- end }}
 {{- if .Values.monitoring.namespace }}
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]

@@ -11,6 +11,7 @@ import pytest
 
 from spotune.cli.main import main
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
+from tests.api.support.service_files import SERVICE_FILE
 from tests.command_line import run_spotune
 
 COMMANDS = '''
@@ -130,6 +131,19 @@ def test_several_files_are_checked_in_turn_as_json(tmp_path: Path, capsys: pytes
     assert (first["valid"], first["name"], len(first["fingerprint"])) == (True, "t5-wikisql", 64)
 
 
+def test_jobs_and_services_are_checked_by_the_same_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, service = tmp_path / "job.yaml", tmp_path / "service.yaml"
+    job.write_text(JOB_FILE)
+    service.write_text(SERVICE_FILE)
+    code, out, err = run_spotune(capsys, "validate", str(job), str(service))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1] == f"{service}: valid (text-to-sql)"
+    _, out, _ = run_spotune(capsys, "validate", str(job), str(service), "--output", "json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [each["kind"] for each in found] == ["FinetuneJob", "ModelService"]
+    assert found[1] == {"file": str(service), "valid": True, "kind": "ModelService", "name": "text-to-sql"}
+
+
 @pytest.mark.parametrize("option", [["--output", "json"], ["--output=json"]])
 def test_errors_are_one_json_object_for_scripts(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -150,7 +164,7 @@ def test_errors_are_one_json_object_for_scripts(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["validate"], "Missing argument 'JOB.yaml...' (see 'spotune validate --help')"),
+        (["validate"], "Missing argument 'FILE.yaml...' (see 'spotune validate --help')"),
         (["validate", "--out"], "No such option: --out (Possible options: --output) (see 'spotune validate --help')"),
         (["vlaidate"], "No such command 'vlaidate'. Did you mean 'validate'? (see 'spotune --help')"),
         (["tarin"], "No such command 'tarin'. Did you mean 'train'? (see 'spotune --help')"),
@@ -166,7 +180,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 
 def test_wrong_usage_is_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run_spotune(capsys, "validate", "--output", "json")
-    message = "Missing argument 'JOB.yaml...' (see 'spotune validate --help')"
+    message = "Missing argument 'FILE.yaml...' (see 'spotune validate --help')"
     assert (code, json.loads(err)) == (2, {"error": "UsageError", "message": message, "exitCode": 2})
 
 
@@ -232,6 +246,6 @@ def test_a_missing_module_of_this_package_is_a_bug_and_keeps_its_traceback(
     def broken(path: Path) -> None:
         raise ModuleNotFoundError("No module named 'spotune.gone'", name="spotune.gone")
 
-    monkeypatch.setattr("spotune.cli.main.load_job", broken)
+    monkeypatch.setattr("spotune.cli.main.load_job_or_service", broken)
     with pytest.raises(ModuleNotFoundError, match=r"spotune\.gone"):
         main(["validate", str(file)])

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition: current, small, structural, described, with the models' defaults and bounds."""
+"""The CustomResourceDefinitions: current, small, structural, described, with the models' defaults and bounds."""
 
 import copy
 import itertools
@@ -12,14 +12,17 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from spotune.crd import custom_resource_definition
+from spotune.cli.crd import as_yaml
+from spotune.crd import CUSTOM_RESOURCES, custom_resource_definition
 from spotune.crd.structural_schema import INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, structural_schema
-from spotune.job import FinetuneJob, FinetuneJobSpec
+from spotune.job import FinetuneJobSpec
 from spotune.job.base import Section
 from spotune.job.dataset import ColumnTemplate
-from spotune.job_file.load import load_job, read_job_file
+from spotune.job_file.load import load_job_or_service, read_document_of_kind
+from spotune.service import ModelServiceSpec
 from tests import ROOT
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
+from tests.api.support.service_files import FULL_SERVICE_FILE, SERVICE_FILE
 from tests.command_line import run_spotune
 
 MANIFEST = ROOT / "manifests" / "crd.yaml"
@@ -29,14 +32,21 @@ KEYWORDS = {
     *("items", "minItems", "maxItems", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *(INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
 }
-VERSION = custom_resource_definition()["spec"]["versions"][0]
-SCHEMA = VERSION["schema"]["openAPIV3Schema"]
-
 Schema = dict[str, Any]
 
 
-def all_schemas(schema: Schema = SCHEMA, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Every schema in the definition with its path, such as ``.spec.dataset.keep[]``."""
+KINDS = {resource.kind: resource for resource in CUSTOM_RESOURCES}
+VERSIONS: dict[str, Schema] = {
+    kind: custom_resource_definition(resource)["spec"]["versions"][0] for kind, resource in KINDS.items()
+}
+SCHEMAS: dict[str, Schema] = {kind: version["schema"]["openAPIV3Schema"] for kind, version in VERSIONS.items()}
+JOB, SERVICE = SCHEMAS["FinetuneJob"], SCHEMAS["ModelService"]
+
+of_every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def all_schemas(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """The schema of a field and of all fields in it with their paths, such as ``.spec.dataset.keep[]``."""
     yield path, schema
     for name, field in schema.get("properties", {}).items():
         yield from all_schemas(field, f"{path}.{name}")
@@ -45,7 +55,7 @@ def all_schemas(schema: Schema = SCHEMA, path: str = "") -> Iterator[tuple[str, 
             yield from all_schemas(schema[keyword], f"{path}[]")
 
 
-def at(path: str, schema: Schema = SCHEMA) -> Schema:
+def at(path: str, schema: Schema) -> Schema:
     """The schema of a field by its path, such as ``.spec.dataset``."""
     for name in path.split(".")[1:]:
         schema = schema["properties"][name]
@@ -59,6 +69,8 @@ def with_defaults(content: Any, schema: Schema) -> Any:
         missing = {name: field["default"] for name, field in fields.items() if "default" in field}
         filled = copy.deepcopy(missing) | content
         return {name: with_defaults(value, fields[name]) for name, value in filled.items()}
+    if isinstance(content, list) and "items" in schema:
+        return [with_defaults(item, schema["items"]) for item in content]
     return content
 
 
@@ -80,19 +92,32 @@ def test_the_committed_manifest_is_current(capsys: pytest.CaptureFixture[str]) -
     assert run_crd(capsys) == MANIFEST.read_text(), "run `make manifests` and commit what it writes"
 
 
-def test_the_manifest_is_small_enough_for_any_way_to_apply_it() -> None:
-    assert MANIFEST.stat().st_size < 100_000
+@of_every_kind
+def test_a_definition_is_small_enough_for_any_way_to_apply_it(kind: str) -> None:
+    assert len(as_yaml([custom_resource_definition(KINDS[kind])])) < 100_000
 
 
-def test_json_and_yaml_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(run_crd(capsys, "--output", "json")) == yaml.safe_load(run_crd(capsys))
+def test_the_manifest_holds_a_document_for_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    documents = list(yaml.safe_load_all(run_crd(capsys)))
+    assert [document["metadata"]["name"] for document in documents] == [
+        "finetunejobs.spotune.dev",
+        "modelservices.spotune.dev",
+    ]
+    assert [document["spec"]["names"]["shortNames"] for document in documents] == [["ftj"], ["ms"]]
+
+
+def test_json_is_a_list_that_kubectl_applies_with_the_content_of_the_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run_crd(capsys, "--output", "json"))
+    assert (found["apiVersion"], found["kind"]) == ("v1", "List")
+    assert found["items"] == list(yaml.safe_load_all(run_crd(capsys)))
 
 
 def test_help_shows_how_to_apply_the_definition(capsys: pytest.CaptureFixture[str]) -> None:
     assert "spotune crd | kubectl apply" in run_crd(capsys, "--help")
 
 
-def test_every_field_of_the_models_is_in_it_and_described() -> None:
+@of_every_kind
+def test_every_field_of_the_models_is_in_it_and_described(kind: str) -> None:
     def fields(section: type[BaseModel], path: str) -> Iterator[str]:
         for name, field in section.model_fields.items():
             yield f"{path}.{field.alias or name}"
@@ -101,31 +126,64 @@ def test_every_field_of_the_models_is_in_it_and_described() -> None:
                 if issubclass(model, BaseModel):
                     yield from fields(model, f"{path}.{field.alias}")
 
-    expected = {path for path in fields(FinetuneJob, "") if not path.startswith(".metadata.")}
-    named = {path.replace("[]", ""): schema for path, schema in all_schemas() if path and not path.endswith("[]")}
+    schemas = list(all_schemas(SCHEMAS[kind]))
+    expected = {path for path in fields(KINDS[kind].model, "") if not path.startswith(".metadata.")}
+    named = {path.replace("[]", ""): schema for path, schema in schemas if path and not path.endswith("[]")}
     assert set(named) == expected
     assert [path for path, schema in named.items() if path != ".metadata" and not schema.get("description")] == []
 
 
-def test_it_has_only_what_a_structural_schema_may_have() -> None:
-    assert {path: set(schema) - KEYWORDS for path, schema in all_schemas() if set(schema) - KEYWORDS} == {}
+@of_every_kind
+def test_it_has_only_what_a_structural_schema_may_have(kind: str) -> None:
+    found = {path: set(schema) - KEYWORDS for path, schema in all_schemas(SCHEMAS[kind])}
+    assert {path: keywords for path, keywords in found.items() if keywords} == {}
 
 
-def test_every_schema_has_a_type_or_a_substitute_for_it() -> None:
-    untyped = {path for path, schema in all_schemas() if "type" not in schema and INT_OR_STRING not in schema}
-    assert untyped == {
-        ".spec.execution.gradientCheckpointing",
-        ".spec.execution.compile",
-        ".spec.adapter.lora.targetModules",
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (
+            JOB,
+            {
+                ".spec.execution.gradientCheckpointing",
+                ".spec.execution.compile",
+                ".spec.adapter.lora.targetModules",
+            },
+        ),
+        (SERVICE, set()),
+    ],
+    ids=KINDS,
+)
+def test_every_schema_has_a_type_or_a_substitute_for_it(schema: Schema, expected: set[str]) -> None:
+    untyped = {path for path, found in all_schemas(schema) if "type" not in found and INT_OR_STRING not in found}
+    assert untyped == expected
+    assert all("enum" in at(path, schema) or "items" in at(path, schema) for path in untyped)
+
+
+@pytest.mark.parametrize(
+    ("schema", "templates"),
+    [
+        (JOB, {".spec.workers.podTemplate", ".spec.head.podTemplate"}),
+        (SERVICE, {".spec.podTemplate", ".spec.gateway.podTemplate"}),
+    ],
+    ids=KINDS,
+)
+def test_only_pod_templates_take_any_mapping(schema: Schema, templates: set[str]) -> None:
+    found = {
+        path for path, each in all_schemas(schema) if each.get("type") == "object" and PRESERVE_UNKNOWN_FIELDS in each
     }
-    assert all("enum" in at(path) or "items" in at(path) for path in untyped)
+    assert found == templates
 
 
-def test_only_pod_templates_take_any_mapping() -> None:
-    open_mappings = {
-        path for path, schema in all_schemas() if schema.get("type") == "object" and PRESERVE_UNKNOWN_FIELDS in schema
-    }
-    assert open_mappings == {".spec.workers.podTemplate", ".spec.head.podTemplate"}
+@of_every_kind
+def test_a_list_with_keys_holds_sections_that_have_them(kind: str) -> None:
+    """The API server merges such a list by the keys, and refuses items with the same ones."""
+    lists = {path: schema for path, schema in all_schemas(SCHEMAS[kind]) if "x-kubernetes-list-map-keys" in schema}
+    assert ".status.conditions" in lists
+    assert (".spec.adapters" in lists) == (kind == "ModelService")
+    for schema in lists.values():
+        assert schema["x-kubernetes-list-type"] == "map"
+        assert set(schema["x-kubernetes-list-map-keys"]) <= set(schema["items"]["required"])
 
 
 def test_an_unsupported_union_stops_the_generator() -> None:
@@ -139,41 +197,57 @@ def test_an_unsupported_union_stops_the_generator() -> None:
         structural_schema(Odd, {})
 
 
-@pytest.mark.parametrize("text", [JOB_FILE, FULL_JOB_FILE, EXAMPLE.read_text()], ids=["small", "full", "text-to-sql"])
+@pytest.mark.parametrize(
+    "text",
+    [JOB_FILE, FULL_JOB_FILE, EXAMPLE.read_text(), SERVICE_FILE, FULL_SERVICE_FILE],
+    ids=["small-job", "full-job", "text-to-sql", "small-service", "full-service"],
+)
 def test_defaults_are_those_of_the_models(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
+    file = tmp_path / "file.yaml"
     file.write_text(text)
-    job = load_job(file)
-    spec = with_defaults(read_job_file(file).content["spec"], at(".spec"))
-    assert FinetuneJobSpec.model_validate(spec) == job.spec
-    in_full = FinetuneJobSpec.model_validate(spec).model_dump(exclude_unset=True)
-    assert in_full == job.spec.model_dump(exclude_none=True)
+    loaded = load_job_or_service(file)
+    spec = with_defaults(read_document_of_kind(file, *KINDS).content["spec"], at(".spec", SCHEMAS[loaded.kind]))
+    validated = type(loaded.spec).model_validate(spec)
+    assert validated == loaded.spec
+    assert validated.model_dump(exclude_unset=True) == loaded.spec.model_dump(exclude_none=True)
 
 
-def test_the_default_status_is_not_observed_yet() -> None:
-    defaults = {path: schema["default"] for path, schema in all_schemas(at(".status")) if "default" in schema}
-    assert defaults == {"": {"observedGeneration": -1}}
+@of_every_kind
+def test_the_default_status_is_not_observed_yet(kind: str) -> None:
+    schemas = all_schemas(at(".status", SCHEMAS[kind]))
+    assert {path: schema["default"] for path, schema in schemas if "default" in schema} == {
+        "": {"observedGeneration": -1}
+    }
 
 
-def test_columns_show_fields_that_exist() -> None:
-    columns = {column["name"]: column for column in VERSION["additionalPrinterColumns"]}
-    assert list(columns) == ["Phase", "Step", "Loss", "ETA", "Workers", "Restarts", "Checkpoint", "Age"]
-    del columns["Age"]
-    assert [at(column["jsonPath"])["type"] for column in columns.values()] == [
-        column["type"] for column in columns.values()
+@pytest.mark.parametrize(
+    ("kind", "columns", "wide"),
+    [
+        ("FinetuneJob", ["Phase", "Step", "Loss", "ETA", "Workers", "Restarts", "Checkpoint", "Age"], []),
+        ("ModelService", ["Phase", "Replicas", "Model", "URL", "Age"], ["Location", "RayService", "Image"]),
+    ],
+)
+def test_columns_show_fields_that_exist(kind: str, columns: list[str], wide: list[str]) -> None:
+    found = {column["name"]: column for column in VERSIONS[kind]["additionalPrinterColumns"]}
+    assert list(found) == [*columns, *wide]
+    assert [name for name, column in found.items() if column.get("priority", 0)] == wide
+    del found["Age"]
+    assert [at(column["jsonPath"], SCHEMAS[kind])["type"] for column in found.values()] == [
+        column["type"] for column in found.values()
     ]
 
 
-def test_rules_name_existing_fields_and_have_a_remedy() -> None:
-    rules = [(schema, rule) for _, schema in all_schemas() for rule in schema.get(VALIDATIONS, [])]
-    assert len(rules) > 50
+@pytest.mark.parametrize(("kind", "count"), [("FinetuneJob", 50), ("ModelService", 15)])
+def test_rules_name_existing_fields_and_have_a_remedy(kind: str, count: int) -> None:
+    rules = [(schema, rule) for _, schema in all_schemas(SCHEMAS[kind]) for rule in schema.get(VALIDATIONS, [])]
+    assert len(rules) > count
     for schema, rule in rules:
         assert at(rule.get("fieldPath", ""), schema)
         assert len(rule["message"].split()) > 3
 
 
 def test_the_rules_of_a_template_are_the_models_own() -> None:
-    rules = at(".spec.dataset.prompt")[VALIDATIONS]
+    rules = at(".spec.dataset.prompt", JOB)[VALIDATIONS]
     patterns = [
         re.compile(found.group(1)) for rule in rules if (found := re.search(r"matches\(r'(.*)'\)", rule["rule"]))
     ]
@@ -185,15 +259,19 @@ def test_the_rules_of_a_template_are_the_models_own() -> None:
             assert all(pattern.search(template) for pattern in patterns) == is_valid(model, template), template
 
 
+RULE_OF_A_PATTERN = re.compile(r"self\.matches\(r'(\^.*\$)'\)")
+
+
 def leaves(section: type[BaseModel], schema: Schema, path: str) -> Iterator[Any]:
-    """(path, Python type with its bounds, schema) of every field that is not a section and has no CEL rule."""
+    """(path, Python type with its bounds, schema) of every field that is no section and has no rule but a pattern."""
     for field in section.model_fields.values():
         place, found = f"{path}.{field.alias}", schema["properties"][field.alias]
         parts = (field.annotation, *get_args(field.annotation))
         models = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+        rules = found.get(VALIDATIONS, [])
         if models:
-            yield from leaves(models[0], found, place)
-        elif VALIDATIONS not in found and "pattern" not in found:
+            yield from leaves(models[0], found.get("items", found), place)
+        elif "pattern" not in found and all(RULE_OF_A_PATTERN.fullmatch(rule["rule"]) for rule in rules):
             yield pytest.param(Annotated[field.annotation, Field(), *field.metadata], found, id=place)
 
 
@@ -206,7 +284,7 @@ def allows(schema: Schema, value: Any) -> bool:
     if kind not in allowed or ("enum" in schema and (type(value), value) not in [(type(v), v) for v in schema["enum"]]):
         return False
     if isinstance(value, str):
-        rules = [re.fullmatch(r"self\.matches\(r'(.*)'\)", rule["rule"]) for rule in schema.get(VALIDATIONS, [])]
+        rules = [RULE_OF_A_PATTERN.fullmatch(rule["rule"]) for rule in schema.get(VALIDATIONS, [])]
         return len(value) <= schema.get("maxLength", len(value)) and all(re.fullmatch(r[1], value) for r in rules if r)
     if isinstance(value, list):
         fits: bool = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
@@ -220,7 +298,12 @@ def allows(schema: Schema, value: Any) -> bool:
 
 
 NUMBERS = [-1, 0, 1, 2, 3, 4, 2**32 - 1, 2**32, -0.5, 0.5, 0.999, 1.5]
-TEXTS = ["", "some", "true", *sorted({str(value) for _, schema in all_schemas() for value in schema.get("enum", [])})]
+ENUMS = {str(value) for schema in SCHEMAS.values() for _, each in all_schemas(schema) for value in each.get("enum", [])}
+TEXTS = [
+    *("", "some", "true", "30s", "1h30m", "30", "5 m", "a/b", "../a", "a/..", "/", "a..", "x" * 1024),
+    *("x" * 1025, "hf://a/b", "hf://a/b/c", "s3://a/b", "a b", "a:1", "redis.svc:6379", "a.b", "A-b", "-a", "a" * 253),
+    *sorted(ENUMS),
+]
 LISTS: list[Any] = [
     *([], ["loss"], ["some"], [1], ["loss", "exactMatch"], ["loss", "my.metrics:bleu"], ["_a:b1"], ["loss"] * 17),
     *([f"a:{'b' * 198}"], [f"a:{'b' * 199}"], [".a:b"], ["a.:b"], ["a:"], [":b"], ["a:b.c"], ["a:b:c"], ["a:b\n"]),
@@ -228,7 +311,13 @@ LISTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "schema"), [*leaves(FinetuneJobSpec, at(".spec"), ".spec")])
+@pytest.mark.parametrize(
+    ("field", "schema"),
+    [
+        *leaves(FinetuneJobSpec, at(".spec", JOB), "FinetuneJob.spec"),
+        *leaves(ModelServiceSpec, at(".spec", SERVICE), "ModelService.spec"),
+    ],
+)
 def test_a_field_accepts_the_same_values_as_the_model(field: Any, schema: Schema) -> None:
     model = TypeAdapter[Any](field, config={"strict": True})
     values = [*NUMBERS, *TEXTS, *LISTS, True, False]

@@ -15,6 +15,7 @@ SECTIONS = (
     "model, adapter, dataset, training, execution, checkpoint, tracking, output, workers, head, storage, cluster, "
     "retry, suspend, cleanup"
 )
+NOT_A_MAPPING = "not a mapping with apiVersion, kind, metadata and spec"
 
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
 NOT_YAML = [
@@ -78,7 +79,7 @@ NOT_YAML = [
             "position 300"
         ),
     ),
-    ("nested for ever", "{count: 2, min: 1}", "[" * 5000, ": is nested too deeply for a job file"),
+    ("nested for ever", "{count: 2, min: 1}", "[" * 5000, ": is nested too deeply"),
 ]
 NOT_A_JOB = [
     ("empty file", JOB_FILE, "", ": is empty"),
@@ -87,33 +88,33 @@ NOT_A_JOB = [
         "list",
         JOB_FILE,
         "- a\n",
-        ": is not a FinetuneJob: it holds a list, not a mapping with apiVersion, kind, metadata and spec",
+        f": is not a FinetuneJob or ModelService: it holds a list, {NOT_A_MAPPING}",
     ),
     (
         "text",
         JOB_FILE,
         "spotune\n",
-        ": is not a FinetuneJob: it holds a single value, not a mapping with apiVersion, kind, metadata and spec",
+        f": is not a FinetuneJob or ModelService: it holds a single value, {NOT_A_MAPPING}",
     ),
     (
         "two jobs",
         JOB_FILE,
         f"{JOB_FILE}---\n{JOB_FILE}",
-        ": holds 2 YAML documents (FinetuneJob, FinetuneJob); give one FinetuneJob per file",
+        ": holds 2 YAML documents (FinetuneJob, FinetuneJob); give one FinetuneJob or ModelService per file",
     ),
     (
         "another document",
         JOB_FILE,
         f"a: 1\n---\n{JOB_FILE}",
-        ": holds 2 YAML documents (no kind, FinetuneJob); give one FinetuneJob per file",
+        ": holds 2 YAML documents (no kind, FinetuneJob); give one FinetuneJob or ModelService per file",
     ),
     (
         "another kind",
         "kind: FinetuneJob",
         "kind: RayCluster",
-        ":2: kind: is 'RayCluster'; expected kind: FinetuneJob",
+        ":2: kind: is 'RayCluster'; expected kind: FinetuneJob or ModelService",
     ),
-    ("no kind", "kind: FinetuneJob\n", "", ":1: kind: is missing; expected kind: FinetuneJob"),
+    ("no kind", "kind: FinetuneJob\n", "", ":1: kind: is missing; expected kind: FinetuneJob or ModelService"),
     (
         "another version",
         "v1alpha1",
@@ -227,7 +228,7 @@ def test_a_file_that_does_not_exist_is_wrong_usage(tmp_path: Path, capsys: pytes
 
 
 def test_a_directory_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    what = "is a directory; pass the job file in it"
+    what = "is a directory; pass the YAML file in it"
     assert run_validate(capsys, str(tmp_path)) == (2, f"{tmp_path}: {what}\n")
 
 

@@ -1,6 +1,6 @@
-"""Loading jobs from files: numbers, anchors, paths and replaced fields."""
+"""Loading jobs and services from files: numbers, anchors, kinds, paths and replaced fields."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -10,9 +10,21 @@ from pydantic import BaseModel
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.job.base import OptionalSource, Source
-from spotune.job_file.load import SOURCE_FIELDS, load_job, parse_job, replace_fields, resolve_paths
+from spotune.job_file.load import (
+    SOURCE_FIELDS,
+    load_job,
+    load_job_or_service,
+    load_service,
+    parse_job,
+    parse_service,
+    read_document_of_kind,
+    replace_fields,
+    resolve_paths,
+)
 from spotune.job_file.yaml_file import Document
+from spotune.service import ModelService
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE, a_job
+from tests.api.support.service_files import SERVICE_FILE, a_service
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -69,6 +81,54 @@ def test_a_job_that_did_not_come_from_a_file_names_the_field_alone() -> None:
         parse_job(Document(content))
 
 
+@pytest.mark.parametrize(("text", "model"), [(JOB_FILE, FinetuneJob), (SERVICE_FILE, ModelService)])
+def test_a_file_is_read_as_what_its_kind_says(text: str, model: type[BaseModel], tmp_path: Path) -> None:
+    assert type(load_job_or_service(written(tmp_path, text))) is model
+
+
+@pytest.mark.parametrize(
+    ("load", "text", "message"),
+    [
+        (load_job, SERVICE_FILE, r"job\.yaml:2: kind: is 'ModelService'; expected kind: FinetuneJob$"),
+        (load_service, JOB_FILE, r"job\.yaml:2: kind: is 'FinetuneJob'; expected kind: ModelService$"),
+        (
+            load_job_or_service,
+            JOB_FILE.replace("FinetuneJob", "RayJob"),
+            r"job\.yaml:2: kind: is 'RayJob'; expected kind: FinetuneJob or ModelService$",
+        ),
+        (
+            load_job_or_service,
+            f"{JOB_FILE}---\n{SERVICE_FILE}",
+            r"holds 2 YAML documents \(FinetuneJob, ModelService\); give one FinetuneJob or ModelService per file$",
+        ),
+        (load_service, "- a\n", r"job\.yaml: is not a ModelService: it holds a list"),
+        (load_service, SERVICE_FILE.replace("v1alpha1", "v1"), r"expected apiVersion: spotune\.dev/v1alpha1$"),
+    ],
+    ids=["service-for-a-job", "job-for-a-service", "neither", "both", "list", "version"],
+)
+def test_a_file_of_another_kind_names_the_kinds_that_are_possible(
+    load: Callable[[Path], object], text: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match=message):
+        load(written(tmp_path, text))
+
+
+def test_an_error_of_a_service_names_line_and_field(tmp_path: Path) -> None:
+    file = written(tmp_path, SERVICE_FILE.replace("min: 1", "min: 4"))
+    with pytest.raises(JobError) as raised:
+        load_service(file)
+    (problem,) = raised.value.problems
+    assert (problem.file, problem.line, problem.field) == (str(file), 9, "spec.replicas.min")
+
+
+def test_a_document_is_read_without_checks_of_its_fields(tmp_path: Path) -> None:
+    file = written(tmp_path, SERVICE_FILE.replace("finetuneJob: t5-wikisql", "job: t5-wikisql"))
+    document = read_document_of_kind(file, "FinetuneJob", "ModelService")
+    assert document.kind == "ModelService"
+    with pytest.raises(JobError, match=r"job\.yaml:5: spec\.model\.job: is not a field"):
+        parse_service(document)
+
+
 def test_relative_sources_become_absolute_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     job = a_job(
@@ -114,3 +174,12 @@ def test_replaced_fields_are_checked_again() -> None:
     assert job.spec.workers.count == 1
     with pytest.raises(JobError, match=r"^spec\.workers\.count: expected at least 1, not 0$"):
         replace_fields(job, {"spec.workers.count": 0})
+
+
+def test_replaced_fields_of_a_service_are_checked_again() -> None:
+    service = a_service(replicas={"max": 2})
+    replaced = replace_fields(service, {"spec.cluster.provider": "aks", "spec.replicas.min": 2})
+    assert (replaced.spec.cluster.provider, replaced.spec.replicas.min) == ("aks", 2)
+    assert service.spec.replicas.min == 1
+    with pytest.raises(JobError, match=r"^spec\.replicas\.min: 3 is more than max, 2$"):
+        replace_fields(service, {"spec.replicas.min": 3})

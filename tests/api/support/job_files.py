@@ -90,11 +90,12 @@ def check_broken_job(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    text: str = JOB_FILE,
 ) -> None:
-    """Validate the small job file with one text replaced: expect one error line and exit code 20."""
-    assert valid in JOB_FILE, "the test must break something"
+    """Validate the small job file, or another valid file, with one text replaced: one error line and exit code 20."""
+    assert valid in text, "the test must break something"
     monkeypatch.chdir(folder)
-    Path("job.yaml").write_text(JOB_FILE.replace(valid, broken, 1))
+    Path("job.yaml").write_text(text.replace(valid, broken, 1))
     code, printed = run_validate(capsys, "job.yaml")
     assert printed == f"job.yaml{line}\n"
     assert code == 20

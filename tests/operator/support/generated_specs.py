@@ -1,4 +1,4 @@
-"""FinetuneJob specs generated from the CRD's schema: some valid, most with one or two invalid fields."""
+"""Specs of FinetuneJobs and ModelServices generated from the CRDs: some valid, most with one or two invalid fields."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from spotune.crd import CUSTOM_RESOURCES, custom_resource_definition
+from spotune.job import KIND
+from spotune.service import SERVICE_KIND
 from spotune.units.quantities import Quantity
-from tests import ROOT
 
 Schema = Mapping[str, Any]
 Spec = dict[str, Any]
-CRD = ROOT / "manifests" / "crd.yaml"
 
-_BASES: tuple[Spec, ...] = (
+_JOBS: tuple[Spec, ...] = (
     {
         "model": {"source": "hf://google-t5/t5-small", "task": "seq2seq"},
         "dataset": {"prepare": {"source": "data/rows.jsonl"}, "prompt": "{q}", "completion": "{a}"},
@@ -47,7 +47,23 @@ _BASES: tuple[Spec, ...] = (
         "storage": {"existingClaim": "models"},
     },
 )
-"""Valid specs, one for each kind of job."""
+_SERVICES: tuple[Spec, ...] = (
+    {"model": {"finetuneJob": "sql"}, "replicas": {"min": 0, "max": 8}},
+    {
+        "model": {"source": "hf://owner/name", "revision": "v1", "tokenSecretRef": {"name": "hf", "key": "token"}},
+        "adapters": [{"name": "sql", "finetuneJob": "sql"}, {"name": "a/b", "claim": {"name": "c", "path": "d/e"}}],
+        "replicas": {"min": 2, "max": 8},
+        "capacity": "mixed",
+    },
+    {
+        "model": {"name": "team/llama", "claim": {"name": "models", "path": "llama"}},
+        "gateway": {"replicas": 2},
+        "ingress": {"host": "models.example.com"},
+        "cluster": {"redisAddress": "redis:6379", "redisPasswordSecretRef": {"name": "redis", "key": "password"}},
+    },
+)
+_BASES: Mapping[str, tuple[Spec, ...]] = {KIND: _JOBS, SERVICE_KIND: _SERVICES}
+"""Valid specs by kind, one for each sort of job and service."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +118,25 @@ _TEMPLATES = Pool(
         "x" * 100_000 + "{q}",
     ],
 )
+_FORMS = {
+    "letters and digits": Pool(
+        ["sql", "team/llama:8b", "a_b-c.d"], ["", "a b", "-a", "a/", "a" * 128, "a" * 129, "ä", "a\n"]
+    ),
+    "hf://owner/name": Pool(
+        ["hf://owner/name", "hf://gpt2"],
+        ["", "hf://", "hf:///a", "hf://a/b/c", "s3://a/b", "a", "hf://a/b\n", "hf://a b"],
+    ),
+    "on the volume": Pool(
+        ["a", "a/b", "/a/", ""],
+        ["..", "a/../b", "a/..", "..a", "a/..b", "...", "x" * 1024, "x" * 1025, "..\n", "ü\n/😀"],
+    ),
+    "PersistentVolumeClaim": Pool(["models", "a-b.c"], ["", "A", "a_b", "a" * 253, "a" * 254, "a..b", "a\n", "-a"]),
+    "DNS name": Pool(["models.example.com", "a"], ["", "https://a.b", "a.b/c", "a:80", "*.a", "A", "a" * 254, "a\n"]),
+    "host:port": Pool(
+        ["", "redis:6379"], ["redis", "redis://a:1", "a:123456", ":1", "a:", "[::1]:1", "a:1\n", "\u0661:1"]
+    ),
+}
+"""Values of a field by a part of the message of its rule."""
 _RESOURCES = Pool(["cpu", "memory", "ephemeral-storage"], ["nvidia.com/gpu", "", "ü", "a/b/c"])
 _NUMBERS: list[Any] = [
     *(0, -1, 0.1, 0.9999999, 1.0, -0.5, 1e-12, 1e308, 2**31 - 1, 2**31, 2**32, 2**53, 2**63),
@@ -123,7 +158,10 @@ def _pool(schema: Schema) -> Pool:
         return Pool(schema["enum"], [str(schema["enum"][-1]).upper(), *schema["enum"]])
     if schema.get("pattern") == Quantity.PATTERN:
         return _QUANTITIES
-    if "expected a path" in messages:
+    for part, pool in _FORMS.items():
+        if part in messages:
+            return pool
+    if "expected a path or" in messages:
         return _SOURCES
     if "brace" in messages:
         return _TEMPLATES
@@ -145,6 +183,8 @@ def _pool_of_type(schema: Schema) -> Pool:
             return Pool([least, 1, 2, 3, 7], [*_NUMBERS, least - 1])
         case "number":
             return Pool([0.1, 0.5, 0.25], [*_NUMBERS, least, schema.get("maximum", 1)])
+        case "array" if "properties" in schema["items"]:
+            return Pool([[]], [[{}], [""], [{"name": "a"}], [{"name": "a", "finetuneJob": "b"}] * 2])
         case "array":
             return Pool([[_pool(schema["items"]).right[0]]], [[], [""], ["x"] * 500, ["x", "x"]])
         case None:  # a list or a word
@@ -255,11 +295,11 @@ class Field:
 
 
 @cache
-def fields() -> tuple[Field, ...]:
-    """Every field of the spec, sections included."""
-    definition = yaml.load(CRD.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return tuple(_fields_below(schema, ()))
+def fields(kind: str) -> tuple[Field, ...]:
+    """Every field of the spec of a kind, sections included."""
+    (resource,) = (resource for resource in CUSTOM_RESOURCES if resource.kind == kind)
+    (version,) = custom_resource_definition(resource)["spec"]["versions"]
+    return tuple(_fields_below(version["schema"]["openAPIV3Schema"]["properties"]["spec"], ()))
 
 
 def _fields_below(schema: Schema, path: tuple[str, ...]) -> Iterator[Field]:
@@ -279,9 +319,9 @@ def _put(spec: Spec, path: tuple[str, ...], value: Any) -> None:
 
 
 @st.composite
-def _steps(draw: st.DrawFn) -> tuple[tuple[str, ...], Any]:
+def _steps(draw: st.DrawFn, kind: str) -> tuple[tuple[str, ...], Any]:
     """A field with a value for it, which is mostly valid."""
-    field = draw(st.sampled_from(fields()))
+    field = draw(st.sampled_from(fields(kind)))
     match draw(st.integers(0, 29)):
         case 0:
             return field.path, draw(st.sampled_from(_ODD))
@@ -293,21 +333,21 @@ def _steps(draw: st.DrawFn) -> tuple[tuple[str, ...], Any]:
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> Spec:
+def specs(draw: st.DrawFn, kind: str = KIND) -> Spec:
     """Specs: a valid one with up to five fields set, and rarely one removed."""
-    spec = copy.deepcopy(draw(st.sampled_from(_BASES)))
-    for path, value in draw(st.lists(_steps(), max_size=5)):
+    spec = copy.deepcopy(draw(st.sampled_from(_BASES[kind])))
+    for path, value in draw(st.lists(_steps(kind), max_size=5)):
         _put(spec, path, copy.deepcopy(value))
     if draw(st.integers(0, 15)) == 0:
         spec.pop(draw(st.sampled_from(sorted(spec))))
     return spec
 
 
-def singles() -> Iterator[Spec]:
+def singles(kind: str = KIND) -> Iterator[Spec]:
     """Otherwise valid specs, each with one field set to one of its values, for all fields and values."""
-    for field in fields():
+    for field in fields(kind):
         for value in _alone(field.schema):
-            spec = copy.deepcopy(_BASES[len(field.path) % 2])
+            spec = copy.deepcopy(_BASES[kind][len(field.path) % 2])
             _put(spec, field.path, copy.deepcopy(value))
             yield spec
 
@@ -322,17 +362,17 @@ def _alone(schema: Schema) -> list[Any]:
     return [*pool.right, *pool.wrong, *_ODD]
 
 
-def generated(number: int) -> list[Spec]:
+def generated(number: int, kind: str = KIND) -> list[Spec]:
     """A number of specs, always the same: the valid ones; half of the others have one field set."""
-    one = list(singles())
+    one = list(singles(kind))
     every = max(1, 2 * len(one) // number)
-    found: list[Spec] = [copy.deepcopy(base) for base in _BASES] + one[::every]
+    found: list[Spec] = [copy.deepcopy(base) for base in _BASES[kind]] + one[::every]
 
     @settings(
         max_examples=max(1, number - len(found)), database=None, derandomize=True, deadline=None,
         phases=[Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(specs())
+    @given(specs(kind))
     def collect(spec: Spec) -> None:
         found.append(spec)
 

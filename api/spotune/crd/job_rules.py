@@ -1,0 +1,264 @@
+"""CEL rules of FinetuneJobs that span several fields: the models' checks, and which fields are immutable."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from pydantic import BaseModel
+
+from spotune.crd.cel_rules import NAME_RULES, Rule
+from spotune.job import (
+    BackoffSpec,
+    DatasetSpec,
+    EvalSpec,
+    EvaluationSpec,
+    ExecutionSpec,
+    FinetuneJob,
+    FinetuneJobSpec,
+    ModelSpec,
+    TrainingSpec,
+    WorkersSpec,
+)
+from spotune.job.execution import LOWEST_STAGE
+from spotune.job.metric import BUILT_IN
+
+_WORKERS = (Rule("self.min <= self.count", "must not be more than count", "min"),)
+
+_BACKOFF = (
+    Rule(
+        "self.initial.contains('d') || self.max.contains('d') || duration(self.initial) <= duration(self.max)",
+        "must not be shorter than initial",
+        "max",
+    ),
+)
+
+_MODEL = (
+    Rule(
+        "self.task != 'seq2seq' || self.dtype != 'float16'",
+        "float16 overflows in T5-style models (its largest value is 65504): use bfloat16 or float32",
+        "dtype",
+    ),
+)
+
+_EVAL = (
+    Rule(
+        "has(self.source) != has(self.fraction)",
+        "set exactly one of source (separate evaluation shards) and fraction (held out of the training data)",
+    ),
+)
+
+_DATASET = (
+    Rule(
+        "has(self.train) || has(self.prepare)",
+        "is required: set train.source (a folder of shards) or prepare.source (raw data)",
+        "train",
+    ),
+    Rule(
+        "self.prompt == '' || self.completion != ''",
+        "prompt and completion must be set together; for plain text use text",
+        "completion",
+    ),
+    Rule(
+        "self.completion == '' || self.prompt != ''",
+        "prompt and completion must be set together; for plain text use text",
+        "prompt",
+    ),
+    Rule(
+        "[self.completion, self.text, self.messages].filter(form, form != '').size() <= 1",
+        "set only one of prompt with completion, text, or messages",
+    ),
+    Rule(
+        "!has(self.prepare) || self.completion != '' || self.text != '' || self.messages != ''",
+        "requires a row format: set prompt with completion, text, or messages",
+        "prepare",
+    ),
+)
+
+
+def _name_in_cel(metric: str) -> str:
+    """CEL equivalent of `spotune.job.metric.metric_name`."""
+    return f"{metric}.substring({metric}.indexOf(':') + 1)"
+
+
+_EVALUATION = (
+    Rule(
+        "self.generate || !self.metrics.exists(metric, metric != 'loss')",
+        "all metrics except loss compare generated answers: set generate: true",
+        "metrics",
+    ),
+    Rule(
+        f"self.metrics.all(one, !one.contains(':') || !({_name_in_cel('one')} in {list(BUILT_IN)}))",
+        "contains a function with the name of a built-in metric: rename the function",
+        "metrics",
+    ),
+    Rule(
+        f"self.metrics.all(one, self.metrics.exists_one(other, {_name_in_cel('other')} == {_name_in_cel('one')}))",
+        "lists a metric twice, or two functions with the same name",
+        "metrics",
+    ),
+    Rule(
+        "has(self.sql) || !('executionAccuracy' in self.metrics)",
+        "is required by executionAccuracy: set sql.databases to a folder of <name>.sqlite files",
+        "sql",
+    ),
+    Rule(
+        "!has(self.sql) || 'executionAccuracy' in self.metrics",
+        "is only used by the metric executionAccuracy, which is not in metrics",
+        "sql",
+    ),
+)
+
+_TRAINING = (
+    Rule("has(self.epochs) || has(self.maxSteps)", "has no length: set epochs, maxSteps, or both"),
+    Rule("self.warmupRatio == 0.0 || self.warmupSteps == 0", "set warmupRatio or warmupSteps, not both", "warmupSteps"),
+    Rule(
+        "self.scheduler != 'constant' || (self.warmupRatio == 0.0 && self.warmupSteps == 0)",
+        "constant has no warm-up: use constant_with_warmup",
+        "scheduler",
+    ),
+    Rule("!has(self.maxSteps) || self.warmupSteps <= self.maxSteps", "must not be more than maxSteps", "warmupSteps"),
+)
+
+
+def _default_evaluation() -> str:
+    """CEL expression that is true if the evaluation section has only default values."""
+    defaults = EvaluationSpec().model_dump(mode="json", exclude_none=True)
+    spelled = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
+    given = [f"self.training.evaluation.{name} == {value}" for name, value in spelled.items()]
+    return " && ".join([*given, "!has(self.training.evaluation.sql)"])
+
+
+_SPEC = (
+    Rule(
+        "self.model.task != 'seq2seq' || !self.dataset.packing",
+        "is only supported for causal models; model.task is seq2seq",
+        "dataset.packing",
+    ),
+    Rule(
+        "self.model.task != 'seq2seq' || self.dataset.text == ''",
+        "is not supported for seq2seq models: use prompt and completion",
+        "dataset.text",
+    ),
+    Rule(
+        "self.model.task != 'seq2seq' || self.dataset.messages == ''",
+        "is not supported for seq2seq models: use prompt and completion",
+        "dataset.messages",
+    ),
+    Rule(
+        "self.model.task == 'seq2seq' || self.dataset.maxCompletionLength == 0",
+        "is only used by seq2seq models; for causal models maxLength limits prompt and completion together",
+        "dataset.maxCompletionLength",
+    ),
+    Rule(
+        f"has(self.dataset.eval) || ({_default_evaluation()})",
+        "has no evaluation data: set dataset.eval.source or dataset.eval.fraction",
+        "training.evaluation",
+    ),
+    Rule(
+        "!self.training.evaluation.generate || self.dataset.text == ''",
+        "requires prompts, and dataset.text has none: use dataset.prompt and dataset.completion",
+        "training.evaluation.generate",
+    ),
+    Rule(
+        "!has(self.training.evaluation.sql) || !has(self.dataset.prepare) || "
+        "self.training.evaluation.sql.column in self.dataset.keep",
+        "must contain the column that training.evaluation.sql.column names",
+        "dataset.keep",
+    ),
+    Rule(
+        "type(self.execution.microBatchSize) != int || self.execution.microBatchSize <= self.training.globalBatchSize",
+        "must not be more than training.globalBatchSize",
+        "execution.microBatchSize",
+    ),
+    Rule(
+        "self.output.mergeAdapter || has(self.adapter)",
+        "false requires an adapter: remove this field, or set spec.adapter",
+        "output.mergeAdapter",
+    ),
+    Rule(
+        "self.output.mergeAdapter || self.model.initialise == 'pretrained'",
+        "must be true for a randomly initialised model, because its base weights are stored nowhere else",
+        "output.mergeAdapter",
+    ),
+    Rule(
+        "!has(self.adapter) || self.adapter.quantization == 'none' || self.execution.offload != 'parameters'",
+        "parameters cannot be offloaded with quantized weights: use optimizer or none",
+        "execution.offload",
+    ),
+    Rule(
+        "!has(self.adapter) || self.adapter.quantization == 'none' || self.execution.zeroStage != 3",
+        "3 cannot shard quantized weights: use auto or at most 2",
+        "execution.zeroStage",
+    ),
+)
+
+_EXECUTION = (
+    Rule(
+        "self.offload == 'none' || type(self.zeroStage) != int || "
+        f"self.zeroStage >= (self.offload == 'optimizer' ? {LOWEST_STAGE['optimizer']} : {LOWEST_STAGE['parameters']})",
+        "does not support this offload: use auto, at least 1 for optimizer, or 3 for parameters",
+        "zeroStage",
+    ),
+    Rule(
+        "self.flopsProfile == 0 || self.attention != 'flash_attention_2'",
+        "cannot count flash_attention_2: set it to 0, or use attention sdpa or eager",
+        "flopsProfile",
+    ),
+)
+
+_EXTENDABLE: Final = ("epochs", "maxSteps")
+"""Fields that may be increased after the first checkpoint, to train longer."""
+_FROZEN_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "model": ModelSpec,
+    "dataset": DatasetSpec,
+    "training": TrainingSpec,
+}
+"""Sections that define what is trained, in addition to the adapter."""
+_NO_CHECKPOINT_YET: Final = "!has(self.status) || !has(self.status.lastCheckpoint)"
+
+
+def _freeze_rules() -> Iterator[Rule]:
+    """Rules that make model, adapter, dataset and training immutable after the first checkpoint.
+
+    A checkpoint fits no other model, adapter, data or hyperparameters. Training may only be extended. The API server
+    validates an update of the spec against the stored status, so omitting the status does not bypass the rules.
+    """
+    yield _freeze_rule("spec.adapter", optional=True)
+    for section, model in _FROZEN_SECTIONS.items():
+        for name, field in model.model_fields.items():
+            if field.alias not in _EXTENDABLE:
+                optional = not field.is_required() and field.default is None
+                yield _freeze_rule(f"spec.{section}.{field.alias or name}", optional=optional)
+    for name in _EXTENDABLE:
+        yield Rule(
+            f"{_NO_CHECKPOINT_YET} || !has(self.spec.training.{name}) || "
+            f"(has(oldSelf.spec.training.{name}) && self.spec.training.{name} >= oldSelf.spec.training.{name})",
+            "may only grow after the first checkpoint: set a larger number, or remove it for no limit",
+            f"spec.training.{name}",
+            "FieldValueForbidden",
+        )
+
+
+def _freeze_rule(path: str, *, optional: bool) -> Rule:
+    new, old = f"self.{path}", f"oldSelf.{path}"
+    same = f"has({new}) == has({old}) && (!has({new}) || {new} == {old})" if optional else f"{new} == {old}"
+    return Rule(
+        f"{_NO_CHECKPOINT_YET} || ({same})",
+        "is immutable after the first checkpoint: undo the change, or create a job with another name",
+        path,
+        "FieldValueForbidden",
+    )
+
+
+JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
+    ModelSpec: _MODEL,
+    WorkersSpec: _WORKERS,
+    BackoffSpec: _BACKOFF,
+    EvalSpec: _EVAL,
+    DatasetSpec: _DATASET,
+    EvaluationSpec: _EVALUATION,
+    TrainingSpec: _TRAINING,
+    ExecutionSpec: _EXECUTION,
+    FinetuneJobSpec: _SPEC,
+    FinetuneJob: (*NAME_RULES, *_freeze_rules()),
+}
+"""CEL rules of a FinetuneJob by section."""

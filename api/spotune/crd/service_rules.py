@@ -1,0 +1,66 @@
+"""CEL rules of ModelServices that span several fields: the models' checks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pydantic import BaseModel
+
+from spotune.crd.cel_rules import NAME_RULES, Rule
+from spotune.service import (
+    ModelService,
+    ModelServiceSpec,
+    ReplicasSpec,
+    ServedAdapterSpec,
+    ServedModelSpec,
+    ServingClusterSpec,
+)
+
+_MODEL = (
+    Rule(
+        "[self.finetuneJob != '', self.source != '', has(self.claim)].filter(given, given).size() == 1",
+        "set exactly one of finetuneJob, source and claim",
+    ),
+    Rule("self.source != '' || self.revision == 'main'", "is only used with source", "revision"),
+    Rule("self.source != '' || !has(self.tokenSecretRef)", "is only used with source", "tokenSecretRef"),
+)
+
+_ADAPTER = (Rule("(self.finetuneJob != '') != has(self.claim)", "set exactly one of finetuneJob and claim"),)
+
+_REPLICAS = (Rule("self.min <= self.max", "must not be more than max", "min"),)
+
+_CLUSTER = (
+    Rule(
+        "self.redisAddress != '' || !has(self.redisPasswordSecretRef)",
+        "is only used with redisAddress",
+        "redisPasswordSecretRef",
+    ),
+)
+
+_SPEC = (
+    Rule(
+        "self.capacity != 'mixed' || self.onDemandBase <= self.replicas.max",
+        "must not be more than replicas.max",
+        "onDemandBase",
+    ),
+)
+
+_MODEL_ID: Final = "(self.spec.model.name == '' ? self.metadata.name : self.spec.model.name)"
+"""CEL equivalent of `spotune.service.ModelService.model_id`."""
+
+_SERVICE = (
+    Rule(
+        f"self.spec.adapters.all(adapter, adapter.name != {_MODEL_ID})",
+        "must not contain the model's own id: every adapter needs its own name",
+        "spec.adapters",
+    ),
+)
+
+SERVICE_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
+    ServedModelSpec: _MODEL,
+    ServedAdapterSpec: _ADAPTER,
+    ReplicasSpec: _REPLICAS,
+    ServingClusterSpec: _CLUSTER,
+    ModelServiceSpec: _SPEC,
+    ModelService: (*NAME_RULES, *_SERVICE),
+}
+"""CEL rules of a ModelService by section. Unique names of adapters need none: their list is a map by name."""

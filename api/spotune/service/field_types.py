@@ -1,0 +1,82 @@
+"""Types of a ModelService's fields that are text of a certain form.
+
+The models check the form, and the API server checks it by a CEL rule.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+@dataclass(frozen=True)
+class Form:
+    """Annotation of a text field that has to match a regular expression as a whole.
+
+    Attributes:
+        pattern: Regular expression that Python and RE2 (of CEL) read alike.
+        expected: Description of the allowed text.
+        max_characters: Maximum number of characters. Kubernetes estimates the cost of a CEL rule from it.
+    """
+
+    pattern: str
+    expected: str
+    max_characters: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check the text after its type."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """JSON schema for the CRD: a string with a CEL rule, whose message is more readable than that of a pattern."""
+        rule = {"rule": f"self.matches(r'^({self.pattern})$')", "message": f"expected {self.expected}"}
+        return {"type": "string", "maxLength": self.max_characters, "x-kubernetes-validations": [rule]}
+
+    def _check(self, text: str) -> str:
+        if len(text) > self.max_characters or not re.fullmatch(self.pattern, text):
+            raise PydanticCustomError("expected", "expected {expected}", {"expected": self.expected})
+        return text
+
+
+_ID = r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?"
+_ID_EXPECTED = "letters and digits, with . _ - : / between them, at most 128 characters"
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_COMPONENT = r"([^./]|[.][^./]|[.]{2}[^/])[^/]*|[.]?"
+"""A part of a path, except `..`."""
+
+ModelId = Annotated[str, Form(_ID, _ID_EXPECTED, 128)]
+"""Id of a model in the API, as in the field ``model`` of a request."""
+OptionalModelId = Annotated[str, Form(f"({_ID})?", _ID_EXPECTED, 128)]
+"""A ``ModelId`` or an empty string."""
+HubSource = Annotated[
+    str,
+    Form(
+        f"(hf://{_REPOSITORY}(/{_REPOSITORY})?)?",
+        "hf://owner/name (for a folder use claim, for a trained job finetuneJob)",
+        256,
+    ),
+]
+"""A model on the Hugging Face Hub, or an empty string."""
+ClaimPath = Annotated[
+    str, Form(rf"({_COMPONENT})(/({_COMPONENT}))*", "a path on the volume, without .., at most 1024 characters", 1024)
+]
+"""Path of a folder on a volume, relative to its root."""
+ClaimName = Annotated[
+    str, Form(rf"{_LABEL}([.]{_LABEL})*", "the name of a PersistentVolumeClaim: a-z, 0-9, - and .", 253)
+]
+"""Name of a PersistentVolumeClaim."""
+HostName = Annotated[
+    str,
+    Form(rf"{_LABEL}([.]{_LABEL})*", "a DNS name such as models.example.com, without https:// and without a path", 253),
+]
+"""DNS name of an endpoint."""
+OptionalAddress = Annotated[
+    str,
+    Form(
+        r"([A-Za-z0-9._:\[\]-]+:[0-9]{1,5})?", "host:port such as redis.team.svc:6379, without redis:// before it", 300
+    ),
+]
+"""Host and port of a server, or an empty string."""
