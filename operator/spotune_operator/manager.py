@@ -21,6 +21,7 @@ from spotune_operator.runtime.health import HealthServer
 from spotune_operator.runtime.logs import log_context
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.runtime.queue import WorkQueue
+from spotune_operator.serving.controller import ServiceController
 from spotune_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,9 @@ class Manager:
         self.caches = Caches(kube, settings, self._changed, self._node_changed)
         self.healer = Healer(kube, self.caches, settings, clock)
         self.reconciler = Reconciler(kube, self.caches, self.poller, settings, self.metrics, clock)
+        self.services = (
+            ServiceController(kube, self.caches, settings, self.metrics, clock) if settings.serving else None
+        )
         self._kube = kube
         self._settings = settings
         self._max_reconcile_seconds = max_reconcile_seconds
@@ -66,9 +70,11 @@ class Manager:
         await self._stack.enter_async_context(self.health_server)
         await self._stack.enter_async_context(self.poller)
         self._stack.push_async_callback(self._cancel_tasks)
-        for reflector in self.caches.reflectors():
+        for reflector in (*self.caches.reflectors(), *(self.services.caches.reflectors() if self.services else ())):
             self._create_task(reflector.run(), f"watch of {reflector.resource.plural}")
         self._create_task(self._start_workers(), "start of reconcile workers")
+        if self.services is not None:
+            self._create_task(self.services.run(), "reconcile worker of services")
         self._create_task(self.healer.run(), "GPU healer")
         return self
 
@@ -95,6 +101,8 @@ class Manager:
         else:
             self.caches.put_job(body)
         self._changed(key)
+        if self.services is not None:
+            self.services.job_changed(key)
 
     def health_problem(self) -> str:
         """Why the operator must be restarted; empty while it is healthy."""
@@ -102,9 +110,8 @@ class Manager:
         if failed:
             return f"{', '.join(failed)} ended"
         now = time.monotonic()
-        hung = [
-            "/".join(key) for key, start in self._reconciling_since.items() if now - start > self._max_reconcile_seconds
-        ]
+        since = [*self._reconciling_since.items(), *(self.services.reconciling_since() if self.services else ())]
+        hung = ["/".join(key) for key, start in since if now - start > self._max_reconcile_seconds]
         return f"the reconcile of {', '.join(hung)} hangs" if hung else ""
 
     async def _start_workers(self) -> None:
@@ -155,7 +162,7 @@ class Manager:
         self.healer.wake()
 
     def _exposition(self) -> bytes:
-        self.metrics.queue_depth.set(len(self.queue))
+        self.metrics.queue_depth.set(len(self.queue) + (len(self.services.queue) if self.services else 0))
         self.metrics.count_phases(self.caches.phases())
         return self.metrics.exposition()
 

@@ -89,7 +89,9 @@ class Settings:
 
     Attributes:
         image: Image of the trainer for jobs that name none; empty: the one of this version.
-        ray_version: Version of Ray in that image; empty: the one of this version.
+        serving: Whether ModelServices are reconciled.
+        serve_image: Image for ModelServices that name none; empty: the one of this version.
+        ray_version: Version of Ray in these images; empty: the one of this version.
         namespace: The operator's own namespace, for the NetworkPolicy of jobs.
         monitoring_namespace: Namespace of the Prometheus that scrapes jobs; empty: no PodMonitor is created.
         watch_namespaces: Comma-separated namespaces whose jobs are reconciled; empty: all.
@@ -113,6 +115,8 @@ class Settings:
     """
 
     image: str = ""
+    serving: bool = False
+    serve_image: str = ""
     ray_version: str = ""
     namespace: str = OPERATOR_NAMESPACE
     monitoring_namespace: str = ""

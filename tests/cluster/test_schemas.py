@@ -22,6 +22,7 @@ pytestmark = pytest.mark.cluster
 
 MANIFESTS = sorted({*ROOT.glob("manifests/**/*.yaml")} - {*ROOT.glob("manifests/argocd/*")})  # patches, not objects
 RENDERED = sorted(ROOT.glob("tests/operator/reconcile/golden/*.yaml"))
+RENDERED_SERVICES = sorted(ROOT.glob("tests/operator/children/serving/golden/*.yaml"))
 ALL_VALUES = (
     *EVERYTHING,
     "imagePullSecrets[0].name=registry",
@@ -46,7 +47,7 @@ def custom(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("schemas") / "custom"
     definitions = [
         ROOT / "manifests/crd.yaml",
-        binaries.kuberay_resources() / "ray.io_rayclusters.yaml",
+        *(binaries.kuberay_resources() / f"ray.io_{kinds}.yaml" for kinds in ("rayclusters", "rayservices")),
         KARPENTER.folder() / "pkg/apis/crds/karpenter.sh_nodepools.yaml",
     ]
     monitoring = PROMETHEUS_OPERATOR.folder() / "example/prometheus-operator-crd"
@@ -91,7 +92,11 @@ def test_chart_is_valid(check: Check, values: tuple[str, ...]) -> None:
     assert check(_template(*values)) == []
 
 
-@pytest.mark.parametrize("paths", [MANIFESTS, JOB_FILES, RENDERED], ids=["manifests", "examples", "children of jobs"])
+@pytest.mark.parametrize(
+    "paths",
+    [MANIFESTS, JOB_FILES, RENDERED, RENDERED_SERVICES],
+    ids=["manifests", "examples", "children of jobs", "children of services"],
+)
 def test_files_are_valid(check: Check, paths: list[Path]) -> None:
     assert check("\n---\n".join(path.read_text() for path in paths)) == []
 

@@ -14,23 +14,25 @@ def network_policy(resolved: ResolvedJob) -> dict[str, Any]:
     """
     rules = [
         {"from": [{"podSelector": {"matchLabels": resolved.selector}}]},
-        {"from": [_operator(resolved.operator_namespace)], "ports": [_allowed(PROGRESS), _allowed(DASHBOARD)]},
+        {"from": [operator_pods(resolved.operator_namespace)], "ports": [allowed(PROGRESS), allowed(DASHBOARD)]},
     ]
     if resolved.monitoring_namespace:
-        readers = [{"namespaceSelector": _named(resolved.monitoring_namespace)}]
-        rules.append({"from": readers, "ports": [_allowed(PROGRESS), _allowed(METRICS)]})
+        rules.append({"from": [pods_of(resolved.monitoring_namespace)], "ports": [allowed(PROGRESS), allowed(METRICS)]})
     spec = {"podSelector": {"matchLabels": resolved.selector}, "policyTypes": ["Ingress"], "ingress": rules}
     return resolved.child("networking.k8s.io/v1", "NetworkPolicy", "network") | {"spec": spec}
 
 
-def _operator(namespace: str) -> dict[str, Any]:
+def operator_pods(namespace: str) -> dict[str, Any]:
+    """The ``NetworkPolicyPeer`` for the operator's pods."""
     labels = {"app.kubernetes.io/name": "spotune", "app.kubernetes.io/component": "operator"}
-    return {"namespaceSelector": _named(namespace), "podSelector": {"matchLabels": labels}}
+    return pods_of(namespace) | {"podSelector": {"matchLabels": labels}}
 
 
-def _named(namespace: str) -> dict[str, Any]:
-    return {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+def pods_of(namespace: str) -> dict[str, Any]:
+    """The ``NetworkPolicyPeer`` for all pods of a namespace."""
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
 
 
-def _allowed(port: Port) -> dict[str, Any]:
+def allowed(port: Port) -> dict[str, Any]:
+    """The ``NetworkPolicyPort`` for a port."""
     return {"port": port.number, "protocol": "TCP"}

@@ -1,4 +1,4 @@
-"""The named ports of a job's pods."""
+"""The named ports of the pods of jobs and services."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,3 +20,5 @@ GCS = Port("gcs-server", 6379)
 DASHBOARD = Port("dashboard", 8265)
 METRICS = Port("metrics", 8080)
 PROGRESS = Port("progress", 8090)
+SERVE = Port("serve", 8000)
+"""Of Ray Serve's proxy, by the name that KubeRay requires."""

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spotune_operator.children.pods import Pod, head_pod, worker_capacities, worker_pod
+from spotune_operator.children.pod_template.layers import Pod
+from spotune_operator.children.pod_template.ray_pods import head_start_parameters, object_store_parameters
+from spotune_operator.children.pod_template.resources import whole_cpus
+from spotune_operator.children.pods import head_pod, worker_capacities, worker_pod
 from spotune_operator.children.resolved_job import ResolvedJob
-from spotune_operator.children.resources import whole_cpus
 from spotune_operator.providers import Capacity
 
 WORKER_GROUP: Final = "workers"
 """The worker group of every job: on spot nodes, unless ``workers.capacity`` is on-demand."""
 ON_DEMAND_GROUP: Final = "on-demand"
 """The second worker group with spot-then-on-demand: used while there are not enough spot nodes."""
-_OBJECT_STORE_BYTES = 100 * 2**20
-"""Little more than Ray's minimum: the object store holds no models or data, and NCCL needs /dev/shm."""
 _KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 _KUEUE_ELASTIC = "kueue.x-k8s.io/elastic-job"
 
@@ -46,8 +46,7 @@ def ray_cluster(resolved: ResolvedJob, replicas: Replicas) -> dict[str, Any]:
         "enableInTreeAutoscaling": False,
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
-            # No CPUs, or Ray may schedule a worker process on the head.
-            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store()},  # noqa: S104 - the NetworkPolicy restricts access
+            "rayStartParams": head_start_parameters(),
             "template": head_pod(resolved).template,
         },
         "workerGroupSpecs": [
@@ -98,8 +97,4 @@ def _worker_parameters(resolved: ResolvedJob, worker: Pod) -> dict[str, str]:
     """Parameters of ``ray start``. A worker without GPUs has one CPU in Ray, because it runs one process."""
     gpus = resolved.job.spec.workers.gpus
     cpus = max(whole_cpus(worker.resources), gpus) if gpus else 1
-    return {"num-cpus": str(cpus), "num-gpus": str(gpus), **_object_store()}
-
-
-def _object_store() -> dict[str, str]:
-    return {"object-store-memory": str(_OBJECT_STORE_BYTES)}
+    return {"num-cpus": str(cpus), "num-gpus": str(gpus), **object_store_parameters()}

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from spotune.fingerprint import fingerprint
-from spotune.job import API_VERSION, KIND, FinetuneJob
+from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import SOURCE_FIELDS, resolve_paths
+from spotune_operator.children.owner import Owner
 from spotune_operator.errors import SourceError
 from spotune_operator.providers import Provider, refuse_unfit_class_name
 from spotune_operator.settings import OPERATOR_NAMESPACE
@@ -77,35 +78,23 @@ class ResolvedJob:
         return self.job.spec.storage.storage_class_name or self.provider.storage_class
 
     @property
+    def owner(self) -> Owner:
+        """The job as the owner of its children."""
+        metadata = self.job.metadata
+        return Owner(KIND, metadata.name, metadata.namespace, JOB_LABEL, self.name, self.uid)
+
+    @property
     def selector(self) -> dict[str, str]:
-        """Label selector of the job's pods."""
-        return {JOB_LABEL: self.job.metadata.name}
+        """The label that all objects of the job have."""
+        return self.owner.selector
 
     def labels(self, component: str) -> dict[str, str]:
         """Labels of a child or a pod; ``component`` is its role in the job."""
-        return {
-            "app.kubernetes.io/name": "spotune",
-            "app.kubernetes.io/instance": self.job.metadata.name,
-            "app.kubernetes.io/component": component,
-            "app.kubernetes.io/managed-by": "spotune",
-            **self.selector,
-        }
+        return self.owner.labels(component)
 
     def child(self, api_version: str, kind: str, component: str, *, owned: bool = True) -> dict[str, Any]:
-        """API version, kind and metadata of a child.
-
-        The owner reference lets the garbage collector delete the child with the job. It does not block the deletion of
-        the job, because blocking needs a permission for finalizers that the operator does not have.
-        """
-        metadata: dict[str, Any] = {
-            "name": self.name,
-            "namespace": self.job.metadata.namespace,
-            "labels": self.labels(component),
-        }
-        if owned and self.uid:
-            owner = {"apiVersion": API_VERSION, "kind": KIND, "name": self.job.metadata.name, "uid": self.uid}
-            metadata["ownerReferences"] = [owner | {"controller": True, "blockOwnerDeletion": False}]
-        return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+        """API version, kind and metadata of a child."""
+        return self.owner.child(api_version, kind, component, owned=owned)
 
 
 def resolve(

@@ -5,57 +5,106 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 import yaml
 
+from spotune.errors import UsageError
+
 if TYPE_CHECKING:
     from spotune.job import FinetuneJob
+    from spotune.service import ClaimSource, ModelService
+    from spotune_operator.children.serving.resolved_service import ModelLocation
+    from spotune_operator.providers import Provider
+
+_FINGERPRINT: Final = "FINGERPRINT"
+"""Placeholder for the fingerprint of a FinetuneJob."""
 
 
 def render(
-    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Job file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="File with a FinetuneJob or a ModelService.")],
     provider: Annotated[
         Literal["aks", "gke", "eks", "none"] | None,
         typer.Option(help="Overrides cluster.provider. auto means none here, because no cluster is queried."),
     ] = None,
-    image: Annotated[str | None, typer.Option(help="Trainer image. Overrides cluster.image.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image. Overrides cluster.image.")] = None,
     storage_class: Annotated[
-        str | None, typer.Option(help="StorageClass of the shared volume. Overrides storage.storageClassName.")
+        str | None,
+        typer.Option(help="StorageClass of the shared volume of a FinetuneJob. Overrides storage.storageClassName."),
     ] = None,
     output: Annotated[Literal["yaml", "json"], typer.Option(help="YAML documents, or one List as JSON.")] = "yaml",
 ) -> None:
-    """Print the Kubernetes objects that the operator would apply for a job. It needs no cluster.
+    """Print the Kubernetes objects that the operator would apply for a FinetuneJob or a ModelService.
 
-    The output is for a job that has passed preflight, without owner references. It has no workers if the data still has
-    to be prepared (dataset.prepare), and no on-demand workers.
+    It needs no cluster. The objects have no owner references.
+
+    The output for a job is that after preflight. It has no workers if the data still has to be prepared
+    (dataset.prepare), and no on-demand workers.
+
+    The output for a service is that after its FinetuneJobs have finished. Only the operator knows where they wrote
+    their models: the text FINGERPRINT stands in the paths for the fingerprint of the job.
 
     Example: spotune render job.yaml --provider aks | kubectl apply --dry-run=server --filename -
     """
-    from spotune_operator.children import build_children
-    from spotune_operator.children.raycluster import Replicas
-    from spotune_operator.children.resolved_job import resolve
-    from spotune_operator.providers import PROVIDERS, ProviderName
+    from spotune.job import FinetuneJob
+    from spotune.job_file.load import load_job_or_service, replace_fields
 
     changes = {
         "spec.cluster.provider": provider,
         "spec.cluster.image": image,
         "spec.storage.storageClassName": storage_class,
     }
-    parsed = _read(job, {path: value for path, value in changes.items() if value is not None})
-    provider_name = parsed.spec.cluster.provider
-    resolved = resolve(parsed, PROVIDERS[ProviderName.NONE if provider_name == "auto" else ProviderName(provider_name)])
-    workers = 0 if parsed.spec.dataset.prepare is not None else parsed.spec.workers.count
-    children = build_children(resolved, Replicas(workers))
+    parsed = load_job_or_service(file)
+    given = {path: value for path, value in changes.items() if value is not None}
+    if isinstance(parsed, FinetuneJob):
+        children = _children_of_job(replace_fields(parsed, given))
+    elif storage_class is not None:
+        raise UsageError("--storage-class is for FinetuneJobs: a ModelService creates no volume")
+    else:
+        children = _children_of_service(replace_fields(parsed, given))
     typer.echo(as_yaml(children) if output == "yaml" else _as_json(children), nl=False)
 
 
-def _read(file: Path, changes: dict[str, Any]) -> FinetuneJob:
-    """Load a job file and apply the command line's options."""
-    from spotune.job_file.load import load_job, replace_fields
+def _children_of_job(job: FinetuneJob) -> list[dict[str, Any]]:
+    from spotune_operator.children import build_children
+    from spotune_operator.children.raycluster import Replicas
+    from spotune_operator.children.resolved_job import resolve
 
-    return replace_fields(load_job(file), changes)
+    workers = 0 if job.spec.dataset.prepare is not None else job.spec.workers.count
+    return build_children(resolve(job, _provider(job.spec.cluster.provider)), Replicas(workers))
+
+
+def _children_of_service(service: ModelService) -> list[dict[str, Any]]:
+    from spotune_operator.children.serving import build_service_children
+    from spotune_operator.children.serving.resolved_service import resolve_service
+
+    spec = service.spec
+    namespace = service.metadata.namespace
+    model = _location(namespace, spec.model.finetune_job, spec.model.claim, spec.model.source, spec.model.revision)
+    adapters = {each.name: _location(namespace, each.finetune_job, each.claim) for each in spec.adapters}
+    provider = _provider(spec.cluster.provider)
+    return build_service_children(resolve_service(service, provider, model=model, adapters=adapters))
+
+
+def _location(
+    namespace: str, job: str, claim: ClaimSource | None, source: str = "", revision: str = ""
+) -> ModelLocation:
+    """Where a model is; for that of a FinetuneJob, with a placeholder for the fingerprint."""
+    from spotune_operator.children.serving.resolved_service import ModelLocation
+
+    if source:
+        return ModelLocation(source=source, version=revision)
+    if claim is not None:
+        return ModelLocation(claim=claim.name, path=claim.path, version=claim.path)
+    path = f"{namespace}/{job}-{_FINGERPRINT}/export"
+    return ModelLocation(claim=f"spotune-{job}", path=path, version=_FINGERPRINT)
+
+
+def _provider(name: str) -> Provider:
+    from spotune_operator.providers import PROVIDERS, ProviderName
+
+    return PROVIDERS[ProviderName.NONE if name == "auto" else ProviderName(name)]
 
 
 def operator() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,6 +23,7 @@ from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 FIELD_MANAGER: Final = "spotune"
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
 _PAGE: Final = 500
 _REQUEST_SECONDS: Final = 30.0
 _SILENCE_SECONDS: Final = 150.0
@@ -58,11 +59,16 @@ class Resource:
 
 
 JOBS = Resource("spotune.dev/v1alpha1", "FinetuneJob", "finetunejobs")
+SERVICES = Resource("spotune.dev/v1alpha1", "ModelService", "modelservices")
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 RAY_CLUSTERS = Resource("ray.io/v1", "RayCluster", "rayclusters")
 POD_MONITORS = Resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
+RAY_SERVICES = Resource("ray.io/v1", "RayService", "rayservices")
+ENDPOINTS = Resource("v1", "Service", "services")
+BUDGETS = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+INGRESSES = Resource("networking.k8s.io/v1", "Ingress", "ingresses")
 PODS = Resource("v1", "Pod", "pods")
 NODES = Resource("v1", "Node", "nodes", namespaced=False)
 STORAGE_CLASSES = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
@@ -70,6 +76,13 @@ EVENTS = Resource("v1", "Event", "events")
 CHILDREN: Final = {
     resource.kind: resource for resource in (CLAIMS, CONFIG_MAPS, NETWORK_POLICIES, RAY_CLUSTERS, POD_MONITORS)
 }
+"""The children of FinetuneJobs, by kind."""
+SERVICE_CHILDREN: Final = {
+    resource.kind: resource
+    for resource in (RAY_SERVICES, ENDPOINTS, NETWORK_POLICIES, BUDGETS, INGRESSES, POD_MONITORS)
+}
+"""The children of ModelServices, by kind."""
+_APPLIED: Final = CHILDREN | SERVICE_CHILDREN
 
 
 class GoneError(KubernetesError):
@@ -123,7 +136,7 @@ class Kube:
             KubernetesError: The API server failed.
         """
         metadata = manifest["metadata"]
-        path = CHILDREN[manifest["kind"]].path(metadata["namespace"], metadata["name"])
+        path = _APPLIED[manifest["kind"]].path(metadata["namespace"], metadata["name"])
         parameters = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return await self._json("PATCH", path, parameters, manifest, _APPLY)
 
@@ -133,6 +146,17 @@ class Kube:
         """Merge changes into an object; returns the object afterwards."""
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", path, {"fieldManager": FIELD_MANAGER}, changes, _MERGE)
+
+    async def json_patch(
+        self, resource: Resource, namespace: str, name: str, operations: Sequence[Mapping[str, Any]]
+    ) -> Manifest:
+        """Apply the operations of a JSON patch (RFC 6902) to an object; returns the object afterwards.
+
+        Raises:
+            RefusedError: An operation does not fit the object.
+        """
+        path = resource.path(namespace, name)
+        return await self._json("PATCH", path, {"fieldManager": FIELD_MANAGER}, list(operations), _JSON_PATCH)
 
     async def create(self, resource: Resource, manifest: Manifest) -> bool:
         """Create an object; returns False if one of this name exists."""
@@ -231,7 +255,7 @@ class Kube:
         method: str,
         path: str,
         parameters: Mapping[str, str],
-        body: Manifest | None = None,
+        body: Manifest | list[Any] | None = None,
         content_type: str = "",
     ) -> Manifest:
         timeout = aiohttp.ClientTimeout(total=self._request_seconds)
@@ -245,7 +269,7 @@ class Kube:
         method: str,
         path: str,
         parameters: Mapping[str, str],
-        body: Manifest | None = None,
+        body: Manifest | list[Any] | None = None,
         content_type: str = "",
         *,
         client_timeout: aiohttp.ClientTimeout,

@@ -26,8 +26,11 @@ ORDER: Final = (
     "Training",
     "NotProgressing",
     "CheckpointHealthy",
+    "ModelAvailable",
+    "ReplicasReady",
 )
-"""The order of conditions in the status: those of kstatus, the outcome, then the parts of a job as they come about."""
+"""The order of conditions in the status: those of kstatus, the outcome, then the parts as they come about; the parts of
+a FinetuneJob first, then those of a ModelService."""
 _WARNINGS: Final = {
     ("Stalled", "True"),
     ("Failed", "True"),

@@ -6,7 +6,8 @@ has written the status, it writes the same Event again, and not a second one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from spotune.job import API_VERSION, KIND, Condition, FinetuneJobStatus
@@ -23,18 +24,34 @@ _CAUSES: Final = {
     "app_error": "the model, the data or the code failed",
     "out_of_memory": "a worker ran out of memory",
 }
-_ROUTINE: Final = frozenset({"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy"})
+_ROUTINE: Final = frozenset(
+    {"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy", "ReplicasReady"}
+)
 """Conditions whose transitions are routine, or are reported for ``Ready``."""
 _MAX_MESSAGE_LENGTH: Final = 1000
+
+
+@dataclass(frozen=True)
+class Involved:
+    """The object that an Event is about.
+
+    Attributes:
+        kind: Its kind.
+        namespace: Its namespace.
+        name: Its name.
+        uid: Its uid.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
 
 
 def job_events(
     job: CachedJob, previous: FinetuneJobStatus, status: FinetuneJobStatus, now: float
 ) -> Iterator[dict[str, Any]]:
-    """The ``v1.Event``s for the difference of two statuses.
-
-    A warning that refers to another condition gets the message of that one in place of the reference. Of two
-    conditions with the same message, the first gets an Event.
+    """The ``v1.Event``s for the difference of two statuses of a job.
 
     Args:
         job: The FinetuneJob.
@@ -42,22 +59,40 @@ def job_events(
         status: The status now.
         now: Unix time.
     """
-    messages: set[str] = set()
-    for condition in status.conditions:
-        before = find(previous.conditions, condition.type)
-        warning = Finding(condition.type, condition.status, condition.reason).is_warning
-        message = condition.message or f"{condition.type} is {condition.status}"
-        source = find(status.conditions, referenced(message)) if warning else None
-        message = with_cause(message, source.message if source is not None else None)
-        if _is_notable(before, condition) and message not in messages:
-            messages.add(message)
-            since = before.last_transition_time if before is not None else ""
-            yield _event(job, condition.reason, message, now, (condition.type, since), warning=warning)
+    involved = Involved(KIND, job.namespace, job.name, job.uid)
+    yield from condition_events(involved, previous.conditions, status.conditions, now)
     for cause, description in _CAUSES.items():
         count = getattr(status.restarts, cause)
         if count > getattr(previous.restarts, cause):
             step = f"; training continues from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
-            yield _event(job, "Restarted", f"{description}{step}", now, (cause, str(count)), warning=True)
+            yield _event(involved, "Restarted", f"{description}{step}", now, (cause, str(count)), warning=True)
+
+
+def condition_events(
+    involved: Involved, before: Sequence[Condition], after: Sequence[Condition], now: float
+) -> Iterator[dict[str, Any]]:
+    """The ``v1.Event``s for the difference of two lists of conditions.
+
+    A warning that refers to another condition gets the message of that one in place of the reference. Of two
+    conditions with the same message, the first gets an Event.
+
+    Args:
+        involved: The object with these conditions.
+        before: Its conditions before.
+        after: Its conditions now.
+        now: Unix time.
+    """
+    messages: set[str] = set()
+    for condition in after:
+        earlier = find(before, condition.type)
+        warning = Finding(condition.type, condition.status, condition.reason).is_warning
+        message = condition.message or f"{condition.type} is {condition.status}"
+        source = find(after, referenced(message)) if warning else None
+        message = with_cause(message, source.message if source is not None else None)
+        if _is_notable(earlier, condition) and message not in messages:
+            messages.add(message)
+            since = earlier.last_transition_time if earlier is not None else ""
+            yield _event(involved, condition.reason, message, now, (condition.type, since), warning=warning)
 
 
 def _is_notable(before: Condition | None, now: Condition) -> bool:
@@ -69,22 +104,22 @@ def _is_notable(before: Condition | None, now: Condition) -> bool:
 
 
 def _event(
-    job: CachedJob, reason: str, message: str, now: float, about: tuple[str, ...], *, warning: bool
+    involved: Involved, reason: str, message: str, now: float, about: tuple[str, ...], *, warning: bool
 ) -> dict[str, Any]:
     time = rfc3339(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{job.name}.{digest([job.uid, reason, *about])}",
-            "namespace": job.namespace,
+            "name": f"{involved.name}.{digest([involved.uid, reason, *about])}",
+            "namespace": involved.namespace,
         },
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": job.name,
-            "namespace": job.namespace,
-            "uid": job.uid,
+            "kind": involved.kind,
+            "name": involved.name,
+            "namespace": involved.namespace,
+            "uid": involved.uid,
         },
         "type": "Warning" if warning else "Normal",
         "reason": reason,

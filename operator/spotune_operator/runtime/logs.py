@@ -1,4 +1,4 @@
-"""The operator's log: one JSON object a line, with the job in whose reconcile it was written."""
+"""The operator's log: one JSON object a line, with the job or service in whose reconcile it was written."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Literal
 
 from spotune_operator.observe.state import JobKey
 
-_job: ContextVar[JobKey | None] = ContextVar("job", default=None)
+_context: ContextVar[dict[str, str]] = ContextVar("context")
 
 
 @contextmanager
-def log_context(key: JobKey) -> Iterator[None]:
-    """Add namespace and name of this job to everything logged within the block."""
-    token = _job.set(key)
+def log_context(key: JobKey, kind: Literal["job", "service"] = "job") -> Iterator[None]:
+    """Add namespace and name of this job or service to everything logged within the block."""
+    token = _context.set({"namespace": key[0], kind: key[1]})
     try:
         yield
     finally:
-        _job.reset(token)
+        _context.reset(token)
 
 
 class JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON: time, level, logger, message, and, if there are any, the job and the traceback."""
+        """The record as JSON: time, level, logger, message; and the job or service and the traceback, if any."""
         content = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        key = _job.get()
-        if key is not None:
-            content |= {"namespace": key[0], "job": key[1]}
+        content |= _context.get({})
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
         return json.dumps(content, ensure_ascii=False)

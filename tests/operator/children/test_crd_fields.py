@@ -7,7 +7,7 @@ import pytest
 from spotune_operator.children.raycluster import Replicas, ray_cluster
 from spotune_operator.providers import PROVIDERS, Provider
 from tests.operator.children.test_pods import CREDENTIALS
-from tests.operator.support.crd_schema import raycluster_definition, schema_of, violations
+from tests.operator.support.crd_schema import kuberay_definition, schema_of, violations
 from tests.operator.support.resolved_jobs import resolved_job_of
 
 TEMPLATE = {
@@ -29,7 +29,7 @@ EVERYTHING: dict[str, Any] = CREDENTIALS | {
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    definition = raycluster_definition()
+    definition = kuberay_definition("rayclusters")
     if not definition.exists():
         pytest.skip(f"{definition} is not there; `make cluster-build` downloads it")
     return schema_of(definition, "v1")

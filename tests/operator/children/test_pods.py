@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotune_operator.children.pods import Pod, head_pod, worker_pod
+from spotune_operator.children.pod_template.layers import Pod
+from spotune_operator.children.pods import head_pod, worker_pod
 from spotune_operator.errors import PodTemplateError, ResourcesError, StalledError
 from spotune_operator.providers import (
     AKS,

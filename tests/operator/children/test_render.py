@@ -84,3 +84,45 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stderr == "[]\n"
+
+
+SERVICE_FILE = """\
+apiVersion: spotune.dev/v1alpha1
+kind: ModelService
+metadata: {name: answers, namespace: team}
+spec:
+  model: {finetuneJob: sql}
+  adapters: [{name: french, claim: {name: exports, path: team/french}}]
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Path:
+    file = tmp_path / "service.yaml"
+    file.write_text(SERVICE_FILE)
+    return file
+
+
+def test_children_of_a_service_show_where_the_fingerprint_of_its_job_goes(
+    service: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed, _ = render(capsys, str(service), "--provider", "gke", "--image", "registry.example/mine:2")
+    assert code == 0
+    assert "kind: RayService" in printed
+    assert "/models/spotune-sql/team/sql-FINGERPRINT/export" in printed
+    assert "french: /models/exports/team/french" in printed
+    assert "image: registry.example/mine:2" in printed
+    assert "cloud.google.com/gke-spot" in printed
+
+
+def test_storage_class_is_refused_for_a_service(service: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, error = render(capsys, str(service), "--storage-class", "fast-nfs")
+    assert (code, out) == (2, "")
+    assert "--storage-class is for FinetuneJobs" in error
+
+
+def test_invalid_service_is_refused_by_field(service: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service.write_text(SERVICE_FILE + "  resources: {limits: {nvidia.com/gpu: 1}}\n")
+    code, out, error = render(capsys, str(service))
+    assert (code, out) == (20, "")
+    assert "spec.resources: must not contain nvidia.com/gpu: give GPUs per replica as spec.gpus" in error

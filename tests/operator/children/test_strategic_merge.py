@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotune_operator.children.strategic_merge import merge
+from spotune_operator.children.pod_template.strategic_merge import merge
 from spotune_operator.errors import PodTemplateError
 from tests.operator.support.resolved_jobs import holds
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import yaml
 
-KUBERAY = Path("github.com/ray-project/kuberay/ray-operator@v1.6.2/config/crd/bases/ray.io_rayclusters.yaml")
+KUBERAY = Path("github.com/ray-project/kuberay/ray-operator@v1.6.2/config/crd/bases")
 _TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": int | float}
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the file has a million characters
 
 
-def raycluster_definition() -> Path:
-    """KubeRay's definition of RayCluster in the Go module cache, which `make cluster-build` fills."""
+def kuberay_definition(plural: str) -> Path:
+    """KubeRay's definition of a kind in the Go module cache, which `make cluster-build` fills."""
     cache = os.environ.get("GOMODCACHE") or Path(os.environ.get("GOPATH") or Path.home() / "go") / "pkg" / "mod"
-    return Path(cache) / KUBERAY
+    return Path(cache) / KUBERAY / f"ray.io_{plural}.yaml"
 
 
 def schema_of(definition: Path, version: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from spotune_operator.children.pods import Pod, head_pod, worker_capacities, worker_pod
+from spotune_operator.children.pod_template.layers import Pod
+from spotune_operator.children.pods import head_pod, worker_capacities, worker_pod
 from spotune_operator.children.resolved_job import ResolvedJob, resolve
 from spotune_operator.providers import NONE, Provider
 from tests.api.support.job_files import a_job

@@ -15,13 +15,9 @@ from openai import OpenAI
 from spotune_trainer.export.predict import Predictor
 from tests.serve.support.exported import export_tiny_model
 from tests.serve.support.live_service import LiveService
+from tests.serve.support.openai_streams import PROMPTS, assert_streams_survive, metric, stream, undisturbed_streams
 
 pytestmark = pytest.mark.ray
-
-TOKENS = 192
-STREAMS = 24
-MAX_KILLS = 5
-PROMPTS = [f"how many singers {number} ?" for number in range(STREAMS)]
 
 
 @pytest.fixture(scope="module", params=["seq2seq", pytest.param("causal", marks=pytest.mark.long)])
@@ -41,34 +37,6 @@ def client(service: LiveService) -> Iterator[OpenAI]:
         yield connected
 
 
-def stream(client: OpenAI, model: str, number: int, begun: threading.Barrier | None = None) -> str:
-    """The text of one streamed answer: greedy for even numbers, sampled with a seed for odd ones."""
-    chunks = client.completions.create(
-        model=model,
-        prompt=PROMPTS[number],
-        max_tokens=TOKENS,
-        temperature=number % 2,
-        seed=number,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    text = ""
-    for chunk in chunks:
-        text += "".join(choice.text for choice in chunk.choices)
-        if begun is not None and text:
-            begun.wait(timeout=120)
-            begun = None
-    return text
-
-
-def metric(client: OpenAI, name: str) -> float:
-    """The sum of a metric over its labels."""
-    page = client.get("/../metrics", cast_to=str)
-    samples = [line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(f"{name}{{")]
-    assert samples
-    return sum(map(float, samples))
-
-
 def running_sequences(client: OpenAI) -> float:
     return metric(client, "vllm:num_requests_running")
 
@@ -83,20 +51,13 @@ def test_predictions_equal_those_of_spotune_predict(client: OpenAI, model: Path)
 
 def test_streams_survive_the_loss_of_their_replica(service: LiveService, client: OpenAI) -> None:
     name = str(service.ready["model"])
-    with ThreadPoolExecutor(STREAMS) as threads:
-        undisturbed = list(threads.map(lambda number: stream(client, name, number), range(STREAMS)))
-    assert len(set(undisturbed)) > STREAMS / 2  # the texts vary, so a mixed-up stream would be noticed
-    for _ in range(MAX_KILLS):  # on a busy machine, all streams may have ended just before the kill
+    undisturbed = undisturbed_streams(client, name)
+
+    def lose_a_replica() -> None:
         service.wait_for_replicas(2)
-        begun = threading.Barrier(STREAMS + 1)
-        with ThreadPoolExecutor(STREAMS) as threads:
-            streams = [threads.submit(stream, client, name, number, begun) for number in range(STREAMS)]
-            begun.wait(timeout=120)
-            service.kill_replica()
-            assert [running.result() for running in streams] == undisturbed
-        if metric(client, "spotune:stream_resumptions_total"):
-            return
-    pytest.fail(f"none of {MAX_KILLS} killed replicas had a running stream")
+        service.kill_replica()
+
+    assert_streams_survive(client, name, undisturbed, lose_a_replica)
 
 
 def test_a_client_that_leaves_ends_its_sequence(service: LiveService, client: OpenAI) -> None:

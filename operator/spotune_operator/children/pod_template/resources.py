@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from spotune.job.cluster import ResourcesSpec
 from spotune.units.quantities import Quantity
-from spotune_operator.children.strategic_merge import merge
+from spotune_operator.children.pod_template.strategic_merge import merge
 from spotune_operator.errors import ResourcesError
 from spotune_operator.providers import GPU_RESOURCE
 
@@ -16,6 +16,9 @@ Amounts = dict[str, dict[str, str]]
 HEAD: Final[Mapping[str, str]] = {"cpu": "1", "memory": "4Gi"}
 """Requests of the head container: Ray's control plane, the driver, and the preparation of data."""
 SUPERVISOR: Final[Amounts] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
+GATEWAY_POD: Final[Mapping[str, str]] = {"cpu": "1", "memory": "2Gi"}
+"""Requests of a gateway container: Ray, the proxy of Ray Serve, and the tokenizer."""
+AUTOSCALER: Final[Amounts] = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}}
 CPU_WORKER: Final[Mapping[str, str]] = {"cpu": "2", "memory": "4Gi"}
 _CPUS_PER_GPU = 2
 _GIB_PER_GPU = 8
@@ -29,19 +32,25 @@ def worker_defaults(gpus: int) -> dict[str, str]:
 
 
 def ray_resources(
-    given: ResourcesSpec, template: Mapping[str, Any], defaults: Mapping[str, str], gpus: int, group: str
+    given: ResourcesSpec,
+    template: Mapping[str, Any],
+    defaults: Mapping[str, str],
+    gpus: int,
+    group: str,
+    gpus_advice: str,
 ) -> Amounts:
     """``v1.ResourceRequirements`` of a Ray container.
 
     Args:
-        given: The field ``resources`` of the job.
-        template: ``resources`` of the container in the job's pod template; ``given`` overrides them.
+        given: The field ``resources``.
+        template: ``resources`` of the container in the user's pod template; ``given`` overrides them.
         defaults: Requests for resources that neither of them names.
         gpus: Number of GPUs of the container.
         group: camelCase path of their section, for messages.
+        gpus_advice: Which field to use for GPUs, for the message about ``nvidia.com/gpu`` in ``resources``.
 
     Raises:
-        ResourcesError: A request exceeds its limit, or GPUs are not given by ``workers.gpus``.
+        ResourcesError: A request exceeds its limit, or GPUs are among the resources.
     """
     own = {"requests": _texts(given.requests), "limits": _texts(given.limits)}
     asked = merge(template, own, f"{group}.podTemplate")
@@ -51,8 +60,7 @@ def ray_resources(
             if math.isinf(_amount(amount, group)):
                 raise ResourcesError(f"{group}.resources.{kind}.{name}", "is larger than any node: lower it")
     if GPU_RESOURCE in requests or GPU_RESOURCE in limits:
-        reason = f"must not contain {GPU_RESOURCE}: give GPUs per pod as workers.gpus; the head has none"
-        raise ResourcesError(f"{group}.resources", reason)
+        raise ResourcesError(f"{group}.resources", f"must not contain {GPU_RESOURCE}: {gpus_advice}")
     for name in requests.keys() & limits.keys():
         if _amount(requests[name], group) > _amount(limits[name], group):
             reason = f"{requests[name]} is larger than limits.{name}, {limits[name]}"

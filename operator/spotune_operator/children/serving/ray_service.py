@@ -1,0 +1,97 @@
+"""The RayService: a Ray cluster of head, gateway and replicas with the application on it; for KubeRay 1.5.1 or newer.
+
+A change of a pod template, of the model or of an argument makes KubeRay start another cluster beside the serving one,
+switch to it when the application runs there, and delete the old one. A change of the numbers of pods does not
+(``group_sizes``).
+"""
+
+import json
+from typing import Any, Final
+
+from spotune_operator.children.pod_template.environment import secret_source
+from spotune_operator.children.pod_template.layers import Pod
+from spotune_operator.children.pod_template.ray_pods import head_start_parameters, object_store_parameters
+from spotune_operator.children.pod_template.resources import whole_cpus
+from spotune_operator.children.serving.groups import GroupSize, group_sizes
+from spotune_operator.children.serving.pods import autoscaler_options, gateway_pod, replica_pod, service_head_pod
+from spotune_operator.children.serving.resolved_service import ResolvedService
+from spotune_operator.children.serving.serve_config import serve_config
+
+GATEWAY_RESOURCE: Final = "spotune_gateway"
+REPLICA_RESOURCE: Final = "spotune_replica"
+"""Ray resources of which each pod has one: ``spotune_serve`` starts one gateway or replica for each."""
+
+
+def ray_service(resolved: ResolvedService) -> dict[str, Any]:
+    """The RayService.
+
+    The old cluster of an upgrade is kept until the last of its requests has ended or timed out.
+
+    Raises:
+        StalledError: A pod template or the resources are invalid.
+    """
+    spec = {
+        "serveConfigV2": serve_config(resolved),
+        "upgradeStrategy": {"type": "NewCluster"},
+        "rayClusterDeletionDelaySeconds": resolved.request_timeout_seconds,
+        "excludeHeadPodFromServeSvc": True,
+        "rayClusterConfig": _cluster(resolved),
+    }
+    return resolved.owner.child("ray.io/v1", "RayService", "cluster") | {"spec": spec}
+
+
+def _cluster(resolved: ResolvedService) -> dict[str, Any]:
+    autoscales = resolved.service.spec.replicas.autoscales
+    optional = {
+        "autoscalerOptions": autoscaler_options(resolved) if autoscales else {},
+        "gcsFaultToleranceOptions": _fault_tolerance(resolved),
+    }
+    return {
+        "rayVersion": resolved.ray_version,
+        "enableInTreeAutoscaling": autoscales,
+        "authOptions": {"mode": "token"},
+        **{name: options for name, options in optional.items() if options},
+        "headGroupSpec": {
+            "rayStartParams": head_start_parameters(),
+            "template": service_head_pod(resolved).template,
+        },
+        "workerGroupSpecs": _groups(resolved),
+    }
+
+
+def _groups(resolved: ResolvedService) -> list[dict[str, Any]]:
+    gateway, *replicas = group_sizes(resolved)
+    gpus = resolved.service.spec.gpus
+    return [
+        _group(gateway, gateway_pod(resolved), GATEWAY_RESOURCE, 0),
+        *(_group(size, replica_pod(resolved, size.capacity), REPLICA_RESOURCE, gpus) for size in replicas),
+    ]
+
+
+def _group(size: GroupSize, pod: Pod, resource: str, gpus: int) -> dict[str, Any]:
+    parameters = {
+        "num-cpus": str(whole_cpus(pod.resources)),
+        "num-gpus": str(gpus),
+        "resources": f"'{json.dumps({resource: 1})}'",  # quoted, because KubeRay writes it into a shell command
+        **object_store_parameters(),
+    }
+    return {
+        "groupName": size.name,
+        "replicas": size.min,
+        "minReplicas": size.min,
+        "maxReplicas": size.max,
+        "rayStartParams": parameters,
+        "template": pod.template,
+    }
+
+
+def _fault_tolerance(resolved: ResolvedService) -> dict[str, Any]:
+    """``gcsFaultToleranceOptions``: Ray's control plane keeps its state in Redis; empty without Redis."""
+    cluster = resolved.service.spec.cluster
+    if not cluster.redis_address:
+        return {}
+    password = cluster.redis_password_secret_ref
+    options: dict[str, Any] = {"redisAddress": cluster.redis_address}
+    if password is not None:
+        options["redisPassword"] = {"valueFrom": secret_source(password)}
+    return options

@@ -1,0 +1,1 @@
+"""Reconciles ModelServices: a trained model behind an endpoint, by a RayService of KubeRay."""

@@ -1,0 +1,186 @@
+"""Caches of ModelServices, their children and their pods, each filled by a reflector."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from spotune.job import API_VERSION
+from spotune.service import SERVICE_KIND
+from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
+from spotune_operator.kube.applier import ChildKey
+from spotune_operator.kube.client import POD_MONITORS, PODS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
+from spotune_operator.kube.reflector import Reflector
+from spotune_operator.serving.scaling import RayClusterView, ray_cluster_view
+from spotune_operator.serving.state import (
+    ServiceChild,
+    ServiceKey,
+    ServicePod,
+    service_child_view,
+    service_pod_view,
+)
+from spotune_operator.settings import Settings
+
+
+@dataclass(frozen=True)
+class CachedService:
+    """A ModelService in the cache.
+
+    Attributes:
+        namespace: Its namespace.
+        name: Its name.
+        uid: Its uid.
+        version: Its ``resourceVersion``.
+        generation: Its ``metadata.generation``.
+        deleting: Whether it is being deleted.
+        spec: Its spec.
+        status: Its status; empty before the first reconcile.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    version: int
+    generation: int
+    deleting: bool
+    spec: Any
+    status: Mapping[str, Any]
+
+    @property
+    def key(self) -> ServiceKey:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The object without its status."""
+        metadata = {"name": self.name, "namespace": self.namespace}
+        return {"apiVersion": API_VERSION, "kind": SERVICE_KIND, "metadata": metadata, "spec": self.spec}
+
+    @property
+    def jobs(self) -> set[str]:
+        """Names of the FinetuneJobs that it names."""
+        spec = self.spec if isinstance(self.spec, dict) else {}
+        parts = [spec.get("model"), *(spec.get("adapters") or ())]
+        return {part["finetuneJob"] for part in parts if isinstance(part, dict) and part.get("finetuneJob")}
+
+
+def cached_service(raw: Mapping[str, Any]) -> CachedService:
+    """The cached form of a ModelService of the API server."""
+    metadata = raw["metadata"]
+    return CachedService(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        version=int(metadata["resourceVersion"]),
+        generation=metadata["generation"],
+        deleting="deletionTimestamp" in metadata,
+        spec=raw.get("spec"),
+        status=raw.get("status") or {},
+    )
+
+
+@dataclass(frozen=True)
+class _Namespace:
+    """The reflectors of one namespace, or of all namespaces."""
+
+    services: Reflector[CachedService]
+    children: Sequence[Reflector[ServiceChild]]
+    clusters: Reflector[RayClusterView]
+    pods: Reflector[ServicePod]
+
+
+class ServiceCaches:
+    """All caches of services. They are complete once ``synced`` returns.
+
+    Args:
+        kube: The API server.
+        settings: The operator's.
+        changed: Called with the key of a service when it or one of its objects changes.
+    """
+
+    def __init__(self, kube: Kube, settings: Settings, changed: Callable[[ServiceKey], None]) -> None:
+        kinds = [
+            each for each in SERVICE_CHILDREN.values() if each is not POD_MONITORS or settings.monitoring_namespace
+        ]
+        self._written: dict[ServiceKey, CachedService] = {}
+        self._namespaces = {
+            name: _Namespace(
+                Reflector(kube, SERVICES, cached_service, lambda found: found.key, changed, namespace=name),
+                [
+                    Reflector(
+                        kube,
+                        each,
+                        partial(service_child_view, kind=each.kind),
+                        _key,
+                        changed,
+                        labels=SERVICE_LABEL,
+                        namespace=name,
+                    )
+                    for each in kinds
+                ],
+                Reflector(kube, RAY_CLUSTERS, ray_cluster_view, _key, changed, labels=SERVICE_LABEL, namespace=name),
+                Reflector(kube, PODS, service_pod_view, _key, changed, labels=SERVICE_LABEL, namespace=name),
+            )
+            for name in settings.namespaces
+        }
+
+    def reflectors(self) -> Sequence[Reflector[Any]]:
+        """All reflectors; the caller runs them."""
+        found: list[Reflector[Any]] = []
+        for each in self._namespaces.values():
+            found += [each.services, *each.children, each.clusters, each.pods]
+        return found
+
+    async def synced(self) -> None:
+        """Wait until all caches are filled."""
+        await asyncio.gather(*(reflector.synced.wait() for reflector in self.reflectors()))
+
+    def service(self, key: ServiceKey) -> CachedService | None:
+        """A ModelService, in the newest version known; None if there is none of this key."""
+        found = next(iter(self._namespace_of(key).services.of(key).values()), None)
+        written = self._written.get(key)
+        if found is None:
+            self._written.pop(key, None)
+            return None
+        if written is not None and written.uid == found.uid and written.version > found.version:
+            return written
+        self._written.pop(key, None)
+        return found
+
+    def put_written(self, raw: Mapping[str, Any]) -> None:
+        """Store a service as returned by a write, until the watch reports that version."""
+        service = cached_service(raw)
+        self._written[service.key] = service
+
+    def serving(self, namespace: str, job: str) -> list[ServiceKey]:
+        """Keys of the services that name this FinetuneJob."""
+        services = self._namespace_of((namespace, "")).services.all()
+        return [found.key for found in services if found.namespace == namespace and job in found.jobs]
+
+    def children(self, key: ServiceKey) -> dict[ChildKey, ServiceChild]:
+        """A service's children by kind and name."""
+        found = [child for each in self._namespace_of(key).children for child in each.of(key).values()]
+        return {(child.kind, child.name): child for child in found}
+
+    def clusters(self, key: ServiceKey) -> list[RayClusterView]:
+        """The RayClusters of a service, sorted by name."""
+        return sorted(self._namespace_of(key).clusters.of(key).values(), key=lambda cluster: cluster.name)
+
+    def pods(self, key: ServiceKey) -> list[ServicePod]:
+        """A service's pods, sorted by name."""
+        return sorted(self._namespace_of(key).pods.of(key).values(), key=lambda pod: pod.name)
+
+    def version_of(self, key: ServiceKey, kind: str) -> int:
+        """The ``resourceVersion`` that the cache of a kind has reached; 0 before it is filled."""
+        return max((each.version for each in self._namespace_of(key).children if each.resource.kind == kind), default=0)
+
+    def _namespace_of(self, key: ServiceKey) -> _Namespace:
+        return self._namespaces.get("") or self._namespaces[key[0]]
+
+
+def _key(view: ServicePod | ServiceChild | RayClusterView) -> ServiceKey:
+    return view.namespace, view.service

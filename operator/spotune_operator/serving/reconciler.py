@@ -1,0 +1,169 @@
+"""One level-triggered reconcile of one ModelService: observe, decide, execute the decision, write the status.
+
+A reconcile may run at any time, run twice, and stop at any point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from spotune.errors import JobError
+from spotune.job_file.load import parse_service
+from spotune.job_file.yaml_file import Document
+from spotune.service import ModelServiceStatus
+from spotune_operator.errors import NotFoundError, RefusedError
+from spotune_operator.kube.applier import ChildApplier
+from spotune_operator.kube.client import EVENTS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
+from spotune_operator.kube.merge_patch import merge_patch
+from spotune_operator.observe.caches import CachedJob, Caches
+from spotune_operator.reconcile.events import Involved, condition_events
+from spotune_operator.serving.caches import CachedService, ServiceCaches
+from spotune_operator.serving.decide import ServiceDecision, decide_service, stalled_service
+from spotune_operator.serving.scaling import Resize
+from spotune_operator.serving.state import ObservedService, ServiceKey, TrainedModel
+from spotune_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class ServiceReconciler:
+    """Reconciles services.
+
+    Args:
+        kube: The API server.
+        caches: Services, their children and pods.
+        jobs: FinetuneJobs and nodes.
+        settings: The operator's.
+        clock: Returns Unix time.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        caches: ServiceCaches,
+        jobs: Caches,
+        settings: Settings,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube = kube
+        self._caches = caches
+        self._jobs = jobs
+        self._settings = settings
+        self._clock = clock
+        self._applier = ChildApplier(kube, caches.version_of)
+        self._refused: dict[ServiceKey, dict[str, str]] = {}
+
+    async def reconcile(self, key: ServiceKey) -> float | None:
+        """Reconcile a service.
+
+        Returns:
+            Seconds until the next reconcile without an event; None: none is needed.
+
+        Raises:
+            KubernetesError: The API server failed: reconcile again.
+        """
+        service = self._caches.service(key)
+        if service is None or service.deleting:
+            self._applier.forget(key)
+            self._refused.pop(key, None)
+            return None
+        previous = _status_of(service)
+        observed = self._observe(service)
+        try:
+            decision = decide_service(
+                parse_service(Document(content=service.body)),
+                uid=service.uid,
+                generation=service.generation,
+                previous=previous,
+                observed=observed,
+                now=self._clock(),
+                settings=self._settings,
+            )
+        except JobError as error:
+            await self._write(service, previous, stalled_service(previous, error, service.generation, self._clock()))
+            return None
+        if not await self._write(service, previous, decision.status):
+            return None
+        await self._execute(key, decision, observed)
+        if self._refused.get(key, {}) != observed.refused:
+            return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
+        return decision.requeue_after
+
+    def _observe(self, service: CachedService) -> ObservedService:
+        jobs = {name: self._jobs.job((service.namespace, name)) for name in service.jobs}
+        return ObservedService(
+            provider_ids=self._jobs.provider_ids(),
+            jobs={name: _trained_model(job) for name, job in jobs.items() if job is not None},
+            children=self._caches.children(service.key),
+            clusters=self._caches.clusters(service.key),
+            pods=self._caches.pods(service.key),
+            refused=dict(self._refused.get(service.key, {})),
+        )
+
+    async def _execute(self, key: ServiceKey, decision: ServiceDecision, observed: ObservedService) -> None:
+        errors = await asyncio.gather(*(self._apply(key, manifest, observed) for manifest in decision.apply))
+        for child in decision.delete:
+            await self._kube.delete(SERVICE_CHILDREN[child.kind], child.namespace, child.name, child.uid)
+        for resize in decision.resize:
+            await self._resize(resize)
+        refused = {manifest["kind"]: error for manifest, error in zip(decision.apply, errors, strict=True) if error}
+        if refused:
+            self._refused[key] = refused
+        else:
+            self._refused.pop(key, None)
+
+    async def _apply(self, key: ServiceKey, manifest: dict[str, Any], observed: ObservedService) -> str:
+        """Apply a child; returns why the API server rejected it, empty if it did not."""
+        kind = manifest["kind"]
+        child = observed.children.get((kind, manifest["metadata"]["name"]))
+        live = child.digest if child is not None else None
+        return await self._applier.apply(key, manifest, live, again=kind in observed.refused)
+
+    async def _resize(self, resize: Resize) -> None:
+        cluster = resize.cluster
+        try:
+            await self._kube.json_patch(RAY_CLUSTERS, cluster.namespace, cluster.name, resize.operations)
+        except (RefusedError, NotFoundError) as error:  # it has changed since: its event causes another reconcile
+            logger.warning("resizing RayCluster %s failed: %s", cluster.name, error)
+
+    async def _write(self, service: CachedService, previous: ModelServiceStatus, status: ModelServiceStatus) -> bool:
+        """Write a status that has changed, after the Events for its changes; returns whether the service exists."""
+        content = status.model_dump(mode="json", exclude_none=True)
+        missing = {name: content[name] for name in content.keys() - service.status.keys()}
+        changes = merge_patch(previous.model_dump(mode="json", exclude_none=True), content) | missing
+        if not changes:
+            return True
+        involved = Involved(service.body["kind"], service.namespace, service.name, service.uid)
+        for event in condition_events(involved, previous.conditions, status.conditions, self._clock()):
+            await self._kube.create(EVENTS, event)
+        try:
+            patch = {"metadata": {"uid": service.uid}, "status": changes}
+            self._caches.put_written(await self._kube.patch(SERVICES, *service.key, patch, "status"))
+        except NotFoundError:
+            return False
+        return True
+
+
+def _status_of(service: CachedService) -> ModelServiceStatus:
+    """The status of a cached service; an empty one if this version cannot parse it."""
+    try:
+        return ModelServiceStatus.model_validate(service.status)
+    except ValidationError as error:
+        logger.warning("replacing a status that cannot be parsed: %s", error)
+        return ModelServiceStatus()
+
+
+def _trained_model(job: CachedJob) -> TrainedModel:
+    status = job.status
+    return TrainedModel(
+        output=str(status.get("output") or ""),
+        step=int(status.get("step") or 0),
+        phase=job.phase,
+        has_failed=job.phase == "Failed",
+    )

@@ -1,0 +1,77 @@
+"""A ModelService on a real Kubernetes with KubeRay: it answers, survives lost replicas, and is suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from spotune_operator.children.pod_template.ray_pods import WORKER_CONTAINER
+from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from spotune_testcluster.waiting import wait_for
+from tests.cluster.containers import kill_container
+from tests.cluster.finetune_jobs import Workplace
+from tests.cluster.model_services import RunningService, add_model, running_service, service_manifest
+from tests.cluster.operator_install import Operator
+from tests.serve.support.openai_streams import assert_streams_survive, undisturbed_streams
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+NAME = "answers"
+
+
+@pytest.fixture(scope="module")
+def service(operator: Operator, workplace: Workplace) -> Iterator[RunningService]:
+    add_model(workplace)
+    with (
+        operator.with_values("serving.enabled=true"),
+        running_service(workplace, service_manifest(workplace, NAME)) as found,
+    ):
+        found.wait_until_ready(replicas=2)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(service: RunningService) -> Iterator[OpenAI]:
+    with service.client() as connected:
+        yield connected
+
+
+def test_status_tells_what_is_served(service: RunningService) -> None:
+    status = service.status()
+    assert status["phase"] == "Serving"
+    assert status["replicas"] == "2/2"
+    assert status["url"] == f"http://spotune-ms-{NAME}.{service.kubectl.namespace}.svc"
+    (line,) = service.kubectl("get", "ms", NAME, "--no-headers").splitlines()
+    assert line.split()[:3] == [NAME, "Serving", "2/2"]
+
+
+def test_streams_survive_lost_replicas(cluster: ClusterUnderTest, service: RunningService, client: OpenAI) -> None:
+    machine = cluster.machine_for("kill -9 of a container")
+    undisturbed = undisturbed_streams(client, NAME)
+
+    def kill_a_replica() -> None:
+        kill_container(machine, service.pods("replicas")[0], WORKER_CONTAINER)
+
+    def delete_a_replica() -> None:
+        service.kubectl("delete", "pod", service.pods("replicas")[0]["metadata"]["name"], "--wait=false")
+
+    assert_streams_survive(client, NAME, undisturbed, kill_a_replica)
+    service.wait_until_ready(replicas=2)
+    assert_streams_survive(client, NAME, undisturbed, delete_a_replica)
+    service.wait_until_ready(replicas=2)
+
+
+def test_replicas_are_added_to_the_running_cluster(service: RunningService) -> None:
+    clusters = service.kubectl("get", "rayclusters", "--output=name")
+    replicas = '{"spec": {"replicas": {"min": 3, "max": 3}}}'
+    service.kubectl("patch", "modelservice", NAME, "--type=merge", f"--patch={replicas}")
+    service.wait_until_ready(replicas=3)
+    assert service.kubectl("get", "rayclusters", "--output=name") == clusters
+
+
+def test_suspended_service_has_no_pods(service: RunningService) -> None:
+    service.kubectl("patch", "modelservice", NAME, "--type=merge", '--patch={"spec": {"suspend": true}}')
+    wait_for("phase Suspended", 180, lambda: service.status().get("phase") == "Suspended", every=1)
+    assert not service.kubectl.get("pods", f"--selector=spotune.dev/service={NAME}")

@@ -1,0 +1,180 @@
+"""The endpoint: names, who reaches which pod, disruptions, Ingress and metrics."""
+
+import re
+from typing import Any
+
+import pytest
+
+from spotune_operator.children.serving import build_service_children
+from spotune_operator.children.serving.resolved_service import ResolvedService, child_name, default_serve_image
+from tests.operator.support.resolved_jobs import resolved_job_of
+from tests.operator.support.resolved_services import child, cluster, resolved_service_of, templates
+
+UID = "8a1f0c52-4a0c-4f0e-9a57-1d6f5c1f4d11"
+INGRESS = {"host": "models.example.com"}
+
+
+def rules(resolved: ResolvedService, name: str = "spotune-ms-answers") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = child(resolved, "NetworkPolicy", name)["spec"]["ingress"]
+    return found
+
+
+def ports(rule: dict[str, Any]) -> list[int]:
+    return [port["port"] for port in rule["ports"]]
+
+
+def selected(resolved: ResolvedService, selector: dict[str, str]) -> list[str]:
+    """Groups whose pods have the labels."""
+    found = templates(resolved).items()
+    return [name for name, template in found if selector.items() <= template["metadata"]["labels"].items()]
+
+
+def test_a_small_service_has_a_policy_a_service_and_a_ray_service() -> None:
+    assert [each["kind"] for each in build_service_children(resolved_service_of())] == [
+        "NetworkPolicy",
+        "NetworkPolicy",
+        "Service",
+        "RayService",
+    ]
+
+
+def test_children_belong_to_the_service_without_blocking_its_deletion() -> None:
+    options = {"uid": UID, "monitoring_namespace": "monitoring"}
+    children = build_service_children(resolved_service_of(options=options, ingress=INGRESS, gateway={"replicas": 2}))
+    assert len(children) == 7
+    for each in children:
+        (owner,) = each["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("ModelService", "answers", UID)
+        assert (owner["controller"], owner["blockOwnerDeletion"]) == (True, False)
+        assert each["metadata"]["labels"]["spotune.dev/service"] == "answers"
+    assert len({(each["kind"], each["metadata"]["name"]) for each in children}) == len(children)
+
+
+def test_a_job_and_a_service_of_one_name_have_children_of_different_names() -> None:
+    job = resolved_job_of()
+    assert child_name(job.job.metadata.name) != job.name
+    assert child_name("answers") == "spotune-ms-answers"
+
+
+@pytest.mark.parametrize("name", ["7b", "a" * 33, "a" * 34, "1" * 40, f"{'a' * 23}-{'b' * 16}"])
+def test_child_name_of_any_service_is_valid_for_kuberay(name: str) -> None:
+    """KubeRay appends 6 characters, and cuts a longer name than 50 for the Secret of the cluster."""
+    found = child(resolved_service_of(name=name), "RayService")["metadata"]["name"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", found)
+    assert len(found) + 6 <= 50
+
+
+def test_long_names_of_services_stay_different() -> None:
+    names = [f"{'a' * 39}{last}" for last in "bcd"]
+    assert len({child_name(name) for name in names}) == 3
+
+
+def test_clients_connect_to_the_gateway_alone() -> None:
+    resolved = resolved_service_of(capacity="mixed", replicas={"min": 1, "max": 2})
+    spec = child(resolved, "Service")["spec"]
+    assert selected(resolved, spec["selector"]) == ["gateway"]
+    assert spec["ports"] == [{"name": "http", "port": 80, "targetPort": 8000, "protocol": "TCP"}]
+    assert spec["type"] == "ClusterIP"
+
+
+def test_clients_connect_to_the_active_cluster_during_an_upgrade() -> None:
+    selector = child(resolved_service_of(options={"active_cluster": "spotune-ms-answers-x7k2p"}), "Service")["spec"]
+    assert selector["selector"]["ray.io/cluster"] == "spotune-ms-answers-x7k2p"
+    assert "ray.io/cluster" not in child(resolved_service_of(), "Service")["spec"]["selector"]
+
+
+def test_only_the_service_kuberay_and_the_operator_reach_all_pods() -> None:
+    resolved = resolved_service_of()
+    policy = child(resolved, "NetworkPolicy", "spotune-ms-answers")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert len(selected(resolved, policy["podSelector"]["matchLabels"])) == len(templates(resolved))
+    own, kuberay, operator = policy["ingress"]
+    assert own == {"from": [{"podSelector": policy["podSelector"]}]}
+    assert kuberay["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
+    assert ports(kuberay) == [8265]
+    namespace = operator["from"][0]["namespaceSelector"]["matchLabels"]
+    assert namespace == {"kubernetes.io/metadata.name": "spotune-system"}
+    assert ports(operator) == [8265, 8000]
+
+
+def test_prometheus_reaches_the_metrics_of_all_pods() -> None:
+    resolved = resolved_service_of(options={"monitoring_namespace": "monitoring"})
+    assert ports(rules(resolved)[-1]) == [8080]
+    assert len(rules(resolved)) == len(rules(resolved_service_of())) + 1
+
+
+def test_all_pods_of_the_cluster_reach_the_gateway_and_with_an_ingress_everybody() -> None:
+    inside, outside = resolved_service_of(), resolved_service_of(ingress=INGRESS)
+    name = "spotune-ms-answers-gateway"
+    assert rules(inside, name) == [{"from": [{"namespaceSelector": {}}], "ports": [{"port": 8000, "protocol": "TCP"}]}]
+    assert rules(outside, name) == [{"ports": [{"port": 8000, "protocol": "TCP"}]}]
+    labels = child(inside, "NetworkPolicy", name)["spec"]["podSelector"]["matchLabels"]
+    assert selected(inside, labels) == ["gateway"]
+
+
+def test_a_drain_of_nodes_takes_one_gateway_pod_at_a_time() -> None:
+    resolved = resolved_service_of(gateway={"replicas": 3})
+    spec = child(resolved, "PodDisruptionBudget")["spec"]
+    assert selected(resolved, spec["selector"]["matchLabels"]) == ["gateway"]
+    assert spec["minAvailable"] == 2
+    assert "maxUnavailable" not in spec, "a RayCluster has no scale, so it would forbid every eviction"
+
+
+def test_the_node_of_a_single_gateway_pod_can_be_drained() -> None:
+    assert "PodDisruptionBudget" not in [each["kind"] for each in build_service_children(resolved_service_of())]
+
+
+def test_ingress_leads_to_the_service() -> None:
+    given = INGRESS | {"className": "nginx", "tlsSecretName": "tls", "annotations": {"a": "b"}}
+    resolved = resolved_service_of(ingress=given)
+    found = child(resolved, "Ingress")
+    assert found["metadata"]["annotations"] == {"a": "b"}
+    (rule,) = found["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    service = child(resolved, "Service")
+    assert (rule["host"], path["path"], path["pathType"]) == ("models.example.com", "/", "Prefix")
+    port = service["spec"]["ports"][0]["name"]
+    assert path["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": port}}
+    assert found["spec"]["ingressClassName"] == "nginx"
+    assert found["spec"]["tls"] == [{"hosts": ["models.example.com"], "secretName": "tls"}]
+
+
+def test_ingress_of_the_default_class_without_tls() -> None:
+    found = child(resolved_service_of(ingress=INGRESS), "Ingress")
+    assert set(found["spec"]) == {"rules"}
+    assert "annotations" not in found["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("ingress", "url"),
+    [
+        (None, "http://spotune-ms-answers.team.svc"),
+        (INGRESS, "http://models.example.com"),
+        (INGRESS | {"tlsSecretName": "tls"}, "https://models.example.com"),
+    ],
+)
+def test_url_of_the_endpoint(ingress: dict[str, str] | None, url: str) -> None:
+    assert resolved_service_of(ingress=ingress).url == url
+
+
+def test_metrics_of_ray_are_read_from_all_pods_and_those_of_the_gateway_once() -> None:
+    spec = child(resolved_service_of(options={"monitoring_namespace": "monitoring"}), "PodMonitor")["spec"]
+    ray, gateway = spec["podMetricsEndpoints"]
+    assert ray == {"port": "metrics", "path": "/metrics"}
+    assert gateway["port"] == "serve"
+    (keep,) = gateway["relabelings"]
+    assert (keep["regex"], keep["action"]) == ("gateway", "keep")
+    assert spec["selector"]["matchLabels"] == {"spotune.dev/service": "answers"}
+
+
+def test_image_is_the_services_else_the_operators_else_this_versions() -> None:
+    options = {"image": "registry.example/ours:2", "ray_version": "2.61.0"}
+
+    def image_and_ray(**spec: Any) -> tuple[str, str]:
+        resolved = resolved_service_of(options=options, **spec)
+        return resolved.image, cluster(resolved)["rayVersion"]
+
+    assert image_and_ray() == ("registry.example/ours:2", "2.61.0")
+    assert image_and_ray(cluster={"image": "mine:1", "rayVersion": "2.59.0"}) == ("mine:1", "2.59.0")
+    assert resolved_service_of().image == default_serve_image()
+    assert default_serve_image().startswith("spotune/serve:")

@@ -1,0 +1,301 @@
+"""The RayService: groups and their sizes, what makes a new cluster, and the configuration of Ray Serve."""
+
+import ast
+import json
+from typing import Any
+
+import pytest
+
+from spotune_operator.children.serving import build_service_children
+from spotune_operator.children.serving.groups import group_sizes
+from spotune_operator.children.serving.resolved_service import ModelLocation, ResolvedService
+from spotune_operator.providers import AKS, EKS, GKE, NONE, Provider
+from tests import ROOT
+from tests.operator.support.resolved_services import (
+    HUB,
+    TRAINED,
+    application,
+    child,
+    cluster,
+    groups,
+    resolved_service_of,
+    serve_content,
+    templates,
+)
+
+SERVING = ROOT / "serve/spotune_serve/deployment"
+
+
+def arguments(resolved: ResolvedService) -> dict[str, Any]:
+    found: dict[str, Any] = application(resolved)["args"]
+    return found
+
+
+def deployments(resolved: ResolvedService) -> dict[str, dict[str, Any]]:
+    """The options of the deployments by name."""
+    return {options["name"]: options for options in application(resolved)["deployments"]}
+
+
+def ray_resources(parameters: dict[str, str]) -> dict[str, int]:
+    """The custom Ray resources in the parameters of `ray start`."""
+    text = parameters["resources"]
+    assert text[0] == text[-1] == "'", "it is a word of a shell command"
+    found: dict[str, int] = json.loads(text[1:-1])
+    return found
+
+
+def without_sizes(resolved: ResolvedService) -> dict[str, Any]:
+    """All of the RayCluster whose change makes KubeRay start a new one."""
+    config = cluster(resolved)
+    for group in config["workerGroupSpecs"]:
+        for name in ("replicas", "minReplicas", "maxReplicas"):
+            del group[name]
+    return config
+
+
+def sizes(resolved: ResolvedService) -> dict[str, tuple[int, int]]:
+    return {size.name: (size.min, size.max) for size in group_sizes(resolved)}
+
+
+def test_each_pod_offers_its_own_ray_resource_and_the_head_none() -> None:
+    found = groups(resolved_service_of(AKS, gpus=2, capacity="mixed", replicas={"min": 1, "max": 3}))
+    resources = {name: ray_resources(group["rayStartParams"]) for name, group in found.items()}
+    replica = {"spotune_replica": 1}
+    assert resources == {"gateway": {"spotune_gateway": 1}, "on-demand": replica, "spot": replica}
+    gpus = {name: group["rayStartParams"]["num-gpus"] for name, group in found.items()}
+    assert gpus == {"gateway": "0", "on-demand": "2", "spot": "2"}
+    head = cluster(resolved_service_of())["headGroupSpec"]["rayStartParams"]
+    assert head["num-cpus"] == "0"
+    assert "resources" not in head
+
+
+@pytest.mark.parametrize("capacity", ["spot", "on-demand"])
+def test_fixed_number_of_replicas(capacity: str) -> None:
+    resolved = resolved_service_of(AKS, capacity=capacity, replicas={"min": 3, "max": 3}, gateway={"replicas": 2})
+    assert sizes(resolved) == {"gateway": (2, 2), capacity: (3, 3)}
+    assert {name: group["replicas"] for name, group in groups(resolved).items()} == {"gateway": 2, capacity: 3}
+    assert cluster(resolved)["enableInTreeAutoscaling"] is False
+    assert "autoscalerOptions" not in cluster(resolved)
+    assert deployments(resolved)["Replica"] == {"name": "Replica", "num_replicas": 3}
+
+
+@pytest.mark.parametrize(
+    ("base", "minimum", "maximum", "on_demand", "spot"),
+    [
+        (1, 3, 3, (1, 1), (2, 2)),
+        (3, 3, 3, (3, 3), (0, 0)),
+        (1, 2, 6, (1, 1), (1, 5)),
+        (2, 1, 4, (1, 2), (0, 2)),
+        (2, 0, 4, (0, 2), (0, 2)),
+    ],
+)
+def test_mixed_capacity_has_the_base_on_demand_and_the_others_on_spot(
+    base: int, minimum: int, maximum: int, on_demand: tuple[int, int], spot: tuple[int, int]
+) -> None:
+    replicas = {"min": minimum, "max": maximum}
+    resolved = resolved_service_of(AKS, capacity="mixed", onDemandBase=base, replicas=replicas)
+    assert sizes(resolved) == {"gateway": (1, 1), "on-demand": on_demand, "spot": spot}
+    assert on_demand[0] + spot[0] == minimum
+    assert on_demand[1] + spot[1] == maximum
+
+
+def test_replicas_that_follow_the_load_have_limits_for_pods_and_for_ray_serve() -> None:
+    resolved = resolved_service_of(replicas={"min": 1, "max": 4, "targetOngoingRequests": 6})
+    group = groups(resolved)["spot"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 4)
+    assert cluster(resolved)["enableInTreeAutoscaling"] is True
+    options = deployments(resolved)["Replica"]
+    assert options["num_replicas"] == "auto"
+    limits = {"min_replicas": 1, "initial_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 6}
+    assert limits.items() <= options["autoscaling_config"].items()
+
+
+def test_a_service_that_scales_to_zero_starts_with_one_replica_and_its_gateway_knows_it() -> None:
+    resolved = resolved_service_of(replicas={"min": 0, "max": 4})
+    config = deployments(resolved)["Replica"]["autoscaling_config"]
+    assert (config["min_replicas"], config["initial_replicas"]) == (0, 1)
+    assert arguments(resolved)["replicas"]["min"] == 0
+    assert "replicas" not in arguments(resolved_service_of(replicas={"min": 1, "max": 4}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"replicas": {"min": 1, "max": 1}}, {"replicas": {"min": 5, "max": 5}}),
+        ({"replicas": {"min": 1, "max": 3}}, {"replicas": {"min": 2, "max": 9, "targetOngoingRequests": 32}}),
+        ({"gateway": {"replicas": 1}}, {"gateway": {"replicas": 3}}),
+        (
+            {"capacity": "mixed", "onDemandBase": 1, "replicas": {"min": 1, "max": 1}},
+            {"capacity": "mixed", "onDemandBase": 2, "replicas": {"min": 4, "max": 4}},
+        ),
+    ],
+)
+def test_scaling_keeps_the_cluster_and_restarts_no_process(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """KubeRay ignores the sizes of groups, and Ray Serve restarts processes when the arguments change."""
+    old, new = resolved_service_of(AKS, **before), resolved_service_of(AKS, **after)
+    assert sizes(old) != sizes(new)
+    assert deployments(old) != deployments(new)
+    assert without_sizes(old) == without_sizes(new)
+    assert arguments(old) == arguments(new)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"location": ModelLocation(TRAINED.claim, TRAINED.path, version="job-01234567-step-18")},
+        {"location": HUB},
+        {"adapters": {"sql": TRAINED}},
+        {"requestTimeout": "1m"},
+        {"apiKeysSecretRef": {"name": "keys", "key": "keys"}},
+        {"replicas": {"min": 0, "max": 1}},
+        {"cluster": {"image": "other"}},
+        {"podTemplate": {"spec": {"nodeSelector": {"pool": "gpu"}}}},
+    ],
+)
+def test_what_would_restart_all_processes_makes_a_new_cluster(changed: dict[str, Any]) -> None:
+    """KubeRay brings the new cluster up beside the old one. A changed argument alone would interrupt the service."""
+    assert without_sizes(resolved_service_of(**changed)) != without_sizes(resolved_service_of())
+    assert cluster(resolved_service_of())["workerGroupSpecs"][0]["template"]["metadata"]["annotations"]
+
+
+def test_an_adapter_of_another_version_makes_a_new_cluster() -> None:
+    def with_adapter(version: str) -> dict[str, Any]:
+        return without_sizes(resolved_service_of(adapters={"sql": ModelLocation("claim", "sql", version=version)}))
+
+    assert with_adapter("1") != with_adapter("2")
+
+
+def test_the_old_cluster_of_an_upgrade_is_kept_for_the_longest_request() -> None:
+    spec = child(resolved_service_of(requestTimeout="90s"), "RayService")["spec"]
+    assert spec["upgradeStrategy"] == {"type": "NewCluster"}
+    assert spec["rayClusterDeletionDelaySeconds"] == 90
+
+
+def test_ray_requires_a_token() -> None:
+    assert cluster(resolved_service_of())["authOptions"] == {"mode": "token"}
+
+
+def test_ray_serve_listens_to_other_pods_on_every_node() -> None:
+    content = serve_content(resolved_service_of())
+    assert content["proxy_location"] == "EveryNode"
+    assert content["http_options"].items() >= {"host": "0.0.0.0", "port": 8000}.items()
+    found = application(resolved_service_of())
+    assert found["import_path"] == "spotune_serve.deployment.cluster:build"
+    assert (found["name"], found["route_prefix"]) == ("spotune", "/")
+
+
+def test_arguments_of_a_trained_model_are_as_few_as_possible() -> None:
+    assert arguments(resolved_service_of(EKS)) == {
+        "directory": "/models/spotune-job/team/job-01234567/export",
+        "name": "answers",
+        "gpus": 0,
+        "requestTimeoutSeconds": 600,
+        "drainSeconds": 113,
+    }
+
+
+def test_arguments_of_a_model_of_the_hub_with_keys() -> None:
+    model = {"source": HUB.source, "revision": "v1", "name": "small"}
+    keys = {"name": "keys", "key": "all"}
+    found = arguments(
+        resolved_service_of(location=HUB, model=model, apiKeysSecretRef=keys, gpus=1, requestTimeout="1500ms")
+    )
+    named = {"directory": "hf://google-t5/t5-small", "revision": "v1", "name": "small", "gpus": 1}
+    assert found.items() >= named.items()
+    assert found["apiKeysFile"] == "/etc/spotune/api-keys/keys"
+    assert found["requestTimeoutSeconds"] == 2
+
+
+def test_adapters_are_folders_by_model_id() -> None:
+    adapters = {"sql": ModelLocation("exports", "/team/sql/"), "chat": TRAINED}
+    assert arguments(resolved_service_of(adapters=adapters))["adapters"] == {
+        "sql": "/models/exports/team/sql",
+        "chat": "/models/spotune-job/team/job-01234567/export",
+    }
+
+
+@pytest.mark.parametrize("provider", [AKS, EKS, GKE, NONE], ids=lambda provider: provider.name)
+@pytest.mark.parametrize("capacity", ["spot", "on-demand", "mixed"])
+def test_requests_drain_before_ray_stops_and_ray_before_the_pod_is_killed(provider: Provider, capacity: str) -> None:
+    resolved = resolved_service_of(provider, capacity=capacity)
+    drain = arguments(resolved)["drainSeconds"]
+    for name, template in templates(resolved).items():
+        if name == "head":
+            continue
+        variables = {item["name"]: item.get("value") for item in template["spec"]["containers"][0]["env"]}
+        ray_drain = int(variables["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] or 0)
+        grace = template["spec"]["terminationGracePeriodSeconds"]
+        assert 0 < drain < ray_drain < grace
+        assert name != "spot" or grace <= provider.notice_seconds
+    assert templates(resolved)["gateway"]["spec"]["terminationGracePeriodSeconds"] == 120
+
+
+def test_redis_keeps_the_state_of_ray() -> None:
+    password = {"name": "redis", "key": "password"}
+    given = {"redisAddress": "redis:6379", "redisPasswordSecretRef": password}
+    options = cluster(resolved_service_of(cluster=given))["gcsFaultToleranceOptions"]
+    assert options == {"redisAddress": "redis:6379", "redisPassword": {"valueFrom": {"secretKeyRef": password}}}
+    assert "gcsFaultToleranceOptions" not in cluster(resolved_service_of())
+
+
+def test_a_suspended_service_has_no_ray_service_and_keeps_its_endpoint() -> None:
+    running, suspended = (
+        [each["kind"] for each in build_service_children(resolved_service_of(suspend=suspend))]
+        for suspend in (False, True)
+    )
+    assert "RayService" in running
+    assert suspended == [kind for kind in running if kind != "RayService"]
+    assert "Service" in suspended
+
+
+def assigned(module: str) -> dict[str, Any]:
+    """The constants of a module of `spotune_serve` by name; the module itself needs Ray."""
+    tree = ast.parse((SERVING / module).read_text())
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def test_names_are_those_of_the_application() -> None:
+    names, resources = assigned("application.py"), assigned("cluster.py")
+    resolved = resolved_service_of()
+    assert set(deployments(resolved)) == {names["GATEWAY"], names["REPLICA"]}
+    offered = {name for group in groups(resolved).values() for name in ray_resources(group["rayStartParams"])}
+    assert offered == {resources["GATEWAY_RESOURCE"], resources["REPLICA_RESOURCE"]}
+
+
+def test_delays_of_autoscaling_are_those_of_the_application() -> None:
+    constants = assigned("application.py")
+    calls = [
+        node
+        for node in ast.walk(ast.parse((SERVING / "application.py").read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "AutoscalingConfig"
+    ]
+    (call,) = calls
+    delays = {
+        keyword.arg: constants[keyword.value.id] for keyword in call.keywords if isinstance(keyword.value, ast.Name)
+    }
+    assert len(delays) == 4
+    options = deployments(resolved_service_of(replicas={"min": 1, "max": 2}))["Replica"]
+    assert delays.items() <= options["autoscaling_config"].items()
+
+
+def test_every_argument_is_one_of_the_application() -> None:
+    tree = ast.parse((SERVING / "cluster.py").read_text())
+    (known,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ServingArguments"]
+    names = {
+        field.target.id for field in known.body if isinstance(field, ast.AnnAssign) and hasattr(field.target, "id")
+    }
+    everything = resolved_service_of(
+        location=HUB,
+        adapters={"sql": TRAINED},
+        replicas={"min": 0, "max": 2},
+        apiKeysSecretRef={"name": "keys", "key": "keys"},
+    )
+    given = arguments(everything)
+    assert {"revision", "adapters", "replicas", "apiKeysFile"} <= given.keys()
+    assert given.keys() <= {"".join(part.title() if i else part for i, part in enumerate(n.split("_"))) for n in names}

@@ -1,0 +1,1 @@
+"""Tests of the reconciling of ModelServices."""

@@ -1,0 +1,103 @@
+"""A ModelService with repeated decisions, while tests change its observed state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spotune.job import Condition
+from spotune.service import ModelService, ModelServiceStatus
+from spotune_operator.kube.conditions import find
+from spotune_operator.serving.decide import ServiceDecision, decide_service
+from spotune_operator.serving.state import (
+    ObservedService,
+    RayServiceState,
+    ServiceChild,
+    ServicePod,
+    TrainedModel,
+)
+from spotune_operator.settings import Settings
+
+NOW = 1_800_000_000.0
+SETTINGS = Settings(serve_image="spotune/serve:1")
+OUTPUT = "pvc://spotune-sql/team/sql-0123abcd/export"
+
+
+def a_service(**spec: Any) -> ModelService:
+    """A service of the FinetuneJob `sql` on processors, with parts of its spec replaced."""
+    given = {"model": {"finetuneJob": "sql"}, "gpus": 0, "cluster": {"provider": "none"}} | spec
+    body = {"metadata": {"name": "answers", "namespace": "team"}, "spec": given}
+    return ModelService.model_validate(body, by_alias=True, by_name=False)
+
+
+@dataclass
+class Scenario:
+    """A service and its observed state."""
+
+    service: ModelService = field(default_factory=a_service)
+    generation: int = 1
+    status: ModelServiceStatus = field(default_factory=ModelServiceStatus)
+    observed: ObservedService = field(default_factory=ObservedService)
+    settings: Settings = SETTINGS
+    now: float = NOW
+
+    def decide(self) -> ServiceDecision:
+        """Decide; the new status is the input of the next decision."""
+        decision = decide_service(
+            self.service,
+            uid="uid-1",
+            generation=self.generation,
+            previous=self.status,
+            observed=self.observed,
+            now=self.now,
+            settings=self.settings,
+        )
+        self.status = decision.status
+        return decision
+
+    def observe(self, **changes: Any) -> None:
+        """Replace parts of the observed state."""
+        self.observed = replace(self.observed, **changes)
+
+    def edit(self, **spec: Any) -> None:
+        """Change the spec, as a user would."""
+        self.service = a_service(**spec)
+        self.generation += 1
+
+    def job(self, output: str = "", step: int = 0, phase: str = "Training", *, has_failed: bool = False) -> None:
+        """Set the state of the FinetuneJob `sql`."""
+        self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed)})
+
+    def ray_service(self, application: str = "RUNNING", message: str = "", **state: Any) -> None:
+        """Add a RayService in this state."""
+        child = ServiceChild("RayService", "team", "spotune-ms-answers", "uid-r", "answers", "1")
+        ray = RayServiceState(application=application, message=message, is_current=True, **state)
+        self.observe(children={("RayService", child.name): replace(child, ray=ray)})
+
+    def pods(self, **ready: int) -> None:
+        """Set ready pods by component."""
+        self.observe(
+            pods=[
+                ServicePod(f"{component}-{number}", "team", "answers", component, ready=True)
+                for component, count in ready.items()
+                for number in range(count)
+            ]
+        )
+
+    def serves(self) -> None:
+        """Train the model, and let everything run."""
+        self.job(OUTPUT, 120, "Complete")
+        self.ray_service()
+        self.pods(head=1, gateway=1, replicas=1)
+        self.decide()
+
+    def condition(self, name: str) -> Condition:
+        """A condition of the current status."""
+        found = find(self.status.conditions, name)
+        assert found is not None, f"{name} of {[each.type for each in self.status.conditions]}"
+        return found
+
+
+def kinds(decision: ServiceDecision) -> list[str]:
+    """Kinds of the applied children."""
+    return [manifest["kind"] for manifest in decision.apply]

@@ -1,0 +1,241 @@
+"""Decisions about ModelServices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from spotune_operator.observe.pod_problems import PodProblem
+from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
+from spotune_operator.serving.state import ServiceChild, ServicePod
+from tests.operator.serving.scenario import OUTPUT, Scenario, a_service, kinds
+
+
+def test_nothing_is_applied_before_the_model_is_trained() -> None:
+    scenario = Scenario()
+    scenario.job(phase="Training")
+    assert scenario.decide().apply == []
+    assert scenario.status.phase == "WaitingForModel"
+    assert scenario.condition("ModelAvailable").message == "waiting for the FinetuneJob sql to finish (phase Training)"
+    assert scenario.condition("Reconciling").status == "True"
+    assert scenario.condition("Stalled").status == "False"
+
+
+def test_a_missing_job_is_named_with_its_field() -> None:
+    scenario = Scenario()
+    scenario.decide()
+    assert scenario.condition("ModelAvailable").reason == "JobNotFound"
+    assert "spec.model.finetuneJob: there is no FinetuneJob sql" in scenario.condition("ModelAvailable").message
+
+
+def test_a_failed_job_stalls_the_service() -> None:
+    scenario = Scenario()
+    scenario.job(phase="Failed", has_failed=True)
+    scenario.decide()
+    assert scenario.status.phase == "Stalled"
+    assert scenario.condition("Stalled").reason == "JobFailed"
+
+
+def test_a_trained_model_is_served_from_the_volume_of_its_job() -> None:
+    scenario = Scenario()
+    scenario.job(OUTPUT, 120, "Complete")
+    decision = scenario.decide()
+    assert kinds(decision)[:1] == ["RayService"] or "RayService" in kinds(decision)
+    (ray_service,) = [manifest for manifest in decision.apply if manifest["kind"] == "RayService"]
+    (application,) = yaml.safe_load(ray_service["spec"]["serveConfigV2"])["applications"]
+    assert application["args"]["directory"] == "/models/spotune-sql/team/sql-0123abcd/export"
+    assert "spotune-sql" in json.dumps(ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"])
+    assert scenario.status.model is not None
+    assert scenario.status.model.location == OUTPUT
+    assert scenario.status.model.version == "sql-0123abcd-step-120"
+
+
+def test_a_service_is_ready_once_gateway_and_replicas_are() -> None:
+    scenario = Scenario()
+    scenario.job(OUTPUT, 120, "Complete")
+    scenario.ray_service("DEPLOYING")
+    scenario.pods(head=1)
+    scenario.decide()
+    assert scenario.condition("Ready").status == "False"
+    assert scenario.condition("ReplicasReady").message == "0 of 1 replicas are ready"
+    scenario.ray_service("RUNNING")
+    scenario.pods(head=1, replicas=1)
+    scenario.decide()
+    assert scenario.condition("Ready").reason == "GatewayNotReady"
+    scenario.pods(head=1, replicas=1, gateway=1)
+    scenario.decide()
+    assert scenario.condition("Ready").status == "True"
+    assert (scenario.status.phase, scenario.status.replicas, scenario.status.ready_replicas) == ("Serving", "1/1", 1)
+    assert scenario.status.url.startswith("http://")
+
+
+def test_a_model_that_cannot_be_loaded_stalls_the_service_with_the_error() -> None:
+    scenario = Scenario()
+    scenario.job(OUTPUT, 120, "Complete")
+    trace = (
+        "Traceback (most recent call last):\n  ...\nJobError: the model in /models/x cannot be loaded: no config.json\n"
+    )
+    scenario.ray_service("DEPLOY_FAILED", trace)
+    scenario.decide()
+    assert scenario.condition("Stalled").message == "JobError: the model in /models/x cannot be loaded: no config.json"
+    assert scenario.condition("Ready").message == "see condition Stalled"
+
+
+def test_training_the_job_again_keeps_the_served_model() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    scenario.job("", 10, "Training")
+    decision = scenario.decide()
+    assert "RayService" in kinds(decision)
+    assert scenario.condition("Ready").status == "True"
+    assert scenario.status.model is not None
+    assert scenario.status.model.version == "sql-0123abcd-step-120"
+
+
+def test_a_newly_trained_model_changes_the_application() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    before = scenario.decide().apply
+    scenario.job(OUTPUT, 240, "Complete")
+    after = scenario.decide().apply
+    assert before != after
+    assert scenario.status.model is not None
+    assert scenario.status.model.version == "sql-0123abcd-step-240"
+
+
+def test_another_job_is_waited_for_while_the_former_model_is_served() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    scenario.edit(model={"finetuneJob": "other"})
+    assert scenario.decide().apply == []
+    assert scenario.condition("ModelAvailable").reason == "JobNotFound"
+    assert scenario.status.model is not None
+    assert scenario.status.model.location == OUTPUT
+
+
+def test_an_adapter_that_is_not_trained_is_named_with_its_field() -> None:
+    scenario = Scenario(a_service(adapters=[{"name": "french", "finetuneJob": "fr"}]))
+    scenario.job(OUTPUT, 120, "Complete")
+    assert scenario.decide().apply == []
+    assert "spec.adapters[0].finetuneJob" in scenario.condition("ModelAvailable").message
+
+
+def test_suspending_deletes_the_ray_service_and_keeps_the_rest() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    scenario.edit(suspend=True)
+    decision = scenario.decide()
+    assert [child.kind for child in decision.delete] == ["RayService"]
+    assert "RayService" not in kinds(decision)
+    assert "Service" in kinds(decision)
+    assert scenario.status.phase == "Suspending"
+    scenario.observe(children={}, pods=[])
+    assert scenario.decide().delete == []
+    assert scenario.status.phase == "Suspended"
+    scenario.edit()
+    assert "RayService" in kinds(scenario.decide())
+
+
+def test_a_removed_ingress_is_deleted() -> None:
+    scenario = Scenario(a_service(ingress={"host": "sql.example.org"}))
+    scenario.serves()
+    assert "Ingress" in kinds(scenario.decide())
+    ingress = ServiceChild("Ingress", "team", "spotune-ms-answers", "uid-i", "answers", "1")
+    scenario.observe(children={**scenario.observed.children, ("Ingress", ingress.name): ingress})
+    assert scenario.decide().delete == []
+    scenario.edit()
+    assert scenario.decide().delete == [ingress]
+
+
+def test_the_image_stays_when_the_operator_is_upgraded() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    before = scenario.decide().apply
+    scenario.settings = replace(scenario.settings, serve_image="spotune/serve:2")
+    assert scenario.decide().apply == before
+    assert scenario.status.image == "spotune/serve:1"
+
+
+def test_an_image_of_the_spec_replaces_the_pinned_one() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    scenario.edit(cluster={"provider": "none", "image": "spotune/serve:2"})
+    scenario.decide()
+    assert scenario.status.image == "spotune/serve:2"
+    scenario.edit()
+    scenario.decide()
+    assert scenario.status.image == "spotune/serve:1"
+
+
+@pytest.mark.parametrize(("reason", "stalls"), [("ErrImagePull", True), ("Unschedulable", False)])
+def test_a_pod_problem_stalls_the_service_if_only_a_person_can_help(reason: str, stalls: bool) -> None:
+    scenario = Scenario()
+    scenario.job(OUTPUT, 120, "Complete")
+    scenario.ray_service("")
+    pod = ServicePod("head", "team", "answers", "head", problem=PodProblem(reason, "what the kubelet reports"))
+    scenario.observe(pods=[pod])
+    scenario.decide()
+    assert (scenario.condition("Stalled").status == "True") is stalls
+    assert scenario.condition("ReplicasReady").message == "what the kubelet reports"
+
+
+def test_a_refused_child_is_tried_again() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    scenario.observe(refused={"Ingress": "the host is taken"})
+    assert scenario.decide().requeue_after == scenario.settings.refused_seconds
+    assert "rejected the Ingress: the host is taken" in scenario.condition("Stalled").message
+
+
+def test_a_service_that_scaled_to_zero_is_ready() -> None:
+    scenario = Scenario(a_service(replicas={"min": 0, "max": 3}))
+    scenario.job(OUTPUT, 120, "Complete")
+    scenario.ray_service()
+    scenario.pods(head=1, gateway=1)
+    scenario.decide()
+    assert scenario.condition("Ready").status == "True"
+    assert scenario.condition("ReplicasReady").message == "scaled to zero: the next request starts a replica"
+
+
+def a_cluster(*groups: WorkerGroup) -> RayClusterView:
+    return RayClusterView("team", "spotune-ms-answers-abcde", "answers", groups)
+
+
+def test_more_replicas_are_patched_into_the_running_cluster() -> None:
+    scenario = Scenario(a_service(capacity="spot", replicas={"min": 1, "max": 1}))
+    scenario.serves()
+    running = a_cluster(WorkerGroup("gateway", 1, 1, 1), WorkerGroup("spot", 1, 1, 1))
+    scenario.observe(clusters=[running])
+    assert scenario.decide().resize == []
+    scenario.edit(capacity="spot", replicas={"min": 3, "max": 3})
+    (resize,) = scenario.decide().resize
+    assert resize.cluster == running
+    assert resize.operations == [
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/groupName", "value": "spot"},
+        *(
+            {"op": "add", "path": f"/spec/workerGroupSpecs/1/{name}", "value": 3}
+            for name in ("minReplicas", "maxReplicas", "replicas")
+        ),
+    ]
+
+
+def test_the_autoscaler_keeps_its_number_of_pods() -> None:
+    scenario = Scenario(a_service(capacity="spot", replicas={"min": 1, "max": 4}))
+    scenario.serves()
+    scenario.observe(clusters=[a_cluster(WorkerGroup("gateway", 1, 1, 1), WorkerGroup("spot", 3, 1, 4))])
+    assert scenario.decide().resize == []
+    scenario.edit(capacity="spot", replicas={"min": 2, "max": 8})
+    (resize,) = scenario.decide().resize
+    assert [operation["path"].rpartition("/")[2] for operation in resize.operations] == [
+        *("groupName", "minReplicas", "maxReplicas")
+    ]
+
+
+def test_a_cluster_with_other_groups_is_left_to_kuberay() -> None:
+    scenario = Scenario(a_service(capacity="mixed", replicas={"min": 2, "max": 2}))
+    scenario.serves()
+    scenario.observe(clusters=[a_cluster(WorkerGroup("gateway", 1, 1, 1), WorkerGroup("spot", 1, 1, 1))])
+    assert scenario.decide().resize == []
