@@ -64,7 +64,7 @@ ENV PATH=/opt/spotune/bin:$PATH UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 \
 # torch.compile and Triton for a C compiler, and for Python's headers, which are part of the base.
 RUN useradd --uid 1000 --create-home trainer \
     && apt-get update --quiet --quiet \
-    && apt-get install --quiet --quiet --yes --no-install-recommends ca-certificates curl gcc libc6-dev procps > /dev/null \
+    && apt-get install --quiet --quiet --yes --no-install-recommends ca-certificates curl gcc libc6-dev procps wget > /dev/null \
     && rm -rf /var/lib/apt/lists/*
 # PyTorch and CUDA, nine tenths of it all, change with PyTorch alone.
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \

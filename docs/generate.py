@@ -105,7 +105,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 | `spotune operator` | run the operator |
 | `spotune supervise JOB.yaml --directory DIR` | the supervisor container of a head pod |
 | `spotune crd` | print the CustomResourceDefinitions |
-| `spotune render JOB.yaml --provider aks` | print the Kubernetes objects that the operator applies for a job |
+| `spotune render FILE.yaml --provider aks` | print the objects that the operator applies for a job or service |
 
 ## Exit codes
 

@@ -23,6 +23,7 @@ PAGES = {
     "examples/bloomz-imdb.md": "examples/bloomz-imdb/README.md",
     "examples/llama-dolly.md": "examples/llama-dolly/README.md",
     "examples/mistral-pretrain.md": "examples/mistral-pretrain/README.md",
+    "examples/serving.md": "examples/serving/README.md",
     "examples/t5-wikisql.md": "examples/t5-wikisql/README.md",
     "examples/text-to-sql.md": "examples/text-to-sql/README.md",
     "examples/traces.md": "examples/traces/README.md",
