@@ -28,6 +28,8 @@ class ModelServiceStatus(Section):
     """Phase of the service, for display."""
     model: ServedVersionStatus | None = None
     """The version of the model that is served."""
+    adapters: dict[str, ServedVersionStatus] = Field(default={})
+    """The versions of the adapters that are served, by model id."""
     replicas: str = ""
     """Ready and desired replicas, such as 1/3."""
     ready_replicas: int = 0

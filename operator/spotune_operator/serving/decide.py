@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spotune.service import ModelService, ModelServiceStatus, ServedVersionStatus
+from spotune.service import ModelService, ModelServiceStatus
 from spotune_operator.children.serving import build_service_children
 from spotune_operator.children.serving.groups import REPLICAS
 from spotune_operator.children.serving.resolved_service import ResolvedService, resolve_service
@@ -14,7 +14,7 @@ from spotune_operator.kube.conditions import Finding, updated
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
 from spotune_operator.reconcile.kstatus import stalled_findings
 from spotune_operator.serving.findings import ServiceContext, service_findings
-from spotune_operator.serving.model_location import Models, locate_models, location_text
+from spotune_operator.serving.model_location import Models, locate_models, version_status
 from spotune_operator.serving.scaling import Resize, resizes
 from spotune_operator.serving.state import ObservedService, ServiceChild
 from spotune_operator.settings import Settings
@@ -155,9 +155,9 @@ def _status(
         "conditions": updated(previous.conditions, findings.values(), generation, now),
     }
     if resolved is not None and context.models.model is not None:
-        location = location_text(context.models.model)
         changes |= {
-            "model": ServedVersionStatus(location=location, version=context.models.model.version),
+            "model": version_status(context.models.model),
+            "adapters": {name: version_status(found) for name, found in context.models.adapters.items()},
             "url": resolved.url,
             "image": resolved.image,
             "default_image": previous.default_image if spec.cluster.image else resolved.image,

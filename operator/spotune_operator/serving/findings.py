@@ -43,13 +43,19 @@ def service_findings(context: ServiceContext) -> list[Finding]:
     model, replicas = context.models.finding, _replicas_ready(context)
     stalled = _stalled(context, replicas)
     ready = _ready(context, model, replicas, stalled)
-    is_settled = "True" in (ready.status, stalled.status) or context.service.spec.suspend
-    reconciling = (
-        Finding("Reconciling", "False", ready.reason)
-        if is_settled
-        else Finding("Reconciling", "True", ready.reason, ready.message)
-    )
+    reconciling = _reconciling(context, model, ready, stalled)
     return [ready, reconciling, stalled, *_suspended(context), model, replicas]
+
+
+def _reconciling(context: ServiceContext, model: Finding, ready: Finding, stalled: Finding) -> Finding:
+    """Whether the operator still works towards the spec; it may wait for a model while it serves the former one."""
+    if stalled.status == "True" or context.service.spec.suspend:
+        return Finding("Reconciling", "False", ready.reason)
+    if model.status != "True":
+        return Finding("Reconciling", "True", model.reason, model.message)
+    if ready.status == "True":
+        return Finding("Reconciling", "False", ready.reason)
+    return Finding("Reconciling", "True", ready.reason, ready.message)
 
 
 def _suspended(context: ServiceContext) -> Iterator[Finding]:
@@ -107,7 +113,7 @@ def _ready(context: ServiceContext, model: Finding, replicas: Finding, stalled: 
         return Finding("Ready", "False", "Suspended", "spec.suspend is true")
     if stalled.status == "True":
         return Finding("Ready", "False", stalled.reason, reference("Stalled"))
-    if model.status != "True":
+    if model.status != "True" and context.observed.ray_service is None:
         return Finding("Ready", "False", model.reason, reference("ModelAvailable"))
     if replicas.status != "True":
         return Finding("Ready", "False", replicas.reason, reference("ReplicasReady"))

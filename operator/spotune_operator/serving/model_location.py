@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
-from spotune.service import ClaimSource, ModelService, ModelServiceStatus
+from spotune.service import ClaimSource, ModelService, ModelServiceStatus, ServedVersionStatus
 from spotune_operator.children.serving.resolved_service import ModelLocation
 from spotune_operator.kube.conditions import Finding
 from spotune_operator.serving.state import ObservedService, TrainedModel
@@ -44,9 +44,8 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
     spec = service.spec.model
     finding: Finding | None = None
     if spec.finetune_job:
-        model, finding = _trained(spec.finetune_job, observed.jobs.get(spec.finetune_job), "spec.model.finetuneJob")
-        model = model or _served_before(previous, spec.finetune_job)
-        finding = None if model is not None else finding
+        field_name = "spec.model.finetuneJob"
+        model, finding = _of_job(spec.finetune_job, observed, previous.model, field_name)
     elif spec.claim is not None:
         model = _on_claim(spec.claim)
     else:
@@ -57,7 +56,8 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
             adapters[adapter.name] = _on_claim(adapter.claim)
             continue
         field_name = f"spec.adapters[{number}].finetuneJob"
-        location, problem = _trained(adapter.finetune_job, observed.jobs.get(adapter.finetune_job), field_name)
+        served = previous.adapters.get(adapter.name)
+        location, problem = _of_job(adapter.finetune_job, observed, served, field_name)
         if location is not None:
             adapters[adapter.name] = location
         finding = finding or problem
@@ -66,9 +66,26 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
     return Models(model, finding, adapters)
 
 
-def location_text(location: ModelLocation) -> str:
-    """The location as in ``status.model.location``."""
-    return location.source or f"{_CLAIM_SCHEME}{location.claim}/{location.path}"
+def version_status(location: ModelLocation) -> ServedVersionStatus:
+    """A location as in ``status.model``."""
+    place = location.source or f"{_CLAIM_SCHEME}{location.claim}/{location.path}"
+    return ServedVersionStatus(location=place, version=location.version)
+
+
+def _of_job(
+    name: str, observed: ObservedService, served: ServedVersionStatus | None, field_name: str
+) -> tuple[ModelLocation | None, Finding | None]:
+    """The location of the model of a FinetuneJob, in the newest version or else in the served one; or why it has none.
+
+    Args:
+        name: Name of the FinetuneJob.
+        observed: The state of the cluster.
+        served: The version in the status; it may be that of another job.
+        field_name: The field that names the job.
+    """
+    location, finding = _trained(name, observed.jobs.get(name), field_name)
+    location = location or _served_before(served, name)
+    return location, None if location is not None else finding
 
 
 def _trained(name: str, job: TrainedModel | None, field_name: str) -> tuple[ModelLocation | None, Finding | None]:
@@ -92,14 +109,14 @@ def _job_directory(path: str) -> str:
     return PurePosixPath(path).parent.name
 
 
-def _served_before(previous: ModelServiceStatus, job: str) -> ModelLocation | None:
-    """The location in the status, if it is an export of this job."""
-    if previous.model is None or not previous.model.location.startswith(_CLAIM_SCHEME):
+def _served_before(served: ServedVersionStatus | None, job: str) -> ModelLocation | None:
+    """The served location, if it is an export of this job."""
+    if served is None or not served.location.startswith(_CLAIM_SCHEME):
         return None
-    claim, _, path = previous.model.location.removeprefix(_CLAIM_SCHEME).partition("/")
+    claim, _, path = served.location.removeprefix(_CLAIM_SCHEME).partition("/")
     if _job_directory(path).rpartition("-")[0] != job:
         return None
-    return ModelLocation(claim=claim, path=path, version=previous.model.version)
+    return ModelLocation(claim=claim, path=path, version=served.version)
 
 
 def _on_claim(claim: ClaimSource) -> ModelLocation:

@@ -10,7 +10,7 @@ import yaml
 
 from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
-from spotune_operator.serving.state import ServiceChild, ServicePod
+from spotune_operator.serving.state import ServiceChild, ServicePod, TrainedModel
 from tests.operator.serving.scenario import OUTPUT, Scenario, a_service, kinds
 
 
@@ -112,6 +112,8 @@ def test_another_job_is_waited_for_while_the_former_model_is_served() -> None:
     scenario.edit(model={"finetuneJob": "other"})
     assert scenario.decide().apply == []
     assert scenario.condition("ModelAvailable").reason == "JobNotFound"
+    assert scenario.condition("Ready").status == "True"
+    assert scenario.condition("Reconciling").status == "True"
     assert scenario.status.model is not None
     assert scenario.status.model.location == OUTPUT
 
@@ -121,6 +123,18 @@ def test_an_adapter_that_is_not_trained_is_named_with_its_field() -> None:
     scenario.job(OUTPUT, 120, "Complete")
     assert scenario.decide().apply == []
     assert "spec.adapters[0].finetuneJob" in scenario.condition("ModelAvailable").message
+
+
+def test_training_an_adapter_again_keeps_the_served_one() -> None:
+    scenario = Scenario(a_service(adapters=[{"name": "french", "finetuneJob": "fr"}]))
+    scenario.serves()
+    base = scenario.observed.jobs["sql"]
+    scenario.observe(jobs={"sql": base, "fr": TrainedModel("pvc://spotune-fr/team/fr-89abcdef/export", 7, "Complete")})
+    scenario.decide()
+    scenario.observe(jobs={"sql": base, "fr": TrainedModel("", 3, "Training")})
+    assert "RayService" in kinds(scenario.decide())
+    assert scenario.condition("ModelAvailable").status == "True"
+    assert scenario.status.adapters["french"].version == "fr-89abcdef-step-7"
 
 
 def test_suspending_deletes_the_ray_service_and_keeps_the_rest() -> None:
