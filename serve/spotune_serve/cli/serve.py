@@ -34,6 +34,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A LoRA adapter, served as model NAME; may be repeated."),
     ] = None,
+    engine: Annotated[
+        Literal["auto", "transformers", "vllm"],
+        typer.Option(help="auto: vllm for causal models on a GPU where it is installed, else transformers."),
+    ] = "auto",
     replicas: Annotated[int, typer.Option(min=1, help="Processes that generate. On GPUs they share the GPUs.")] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0: any free port.")] = 8000,
@@ -64,6 +68,7 @@ def serve(
         name=served.name,
         adapters=adapters,
         scaling=Scaling(replicas, replicas),
+        engine=engine,
         gpus=_gpus_per_replica(replicas),
         threads=max(1, (os.cpu_count() or 1) // replicas),
         drain_seconds=drain,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from spotune_serve.deployment.hub import HubModel
 from spotune_serve.gateway.settings import GatewaySettings
@@ -65,7 +66,8 @@ class ServiceConfig:
         placement: nodes for the processes.
         gpus: GPUs per replica; a fraction shares a GPU.
         threads: PyTorch threads per replica; 0: one per processor of its container.
-        max_batch_size: maximum sequences that a replica decodes at once.
+        engine: auto: vllm for causal models on a GPU where vLLM is installed, transformers for all others.
+        max_batch_size: maximum sequences that a replica decodes at once; None: the engine's default.
         drain_seconds: time that a leaving replica has to finish its sequences.
         gateway: keys, limits and timeouts.
         api_keys_file: file with the API keys, one per line, read by each gateway when it starts; None: those of
@@ -79,7 +81,8 @@ class ServiceConfig:
     placement: Placement = field(default_factory=Placement)
     gpus: float = 0.0
     threads: int = 0
-    max_batch_size: int = 32
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    max_batch_size: int | None = None
     drain_seconds: float = 30.0
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     api_keys_file: Path | None = None

@@ -36,11 +36,21 @@ class Replica:
         import torch
 
         from spotune_serve.engine.load import load_adapters, load_model
-        from spotune_serve.engine.transformers_engine import TransformersEngine
+        from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
+        from spotune_serve.engine.vllm_engine import VllmEngine, obstacle, start_vllm
+        from spotune_serve.engine.vllm_parameters import VllmSettings
 
+        folder = model_folder(config.directory)
+        self._engine: TransformersEngine | VllmEngine
+        if config.engine == "vllm" or (config.engine == "auto" and not obstacle(folder, config.gpus)):
+            settings = VllmSettings.for_gpus(config.gpus, config.max_batch_size)
+            self._engine = start_vllm(folder, config.adapters, settings, config.gpus)
+            return
         torch.set_num_threads(config.threads or available_processors())
-        model = load_model(model_folder(config.directory), "cuda" if config.gpus else "cpu")
-        self._engine = TransformersEngine(load_adapters(model, config.adapters), max_batch_size=config.max_batch_size)
+        model = load_model(folder, "cuda" if config.gpus else "cpu")
+        self._engine = TransformersEngine(
+            load_adapters(model, config.adapters), config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+        )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
         """The new tokens of a sequence, see `Engine.generate`. Cancelling the call aborts the sequence."""
