@@ -75,7 +75,8 @@ def gpu_lost_for_good(harness: FaultHarness) -> None:
     harness.machine("another node").add_node(_SPARE_WITH_A_GPU)
     with harness.operator.with_values(*HEALING, *times):
         node = harness.job.pods("workers")[0]["spec"]["nodeName"]
-        with harness.expect_recovery("workerLost", lost_workers=1):
+        # The drain gives the worker a notice: it is preempted, unless its end is noticed first.
+        with harness.expect_recovery("preempted", "workerLost", lost_workers=1):
             harness.fault.set_gpu(node, _GPU, "lost")
             wait_for(f"the end of {node}", 300, lambda: not _is_there(harness, node), every=0.5)
     harness.fault.set_gpu(node, _GPU, "healthy")
