@@ -11,6 +11,8 @@ from typing import Any
 
 from openai import OpenAI
 
+from spotune_operator.children.ports import DASHBOARD
+from spotune_testcluster import network
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.finetune_jobs import CLAIM, SMALL, Workplace
@@ -107,6 +109,8 @@ def add_model(workplace: Workplace) -> None:
 def running_service(workplace: Workplace, manifest: dict[str, Any]) -> Iterator[RunningService]:
     """A service that is applied, and deleted with its pods at the end of the block."""
     service = RunningService(workplace.kubectl, manifest["metadata"]["name"])
+    if workplace.cluster.machine:
+        workplace.kubectl.apply(_kuberay_policy(service))
     workplace.kubectl.apply(manifest)
     try:
         yield service
@@ -115,3 +119,12 @@ def running_service(workplace: Workplace, manifest: dict[str, Any]) -> Iterator[
         labels = f"--selector=spotune.dev/service={service.name}"
         workplace.kubectl("delete", "pods", labels, "--force", "--grace-period=0", "--ignore-not-found")
         wait_for("the end of the service's pods", 120, lambda: not workplace.kubectl.get("pods", labels), every=1)
+
+
+def _kuberay_policy(service: RunningService) -> dict[str, Any]:
+    """Admits the KubeRay of the test cluster to Ray's dashboard: it is a process of the control plane, and no pod."""
+    rule = {"from": [{"ipBlock": {"cidr": f"{network.CONTROL_PLANE}/32"}}], "ports": [{"port": DASHBOARD.number}]}
+    selector = {"matchLabels": {"spotune.dev/service": service.name}}
+    spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [rule]}
+    metadata = {"name": "kuberay"}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}

@@ -10,6 +10,8 @@ from tests.cluster.finetune_jobs import ENDLESS, GLOBAL_BATCH_SIZE, INPUTS, SMAL
 
 HANG_TIMEOUT = "25s"
 _SEED = 7
+_STEPS = 3 * STEPS
+"""So many that a fast machine has not made all of them before the status reports the fault."""
 _WORKERS_KEPT = "worker pods kept"
 
 
@@ -42,7 +44,7 @@ class Case:
 
     def manifest(self, workplace: Workplace) -> dict[str, Any]:
         """The FinetuneJob manifest."""
-        sections = {"training": {"maxSteps": ENDLESS if self.endless else STEPS}, **self.sections}
+        sections = {"training": {"maxSteps": ENDLESS if self.endless else _STEPS}, **self.sections}
         if "storage" in sections:
             sections["storage"] = {"storageClassName": workplace.cluster.storage_class, **sections["storage"]}
         return workplace.manifest(self.slug, **sections)
