@@ -139,7 +139,7 @@ test: $(READY) ## All that CI runs: lint, type, every test but the long ones, co
 	@$(MAKE) --no-print-directory --jobs 2 lint type cluster-build-here
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-kubernetes test-beside
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-kubernetes test-here test-ray
 	$(BIN)/coverage combine --quiet
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
@@ -149,18 +149,16 @@ test: $(READY) ## All that CI runs: lint, type, every test but the long ones, co
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
 	@tail --quiet --lines 1 build/pytest-*.txt
 
-# The parts of `make test`. The tests on a Kubernetes wait for much of their time, so all others run beside them at a lower
-# priority. The tests on a Kubernetes measure no coverage: what they test runs in pods.
-.PHONY: cluster-build-here test-kubernetes test-beside test-here test-ray
+# The parts of `make test`. The tests on a Kubernetes and on a Ray wait for much of their time, so two parts run at once, those
+# that wait less at a lower priority. The tests on a Kubernetes measure no coverage: what they test runs in pods.
+.PHONY: cluster-build-here test-kubernetes test-here test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
 test-kubernetes:
 	@echo "The tests on a real Kubernetes and on a Ray write to build/pytest-*.txt, shown once they have ended."
 	@failed=0; $(BIN)/pytest -m "cluster and not long" > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
-test-beside: # one after the other: two of them and a cluster are too much for two processors
-	@failed=0; for part in test-here test-ray; do $(MAKE) --no-print-directory $$part || failed=1; done; exit $$failed
 test-here:
 	nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt
-test-ray:
+test-ray: # starts when one of the other two has ended: all three at once are too much for two processors
 	@failed=0; nice -n 5 $(BIN)/coverage run -m pytest -m "ray and not long" > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed
