@@ -63,6 +63,7 @@ class Manager:
         self._tasks: list[asyncio.Task[None]] = []
         self._reconciling_since: dict[JobKey, float] = {}
         self._synced = False
+        self._jobs_listed = asyncio.Event()
         self.health_server = HealthServer(settings, self.health_problem, lambda: self._synced, self._exposition)
 
     async def __aenter__(self) -> Self:
@@ -74,7 +75,9 @@ class Manager:
             self._create_task(reflector.run(), f"watch of {reflector.resource.plural}")
         self._create_task(self._start_workers(), "start of reconcile workers")
         if self.services is not None:
-            self._create_task(self.services.run(), "reconcile worker of services")
+            for number in range(self._settings.passes):
+                work = self.services.run(self._jobs_listed)
+                self._create_task(work, f"reconcile worker {number} of services")
         self._create_task(self.healer.run(), "GPU healer")
         return self
 
@@ -128,6 +131,7 @@ class Manager:
                 await asyncio.sleep(self._settings.retry_seconds)
             else:
                 self._synced = True
+                self._jobs_listed.set()
         self.metrics.synced.set(1)
         logger.info("all caches are filled; %d jobs", len(self.caches.keys()))
         for number in range(self._settings.passes):

@@ -38,7 +38,7 @@ class RunningService:
     @property
     def children(self) -> str:
         """Name of all its children."""
-        return f"spotune-ms-{self.name}"
+        return f"spotunems-{self.name}"
 
     def status(self) -> dict[str, Any]:
         """Its status; {} before the first reconcile."""

@@ -14,6 +14,7 @@ from tests.cluster.containers import kill_container
 from tests.cluster.finetune_jobs import Workplace
 from tests.cluster.model_services import RunningService, add_model, running_service, service_manifest
 from tests.cluster.operator_install import Operator
+from tests.cluster.rights import refused
 from tests.serve.support.openai_streams import assert_streams_survive, streams_during, undisturbed_streams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
@@ -42,7 +43,7 @@ def test_status_tells_what_is_served(service: RunningService) -> None:
     status = service.status()
     assert status["phase"] == "Serving"
     assert status["replicas"] == "2/2"
-    assert status["url"] == f"http://spotune-ms-{NAME}.{service.kubectl.namespace}.svc"
+    assert status["url"] == f"http://spotunems-{NAME}.{service.kubectl.namespace}.svc"
     (line,) = service.kubectl("get", "ms", NAME, "--no-headers").splitlines()
     assert line.split()[:3] == [NAME, "Serving", "2/2"]
 
@@ -80,3 +81,7 @@ def test_suspended_service_has_no_pods(service: RunningService) -> None:
     service.kubectl("patch", "modelservice", NAME, "--type=merge", '--patch={"spec": {"suspend": true}}')
     wait_for("phase Suspended", 180, lambda: service.status().get("phase") == "Suspended", every=1)
     assert not service.kubectl.get("pods", f"--selector=spotune.dev/service={NAME}")
+
+
+def test_the_operator_has_all_rights_that_it_used(cluster: ClusterUnderTest, service: RunningService) -> None:
+    assert not refused(cluster.machine_for("the audit log").files.audit_log)

@@ -34,7 +34,7 @@ def reasons() -> Iterator[str]:
                 yield texts[0]
             elif node.func.id == "Finding" and (texts[1] != "True" or texts[0] in ("Stalled", "Failed")):
                 yield texts[2]
-    yield from kstatus._NEED_A_USER
+    yield from kstatus.NEED_A_USER
     kinds: list[type[StalledError]] = [StalledError, *StalledError.__subclasses__()]
     yield from (kind.reason for kind in kinds)
 

@@ -14,7 +14,7 @@ class ServedVersionStatus(Section):
     location: str
     """Where the model is: pvc://claim/path or hf://owner/name."""
     version: str
-    """Identifies the weights: the fingerprint and step of a FinetuneJob, or the revision of a source."""
+    """Identifies the weights: directory and step of a FinetuneJob, the revision of a source, or the path on a claim."""
 
 
 class ModelServiceStatus(Section):
@@ -28,12 +28,14 @@ class ModelServiceStatus(Section):
     """Phase of the service, for display."""
     model: ServedVersionStatus | None = None
     """The version of the model that is served."""
+    pending_model: ServedVersionStatus | None = None
+    """The version that is being deployed."""
     adapters: dict[str, ServedVersionStatus] = Field(default={})
-    """The versions of the adapters that are served, by model id."""
+    """The newest versions of the adapters, by model id."""
     replicas: str = ""
-    """Ready and desired replicas, such as 1/3."""
+    """Ready and desired replica pods, such as 1/3."""
     ready_replicas: int = 0
-    """Number of ready replicas."""
+    """Number of ready replica pods."""
     url: str = ""
     """Base URL of the API."""
     ray_service: str = ""
@@ -41,8 +43,12 @@ class ModelServiceStatus(Section):
     image: str = ""
     """Container image of the pods. It is pinned: an operator upgrade does not change it."""
     default_image: str = ""
-    """The operator's default image when the image was pinned."""
+    """The operator's default image when the service was created."""
+    default_ray_version: str = ""
+    """Ray version of the default image."""
+    provider: str = ""
+    """Cloud provider of the nodes when the service was created."""
     conditions: list[Condition] = Field(
         default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
-    """Conditions: Ready, Reconciling, Stalled, ModelAvailable, ClusterReady, ReplicasReady."""
+    """Conditions: Ready, Reconciling, Stalled, Suspended, ModelAvailable, ReplicasReady."""

@@ -92,11 +92,12 @@ def _location(
 ) -> ModelLocation:
     """Where a model is; for that of a FinetuneJob, with a placeholder for the fingerprint."""
     from spotune_operator.children.serving.resolved_service import ModelLocation
+    from spotune_operator.serving.model_location import claim_location
 
     if source:
         return ModelLocation(source=source, version=revision)
     if claim is not None:
-        return ModelLocation(claim=claim.name, path=claim.path, version=claim.path)
+        return claim_location(claim)
     path = f"{namespace}/{job}-{_FINGERPRINT}/export"
     return ModelLocation(claim=f"spotune-{job}", path=path, version=_FINGERPRINT)
 
@@ -108,7 +109,7 @@ def _provider(name: str) -> Provider:
 
 
 def operator() -> None:
-    """Run the operator: watch FinetuneJobs and manage their Ray clusters, until SIGTERM.
+    """Run the operator: watch FinetuneJobs and ModelServices and manage their Ray clusters, until SIGTERM.
 
     In a pod it uses the pod's service account, elsewhere KUBECONFIG. Settings are environment variables such as
     SPOTUNE_OPERATOR_IMAGE; an unknown name is an error that lists all of them. Probes and metrics are served on :8080

@@ -86,7 +86,7 @@ def _container_message(reason: str, message: str, before: Mapping[str, Any], ima
     if reason in _PULLING:
         return f"image {image} cannot be pulled: {_BACK_OFF.sub('', message)}"
     if reason == "CreateContainerConfigError" and message.endswith("not found"):
-        return f"{message} in namespace {namespace}: create it, or change its name in the job"
+        return f"{message} in namespace {namespace}: create it, or change its name in the spec"
     if reason == "RunContainerError":
         return f"cannot start: {message}"
     if reason != "CrashLoopBackOff":

@@ -13,7 +13,7 @@ from spotune_operator.kube.conditions import Finding, reference
 from spotune_operator.reconcile.condition_findings import failed_checks
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
-_NEED_A_USER = frozenset(
+NEED_A_USER = frozenset(
     {
         *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"),
         *("FailedCreateHeadPod", "FailedCreateWorkerPod"),  # without quotas, which have a reason of their own
@@ -74,7 +74,7 @@ def _stalled(context: ReconcileContext, findings: Mapping[str, Finding]) -> Find
         for kind, message in context.observed.refused.items():
             return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}")
         problem = context.observed.pod_problem
-        if problem is not None and problem.reason in _NEED_A_USER:
+        if problem is not None and problem.reason in NEED_A_USER:
             return Finding("Stalled", "True", problem.reason, problem.message)
         if findings["PreflightPassed"].reason == "CheckFailed":
             names = [check.name for check in failed_checks(context)]

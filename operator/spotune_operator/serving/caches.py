@@ -161,10 +161,10 @@ class ServiceCaches:
         services = self._namespace_of((namespace, "")).services.all()
         return [found.key for found in services if found.namespace == namespace and job in found.jobs]
 
-    def children(self, key: ServiceKey) -> dict[ChildKey, ServiceChild]:
-        """A service's children by kind and name."""
-        found = [child for each in self._namespace_of(key).children for child in each.of(key).values()]
-        return {(child.kind, child.name): child for child in found}
+    def children(self, service: CachedService) -> dict[ChildKey, ServiceChild]:
+        """A service's children by kind and name; an object with its label but another owner is none of them."""
+        found = [child for each in self._namespace_of(service.key).children for child in each.of(service.key).values()]
+        return {(child.kind, child.name): child for child in found if child.owner == service.uid}
 
     def clusters(self, key: ServiceKey) -> list[RayClusterView]:
         """The RayClusters of a service, sorted by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -42,7 +43,6 @@ class ServiceController:
     ) -> None:
         self.queue: WorkQueue[ServiceKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)
         self.caches = ServiceCaches(kube, settings, self._changed)
-        self._jobs = jobs
         self._reconciler = ServiceReconciler(kube, self.caches, jobs, settings, clock)
         self._settings = settings
         self._metrics = metrics
@@ -57,12 +57,15 @@ class ServiceController:
         """Services that are being reconciled, with the monotonic time of the start."""
         return self._reconciling_since.items()
 
-    async def run(self) -> None:
-        """Reconcile services until cancelled, once the caches are filled.
+    async def run(self, jobs_listed: asyncio.Event) -> None:
+        """Reconcile services until cancelled, once all caches are filled; several may run at the same time.
 
-        FinetuneJobs do not wait for these caches: an operator without the rights for services still trains.
+        FinetuneJobs do not wait for the caches of services: an operator without the rights for services still trains.
+
+        Args:
+            jobs_listed: Set once the cache has all FinetuneJobs: a service would report missing jobs before.
         """
-        await self._jobs.synced()
+        await jobs_listed.wait()
         await self.caches.synced()
         while True:
             key = await self.queue.get()

@@ -9,20 +9,20 @@ from typing import Any, Final
 from spotune.service import ModelService, ModelServiceStatus
 from spotune_operator.children.serving import build_service_children
 from spotune_operator.children.serving.groups import REPLICAS
+from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION
 from spotune_operator.children.serving.resolved_service import ResolvedService, resolve_service
 from spotune_operator.kube.conditions import Finding, updated
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
-from spotune_operator.reconcile.kstatus import stalled_findings
-from spotune_operator.serving.findings import ServiceContext, service_findings
+from spotune_operator.serving.findings import ServiceContext, service_findings, stalled_service_findings
 from spotune_operator.serving.model_location import Models, locate_models, version_status
-from spotune_operator.serving.scaling import Resize, resizes
+from spotune_operator.serving.scaling import Resize, cluster_resizes
 from spotune_operator.serving.state import ObservedService, ServiceChild
 from spotune_operator.settings import Settings
 
 Manifest = dict[str, Any]
 
 _OPTIONAL: Final = frozenset({"RayService", "PodDisruptionBudget", "Ingress"})
-"""Kinds of children that a service may cease to have; the operator may delete these and no others."""
+"""Optional children: the operator deletes them when the spec no longer asks for them."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,37 @@ def decide_service(
     models = locate_models(service, observed, previous)
     resolved = _resolve(service, models, uid, previous, observed, settings)
     children = build_service_children(resolved) if resolved is not None else []
+    context = ServiceContext(service, models, observed, _is_applied(children, observed))
     return ServiceDecision(
         apply=children,
         delete=_unwanted(service, children, observed),
-        resize=resizes(resolved, observed.clusters) if resolved is not None else [],
-        status=_status(ServiceContext(service, models, observed), resolved, previous, generation, now),
+        resize=cluster_resizes(resolved, observed.clusters) if resolved is not None else [],
+        status=_status(context, resolved, previous, generation, now),
         requeue_after=settings.refused_seconds if observed.refused else None,
     )
 
 
-def stalled_service(previous: ModelServiceStatus, error: Exception, generation: int, now: float) -> ModelServiceStatus:
+def stalled_service(
+    previous: ModelServiceStatus, error: Exception, observed: ObservedService, generation: int, now: float
+) -> ModelServiceStatus:
     """The status of a service whose spec cannot be applied; its running pods are left alone."""
-    conditions = updated(previous.conditions, stalled_findings(error), generation, now)
-    changes = {"observed_generation": generation, "phase": "Stalled", "conditions": conditions}
+    findings = stalled_service_findings(error, observed)
+    changes = {
+        "observed_generation": generation,
+        "phase": "Stalled",
+        "ready_replicas": observed.ready_pods(REPLICAS),
+        "conditions": updated(previous.conditions, findings, generation, now),
+    }
     return previous.model_copy(update=changes)
+
+
+def _is_applied(desired: Sequence[Manifest], observed: ObservedService) -> bool:
+    """Whether the RayService in the cluster has the desired spec."""
+    child = observed.ray_service
+    return child is not None and any(
+        manifest["kind"] == "RayService" and manifest["metadata"]["annotations"][SPEC_ANNOTATION] == child.spec_digest
+        for manifest in desired
+    )
 
 
 def _unwanted(service: ModelService, desired: Sequence[Manifest], observed: ObservedService) -> list[ServiceChild]:
@@ -113,27 +130,23 @@ def _resolve(
         return None
     return resolve_service(
         service,
-        _provider(service, observed),
+        _provider(service, previous, observed),
         model=models.model,
         adapters=models.adapters,
         image=previous.default_image or settings.serve_image,
-        ray_version=settings.ray_version,
+        ray_version=previous.default_ray_version or settings.ray_version,
         uid=uid,
         operator_namespace=settings.namespace,
         monitoring_namespace=settings.monitoring_namespace,
-        active_cluster=_active_cluster(observed),
+        active_cluster=observed.ray.active_cluster,
     )
 
 
-def _active_cluster(observed: ObservedService) -> str:
-    """Name of the RayCluster that answers requests; empty before there is one."""
-    child = observed.ray_service
-    return child.ray.active_cluster if child is not None and child.ray is not None else ""
-
-
-def _provider(service: ModelService, observed: ObservedService) -> Provider:
+def _provider(service: ModelService, previous: ModelServiceStatus, observed: ObservedService) -> Provider:
     named = service.spec.cluster.provider
-    return detect(observed.provider_ids) if named == "auto" else PROVIDERS[ProviderName(named)]
+    if named != "auto":
+        return PROVIDERS[ProviderName(named)]
+    return PROVIDERS[ProviderName(previous.provider)] if previous.provider else detect(observed.provider_ids)
 
 
 def _status(
@@ -155,12 +168,17 @@ def _status(
         "conditions": updated(previous.conditions, findings.values(), generation, now),
     }
     if resolved is not None and context.models.model is not None:
+        version = version_status(context.models.model)
+        cluster = spec.cluster
         changes |= {
-            "model": version_status(context.models.model),
+            "model": version if context.is_deployed else previous.model,
+            "pending_model": None if context.is_deployed else version,
             "adapters": {name: version_status(found) for name, found in context.models.adapters.items()},
             "url": resolved.url,
             "image": resolved.image,
-            "default_image": previous.default_image if spec.cluster.image else resolved.image,
+            "default_image": previous.default_image if cluster.image else resolved.image,
+            "default_ray_version": previous.default_ray_version if cluster.ray_version else resolved.ray_version,
+            "provider": previous.provider if cluster.provider != "auto" else resolved.provider.name.value,
         }
     return previous.model_copy(update=changes)
 
@@ -178,7 +196,7 @@ def _phase(context: ServiceContext, findings: dict[str, Finding]) -> str:
     if context.service.spec.suspend:
         return "Suspended" if findings["Suspended"].status == "True" else "Suspending"
     if findings["Ready"].status == "True":
-        return "Upgrading" if context.ray.is_upgrading else "Serving"
+        return "Serving" if context.is_deployed else "Upgrading"
     if findings["ModelAvailable"].status != "True":
         return "WaitingForModel"
     return "Deploying" if context.observed.ray_service is not None else "Provisioning"

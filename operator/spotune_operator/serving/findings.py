@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spotune.service import ModelService
 from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
 from spotune_operator.kube.conditions import Finding, reference
+from spotune_operator.reconcile.kstatus import NEED_A_USER, stalled_findings
 from spotune_operator.serving.model_location import Models
 from spotune_operator.serving.state import ObservedService, RayServiceState
 
-_NEED_A_USER = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"}
-)
-"""Pod problems that do not go away by waiting."""
+_NEED_A_USER = NEED_A_USER | {"DeployFailed", "ValidationFailed"}
+"""Reasons that do not go away by waiting."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +23,23 @@ class ServiceContext:
         service: The service.
         models: Where its model is.
         observed: The state of the cluster.
+        is_applied: Whether the RayService in the cluster has the desired spec.
     """
 
     service: ModelService
     models: Models
     observed: ObservedService
+    is_applied: bool
 
     @property
     def ray(self) -> RayServiceState:
         """What KubeRay reports; empty without a RayService."""
-        child = self.observed.ray_service
-        return (child.ray if child is not None else None) or RayServiceState()
+        return self.observed.ray
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether the active cluster has the newest spec."""
+        return self.is_applied and self.ray.is_current and bool(self.ray.active_cluster) and not self.ray.is_upgrading
 
 
 def service_findings(context: ServiceContext) -> list[Finding]:
@@ -43,49 +47,91 @@ def service_findings(context: ServiceContext) -> list[Finding]:
     model, replicas = context.models.finding, _replicas_ready(context)
     stalled = _stalled(context, replicas)
     ready = _ready(context, model, replicas, stalled)
-    reconciling = _reconciling(context, model, ready, stalled)
-    return [ready, reconciling, stalled, *_suspended(context), model, replicas]
+    reconciling = _reconciling(context, model, replicas, ready, stalled)
+    return [ready, reconciling, stalled, _suspended(context), model, replicas]
 
 
-def _reconciling(context: ServiceContext, model: Finding, ready: Finding, stalled: Finding) -> Finding:
-    """Whether the operator still works towards the spec; it may wait for a model while it serves the former one."""
-    if stalled.status == "True" or context.service.spec.suspend:
-        return Finding("Reconciling", "False", ready.reason)
+def stalled_service_findings(error: Exception, observed: ObservedService) -> list[Finding]:
+    """The conditions of a service whose spec cannot be applied; a running one still answers requests."""
+    ready, *others = stalled_findings(error)
+    return [_SERVING if _answers(observed) else ready, *others]
+
+
+_SERVING = Finding("Ready", "True", "Serving", "the endpoint answers requests")
+
+
+def _answers(observed: ObservedService, *, scales_to_zero: bool = False) -> bool:
+    """Whether the active cluster has a gateway, and a replica unless the service may have none."""
+    return observed.ready_pods(GATEWAY) > 0 and (scales_to_zero or observed.ready_pods(REPLICAS) > 0)
+
+
+def _ready(context: ServiceContext, model: Finding, replicas: Finding, stalled: Finding) -> Finding:
+    """Whether the endpoint answers requests, be it with the former model or with fewer replicas than desired."""
+    if context.service.spec.suspend:
+        return Finding("Ready", "False", "Suspended", "spec.suspend is true")
+    if _answers(context.observed, scales_to_zero=context.service.spec.replicas.min == 0):
+        return _SERVING
+    if stalled.status == "True":
+        return Finding("Ready", "False", stalled.reason, reference("Stalled"))
+    if model.status != "True":
+        return Finding("Ready", "False", model.reason, reference("ModelAvailable"))
+    if replicas.status != "True":
+        return Finding("Ready", "False", replicas.reason, reference("ReplicasReady"))
+    return Finding("Ready", "False", "GatewayNotReady", f"no gateway pod is ready{_hint_about_keys(context)}")
+
+
+def _hint_about_keys(context: ServiceContext) -> str:
+    """A pod whose Secret is missing looks like one that starts normally."""
+    keys = context.service.spec.api_keys_secret_ref
+    return f"; it needs the Secret {keys.name} with the key {keys.key}" if keys is not None else ""
+
+
+def _reconciling(
+    context: ServiceContext, model: Finding, replicas: Finding, ready: Finding, stalled: Finding
+) -> Finding:
+    """Whether the operator still works towards the spec."""
+    if stalled.status == "True":
+        return Finding("Reconciling", "False", stalled.reason)
+    if context.service.spec.suspend:
+        return Finding("Reconciling", "False", "Suspended")
     if model.status != "True":
         return Finding("Reconciling", "True", model.reason, model.message)
-    if ready.status == "True":
-        return Finding("Reconciling", "False", ready.reason)
-    return Finding("Reconciling", "True", ready.reason, ready.message)
+    for finding in (ready, replicas):
+        if finding.status != "True":
+            return Finding("Reconciling", "True", finding.reason, finding.message)
+    if not context.is_deployed:
+        return Finding("Reconciling", "True", "Upgrading", "the former version is served until the new one is ready")
+    return Finding("Reconciling", "False", "Deployed")
 
 
-def _suspended(context: ServiceContext) -> Iterator[Finding]:
+def _suspended(context: ServiceContext) -> Finding:
     if not context.service.spec.suspend:
-        yield Finding("Suspended", "False", "NotSuspended")
-    elif context.observed.pods:
-        yield Finding("Suspended", "Unknown", "Suspending", f"{len(context.observed.pods)} pods are stopping")
-    else:
-        yield Finding("Suspended", "True", "Suspended", "spec.suspend is true: no pods run")
+        return Finding("Suspended", "False", "NotSuspended")
+    if context.observed.pods:
+        return Finding("Suspended", "Unknown", "Suspending", f"{len(context.observed.pods)} pods are stopping")
+    return Finding("Suspended", "True", "Suspended", "spec.suspend is true: no pods run")
 
 
 def _replicas_ready(context: ServiceContext) -> Finding:
-    """Whether as many replicas as the minimum are ready, and why not."""
-    replicas = context.service.spec.replicas
-    ready = context.observed.ready_pods(REPLICAS)
-    if context.observed.ray_service is None:
+    """Whether the newest application runs with as many replicas as the minimum, and why not."""
+    observed, ray = context.observed, context.ray
+    if observed.ray_service is None:
         return Finding("ReplicasReady", "False", "NotDeployed", "the Ray cluster is not created yet")
-    if context.ray.application == "DEPLOY_FAILED":
-        return Finding("ReplicasReady", "False", "DeployFailed", _failure(context.ray.message))
-    if ready < replicas.min:
-        problem = context.observed.pod_problem
-        if problem is not None:
-            return Finding("ReplicasReady", "False", problem.reason, problem.message)
-        message = f"{ready} of {replicas.min} replicas are ready"
-        return Finding("ReplicasReady", "False", "WaitingForReplicas", message)
-    if context.ray.application != "RUNNING":
-        state = context.ray.application or "not deployed yet"
-        detail = f": {context.ray.message}" if context.ray.message else ""
+    if ray.invalid:
+        return Finding("ReplicasReady", "False", "ValidationFailed", f"KubeRay refuses the RayService: {ray.invalid}")
+    if ray.application == "DEPLOY_FAILED":
+        return Finding("ReplicasReady", "False", "DeployFailed", _failure(ray.message))
+    ready, minimum = observed.ready_pods(REPLICAS), context.service.spec.replicas.min
+    is_short = ready < minimum or ray.application != "RUNNING" or not observed.ready_pods(GATEWAY)
+    if is_short and observed.pod_problem is not None:
+        return Finding("ReplicasReady", "False", observed.pod_problem.reason, observed.pod_problem.message)
+    if ready < minimum:
+        return Finding("ReplicasReady", "False", "WaitingForReplicas", f"{ready} of {minimum} replica pods are ready")
+    if ray.application != "RUNNING":
+        state = ray.application or "not deployed yet"
+        detail = f": {ray.message}" if ray.message else ""
         return Finding("ReplicasReady", "False", "Deploying", f"the Ray Serve application is {state}{detail}")
-    message = f"{ready} replicas are ready" if ready else "scaled to zero: the next request starts a replica"
+    message = f"{ready} replica pods are ready" if ready else "scaled to zero: the next request starts a replica"
     return Finding("ReplicasReady", "True", "Ready", message)
 
 
@@ -102,21 +148,6 @@ def _stalled(context: ServiceContext, replicas: Finding) -> Finding:
     model = context.models.finding
     if model.reason == "JobFailed":
         return Finding("Stalled", "True", model.reason, model.message)
-    if replicas.reason == "DeployFailed" or replicas.reason in _NEED_A_USER:
+    if replicas.reason in _NEED_A_USER:
         return Finding("Stalled", "True", replicas.reason, replicas.message)
     return Finding("Stalled", "False", "NothingToMend", "no action is needed")
-
-
-def _ready(context: ServiceContext, model: Finding, replicas: Finding, stalled: Finding) -> Finding:
-    """Whether the endpoint answers requests."""
-    if context.service.spec.suspend:
-        return Finding("Ready", "False", "Suspended", "spec.suspend is true")
-    if stalled.status == "True":
-        return Finding("Ready", "False", stalled.reason, reference("Stalled"))
-    if model.status != "True" and context.observed.ray_service is None:
-        return Finding("Ready", "False", model.reason, reference("ModelAvailable"))
-    if replicas.status != "True":
-        return Finding("Ready", "False", replicas.reason, reference("ReplicasReady"))
-    if not context.observed.ready_pods(GATEWAY):
-        return Finding("Ready", "False", "GatewayNotReady", "no gateway pod is ready")
-    return Finding("Ready", "True", "Serving", "the endpoint answers requests")

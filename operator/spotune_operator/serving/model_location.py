@@ -45,15 +45,16 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
     finding: Finding | None = None
     if spec.finetune_job:
         field_name = "spec.model.finetuneJob"
-        model, finding = _of_job(spec.finetune_job, observed, previous.model, field_name)
+        served = previous.pending_model or previous.model
+        model, finding = _of_job(spec.finetune_job, observed, served, field_name)
     elif spec.claim is not None:
-        model = _on_claim(spec.claim)
+        model = claim_location(spec.claim)
     else:
         model = ModelLocation(source=spec.source, version=spec.revision)
     adapters: dict[str, ModelLocation] = {}
     for number, adapter in enumerate(service.spec.adapters):
         if adapter.claim is not None:
-            adapters[adapter.name] = _on_claim(adapter.claim)
+            adapters[adapter.name] = claim_location(adapter.claim)
             continue
         field_name = f"spec.adapters[{number}].finetuneJob"
         served = previous.adapters.get(adapter.name)
@@ -119,5 +120,6 @@ def _served_before(served: ServedVersionStatus | None, job: str) -> ModelLocatio
     return ModelLocation(claim=claim, path=path, version=served.version)
 
 
-def _on_claim(claim: ClaimSource) -> ModelLocation:
+def claim_location(claim: ClaimSource) -> ModelLocation:
+    """The location of a folder on a claim."""
     return ModelLocation(claim=claim.name, path=claim.path.strip("/"), version=claim.path.strip("/"))

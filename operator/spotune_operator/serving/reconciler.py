@@ -5,7 +5,6 @@ A reconcile may run at any time, run twice, and stop at any point.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -86,8 +85,9 @@ class ServiceReconciler:
                 settings=self._settings,
             )
         except JobError as error:
-            await self._write(service, previous, stalled_service(previous, error, service.generation, self._clock()))
-            return None
+            status = stalled_service(previous, error, observed, service.generation, self._clock())
+            await self._write(service, previous, status)
+            return self._settings.refused_seconds  # an object that the error is about may have changed
         if not await self._write(service, previous, decision.status):
             return None
         await self._execute(key, decision, observed)
@@ -100,19 +100,22 @@ class ServiceReconciler:
         return ObservedService(
             provider_ids=self._jobs.provider_ids(),
             jobs={name: _trained_model(job) for name, job in jobs.items() if job is not None},
-            children=self._caches.children(service.key),
+            children=self._caches.children(service),
             clusters=self._caches.clusters(service.key),
             pods=self._caches.pods(service.key),
             refused=dict(self._refused.get(service.key, {})),
         )
 
     async def _execute(self, key: ServiceKey, decision: ServiceDecision, observed: ObservedService) -> None:
-        errors = await asyncio.gather(*(self._apply(key, manifest, observed) for manifest in decision.apply))
+        refused: dict[str, str] = {}
+        for manifest in decision.apply:  # in order: policies before pods
+            if error := await self._apply(key, manifest, observed):
+                refused[manifest["kind"]] = error
         for child in decision.delete:
             await self._kube.delete(SERVICE_CHILDREN[child.kind], child.namespace, child.name, child.uid)
         for resize in decision.resize:
-            await self._resize(resize)
-        refused = {manifest["kind"]: error for manifest, error in zip(decision.apply, errors, strict=True) if error}
+            if error := await self._resize(resize):
+                refused[RAY_CLUSTERS.kind] = error
         if refused:
             self._refused[key] = refused
         else:
@@ -125,12 +128,17 @@ class ServiceReconciler:
         live = child.digest if child is not None else None
         return await self._applier.apply(key, manifest, live, again=kind in observed.refused)
 
-    async def _resize(self, resize: Resize) -> None:
+    async def _resize(self, resize: Resize) -> str:
+        """Change the numbers of pods of a RayCluster; returns why the API server rejected it, empty if it did not."""
         cluster = resize.cluster
         try:
             await self._kube.json_patch(RAY_CLUSTERS, cluster.namespace, cluster.name, resize.operations)
-        except (RefusedError, NotFoundError) as error:  # it has changed since: its event causes another reconcile
+        except NotFoundError:  # it was deleted since: its event causes another reconcile
+            return ""
+        except RefusedError as error:
             logger.warning("resizing RayCluster %s failed: %s", cluster.name, error)
+            return str(error)
+        return ""
 
     async def _write(self, service: CachedService, previous: ModelServiceStatus, status: ModelServiceStatus) -> bool:
         """Write a status that has changed, after the Events for its changes; returns whether the service exists."""

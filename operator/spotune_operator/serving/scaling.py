@@ -8,6 +8,7 @@ from typing import Any
 
 from spotune_operator.children.serving.groups import GroupSize, group_sizes
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL, ResolvedService
+from spotune_operator.observe.pod_problems import PodProblem, pod_problem
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class RayClusterView:
         service: Name of the ModelService.
         groups: Its worker groups, in order.
         deleting: Whether it is being deleted.
+        problem: Why KubeRay cannot create its pods; None if no problem is known.
     """
 
     namespace: str
@@ -44,6 +46,7 @@ class RayClusterView:
     service: str
     groups: Sequence[WorkerGroup] = ()
     deleting: bool = False
+    problem: PodProblem | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,11 @@ def ray_cluster_view(raw: Mapping[str, Any]) -> RayClusterView:
         service=(metadata.get("labels") or {}).get(SERVICE_LABEL, ""),
         groups=groups,
         deleting="deletionTimestamp" in metadata,
+        problem=pod_problem(raw),
     )
 
 
-def resizes(resolved: ResolvedService, clusters: Sequence[RayClusterView]) -> list[Resize]:
+def cluster_resizes(resolved: ResolvedService, clusters: Sequence[RayClusterView]) -> list[Resize]:
     """The changes that give all clusters of a service the numbers of pods of its spec.
 
     While Ray's autoscaler runs, it sets ``replicas`` within the minimum and the maximum. A cluster with other groups

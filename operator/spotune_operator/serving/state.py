@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spotune_operator.children.serving.groups import GATEWAY
+from spotune_operator.children.serving.network import CLUSTER_LABEL
+from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
 from spotune_operator.children.serving.serve_config import APPLICATION
 from spotune_operator.kube.applier import ChildKey
@@ -29,7 +31,9 @@ class ServicePod:
         namespace: Its namespace.
         service: Name of the ModelService.
         component: ``head``, ``gateway`` or ``replicas``.
-        ready: Whether it is ready and not terminating.
+        cluster: Its RayCluster.
+        ready: Whether it is ready and not terminating. For a replica this means that Ray Serve runs on it; the model
+            may still be loading.
         problem: Why it does not start; None if no problem is known.
     """
 
@@ -37,6 +41,7 @@ class ServicePod:
     namespace: str
     service: str
     component: str
+    cluster: str = ""
     ready: bool = False
     problem: PodProblem | None = None
 
@@ -45,20 +50,30 @@ class ServicePod:
 class RayServiceState:
     """What KubeRay reports about a RayService.
 
+    During an upgrade there are two clusters: the active one gets the requests, and KubeRay reports the application of
+    the pending one alone.
+
     Attributes:
-        application: Status of the Ray Serve application: empty before it is deployed, else ``NOT_STARTED``,
+        application: Status of the newest Ray Serve application: empty before it is deployed, else ``NOT_STARTED``,
             ``DEPLOYING``, ``RUNNING``, ``UNHEALTHY``, ``DEPLOY_FAILED`` or ``DELETING``.
-        message: Ray Serve's message about the application, or about the deployment that is not healthy.
-        is_current: Whether KubeRay has processed the newest spec.
-        is_upgrading: Whether KubeRay brings up another cluster beside the serving one.
-        active_cluster: Name of the RayCluster that answers requests; empty before the application runs.
+        message: Ray Serve's message about that application, or about its deployment that is not healthy.
+        is_current: Whether KubeRay has processed the newest spec of the RayService.
+        active_cluster: Name of the RayCluster that gets the requests; empty before the first application runs.
+        pending_cluster: Name of the RayCluster that will replace it; empty without an upgrade.
+        invalid: Why KubeRay refuses the RayService; empty if it does not.
     """
 
     application: str = ""
     message: str = ""
     is_current: bool = False
-    is_upgrading: bool = False
     active_cluster: str = ""
+    pending_cluster: str = ""
+    invalid: str = ""
+
+    @property
+    def is_upgrading(self) -> bool:
+        """Whether KubeRay brings up another cluster beside the active one."""
+        return bool(self.active_cluster and self.pending_cluster)
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,8 @@ class ServiceChild:
         uid: Its uid.
         service: Name of the ModelService.
         digest: Hash of everything that a user or the operator may write.
+        owner: uid of the object that controls it; empty without one.
+        spec_digest: The annotation with the hash of the spec that the operator applied last; empty without it.
         deleting: Whether it is being deleted.
         ray: Of a RayService: what KubeRay reports.
     """
@@ -82,6 +99,8 @@ class ServiceChild:
     uid: str
     service: str
     digest: str
+    owner: str = ""
+    spec_digest: str = ""
     deleting: bool = False
     ray: RayServiceState | None = None
 
@@ -129,14 +148,22 @@ class ObservedService:
         return next((child for (kind, _), child in self.children.items() if kind == "RayService"), None)
 
     @property
+    def ray(self) -> RayServiceState:
+        """What KubeRay reports; empty without a RayService."""
+        child = self.ray_service
+        return (child.ray if child is not None else None) or RayServiceState()
+
+    @property
     def pod_problem(self) -> PodProblem | None:
-        """Why pods do not start; the first problem in the order head, gateway, replicas."""
+        """Why pods do not start, in the order head, gateway, replicas; else why KubeRay cannot create them."""
         ranked = sorted(self.pods, key=lambda pod: (pod.component != "head", pod.component != GATEWAY, pod.name))
-        return next((pod.problem for pod in ranked if pod.problem is not None), None)
+        found = [pod.problem for pod in ranked] + [cluster.problem for cluster in self.clusters]
+        return next((problem for problem in found if problem is not None), None)
 
     def ready_pods(self, component: str) -> int:
-        """Number of ready pods of a component."""
-        return sum(pod.ready for pod in self.pods if pod.component == component)
+        """Number of ready pods of a component in the active cluster."""
+        cluster = self.ray.active_cluster
+        return sum(pod.ready for pod in self.pods if pod.component == component and pod.cluster == cluster)
 
 
 def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
@@ -149,6 +176,7 @@ def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
         namespace=metadata["namespace"],
         service=labels.get(SERVICE_LABEL, ""),
         component=labels.get(_COMPONENT_LABEL, ""),
+        cluster=labels.get(CLUSTER_LABEL, ""),
         ready=ready and "deletionTimestamp" not in metadata,
         problem=pod_problem(raw) if "deletionTimestamp" not in metadata else None,
     )
@@ -164,24 +192,31 @@ def service_child_view(raw: Mapping[str, Any], kind: str) -> ServiceChild:
         uid=metadata["uid"],
         service=(metadata.get("labels") or {}).get(SERVICE_LABEL, ""),
         digest=content_digest(raw),
+        owner=next((each["uid"] for each in metadata.get("ownerReferences") or () if each.get("controller")), ""),
+        spec_digest=(metadata.get("annotations") or {}).get(SPEC_ANNOTATION, ""),
         deleting="deletionTimestamp" in metadata,
         ray=_ray_service_state(raw) if kind == "RayService" else None,
     )
 
 
 def _ray_service_state(raw: Mapping[str, Any]) -> RayServiceState:
-    """The state of a RayService: of its active cluster or, before there is one, of its pending cluster."""
     status = raw.get("status") or {}
     active, pending = status.get("activeServiceStatus") or {}, status.get("pendingServiceStatus") or {}
-    applications = active.get("applicationStatuses") or pending.get("applicationStatuses") or {}
-    application = applications.get(APPLICATION) or {}
+    newest = pending if pending.get("rayClusterName") else active
+    application = (newest.get("applicationStatuses") or {}).get(APPLICATION) or {}
     return RayServiceState(
         application=application.get("status", ""),
         message=_message(application),
         is_current=status.get("observedGeneration") == raw["metadata"].get("generation"),
-        is_upgrading=bool(active.get("rayClusterName")) and bool(pending.get("rayClusterName")),
         active_cluster=active.get("rayClusterName", ""),
+        pending_cluster=pending.get("rayClusterName", ""),
+        invalid=next((each.get("message", "") for each in status.get("conditions") or () if _is_invalid(each)), ""),
     )
+
+
+def _is_invalid(condition: Mapping[str, Any]) -> bool:
+    """Whether a condition of a RayService says that KubeRay refuses its spec."""
+    return condition["type"] == "Ready" and condition.get("reason") == "ValidationFailed"
 
 
 def _message(application: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ REPLICA_RESOURCE = "spotune_replica"
 GATEWAY_RESOURCE = "spotune_gateway"
 """Names of the Ray resources. A node that offers 1 of a resource runs one such process."""
 
-_REPOSITORY = re.compile(r"hf://([\w.-]+/[\w.-]+)/?", re.ASCII)
+_REPOSITORY = re.compile(r"hf://([\w.-]+(?:/[\w.-]+)?)/?", re.ASCII)
 """A model on the Hub."""
 
 Count = Annotated[int, Field(ge=1)]

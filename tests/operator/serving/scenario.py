@@ -7,6 +7,7 @@ from typing import Any
 
 from spotune.job import Condition
 from spotune.service import ModelService, ModelServiceStatus
+from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION
 from spotune_operator.kube.conditions import find
 from spotune_operator.serving.decide import ServiceDecision, decide_service
 from spotune_operator.serving.state import (
@@ -20,6 +21,8 @@ from spotune_operator.settings import Settings
 
 NOW = 1_800_000_000.0
 SETTINGS = Settings(serve_image="spotune/serve:1")
+ACTIVE = "spotunems-answers-aaaaa"
+PENDING = "spotunems-answers-bbbbb"
 OUTPUT = "pvc://spotune-sql/team/sql-0123abcd/export"
 
 
@@ -68,19 +71,25 @@ class Scenario:
         """Set the state of the FinetuneJob `sql`."""
         self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed)})
 
-    def ray_service(self, application: str = "RUNNING", message: str = "", **state: Any) -> None:
-        """Add a RayService in this state."""
-        child = ServiceChild("RayService", "team", "spotune-ms-answers", "uid-r", "answers", "1")
-        ray = RayServiceState(application=application, message=message, is_current=True, **state)
+    def ray_service(self, application: str = "RUNNING", message: str = "", active: str = ACTIVE, **state: Any) -> None:
+        """Add a RayService in this state, with the spec that was applied last."""
+        applied = [manifest for manifest in self.decide().apply if manifest["kind"] == "RayService"]
+        spec = applied[0]["metadata"]["annotations"][SPEC_ANNOTATION] if applied else ""
+        child = ServiceChild("RayService", "team", "spotunems-answers", "uid-r", "answers", "1", spec_digest=spec)
+        ray = RayServiceState(application, message, is_current=True, active_cluster=active, **state)
         self.observe(children={("RayService", child.name): replace(child, ray=ray)})
 
-    def pods(self, **ready: int) -> None:
-        """Set ready pods by component."""
+    def pods(self, cluster: str = ACTIVE, **ready: int) -> None:
+        """Set ready pods of a cluster by component."""
+        others = [pod for pod in self.observed.pods if pod.cluster != cluster]
         self.observe(
             pods=[
-                ServicePod(f"{component}-{number}", "team", "answers", component, ready=True)
-                for component, count in ready.items()
-                for number in range(count)
+                *others,
+                *(
+                    ServicePod(f"{cluster}-{component}-{number}", "team", "answers", component, cluster, ready=True)
+                    for component, count in ready.items()
+                    for number in range(count)
+                ),
             ]
         )
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from spotune_operator.errors import ProviderError
 from spotune_operator.observe.pod_problems import PodProblem
+from spotune_operator.serving.decide import stalled_service
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
 from spotune_operator.serving.state import ServiceChild, ServicePod, TrainedModel
-from tests.operator.serving.scenario import OUTPUT, Scenario, a_service, kinds
+from tests.operator.serving.scenario import ACTIVE, OUTPUT, PENDING, Scenario, a_service, kinds
 
 
 def test_nothing_is_applied_before_the_model_is_trained() -> None:
@@ -43,24 +45,24 @@ def test_a_trained_model_is_served_from_the_volume_of_its_job() -> None:
     scenario = Scenario()
     scenario.job(OUTPUT, 120, "Complete")
     decision = scenario.decide()
-    assert kinds(decision)[:1] == ["RayService"] or "RayService" in kinds(decision)
     (ray_service,) = [manifest for manifest in decision.apply if manifest["kind"] == "RayService"]
     (application,) = yaml.safe_load(ray_service["spec"]["serveConfigV2"])["applications"]
     assert application["args"]["directory"] == "/models/spotune-sql/team/sql-0123abcd/export"
     assert "spotune-sql" in json.dumps(ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"])
-    assert scenario.status.model is not None
-    assert scenario.status.model.location == OUTPUT
-    assert scenario.status.model.version == "sql-0123abcd-step-120"
+    assert scenario.status.model is None
+    assert scenario.status.pending_model is not None
+    assert scenario.status.pending_model.location == OUTPUT
+    assert scenario.status.pending_model.version == "sql-0123abcd-step-120"
 
 
 def test_a_service_is_ready_once_gateway_and_replicas_are() -> None:
     scenario = Scenario()
     scenario.job(OUTPUT, 120, "Complete")
-    scenario.ray_service("DEPLOYING")
-    scenario.pods(head=1)
+    scenario.ray_service("DEPLOYING", active="", pending_cluster=ACTIVE)
+    scenario.pods(head=1, gateway=1, replicas=1)
     scenario.decide()
     assert scenario.condition("Ready").status == "False"
-    assert scenario.condition("ReplicasReady").message == "0 of 1 replicas are ready"
+    assert scenario.condition("ReplicasReady").message == "0 of 1 replica pods are ready"
     scenario.ray_service("RUNNING")
     scenario.pods(head=1, replicas=1)
     scenario.decide()
@@ -68,8 +70,58 @@ def test_a_service_is_ready_once_gateway_and_replicas_are() -> None:
     scenario.pods(head=1, replicas=1, gateway=1)
     scenario.decide()
     assert scenario.condition("Ready").status == "True"
+    assert scenario.condition("Reconciling").status == "False"
     assert (scenario.status.phase, scenario.status.replicas, scenario.status.ready_replicas) == ("Serving", "1/1", 1)
     assert scenario.status.url.startswith("http://")
+
+
+def test_a_lost_replica_leaves_the_endpoint_ready() -> None:
+    scenario = Scenario(a_service(replicas={"min": 2, "max": 2}))
+    scenario.serves()
+    scenario.pods(head=1, gateway=1, replicas=1)
+    scenario.decide()
+    assert scenario.condition("Ready").status == "True"
+    assert scenario.condition("ReplicasReady").message == "1 of 2 replica pods are ready"
+    assert scenario.condition("Reconciling").status == "True"
+
+
+def test_the_former_version_is_served_until_the_new_one_is_ready() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    scenario.job(OUTPUT, 240, "Complete")
+    scenario.decide()
+    assert scenario.condition("Reconciling").reason == "Upgrading"  # before KubeRay has seen the new spec
+    scenario.ray_service("DEPLOYING", pending_cluster=PENDING)
+    scenario.pods(PENDING, head=1, gateway=1, replicas=1)
+    scenario.decide()
+    assert (scenario.condition("Ready").status, scenario.status.phase) == ("True", "Upgrading")
+    assert (scenario.status.replicas, scenario.status.ready_replicas) == ("1/1", 1)
+    assert scenario.status.model is not None
+    assert scenario.status.pending_model is not None
+    assert (scenario.status.model.version[-3:], scenario.status.pending_model.version[-3:]) == ("120", "240")
+    scenario.ray_service("RUNNING", active=PENDING)
+    scenario.decide()
+    assert (scenario.status.phase, scenario.status.model.version[-3:]) == ("Serving", "240")
+    assert scenario.status.pending_model is None
+
+
+def test_a_new_version_that_fails_stalls_and_leaves_the_endpoint_ready() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    scenario.job(OUTPUT, 240, "Complete")
+    scenario.ray_service("DEPLOY_FAILED", "JobError: no config.json", pending_cluster=PENDING)
+    scenario.decide()
+    assert scenario.condition("Ready").status == "True"
+    assert scenario.condition("Stalled").message == "JobError: no config.json"
+
+
+def test_a_spec_that_cannot_be_applied_leaves_the_endpoint_ready() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    error = ProviderError("spec.cluster.provider", "is auto, but the nodes are from two clouds")
+    status = stalled_service(scenario.status, error, scenario.observed, generation=2, now=scenario.now)
+    conditions = {condition.type: condition.status for condition in status.conditions}
+    assert (conditions["Stalled"], conditions["Ready"], status.phase) == ("True", "True", "Stalled")
 
 
 def test_a_model_that_cannot_be_loaded_stalls_the_service_with_the_error() -> None:
@@ -78,7 +130,7 @@ def test_a_model_that_cannot_be_loaded_stalls_the_service_with_the_error() -> No
     trace = (
         "Traceback (most recent call last):\n  ...\nJobError: the model in /models/x cannot be loaded: no config.json\n"
     )
-    scenario.ray_service("DEPLOY_FAILED", trace)
+    scenario.ray_service("DEPLOY_FAILED", trace, active="", pending_cluster=ACTIVE)
     scenario.decide()
     assert scenario.condition("Stalled").message == "JobError: the model in /models/x cannot be loaded: no config.json"
     assert scenario.condition("Ready").message == "see condition Stalled"
@@ -102,8 +154,8 @@ def test_a_newly_trained_model_changes_the_application() -> None:
     scenario.job(OUTPUT, 240, "Complete")
     after = scenario.decide().apply
     assert before != after
-    assert scenario.status.model is not None
-    assert scenario.status.model.version == "sql-0123abcd-step-240"
+    assert scenario.status.pending_model is not None
+    assert scenario.status.pending_model.version == "sql-0123abcd-step-240"
 
 
 def test_another_job_is_waited_for_while_the_former_model_is_served() -> None:
@@ -157,7 +209,7 @@ def test_a_removed_ingress_is_deleted() -> None:
     scenario = Scenario(a_service(ingress={"host": "sql.example.org"}))
     scenario.serves()
     assert "Ingress" in kinds(scenario.decide())
-    ingress = ServiceChild("Ingress", "team", "spotune-ms-answers", "uid-i", "answers", "1")
+    ingress = ServiceChild("Ingress", "team", "spotunems-answers", "uid-i", "answers", "1")
     scenario.observe(children={**scenario.observed.children, ("Ingress", ingress.name): ingress})
     assert scenario.decide().delete == []
     scenario.edit()
@@ -188,8 +240,8 @@ def test_an_image_of_the_spec_replaces_the_pinned_one() -> None:
 def test_a_pod_problem_stalls_the_service_if_only_a_person_can_help(reason: str, stalls: bool) -> None:
     scenario = Scenario()
     scenario.job(OUTPUT, 120, "Complete")
-    scenario.ray_service("")
-    pod = ServicePod("head", "team", "answers", "head", problem=PodProblem(reason, "what the kubelet reports"))
+    scenario.ray_service("", active="", pending_cluster=ACTIVE)
+    pod = ServicePod("head", "team", "answers", "head", ACTIVE, problem=PodProblem(reason, "what the kubelet reports"))
     scenario.observe(pods=[pod])
     scenario.decide()
     assert (scenario.condition("Stalled").status == "True") is stalls
@@ -215,7 +267,7 @@ def test_a_service_that_scaled_to_zero_is_ready() -> None:
 
 
 def a_cluster(*groups: WorkerGroup) -> RayClusterView:
-    return RayClusterView("team", "spotune-ms-answers-abcde", "answers", groups)
+    return RayClusterView("team", "spotunems-answers-abcde", "answers", groups)
 
 
 def test_more_replicas_are_patched_into_the_running_cluster() -> None:

@@ -154,7 +154,7 @@ def test_a_model_on_the_hub_is_named_by_its_repository_or_the_argument(name: str
     [
         ({"directory": None}, "directory: "),
         ({"directory": "s3://bucket/model"}, "directory: 's3://bucket/model' is neither a folder nor hf://owner/name"),
-        ({"directory": "hf://owner"}, "directory: 'hf://owner' is neither"),
+        ({"directory": "hf://owner/name/more"}, "directory: 'hf://owner/name/more' is neither"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.min: 3 is more than max, 2"),
         ({"replicas": {"min": 0, "max": 0}}, "replicas.max: "),
         ({"model": "/x"}, "model: Extra inputs are not permitted"),

@@ -7,7 +7,7 @@ from spotune_operator.children.serving.resolved_service import ResolvedService
 
 
 def gateway_disruption_budget(resolved: ResolvedService) -> dict[str, Any] | None:
-    """The budget with which the drain of nodes takes one gateway pod at a time; None for a single one.
+    """The PodDisruptionBudget that lets a node drain evict one gateway pod at a time; None for a single gateway.
 
     It has ``minAvailable``, because ``maxUnavailable`` needs a controller with a scale, which a RayCluster is not: the
     disruption controller of Kubernetes would then refuse every eviction. For the same reason a single pod has none: its

@@ -9,8 +9,8 @@ from spotune_operator.children.serving.resolved_service import ResolvedService
 def ingress(resolved: ResolvedService) -> dict[str, Any] | None:
     """The Ingress; None if the service names none.
 
-    Its annotations are the user's alone: every controller has its own ones, also for the read timeout, which long
-    streams need to be longer than the 60 s that are usual.
+    Annotations come from the user, because each ingress controller has its own. Streams need a read timeout longer than
+    the usual 60 s.
     """
     given = resolved.service.spec.ingress
     if given is None:

@@ -10,14 +10,15 @@ from spotune_operator.children.serving.resolved_service import ResolvedService
 HTTP_PORT: Final = "http"
 _KUBERAY_LABELS: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 """Labels of KubeRay's operator, by its Helm chart and by its manifests."""
-_CLUSTER_LABEL: Final = "ray.io/cluster"
+CLUSTER_LABEL: Final = "ray.io/cluster"
+"""Label of KubeRay's pods with the name of their RayCluster."""
 
 
 def gateway_service(resolved: ResolvedService) -> dict[str, Any]:
     """The Service of the endpoint. It selects the pods of the gateway alone: a connection ends with its pod."""
     selector = resolved.owner.pod_selector(GATEWAY)
     if resolved.active_cluster:
-        selector = selector | {_CLUSTER_LABEL: resolved.active_cluster}
+        selector = selector | {CLUSTER_LABEL: resolved.active_cluster}
     port = {"name": HTTP_PORT, "port": 80, "targetPort": SERVE.number, "protocol": "TCP"}
     spec = {"type": "ClusterIP", "selector": selector, "ports": [port]}
     return resolved.owner.child("v1", "Service", GATEWAY) | {"spec": spec}

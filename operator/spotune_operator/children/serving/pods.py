@@ -37,12 +37,18 @@ from spotune_operator.children.ports import DASHBOARD, GCS, METRICS, SERVE, Port
 from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
 from spotune_operator.children.serving.resolved_service import MODELS, ResolvedService
 from spotune_operator.children.serving.serve_config import API_KEYS_FILE, API_KEYS_FOLDER, arguments_digest
+from spotune_operator.kube.digest import digest
 from spotune_operator.providers import Capacity
 
 HEAD_COMPONENT: Final = "head"
 ARGUMENTS_ANNOTATION: Final = "spotune.dev/serve-arguments"
 """Digest of the arguments of the Ray Serve application, on the pods that run it."""
 
+TOLERATIONS_ANNOTATION: Final = "spotune.dev/tolerations"
+"""Hash of the tolerations. KubeRay ignores them when it compares templates, so a change would never reach a pod."""
+
+_START_ATTEMPTS: Final = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "20"}
+"""Ray Serve gives up for good after this many failed starts per replica (default: 3), reclaimed nodes included."""
 _GPUS_ADVICE: Final = "give GPUs per replica as spec.gpus; the gateway has none"
 _PLACED_AS_GATEWAY: Final = ("imagePullSecrets", "nodeSelector", "tolerations")
 _TOKEN: Final = "kube-api-access"
@@ -54,7 +60,7 @@ _READINESS: Final = {
     "timeoutSeconds": 5,
     "failureThreshold": 2,
 }
-"""Ray Serve's proxy on the node is ready, as in KubeRay's own probe, which needs ``wget`` in the image."""
+"""Ray Serve's proxy on the node is ready, as in KubeRay's own probe, without a program in the image."""
 
 
 def service_head_pod(resolved: ResolvedService) -> Pod:
@@ -67,7 +73,8 @@ def service_head_pod(resolved: ResolvedService) -> Pod:
     """
     section = PodSection("spec.gateway", _placement(resolved), ResourcesSpec())
     amounts = container_resources(section, HEAD_CONTAINER, HEAD, 0, _GPUS_ADVICE)
-    container = enforced_container(HEAD_CONTAINER, resolved.image, variables(WORKER_LOSS), [])
+    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS})
+    container = enforced_container(HEAD_CONTAINER, resolved.image, settings, [])
     enforced = enforced_pod_spec(
         resolved.provider,
         "on-demand",
@@ -81,7 +88,7 @@ def service_head_pod(resolved: ResolvedService) -> Pod:
     enforced["containers"] = [container | {"ports": ports, "resources": amounts}]
     defaults = default_pod_spec([default_container(HEAD_CONTAINER)], shared_memory(amounts))
     metadata = {"labels": resolved.owner.labels(HEAD_COMPONENT)}
-    return Pod(merged_template(section, defaults, metadata, enforced), amounts)
+    return Pod(_with_tolerations_digest(merged_template(section, defaults, metadata, enforced)), amounts)
 
 
 def gateway_pod(resolved: ResolvedService) -> Pod:
@@ -181,7 +188,15 @@ def _merged_worker(
     # KubeRay makes a new cluster when a template changes, and switches to it when it is ready. Without the annotation,
     # Ray Serve would restart all processes of the running cluster at once for a new model.
     metadata = {"labels": labels, "annotations": {ARGUMENTS_ANNOTATION: arguments_digest(resolved)}}
-    return Pod(merged_template(section, defaults, metadata, enforced), amounts)
+    return Pod(_with_tolerations_digest(merged_template(section, defaults, metadata, enforced)), amounts)
+
+
+def _with_tolerations_digest(template: dict[str, Any]) -> dict[str, Any]:
+    metadata = template["metadata"]
+    annotations = metadata.get("annotations", {}) | {
+        TOLERATIONS_ANNOTATION: digest(template["spec"].get("tolerations", []))
+    }
+    return template | {"metadata": metadata | {"annotations": annotations}}
 
 
 def _restart_policy(resolved: ResolvedService) -> str:

@@ -16,10 +16,15 @@ from spotune_operator.children.serving.groups import GroupSize, group_sizes
 from spotune_operator.children.serving.pods import autoscaler_options, gateway_pod, replica_pod, service_head_pod
 from spotune_operator.children.serving.resolved_service import ResolvedService
 from spotune_operator.children.serving.serve_config import serve_config
+from spotune_operator.kube.digest import digest
 
 GATEWAY_RESOURCE: Final = "spotune_gateway"
 REPLICA_RESOURCE: Final = "spotune_replica"
 """Ray resources of which each pod has one: ``spotune_serve`` starts one gateway or replica for each."""
+SPEC_ANNOTATION: Final = "spotune.dev/spec"
+"""Annotation of the RayService with a hash of its spec: it shows whether the newest spec was applied."""
+_MIN_DELETION_DELAY_SECONDS: Final = 60
+"""Time for the operator to direct the Service to the new cluster; KubeRay's own default."""
 
 
 def ray_service(resolved: ResolvedService) -> dict[str, Any]:
@@ -33,11 +38,13 @@ def ray_service(resolved: ResolvedService) -> dict[str, Any]:
     spec = {
         "serveConfigV2": serve_config(resolved),
         "upgradeStrategy": {"type": "NewCluster"},
-        "rayClusterDeletionDelaySeconds": resolved.request_timeout_seconds,
+        "rayClusterDeletionDelaySeconds": max(_MIN_DELETION_DELAY_SECONDS, resolved.request_timeout_seconds),
         "excludeHeadPodFromServeSvc": True,
         "rayClusterConfig": _cluster(resolved),
     }
-    return resolved.owner.child("ray.io/v1", "RayService", "cluster") | {"spec": spec}
+    manifest = resolved.owner.child("ray.io/v1", "RayService", "cluster")
+    manifest["metadata"]["annotations"] = {SPEC_ANNOTATION: digest(spec)}
+    return manifest | {"spec": spec}
 
 
 def _cluster(resolved: ResolvedService) -> dict[str, Any]:

@@ -20,7 +20,8 @@ SERVICE_LABEL: Final = "spotune.dev/service"
 MODELS: Final = PurePosixPath("/models")
 """Folder of the pods that holds the mounted claims, each under its name."""
 
-_PREFIX: Final = "spotune-ms-"
+_PREFIX: Final = "spotunems-"
+"""The children of jobs begin with ``spotune-``, so no job has a child of the same name."""
 _MAX_CHILD_NAME: Final = 44
 """KubeRay appends 6 characters to name a RayCluster. It cuts a name of more than 50 for the Secret of the cluster."""
 _DIGEST_CHARACTERS: Final = 8
@@ -68,7 +69,7 @@ class ResolvedService:
         uid: ``metadata.uid`` of the ModelService; empty outside a cluster: the children then have no owner.
         operator_namespace: Namespace of the operator.
         monitoring_namespace: Namespace of the Prometheus that scrapes the pods; empty: none.
-        active_cluster: Name of the RayCluster that clients are connected to; empty: any of the service.
+        active_cluster: Name of the RayCluster that gets the requests; empty: any cluster of the service.
     """
 
     service: ModelService
@@ -128,9 +129,9 @@ class ResolvedService:
 
 
 def child_name(service: str) -> str:
-    """Name of every child of a service: ``spotune-ms-`` and the name of the service.
+    """Name of every child of a service: ``spotunems-`` and the name of the service.
 
-    Names of more than 33 characters are cut, with a digest in place of the rest, because KubeRay limits the length.
+    Names of more than 34 characters are cut, with a digest in place of the rest, because KubeRay limits the length.
     """
     name = f"{_PREFIX}{service}"
     if len(name) <= _MAX_CHILD_NAME:

@@ -8,7 +8,7 @@ from spotune_operator.children.serving.resolved_service import ModelLocation
 from spotune_operator.errors import PodTemplateError, ResourcesError, StalledError
 from spotune_operator.providers import AKS, GKE, PROVIDERS, Provider
 from tests.operator.support.resolved_jobs import container, environment, holds
-from tests.operator.support.resolved_services import HUB, TRAINED, cluster, pods, resolved_service_of, templates
+from tests.operator.support.resolved_services import HUB, TRAINED, cluster, groups, pods, resolved_service_of, templates
 
 HEAD, WORKER = "ray-head", "ray-worker"
 KEYS = {"name": "keys", "key": "all"}
@@ -110,7 +110,7 @@ def test_pods_are_labelled_by_service_and_component() -> None:
 
 
 def test_a_pod_is_ready_when_ray_serve_answers_on_its_node() -> None:
-    """KubeRay's own probe runs `wget`, which the image lacks."""
+    """KubeRay's own probe runs a program of the image."""
     found = pods(resolved_service_of())
     for name in ("gateway", "spot"):
         assert first(found[name])["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": 8000}
@@ -250,3 +250,13 @@ def test_pods_on_lost_nodes_are_deleted_soon(provider: Provider) -> None:
     lost = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
     for pod in pods(resolved_service_of(provider)).values():
         assert lost | {"tolerationSeconds": 20} in pod["tolerations"]
+
+
+def test_a_toleration_changes_more_of_the_template_than_the_tolerations() -> None:
+    """KubeRay ignores tolerations when it compares templates."""
+    toleration = {"key": "example.org/gpu", "operator": "Exists"}
+    plain = groups(resolved_service_of())["spot"]["template"]
+    tolerant = groups(resolved_service_of(podTemplate={"spec": {"tolerations": [toleration]}}))["spot"]["template"]
+    for template in (plain, tolerant):
+        del template["spec"]["tolerations"]
+    assert plain != tolerant

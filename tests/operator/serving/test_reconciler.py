@@ -1,0 +1,212 @@
+"""The reconciler of ModelServices against an API server in a dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from spotune_operator.errors import RefusedError
+from spotune_operator.kube.client import SERVICE_CHILDREN, Kube, Resource
+from spotune_operator.observe.caches import CachedJob, Caches
+from spotune_operator.serving.caches import CachedService, ServiceCaches, cached_service
+from spotune_operator.serving.reconciler import ServiceReconciler
+from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
+from spotune_operator.serving.state import ServiceChild, ServicePod, service_child_view
+from spotune_operator.settings import Settings
+from tests.operator.serving.scenario import NOW, a_service
+
+KEY = ("team", "answers")
+SETTINGS = Settings(serve_image="spotune/serve:1")
+
+
+@dataclass
+class FakeKube:
+    """Records the requests, and refuses kinds with a message.
+
+    Attributes:
+        applied: Kinds in the order of their applies.
+        refuses: Message by kind.
+        statuses: Patches of the status.
+        deleted: Deleted kinds.
+        events: Reasons of Events.
+        patches: JSON patches by name of the RayCluster.
+    """
+
+    applied: list[str] = field(default_factory=list)
+    refuses: dict[str, str] = field(default_factory=dict)
+    statuses: list[Mapping[str, Any]] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    patches: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
+    objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    version: int = 10
+
+    async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        kind = manifest["kind"]
+        self.applied.append(kind)
+        if kind in self.refuses:
+            raise RefusedError(self.refuses[kind], 422)
+        self.version += 1
+        metadata = {**manifest["metadata"], "uid": f"uid-{kind}", "resourceVersion": str(self.version)}
+        found = {**manifest, "metadata": metadata}
+        self.objects[kind, metadata["name"]] = found
+        return found
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, changes: dict[str, Any], subresource: str
+    ) -> dict[str, Any]:
+        assert (resource.kind, namespace, name, subresource) == ("ModelService", *KEY, "status")
+        self.statuses.append(changes["status"])
+        self.version += 1
+        metadata = {**self.body["metadata"], "resourceVersion": str(self.version)}
+        self.body = {**self.body, "metadata": metadata, "status": self.body.get("status", {}) | changes["status"]}
+        return self.body
+
+    async def json_patch(
+        self, resource: Resource, namespace: str, name: str, operations: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.patches[name] = operations
+
+    async def create(self, resource: Resource, manifest: dict[str, Any]) -> bool:
+        self.events.append(manifest["reason"])
+        return True
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        self.deleted.append(resource.kind)
+
+
+@dataclass
+class FakeCaches:
+    """The caches of services: what the fake API server has."""
+
+    kube: FakeKube
+    pods_: list[ServicePod] = field(default_factory=list)
+    clusters_: list[RayClusterView] = field(default_factory=list)
+
+    def service(self, key: tuple[str, str]) -> CachedService | None:
+        return cached_service(self.kube.body) if self.kube.body else None
+
+    def put_written(self, raw: Mapping[str, Any]) -> None:
+        assert raw == self.kube.body
+
+    def children(self, service: CachedService) -> dict[tuple[str, str], ServiceChild]:
+        return {key: service_child_view(found, key[0]) for key, found in self.kube.objects.items()}
+
+    def pods(self, key: tuple[str, str]) -> list[ServicePod]:
+        return self.pods_
+
+    def clusters(self, key: tuple[str, str]) -> list[RayClusterView]:
+        return self.clusters_
+
+    def version_of(self, key: tuple[str, str], kind: str) -> int:
+        return self.kube.version
+
+
+@dataclass
+class FakeJobs:
+    """The cache of FinetuneJobs: one that is trained."""
+
+    def job(self, key: tuple[str, str]) -> CachedJob | None:
+        metadata = {"namespace": "team", "name": "sql", "uid": "j", "resourceVersion": "1", "generation": 1}
+        status = {"output": "pvc://spotune-sql/team/sql-0123abcd/export", "step": 9, "phase": "Complete"}
+        return CachedJob.of({"metadata": metadata, "spec": {}, "status": status}) if key == ("team", "sql") else None
+
+    def provider_ids(self) -> list[str]:
+        return []
+
+
+@dataclass
+class Bench:
+    """A reconciler with its fakes."""
+
+    kube: FakeKube = field(default_factory=FakeKube)
+
+    def __post_init__(self) -> None:
+        service = a_service().model_dump(mode="json", by_alias=True, exclude_unset=True)
+        metadata = {"namespace": "team", "name": "answers", "uid": "s", "resourceVersion": "1", "generation": 1}
+        self.kube.body = {**service, "metadata": metadata}
+        self.caches = FakeCaches(self.kube)
+        self.reconciler = ServiceReconciler(
+            cast("Kube", self.kube),
+            cast("ServiceCaches", self.caches),
+            cast("Caches", FakeJobs()),
+            SETTINGS,
+            lambda: NOW,
+        )
+
+    def reconcile(self) -> float | None:
+        return asyncio.run(self.reconciler.reconcile(KEY))
+
+    def condition(self, name: str) -> Mapping[str, Any]:
+        (found,) = [each for each in self.kube.body["status"]["conditions"] if each["type"] == name]
+        return cast("Mapping[str, Any]", found)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_children_are_applied_once_with_policies_before_pods(bench: Bench) -> None:
+    bench.reconcile()
+    assert bench.kube.applied.index("NetworkPolicy") < bench.kube.applied.index("RayService")
+    assert set(bench.kube.applied) <= SERVICE_CHILDREN.keys()
+    bench.kube.applied.clear()
+    bench.reconcile()
+    assert bench.kube.applied == []
+
+
+def test_status_is_written_only_when_it_changes(bench: Bench) -> None:
+    bench.reconcile()
+    bench.reconcile()
+    written = len(bench.kube.statuses)
+    bench.reconcile()
+    assert len(bench.kube.statuses) == written
+
+
+def test_refused_child_is_reported_and_applied_again(bench: Bench) -> None:
+    bench.kube.refuses["Service"] = "the name is taken"
+    assert bench.reconcile() == 0.0
+    assert bench.reconcile() == SETTINGS.refused_seconds
+    assert bench.condition("Stalled")["message"] == "the API server rejected the Service: the name is taken"
+    assert "Refused" in bench.kube.events
+    del bench.kube.refuses["Service"]
+    bench.kube.applied.clear()
+    assert bench.reconcile() == 0.0
+    assert bench.kube.applied == ["Service"]
+    bench.reconcile()
+    assert bench.condition("Stalled")["status"] == "False"
+
+
+def test_invalid_spec_is_reported_and_tried_again(bench: Bench) -> None:
+    bench.kube.body["spec"]["replicas"] = {"min": 3, "max": 1}
+    assert bench.reconcile() == SETTINGS.refused_seconds
+    assert "replicas" in bench.condition("Stalled")["message"]
+    assert bench.kube.applied == []
+
+
+def test_suspended_service_loses_its_ray_service(bench: Bench) -> None:
+    bench.reconcile()
+    bench.kube.body["spec"]["suspend"] = True
+    bench.reconcile()
+    assert bench.kube.deleted == ["RayService"]
+
+
+def test_running_cluster_is_resized(bench: Bench) -> None:
+    groups = [WorkerGroup("gateway", 1, 1, 1), WorkerGroup("spot", 5, 5, 5)]
+    bench.caches.clusters_ = [RayClusterView("team", "spotunems-answers-aaaaa", "answers", groups)]
+    bench.reconcile()
+    assert list(bench.kube.patches) == ["spotunems-answers-aaaaa"]
+
+
+def test_deleted_service_is_forgotten(bench: Bench) -> None:
+    bench.reconcile()
+    bench.kube.body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    bench.kube.applied.clear()
+    assert bench.reconcile() is None
+    assert bench.kube.applied == []

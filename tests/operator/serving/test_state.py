@@ -1,0 +1,88 @@
+"""What is kept of KubeRay's objects: statuses as KubeRay 1.6 writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spotune_operator.serving.scaling import WorkerGroup, ray_cluster_view
+from spotune_operator.serving.state import RayServiceState, service_child_view, service_pod_view
+
+LABELS = {"spotune.dev/service": "answers"}
+RUNNING = {
+    "spotune": {
+        "status": "RUNNING",
+        "serveDeploymentStatuses": {"Replica": {"status": "HEALTHY"}, "Gateway": {"status": "HEALTHY"}},
+    }
+}
+
+
+def state(generation: int = 1, **status: Any) -> RayServiceState:
+    metadata = {
+        "name": "spotunems-answers",
+        "namespace": "team",
+        "uid": "u",
+        "labels": LABELS,
+        "generation": generation,
+    }
+    view = service_child_view({"metadata": metadata, "spec": {}, "status": status}, "RayService")
+    assert view.ray is not None
+    return view.ray
+
+
+def test_first_cluster_is_pending() -> None:
+    found = state(observedGeneration=1, pendingServiceStatus={"rayClusterName": "a"}, activeServiceStatus={})
+    assert (found.active_cluster, found.pending_cluster, found.is_upgrading) == ("", "a", False)
+    assert found.application == ""
+
+
+def test_active_cluster_has_the_application() -> None:
+    active = {"rayClusterName": "a", "applicationStatuses": RUNNING}
+    found = state(observedGeneration=1, activeServiceStatus=active, pendingServiceStatus={})
+    assert (found.application, found.active_cluster, found.is_current) == ("RUNNING", "a", True)
+
+
+def test_upgrade_has_the_application_of_the_pending_cluster() -> None:
+    deploying = {"spotune": {"status": "DEPLOYING", "message": "starting"}}
+    pending = {"rayClusterName": "b", "applicationStatuses": deploying}
+    found = state(activeServiceStatus={"rayClusterName": "a"}, pendingServiceStatus=pending)
+    assert found.is_upgrading
+    assert (found.application, found.message) == ("DEPLOYING", "starting")
+
+
+def test_message_is_that_of_the_unhealthy_deployment() -> None:
+    deployments = {
+        "Gateway": {"status": "HEALTHY"},
+        "Replica": {"status": "DEPLOY_FAILED", "message": "no config.json"},
+    }
+    failed = {"spotune": {"status": "DEPLOY_FAILED", "message": "failed", "serveDeploymentStatuses": deployments}}
+    found = state(pendingServiceStatus={"rayClusterName": "a", "applicationStatuses": failed})
+    assert (found.application, found.message) == ("DEPLOY_FAILED", "no config.json")
+
+
+def test_spec_that_kuberay_has_not_processed_is_not_current() -> None:
+    assert not state(generation=2, observedGeneration=1).is_current
+
+
+def test_refused_spec_has_the_message_of_kuberay() -> None:
+    conditions = [{"type": "Ready", "status": "False", "reason": "ValidationFailed", "message": "no head"}]
+    assert state(conditions=conditions).invalid == "no head"
+
+
+def test_pod_belongs_to_a_component_and_a_cluster() -> None:
+    labels = {**LABELS, "app.kubernetes.io/component": "gateway", "ray.io/cluster": "a"}
+    metadata = {"name": "pod", "namespace": "team", "labels": labels}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    pod = service_pod_view({"metadata": metadata, "status": ready})
+    assert (pod.service, pod.component, pod.cluster, pod.ready) == ("answers", "gateway", "a", True)
+    deleted = service_pod_view({"metadata": {**metadata, "deletionTimestamp": "now"}, "status": ready})
+    assert not deleted.ready
+
+
+def test_cluster_has_its_groups_and_why_pods_cannot_be_created() -> None:
+    metadata = {"name": "a", "namespace": "team", "labels": LABELS}
+    spec = {"workerGroupSpecs": [{"groupName": "spot", "replicas": 2, "minReplicas": 1, "maxReplicas": 3}]}
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreateWorkerPod", "message": "quota"}
+    view = ray_cluster_view({"metadata": metadata, "spec": spec, "status": {"conditions": [failure]}})
+    assert view.groups == [WorkerGroup("spot", replicas=2, min=1, max=3)]
+    assert view.problem is not None
+    assert view.problem.reason == "FailedCreateWorkerPod"
