@@ -17,7 +17,7 @@ from tests.cluster.operator_install import Operator
 from tests.cluster.rights import refused
 from tests.serve.support.openai_streams import assert_streams_survive, streams_during, undisturbed_streams
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 NAME = "answers"
 
@@ -59,6 +59,7 @@ def test_streams_survive_a_killed_replica(cluster: ClusterUnderTest, service: Ru
     service.wait_until_ready(replicas=2)
 
 
+@pytest.mark.long
 def test_streams_survive_the_deletion_of_a_replica(service: RunningService, client: OpenAI) -> None:
     undisturbed = undisturbed_streams(client, NAME)
 
@@ -69,6 +70,7 @@ def test_streams_survive_the_deletion_of_a_replica(service: RunningService, clie
     service.wait_until_ready(replicas=2)
 
 
+@pytest.mark.long
 def test_replicas_are_added_to_the_running_cluster(service: RunningService) -> None:
     clusters = service.kubectl("get", "rayclusters", "--output=name")
     replicas = '{"spec": {"replicas": {"min": 3, "max": 3}}}'
@@ -77,6 +79,7 @@ def test_replicas_are_added_to_the_running_cluster(service: RunningService) -> N
     assert service.kubectl("get", "rayclusters", "--output=name") == clusters
 
 
+@pytest.mark.long
 def test_suspended_service_has_no_pods(service: RunningService) -> None:
     service.kubectl("patch", "modelservice", NAME, "--type=merge", '--patch={"spec": {"suspend": true}}')
     wait_for("phase Suspended", 180, lambda: service.status().get("phase") == "Suspended", every=1)
