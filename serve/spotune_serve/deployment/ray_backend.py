@@ -10,12 +10,19 @@ from typing import Any
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError, WorkerCrashedError
 from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 
-from spotune_serve.engine.base import GenerationRequest, TokenChunk
+from spotune_serve.engine.base import EngineLostError, GenerationRequest, TokenChunk
 from spotune_serve.gateway.backend import NoReplicaError, ReplicaLostError
 
-_LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, ObjectLostError, ReplicaUnavailableError)
-"""A replica died or was killed (also by Ray's memory monitor), its node was lost together with a chunk, or it left
-before it took the request."""
+_LOST = (
+    RayActorError,
+    WorkerCrashedError,
+    OutOfMemoryError,
+    ObjectLostError,
+    ReplicaUnavailableError,
+    EngineLostError,
+)
+"""A replica died or was killed (also by Ray's memory monitor), its node was lost together with a chunk, it left before
+it took the request, or the process of its engine died."""
 _POLL_SECONDS = 5.0
 
 

@@ -26,6 +26,10 @@ class GenerationError(RuntimeError):
     """The engine could not continue a sequence, for example because memory ran out, or because it was closed."""
 
 
+class EngineLostError(GenerationError):
+    """The process of the engine has died, with all its sequences: they can continue at another replica."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How the next token is chosen. The names and defaults are those of vLLM, except that `seed` is required.

@@ -22,7 +22,14 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig
 
 from spotune.errors import JobError
-from spotune_serve.engine.base import EngineStats, FinishReason, GenerationError, GenerationRequest, TokenChunk
+from spotune_serve.engine.base import (
+    EngineLostError,
+    EngineStats,
+    FinishReason,
+    GenerationError,
+    GenerationRequest,
+    TokenChunk,
+)
 from spotune_serve.engine.generation_settings import APPLIED, REFUSED
 from spotune_serve.engine.model import default_architecture, task_of
 from spotune_serve.engine.vllm_parameters import (
@@ -95,6 +102,7 @@ class VllmEngine:
             ValueError: the prompt is empty, a token id is outside the vocabulary, or a sampling parameter is outside
                 what vLLM supports.
             GenerationError: the sequence could not be continued.
+            EngineLostError: vLLM's process has ended.
         """
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -117,12 +125,15 @@ class VllmEngine:
                         yield chunk
                     elif chunk.finish_reason is not None:
                         last = chunk
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise _failure(request, sequence, str(error.__cause__ or error)) from error
+        except EngineDeadError as error:
+            raise EngineLostError(_failure(request, sequence, str(error.__cause__ or error))) from error
+        except EngineGenerateError as error:
+            raise GenerationError(_failure(request, sequence, str(error.__cause__ or error))) from error
         finally:
             del self._sequences[name]
         if last is None:
-            raise _failure(request, sequence, "the engine was closed" if self._closed else "vLLM aborted it")
+            cause = "the engine was closed" if self._closed else "vLLM aborted it"
+            raise GenerationError(_failure(request, sequence, cause))
         yield last  # after vLLM's iterator has ended: left earlier, it would abort a sequence that is finished
 
     def stats(self) -> EngineStats:
@@ -131,11 +142,11 @@ class VllmEngine:
         return EngineStats(len(running), len(self._sequences) - len(running), sum(running))
 
     def check_health(self) -> None:
-        """Raise GenerationError if the engine cannot generate any more: closed, or vLLM's process has ended."""
+        """Raise GenerationError if the engine is closed, and EngineLostError if vLLM's process has ended."""
         if self._closed:
             raise GenerationError("the engine is closed")
         if self._llm.errored:
-            raise GenerationError("vLLM's engine process has ended; its log has the reason")
+            raise EngineLostError("vLLM's engine process has ended; its log has the reason")
 
     async def close(self) -> None:
         """Abort all sequences and free the model."""
@@ -316,6 +327,6 @@ def _chunk(output: Any, request: GenerationRequest) -> TokenChunk:
     return TokenChunk(generated_tokens(completion.token_ids, completion.logprobs, request.sampling.logprobs), reason)
 
 
-def _failure(request: GenerationRequest, sequence: _Sequence, reason: str) -> GenerationError:
+def _failure(request: GenerationRequest, sequence: _Sequence, reason: str) -> str:
     count = sequence.length - len(request.prompt)
-    return GenerationError(f"request {request.request_id} failed after {count} tokens: {reason}")
+    return f"request {request.request_id} failed after {count} tokens: {reason}"

@@ -16,7 +16,7 @@ from ray.exceptions import (
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from spotune_serve.deployment.ray_backend import RayBackend
-from spotune_serve.engine.base import GenerationError, GenerationRequest, SamplingParams
+from spotune_serve.engine.base import EngineLostError, GenerationError, GenerationRequest, SamplingParams
 from spotune_serve.gateway.streams import resumable
 from tests.serve.support.ray_handle import ScriptedHandle
 from tests.serve.support.scripted_backend import ScriptedBackend
@@ -30,6 +30,7 @@ LOSSES = {
     "node lost with a chunk": ObjectLostError("00", None, ""),
     "worker crashed": WorkerCrashedError(),
     "left before it took the request": ReplicaUnavailableError("replica"),
+    "process of its engine died": RayTaskError("generate", "", EngineLostError("killed")).as_instanceof_cause(),
     "cancelled by its replica": asyncio.CancelledError(),
 }
 

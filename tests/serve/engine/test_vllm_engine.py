@@ -11,7 +11,7 @@ import pytest
 
 from spotune.errors import JobError
 from spotune_serve.engine import vllm_engine
-from spotune_serve.engine.base import EngineStats, GenerationError, PromptTooLongError, TokenChunk
+from spotune_serve.engine.base import EngineLostError, EngineStats, GenerationError, PromptTooLongError, TokenChunk
 from spotune_serve.engine.vllm_engine import VllmEngine, obstacle, start_vllm
 from spotune_serve.engine.vllm_parameters import VllmModel, VllmSettings
 from tests.serve.support.generating import Answer, answer, answers, request
@@ -173,12 +173,12 @@ def test_dead_process_fails_streams_and_the_health_check() -> None:
     async def ask(engine: VllmEngine, llm: ScriptedLlm) -> None:
         engine.check_health()
         llm.error = EngineDeadError("it was killed")
-        with pytest.raises(GenerationError, match="it was killed"):
+        with pytest.raises(EngineLostError, match="it was killed"):
             await answer(engine, request((3,), 2))
         llm.errored = True
-        with pytest.raises(GenerationError, match="process has ended"):
+        with pytest.raises(EngineLostError, match="process has ended"):
             engine.check_health()
-        with pytest.raises(GenerationError, match="process has ended"):
+        with pytest.raises(EngineLostError, match="process has ended"):
             await answer(engine, request((3,), 2))
         await engine.close()
         assert llm.shut_down
