@@ -1,27 +1,31 @@
-"""The health of a job in Argo CD and Flux, by the Lua runtime of the former and the status library of the latter."""
+"""The health of jobs and services in Argo CD and Flux, by the former's Lua runtime and the latter's status library."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
 from spotune.job import API_VERSION, KIND
+from spotune.service import SERVICE_KIND
 from spotune_operator.errors import StalledError
 from spotune_operator.reconcile.decide import stalled
 from spotune_testcluster import binaries
 from spotune_testcluster.home import Home
 from tests import ROOT
+from tests.operator.serving.scenario import OUTPUT, PENDING
+from tests.operator.serving.scenario import Scenario as ServiceScenario
 from tests.operator.support.scenarios import Scenario, a_cluster_job, new_scenario, training_scenario
 
 pytestmark = pytest.mark.cluster
 
 ARGO_CD = ROOT / "manifests/argocd/health.yaml"
-CUSTOMIZATION = "resource.customizations.health.spotune.dev_FinetuneJob"
+CUSTOMIZATION = "resource.customizations.health.spotune.dev_"
 
 
 class Health(NamedTuple):
@@ -120,16 +124,22 @@ def as_object(scenario: Scenario) -> dict[str, Any]:
     }
 
 
+def judge(kind: str, objects: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, str]]:
+    """The health of objects of a kind in both tools."""
+    script = folder / "health.lua"
+    script.write_text(yaml.safe_load(ARGO_CD.read_text())["data"][CUSTOMIZATION + kind])
+    program = binaries.build(Home.default().root, lambda _line: None) / "health"
+    done = subprocess.run([program, script], input=json.dumps(objects), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, str]] = json.loads(done.stdout)
+    return found
+
+
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[[], Scenario], dict[str, str]]:
     """The health of every scenario in both tools."""
-    script = tmp_path_factory.mktemp("argocd") / "health.lua"
-    script.write_text(yaml.safe_load(ARGO_CD.read_text())["data"][CUSTOMIZATION])
-    program = binaries.build(Home.default().root, lambda _line: None) / "health"
-    objects = json.dumps([as_object(make()) for make in EXPECTED])
-    done = subprocess.run([program, script], input=objects, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(EXPECTED, json.loads(done.stdout), strict=True))
+    found = judge(KIND, [as_object(make()) for make in EXPECTED], tmp_path_factory.mktemp("argocd"))
+    return dict(zip(EXPECTED, found, strict=True))
 
 
 @pytest.mark.parametrize("moment", EXPECTED, ids=lambda make: make.__name__)
@@ -137,5 +147,63 @@ def test_health_is_that_of_the_job(
     moment: Callable[[], Scenario], judged: dict[Callable[[], Scenario], dict[str, str]]
 ) -> None:
     found, expected = judged[moment], EXPECTED[moment]
+    assert (found["argo"], found["flux"]) == (expected.argo, expected.flux)
+    assert expected.words in found["argoMessage"]
+
+
+def waiting_service() -> ServiceScenario:
+    scenario = ServiceScenario()
+    scenario.job(phase="Training")
+    scenario.decide()
+    return scenario
+
+
+def serving_service() -> ServiceScenario:
+    scenario = ServiceScenario()
+    scenario.serves()
+    scenario.decide()
+    return scenario
+
+
+def upgrading_service() -> ServiceScenario:
+    scenario = serving_service()
+    scenario.job(OUTPUT, 240, "Complete")
+    scenario.ray_service("DEPLOYING", pending_cluster=PENDING)
+    scenario.decide()
+    return scenario
+
+
+def failing_service() -> ServiceScenario:
+    scenario = serving_service()
+    scenario.job(OUTPUT, 240, "Complete")
+    scenario.ray_service("DEPLOY_FAILED", "JobError: no config.json", pending_cluster=PENDING)
+    scenario.decide()
+    return scenario
+
+
+def suspended_service() -> ServiceScenario:
+    scenario = serving_service()
+    scenario.edit(suspend=True)
+    scenario.observe(children={}, pods=[])
+    scenario.decide()
+    return scenario
+
+
+EXPECTED_OF_SERVICES: Mapping[Callable[[], ServiceScenario], Health] = {
+    waiting_service: Health("Progressing", "InProgress", "waiting for the FinetuneJob sql"),
+    serving_service: Health("Healthy", "Current", "the endpoint answers"),
+    upgrading_service: Health("Progressing", "InProgress", "DEPLOYING"),
+    failing_service: Health("Degraded", "Failed", "no config.json"),
+    suspended_service: Health("Suspended", "InProgress", "no pods run"),
+}
+
+
+@pytest.mark.parametrize("moment", EXPECTED_OF_SERVICES, ids=lambda make: make.__name__)
+def test_health_is_that_of_the_service(moment: Callable[[], ServiceScenario], tmp_path: Path) -> None:
+    scenario, expected = moment(), EXPECTED_OF_SERVICES[moment]
+    metadata = {"name": "answers", "namespace": "team", "generation": scenario.generation}
+    status = scenario.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    service = {"apiVersion": API_VERSION, "kind": SERVICE_KIND, "metadata": metadata, "spec": {}, "status": status}
+    (found,) = judge(SERVICE_KIND, [service], tmp_path)
     assert (found["argo"], found["flux"]) == (expected.argo, expected.flux)
     assert expected.words in found["argoMessage"]
