@@ -6,7 +6,7 @@ replica was lost continues on another replica: the gateway sends the same reques
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -151,3 +151,26 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Abort all sequences and free the model."""
+
+
+def check_names_and_tokens(request: GenerationRequest, adapters: Collection[str], vocabulary: int) -> None:
+    """Refuse a request that no engine can generate.
+
+    Args:
+        request: the sequence.
+        adapters: names of the loaded adapters.
+        vocabulary: number of token ids.
+
+    Raises:
+        UnknownAdapterError: the adapter is not loaded.
+        ValueError: the prompt is empty, or a token id is outside the vocabulary.
+    """
+    if request.adapter and request.adapter not in adapters:
+        names = ", ".join(sorted(adapters)) or "none"
+        raise UnknownAdapterError(f"there is no adapter {request.adapter!r}; loaded: {names}")
+    if not request.prompt:
+        raise ValueError("the prompt is empty")
+    tokens = {*request.prompt, *request.generated, *request.sampling.logit_bias}
+    outside = sorted(token for token in tokens if not 0 <= token < vocabulary)
+    if outside:
+        raise ValueError(f"token id {outside[0]} is outside the vocabulary of {vocabulary} tokens")

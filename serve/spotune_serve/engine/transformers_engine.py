@@ -15,7 +15,7 @@ from spotune_serve.engine.base import (
     GenerationRequest,
     PromptTooLongError,
     TokenChunk,
-    UnknownAdapterError,
+    check_names_and_tokens,
 )
 from spotune_serve.engine.decoding_batch import Sequence
 from spotune_serve.engine.model import LoadedModel
@@ -169,15 +169,7 @@ class TransformersEngine:
 
 
 def _check_request(model: LoadedModel, request: GenerationRequest) -> None:
-    if request.adapter and request.adapter not in model.adapters:
-        names = ", ".join(sorted(model.adapters)) or "none"
-        raise UnknownAdapterError(f"there is no adapter {request.adapter!r}; loaded: {names}")
-    if not request.prompt:
-        raise ValueError("the prompt is empty")
-    tokens = {*request.prompt, *request.generated, *request.sampling.logit_bias}
-    outside = sorted(token for token in tokens if not 0 <= token < model.vocabulary)
-    if outside:
-        raise ValueError(f"token id {outside[0]} is outside the vocabulary of {model.vocabulary} tokens")
+    check_names_and_tokens(request, model.adapters, model.vocabulary)
     encoder_positions = model.max_positions if model.seq2seq else None
     if encoder_positions is not None and len(request.prompt) > encoder_positions:
         raise PromptTooLongError(

@@ -19,7 +19,7 @@ from spotune_serve.engine.base import (
     PromptTooLongError,
     SamplingParams,
     TokenLogprob,
-    UnknownAdapterError,
+    check_names_and_tokens,
 )
 
 MAX_LOGPROBS = 20
@@ -146,15 +146,7 @@ def check_request(request: GenerationRequest, model: VllmModel) -> None:
         ValueError: the prompt is empty, a token id is outside the vocabulary, or a parameter is not supported; the
             message names it.
     """
-    if request.adapter and request.adapter not in model.adapters:
-        names = ", ".join(sorted(model.adapters)) or "none"
-        raise UnknownAdapterError(f"there is no adapter {request.adapter!r}; loaded: {names}")
-    if not request.prompt:
-        raise ValueError("the prompt is empty")
-    tokens = {*request.prompt, *request.generated, *request.sampling.logit_bias}
-    outside = sorted(token for token in tokens if not 0 <= token < model.vocabulary)
-    if outside:
-        raise ValueError(f"token id {outside[0]} is outside the vocabulary of {model.vocabulary} tokens")
+    check_names_and_tokens(request, model.adapters, model.vocabulary)
     if model.max_sequence_length - len(request.prompt) < max(1, len(request.generated)):
         raise PromptTooLongError(
             f"the prompt has {len(request.prompt)} tokens and {len(request.generated)} were generated, which leaves no "
