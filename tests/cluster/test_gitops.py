@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from spotune.job import API_VERSION, KIND
+from spotune.custom_resource import API_VERSION
+from spotune.job import KIND
 from spotune.service import SERVICE_KIND
 from spotune_operator.errors import StalledError
 from spotune_operator.reconcile.decide import stalled

@@ -18,8 +18,9 @@ import aiohttp
 import pytest
 
 from spotune.crd import CUSTOM_RESOURCES
+from spotune.custom_resource import API_VERSION
 from spotune.errors import JobError
-from spotune.job import API_VERSION, KIND
+from spotune.job import KIND
 from spotune.job_file.load import parse_job, parse_service
 from spotune.job_file.yaml_file import Document
 from spotune_operator.kube.client import JOBS, Kube, Manifest

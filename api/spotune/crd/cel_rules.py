@@ -8,7 +8,7 @@ There, sections and fields with a default are always present when a rule runs. F
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from spotune.job.metadata import MAX_NAME_LENGTH, NAME_PATTERN
+from spotune.custom_resource.metadata import MAX_NAME_LENGTH, NAME_PATTERN
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,4 @@ NAME_RULES: Final = (
         "metadata.name: use a-z, 0-9 and -, and start and end with a letter or digit",
     ),
 )
-"""Rules for the name of a custom resource, which `spotune.job.metadata` checks in files."""
+"""Rules for the name of a custom resource, which `spotune.custom_resource.metadata` checks in files."""

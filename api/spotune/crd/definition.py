@@ -10,7 +10,8 @@ from spotune.crd.cel_rules import Rule
 from spotune.crd.job_rules import JOB_RULES
 from spotune.crd.service_rules import SERVICE_RULES
 from spotune.crd.structural_schema import Schema, structural_schema, without_defaults
-from spotune.job import API_VERSION, KIND, FinetuneJob
+from spotune.custom_resource import API_VERSION
+from spotune.job import KIND, FinetuneJob
 from spotune.service import SERVICE_KIND, ModelService
 
 GROUP: Final = API_VERSION.partition("/")[0]

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel
 
 from spotune.crd.cel_rules import Rule
-from spotune.job.base import EXPECTED
+from spotune.custom_resource.base import EXPECTED
 from spotune.units.durations import Duration
 
 Schema: TypeAlias = dict[str, Any]

@@ -1,17 +1,14 @@
 """The FinetuneJob: Pydantic models of the file that a user writes and of the resource that the operator reads."""
 
-from spotune.job.base import SecretKeyRef, Section, Source
-from spotune.job.cluster import ClusterSpec, HeadSpec, ResourcesSpec, StorageSpec, WorkersSpec
+from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
 from spotune.job.dataset import CredentialsSpec, DatasetSpec, EvalSpec, PrepareSpec, ShardsSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
-from spotune.job.finetunejob import API_VERSION, KIND, FinetuneJob, FinetuneJobSpec
+from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
-from spotune.job.metadata import Metadata
 from spotune.job.metric import Metric
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
 from spotune.job.status import (
-    Condition,
     FinetuneJobStatus,
     GpuSecondsStatus,
     LastCheckpointStatus,
@@ -22,14 +19,12 @@ from spotune.job.status import (
 from spotune.job.training import EvaluationSpec, SqlSpec, TrainingSpec
 
 __all__ = [
-    "API_VERSION",
     "KIND",
     "AdapterSpec",
     "BackoffSpec",
     "CheckpointSpec",
     "CleanupSpec",
     "ClusterSpec",
-    "Condition",
     "CredentialsSpec",
     "DatasetSpec",
     "EvalSpec",
@@ -43,20 +38,15 @@ __all__ = [
     "HubSpec",
     "LastCheckpointStatus",
     "LoraSpec",
-    "Metadata",
     "Metric",
     "MlflowSpec",
     "ModelSpec",
     "OutputSpec",
     "PinnedStatus",
     "PrepareSpec",
-    "ResourcesSpec",
     "RestartsStatus",
     "RetrySpec",
-    "SecretKeyRef",
-    "Section",
     "ShardsSpec",
-    "Source",
     "SqlSpec",
     "StorageSpec",
     "TrackingSpec",

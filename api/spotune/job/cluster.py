@@ -1,23 +1,13 @@
 """Where a job runs: pods, storage and the Ray cluster. `spotune run` reads workers.count, min and gpus only."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotune.job.base import NonNegativeInt, PositiveInt, Section, invalid
+from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, invalid
+from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
 from spotune.units.durations import Duration
 from spotune.units.quantities import Quantity
-
-PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
-
-
-class ResourcesSpec(Section):
-    """Kubernetes resource requirements of a pod's Ray container."""
-
-    requests: dict[str, Quantity] = Field(default={})
-    """Requested amounts by resource name: cpu, memory, ephemeral-storage."""
-    limits: dict[str, Quantity] = Field(default={})
-    """Maximum amounts by resource name."""
 
 
 class WorkersSpec(Section):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from spotune.job.base import (
+from spotune.custom_resource.base import (
     NonNegativeInt,
     PositiveInt,
     Section,

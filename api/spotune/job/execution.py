@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import model_validator
 
-from spotune.job.base import NonNegativeInt, PositiveInt, Section, expecting, invalid
+from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, expecting, invalid
 from spotune.units.durations import Duration
 
 LOWEST_STAGE: Final[Mapping[str, int]] = {"none": 0, "optimizer": 1, "parameters": 3}

@@ -4,18 +4,17 @@ from typing import Final, Literal, Self
 
 from pydantic import model_validator
 
-from spotune.job.base import Section, invalid
+from spotune.custom_resource.base import API_VERSION, Section, invalid
+from spotune.custom_resource.metadata import Metadata
 from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.lifecycle import CleanupSpec, RetrySpec
-from spotune.job.metadata import Metadata
 from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.status import FinetuneJobStatus
 from spotune.job.training import EvaluationSpec, TrainingSpec
 
-API_VERSION: Final = "spotune.dev/v1alpha1"
 KIND: Final = "FinetuneJob"
 
 

@@ -2,25 +2,10 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from spotune.job.base import PositiveInt, Section, invalid
+from spotune.custom_resource.base import PositiveDuration, PositiveInt, Section, invalid
 from spotune.units.durations import Duration
-
-
-def _more_than_zero(duration: Duration) -> Duration:
-    if duration.seconds <= 0:
-        invalid("", "must be longer than 0s")
-    return duration
-
-
-_LONGER_THAN_ZERO = {"rule": "self.matches('[1-9]')", "message": "must be longer than 0s"}
-
-PositiveDuration = Annotated[
-    Duration,
-    AfterValidator(_more_than_zero),
-    Field(json_schema_extra={"x-kubernetes-validations": [_LONGER_THAN_ZERO]}),
-]
 
 
 class BackoffSpec(Section):

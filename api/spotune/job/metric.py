@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from pydantic import StringConstraints
 
-from spotune.job.base import expecting, with_cel_rules
+from spotune.custom_resource.base import expecting, with_cel_rules
 
 BuiltIn = Literal["loss", "exactMatch", "executionAccuracy"]
 BUILT_IN: Final[tuple[str, ...]] = get_args(BuiltIn)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotune.job.base import (
+from spotune.custom_resource.base import (
     OptionalSource,
     PositiveInt,
     SecretKeyRef,

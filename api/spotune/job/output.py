@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from spotune.job.base import SecretKeyRef, Section
+from spotune.custom_resource.base import SecretKeyRef, Section
 
 HUB_TOKEN = "SPOTUNE_HUB_TOKEN"
 """Environment variable with the token that uploads to ``output.hub``. Without it the uploader uses ``HF_TOKEN``."""

@@ -1,21 +1,13 @@
 """The status of a job: written by the operator, only read by users."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from spotune.job.base import Section
-
-Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+from spotune.custom_resource.status import Conditions, StatusSection, Timestamp
 
 
-class _StatusSection(Section):
-    """Base class of parts of the status. Unknown fields, as of a newer version, are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class RestartsStatus(_StatusSection):
+class RestartsStatus(StatusSection):
     """Number of restarts by cause."""
 
     total: int = 0
@@ -34,7 +26,7 @@ class RestartsStatus(_StatusSection):
     """Worker groups that ran out of GPU memory."""
 
 
-class LastCheckpointStatus(_StatusSection):
+class LastCheckpointStatus(StatusSection):
     """The newest checkpoint."""
 
     step: int
@@ -43,7 +35,7 @@ class LastCheckpointStatus(_StatusSection):
     """Time of the commit (RFC 3339)."""
 
 
-class GpuSecondsStatus(_StatusSection):
+class GpuSecondsStatus(StatusSection):
     """GPU seconds of running worker pods, whether they trained or not: the time that a cloud bills."""
 
     spot: float = 0
@@ -54,7 +46,7 @@ class GpuSecondsStatus(_StatusSection):
     """Time up to which they are counted (RFC 3339)."""
 
 
-class PinnedStatus(_StatusSection):
+class PinnedStatus(StatusSection):
     """Settings fixed for the job's lifetime. A change of the spec updates them; an operator upgrade does not."""
 
     image: str
@@ -71,7 +63,7 @@ class PinnedStatus(_StatusSection):
     """The rendered spec of the RayCluster, as JSON."""
 
 
-class TrainedStatus(_StatusSection):
+class TrainedStatus(StatusSection):
     """How long the finished model was trained. If the spec is changed to ask for more, training resumes."""
 
     epochs: float | None = None
@@ -80,24 +72,7 @@ class TrainedStatus(_StatusSection):
     """training.maxSteps at the end."""
 
 
-class Condition(_StatusSection):
-    """A Kubernetes condition (metav1.Condition)."""
-
-    type: str
-    """Condition type, such as Ready."""
-    status: Literal["True", "False", "Unknown"]
-    """Whether the condition holds."""
-    observed_generation: int = 0
-    """metadata.generation that the condition was computed for."""
-    last_transition_time: Timestamp
-    """Time of the last change of status (RFC 3339)."""
-    reason: str
-    """Machine-readable reason in one CamelCase word."""
-    message: str = ""
-    """Human-readable message."""
-
-
-class FinetuneJobStatus(_StatusSection):
+class FinetuneJobStatus(StatusSection):
     """Progress and health of a job."""
 
     observed_generation: int = 0
@@ -150,7 +125,5 @@ class FinetuneJobStatus(_StatusSection):
     """Name of the RayCluster."""
     output: str = ""
     """Location of the trained model."""
-    conditions: list[Condition] = Field(
-        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    )
+    conditions: Conditions = Field(default=[])
     """Conditions: Ready, Reconciling, Stalled, Complete, Failed, Suspended, and conditions specific to spotune."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotune.job.base import NonNegativeInt, PositiveInt, Section, Source, invalid
+from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, Source, invalid
 from spotune.job.metric import BUILT_IN, MAX_METRICS, Metric, is_function, metric_name
 
 

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from spotune.custom_resource import API_VERSION
 from spotune.errors import JobError, Problem, UsageError
-from spotune.job import API_VERSION, KIND, FinetuneJob
+from spotune.job import KIND, FinetuneJob
 from spotune.job_file.problems import describe_problems
 from spotune.job_file.yaml_file import Document, read_documents
 from spotune.service import SERVICE_KIND, ModelService

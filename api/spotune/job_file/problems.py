@@ -53,7 +53,7 @@ def dotted(path: FieldPath) -> str:
 
 
 def _field_path(details: ErrorDetails) -> FieldPath:
-    """The path of an error. Errors of ``spotune.job.base.invalid`` name a field relative to the validated section."""
+    """The path of an error. ``custom_resource.base.invalid`` names a field relative to the validated section."""
     field = details.get("ctx", {}).get("field", "")
     return (*details["loc"], *(field.split(".") if field else ()))
 

@@ -4,9 +4,8 @@ from typing import Final, Literal, Self
 
 from pydantic import model_validator
 
-from spotune.job import API_VERSION
-from spotune.job.base import Section, invalid
-from spotune.job.metadata import Metadata
+from spotune.custom_resource.base import API_VERSION, Section, invalid
+from spotune.custom_resource.metadata import Metadata
 from spotune.service.spec import ModelServiceSpec
 from spotune.service.status import ModelServiceStatus
 

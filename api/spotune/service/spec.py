@@ -4,15 +4,15 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotune.job.base import (
+from spotune.custom_resource.base import (
     NonNegativeInt,
+    PositiveDuration,
     PositiveInt,
     SecretKeyRef,
     Section,
     invalid,
 )
-from spotune.job.cluster import PodTemplate, ResourcesSpec
-from spotune.job.lifecycle import PositiveDuration
+from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
 from spotune.service.field_types import (
     ClaimName,
     ClaimPath,

@@ -1,15 +1,12 @@
 """The status of a ModelService: written by the operator, only read by users."""
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from spotune.job.base import Section
-from spotune.job.status import Condition
+from spotune.custom_resource.status import Conditions, StatusSection
 
 
-class ServedVersionStatus(Section):
+class ServedVersionStatus(StatusSection):
     """The version of the model that is served."""
-
-    model_config = ConfigDict(extra="ignore")
 
     location: str
     """Where the model is: pvc://claim/path or hf://owner/name."""
@@ -17,10 +14,8 @@ class ServedVersionStatus(Section):
     """Identifies the weights: directory and step of a FinetuneJob, the revision of a source, or the path on a claim."""
 
 
-class ModelServiceStatus(Section):
+class ModelServiceStatus(StatusSection):
     """Health of a service."""
-
-    model_config = ConfigDict(extra="ignore")
 
     observed_generation: int = 0
     """metadata.generation that this status was computed for."""
@@ -48,7 +43,5 @@ class ModelServiceStatus(Section):
     """Ray version of the default image."""
     provider: str = ""
     """Cloud provider of the nodes when the service was created."""
-    conditions: list[Condition] = Field(
-        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    )
+    conditions: Conditions = Field(default=[])
     """Conditions: Ready, Reconciling, Stalled, Suspended, ModelAvailable, ReplicasReady."""

@@ -4,7 +4,8 @@ from typing import Any, Final
 
 import yaml
 
-from spotune.job import API_VERSION, KIND, FinetuneJob
+from spotune.custom_resource import API_VERSION
+from spotune.job import KIND, FinetuneJob
 from spotune_operator.children.resolved_job import ResolvedJob
 
 _Dumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spotune.job.base import SecretKeyRef
+from spotune.custom_resource.base import SecretKeyRef
 from spotune.job.output import HUB_TOKEN
 from spotune_operator.children.pod_template.environment import secret_variable, variable
 from spotune_operator.children.resolved_job import ResolvedJob

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from spotune.job import API_VERSION
+from spotune.custom_resource import API_VERSION
 
 
 @dataclass(frozen=True)

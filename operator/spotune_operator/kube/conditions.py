@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from spotune.job import Condition
+from spotune.custom_resource import Condition
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 
 ConditionStatus = Literal["True", "False", "Unknown"]

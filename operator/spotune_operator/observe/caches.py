@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from spotune.job import API_VERSION, KIND
+from spotune.custom_resource import API_VERSION
+from spotune.job import KIND
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.kube.client import (
     CHILDREN,

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spotune.job import API_VERSION, KIND, Condition, FinetuneJobStatus
+from spotune.custom_resource import API_VERSION, Condition
+from spotune.job import KIND, FinetuneJobStatus
 from spotune_operator.kube.conditions import Finding, find, referenced, with_cause
 from spotune_operator.kube.digest import digest
 from spotune_operator.kube.timestamps import rfc3339

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spotune.job import API_VERSION
+from spotune.custom_resource import API_VERSION
 from spotune.service import SERVICE_KIND
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
 from spotune_operator.kube.applier import ChildKey

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 from ray import serve
 
+from spotune.custom_resource.base import Section, invalid
 from spotune.errors import JobError
-from spotune.job.base import Section, invalid
 from spotune_serve.deployment.application import build_application
 from spotune_serve.deployment.config import Placement, Scaling, ServiceConfig
 from spotune_serve.deployment.hub import HubModel

@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from spotune.cli.crd import as_yaml
 from spotune.crd import CUSTOM_RESOURCES, custom_resource_definition
 from spotune.crd.structural_schema import INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, structural_schema
+from spotune.custom_resource.base import Section
 from spotune.job import FinetuneJobSpec
-from spotune.job.base import Section
 from spotune.job.dataset import ColumnTemplate
 from spotune.job_file.load import load_job_or_service, read_document_of_kind
 from spotune.service import ModelServiceSpec

@@ -11,20 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from spotune.custom_resource import Metadata, SecretKeyRef
+from spotune.custom_resource.base import Section
 from spotune.job import (
     CheckpointSpec,
     DatasetSpec,
     ExecutionSpec,
     FinetuneJob,
     FinetuneJobSpec,
-    Metadata,
     ModelSpec,
-    SecretKeyRef,
     ShardsSpec,
     TrainingSpec,
     WorkersSpec,
 )
-from spotune.job.base import Section
 from spotune.job_file.load import load_job
 from spotune.units.durations import Duration
 from tests.api.support.job_files import FULL_JOB_FILE, a_job

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
+from spotune.custom_resource.base import OptionalSource, Source
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
-from spotune.job.base import OptionalSource, Source
 from spotune.job_file.load import (
     SOURCE_FIELDS,
     load_job,

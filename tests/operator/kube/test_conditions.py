@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from spotune.job import Condition
+from spotune.custom_resource import Condition
 from spotune_operator.kube.conditions import (
     ORDER,
     Finding,

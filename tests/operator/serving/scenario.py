@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spotune.job import Condition
+from spotune.custom_resource import Condition
 from spotune.service import ModelService, ModelServiceStatus
 from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION
 from spotune_operator.kube.conditions import find

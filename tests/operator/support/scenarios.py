@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from spotune.job import Condition, FinetuneJob, FinetuneJobStatus
+from spotune.custom_resource import Condition
+from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune_operator.children.config import JOB_FILE, config_map
 from spotune_operator.kube.conditions import find
 from spotune_operator.observe.state import Child, Observed, Pod

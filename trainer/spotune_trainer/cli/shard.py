@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from spotune.custom_resource import API_VERSION
 from spotune.errors import UsageError
-from spotune.job import API_VERSION, KIND, FinetuneJob
+from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
 from spotune.job_file.yaml_file import Document
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from spotune.job.base import SecretKeyRef
+from spotune.custom_resource.base import SecretKeyRef
 
 CACHE: Final = "/cache"
 """Mount path of the emptyDir for caches of models and shards; it survives a restart of the container."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotune.job.cluster import ResourcesSpec
+from spotune.custom_resource.pods import ResourcesSpec
 from spotune_operator.children.pod_template.resources import Amounts, ray_resources
 from spotune_operator.children.pod_template.strategic_merge import PodTemplate, merge
 from spotune_operator.errors import PodTemplateError

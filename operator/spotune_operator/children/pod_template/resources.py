@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from spotune.job.cluster import ResourcesSpec
+from spotune.custom_resource.pods import ResourcesSpec
 from spotune.units.quantities import Quantity
 from spotune_operator.children.pod_template.strategic_merge import merge
 from spotune_operator.errors import ResourcesError

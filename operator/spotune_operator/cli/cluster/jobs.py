@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from spotune.crd.definition import PLURAL
+from spotune.custom_resource import API_VERSION
 from spotune.errors import UsageError
-from spotune.job import API_VERSION
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.cli.cluster.client import Cluster, Manifest
 from spotune_operator.errors import KubernetesError, NotFoundError

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from spotune.job import API_VERSION, KIND
+from spotune.custom_resource import API_VERSION
+from spotune.job import KIND
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.children.pods import SUPERVISOR_CONTAINER, head_pod

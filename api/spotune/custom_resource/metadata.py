@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from spotune.job.base import Section, invalid
+from spotune.custom_resource.base import Section, invalid
 
 MAX_NAME_LENGTH = 40
 """Kubernetes allows 63 characters in a label. Names of pods and services add a prefix and suffix to it."""

@@ -1,7 +1,7 @@
 """Base classes and field types that all sections of FinetuneJobs and ModelServices share."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,10 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, PydanticCustomError
+
+from spotune.units.durations import Duration
+
+API_VERSION: Final = "spotune.dev/v1alpha1"
 
 SOURCE_SCHEMES = ("hf", "s3", "gs", "az")
 
@@ -124,6 +128,21 @@ OptionalSource = Annotated[
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+
+
+def _more_than_zero(duration: Duration) -> Duration:
+    if duration.seconds <= 0:
+        invalid("", "must be longer than 0s")
+    return duration
+
+
+_LONGER_THAN_ZERO = {"rule": "self.matches('[1-9]')", "message": "must be longer than 0s"}
+
+PositiveDuration = Annotated[
+    Duration,
+    AfterValidator(_more_than_zero),
+    Field(json_schema_extra={"x-kubernetes-validations": [_LONGER_THAN_ZERO]}),
+]
 
 
 class SecretKeyRef(Section):
