@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final
 
 from ray import serve
@@ -34,7 +35,7 @@ class ApplicationBackend:
         self._scales_to_zero = scales_to_zero
         self._replicas: RayBackend | None = None
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """The new tokens of a sequence. Closing the iterator aborts the sequence on its replica.
 
         Raises:
@@ -44,8 +45,9 @@ class ApplicationBackend:
         """
         replicas = self._replicas or await self._connect()
         try:
-            async for chunk in replicas.generate(request):
-                yield chunk
+            async with aclosing(replicas.generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         except NoReplicaError as error:
             if await asyncio.to_thread(self._exists):
                 raise

@@ -12,6 +12,7 @@ from spotune_serve.gateway.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from tests.serve.support.scripted_backend import ScriptedBackend
+from tests.serve.support.versions import run_single_version
 
 
 class GatewayClient(TestClient):
@@ -28,7 +29,8 @@ class GatewayClient(TestClient):
             self.backend = script
         else:
             self.backend = ScriptedBackend(tokens_of(model, script) if isinstance(script, str) else script)
-        super().__init__(create_app(model, self.backend, settings or GatewaySettings()), raise_server_exceptions=False)
+        versions = run_single_version(model, self.backend, settings or GatewaySettings())
+        super().__init__(create_app(versions), raise_server_exceptions=False)
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
         """The body of a response with status 200."""
