@@ -12,7 +12,7 @@ import yaml
 
 from charts import generate, pin
 from tests import ROOT
-from tests.cluster.own_images import TARGETS
+from tests.cluster.own_images import TARGETS, VLLM_TARGET
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -27,12 +27,12 @@ def test_chart_has_the_version_of_the_project() -> None:
 
 
 def test_images_are_named_by_the_version_of_the_project() -> None:
-    command = ["git", "grep", "-hoE", r"(operator|trainer|serve|\$target):[0-9]+\.[0-9]+\.[0-9]+"]
+    command = ["git", "grep", "-hoE", r"(operator|trainer|serve|serve-vllm|\$target):[0-9]+\.[0-9]+\.[0-9]+"]
     named = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     assert {name.rpartition(":")[2] for name in named} == {VERSION}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, VLLM_TARGET])
 def test_image_says_what_it_is(target: str) -> None:
     (stage,) = re.findall(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
     labels = dict(re.findall(r"org\.opencontainers\.image\.(\w+)=\"([^\"]+)\"", stage))
