@@ -22,6 +22,7 @@ from spotune_serve.gateway.metrics import GatewayMetrics, SequenceTimer
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from spotune_serve.gateway.streams import resumable
+from spotune_serve.gateway.tracing import current_trace
 from spotune_serve.protocol.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,8 @@ class Answerer:
         self._admit(len(choices))
         self._metrics.prompt_tokens.inc(sum(len(choice.request.prompt) for choice in choices))
         queue: _Queue = asyncio.Queue()
-        timers = [SequenceTimer(self._metrics) for _ in choices]
+        trace = current_trace()
+        timers = [SequenceTimer(self._metrics, trace, choice.index) for choice in choices]
         tasks = [
             asyncio.create_task(self._run(choice, timer, queue)) for choice, timer in zip(choices, timers, strict=True)
         ]
@@ -198,7 +200,7 @@ class Answerer:
             timeout_seconds=self._settings.replica_timeout_seconds,
             retry_seconds=self._settings.retry_seconds,
             stop_tokens=stop_tokens,
-            on_resumption=self._metrics.resumptions.inc,
+            on_resumption=timer.add_resumption,
         )
         async with aclosing(stream) as chunks:
             async for chunk in chunks:

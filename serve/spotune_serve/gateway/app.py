@@ -27,6 +27,7 @@ from spotune_serve.gateway.openai_api import openai_routes
 from spotune_serve.gateway.predict_api import predict_routes
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
+from spotune_serve.gateway.tracing import TracingMiddleware, tracer_provider
 from spotune_serve.protocol.errors import ApiError, validation_error
 from spotune_serve.protocol.models import ModelCard, ModelList
 
@@ -52,6 +53,9 @@ def create_app(model: ServedModel, backend: Backend, settings: GatewaySettings) 
     _add_page(app)
     _add_error_handlers(app, settings)
     app.add_middleware(AccessMiddleware, settings=settings)
+    provider = tracer_provider()
+    if provider is not None:
+        app.add_middleware(TracingMiddleware, provider=provider)
     return app
 
 
