@@ -21,7 +21,7 @@ PICTURE: Final = Path(__file__).parent / "images/serve.png"
 ANSWERED: Final = "!byId('send').disabled && byId('meta').textContent"
 """JavaScript on the page: the answer is complete."""
 _QUESTION: Final = {
-    "question": "Which ferry is the one captained by Ada Lindberg?",
+    "question": "How many ferries have a speed above 30?",
     "columns": "ferry captain speed year",
 }
 

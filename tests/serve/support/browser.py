@@ -24,15 +24,15 @@ class Browser:
     """A browser with one page, from its start until the end of a `with` block.
 
     Args:
-        width: of the window, in pixels.
-        height: of the window, in pixels.
+        width: of the page, in pixels.
+        height: of the page, in pixels.
     """
 
     def __init__(self, width: int = 900, height: int = 660) -> None:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # helpers of Chromium may outlive it
         self._numbers = itertools.count(1)
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        command += [f"--window-size={width},{height}", f"--user-data-dir={self._profile.name}"]
+        command += [f"--user-data-dir={self._profile.name}"]
         self._process = subprocess.Popen(
             [*command, "--remote-debugging-port=0", "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -41,6 +41,8 @@ class Browser:
                 self._page_address(), timeout=_PATIENCE_SECONDS, suppress_origin=True
             )
             self._call("Page.enable")
+            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            self._call("Emulation.setDeviceMetricsOverride", **size)
         except BaseException:
             self._end()
             raise
@@ -75,7 +77,7 @@ class Browser:
         self.evaluate(f"new Promise(done => {{ const timer = setInterval({check}, 20); }})")
 
     def screenshot(self) -> bytes:
-        """The window as a PNG."""
+        """What the window shows, as a PNG."""
         return base64.b64decode(self._call("Page.captureScreenshot")["data"])
 
     def _page_address(self) -> str:
