@@ -15,6 +15,7 @@ from spotune_serve.engine.base import (
     PromptTooLongError,
     TokenChunk,
     UnknownAdapterError,
+    UnsupportedFormatError,
 )
 from spotune_serve.gateway.answer_text import AnswerText, TokenDecoder
 from spotune_serve.gateway.backend import Backend, NoReplicaError
@@ -240,12 +241,19 @@ def api_error_of(error: Exception, settings: GatewaySettings) -> ApiError:
         case ApiError():
             return error
         case PromptTooLongError():
-            return ApiError(400, str(error), code="context_length_exceeded")
+            return ApiError(400, _own_text(error), code="context_length_exceeded")
         case UnknownAdapterError():
-            return ApiError(404, str(error), param="model", code="model_not_found")
+            return ApiError(404, _own_text(error), param="model", code="model_not_found")
+        case UnsupportedFormatError():
+            return ApiError(400, f"response_format: {_own_text(error)}", param="response_format")
         case NoReplicaError():
             headers = {"Retry-After": str(settings.retry_after_seconds)}
             return ApiError(503, f"No replica is ready: {error}", code="no_replica", headers=headers)
         case _:
             logger.error("request failed", exc_info=error)
             return ApiError(500, "The request failed. The log of the service has the reason.", code="internal_error")
+
+
+def _own_text(error: Exception) -> str:
+    """The message of an error. Ray's text of a replica's error is a traceback; the error itself is its `cause`."""
+    return str(getattr(error, "cause", error))

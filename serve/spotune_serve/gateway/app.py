@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError
+from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError, UnsupportedFormatError
 from spotune_serve.gateway.answers import Answerer, api_error_of
 from spotune_serve.gateway.backend import Backend, NoReplicaError
 from spotune_serve.gateway.metrics import GatewayMetrics
@@ -207,5 +207,6 @@ def _add_error_handlers(app: FastAPI, settings: GatewaySettings) -> None:
     async def report_error(_request: Request, error: Exception) -> Response:
         return _error_response(api_error_of(error, settings))
 
-    for error_type in (ApiError, NoReplicaError, PromptTooLongError, UnknownAdapterError, Exception):
+    expected = (ApiError, NoReplicaError, PromptTooLongError, UnknownAdapterError, UnsupportedFormatError)
+    for error_type in (*expected, Exception):
         app.add_exception_handler(error_type, report_error)

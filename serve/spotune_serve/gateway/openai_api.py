@@ -111,6 +111,7 @@ def plan_choices(
         logprobs=logprobs,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        json_schema=body.answer_schema,
     )
     n = body.n or 1
     trace = current_trace()
