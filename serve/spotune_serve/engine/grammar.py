@@ -122,7 +122,7 @@ class Grammars:
         """
         from llguidance import LLMatcher
 
-        tokenizer = self._with_ends(vocabulary, eos_token_ids)
+        tokenizer = self._converted_tokenizer(vocabulary, eos_token_ids)
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema, overrides=_LAYOUT), log_level=0)
         if matcher.is_error():
             raise UnsupportedFormatError(f"the JSON schema cannot be enforced: {_first_line(matcher)}")
@@ -133,7 +133,7 @@ class Grammars:
             grammar.accept(token)
         return grammar
 
-    def _with_ends(self, vocabulary: int, eos_token_ids: Collection[int]) -> LLTokenizer:
+    def _converted_tokenizer(self, vocabulary: int, eos_token_ids: Collection[int]) -> LLTokenizer:
         """The tokenizer, whose end-of-text tokens are those of the model."""
         with self._lock:
             if self._tokenizer is None:
