@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
-_LAYOUT = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n]{0,24}"}
+_LAYOUT: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n]{0,24}"}
 """White space between values is limited: a model could repeat it up to the end of its answer."""
 
 

@@ -181,7 +181,7 @@ def test_encoder_decoder_models_complete_texts(sql_model: ServedModel) -> None:
         ({"best_of": 3}, "best_of", "not supported"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs the field json_schema"),
-        (json_schema({"type": "objekt"}), "response_format", "Invalid type: objekt"),
+        (json_schema({"type": "thing"}), "response_format", "Invalid type: thing"),
         (json_schema({"type": "array", "uniqueItems": True}), "response_format", "uniqueItems"),
         (json_schema({"enum": ["x" * 99_999]}), "response_format", "larger than 65536 bytes"),
         (json_schema("a"), "response_format.json_schema.schema", "dictionary"),
