@@ -189,11 +189,14 @@ def tracer_provider() -> TracerProvider | None:
     if protocol != _PROTOCOL:
         logger.warning("no traces: the protocol is %s; set %s=%s", protocol, _PROTOCOLS[1], _PROTOCOL)
         return None
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        logger.warning("no traces: %s; install spotune[serve]", error)
+        return None
     resource = Resource.create({"service.name": "spotune-gateway"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

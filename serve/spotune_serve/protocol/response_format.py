@@ -33,9 +33,9 @@ class ResponseFormat(BaseModel):
 
     @model_validator(mode="after")
     def _check_schema(self) -> ResponseFormat:
-        if self.type == "json_schema":
-            if self.json_schema is None:
-                raise ValueError("type json_schema needs the field json_schema with a schema")
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("type json_schema needs the field json_schema with a schema")
+        if self.type != "text":
             check_schema(self.schema_text)
         return self
 
@@ -51,10 +51,13 @@ def check_schema(text: str) -> None:
     """Refuse a JSON schema that cannot be enforced.
 
     Raises:
-        ValueError: it is not valid, uses a keyword that llguidance does not have, or is too large.
+        ValueError: it is not valid, uses a keyword that llguidance does not have, or is too large; or llguidance is
+            not installed.
     """
-    from llguidance import LLMatcher
-
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise ValueError("JSON answers need the package llguidance on the server: install spotune[serve]") from error
     if len(text.encode()) > _MAX_SCHEMA_BYTES:
         raise ValueError(f"the JSON schema is larger than {_MAX_SCHEMA_BYTES} bytes")
     failed, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(text))
