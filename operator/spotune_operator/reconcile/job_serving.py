@@ -41,8 +41,8 @@ def served_finding(context: ReconcileContext) -> Finding | None:
     if not context.settings.serving:
         message = "spec.serving needs an operator that serves models: install the chart with serving.enabled=true"
         return Finding(SERVED, "False", "ServingDisabled", message)
-    if message := context.observed.refused.get(SERVICE_KIND):
-        return Finding(SERVED, "False", "Refused", message)
+    if refusal := context.observed.refused.get(SERVICE_KIND):
+        return Finding(SERVED, "False", "Refused", refusal)
     service = context.observed.services.get(name)
     if service is not None and service.ready:
         return Finding(SERVED, "True", "Serving", f"the ModelService {name} answers requests at {service.url}")
