@@ -68,7 +68,7 @@ def test_an_export_of_an_older_version_has_no_step_and_is_served(tmp_path: Path)
 @pytest.mark.parametrize("fails", [False, True], ids=["mixed files", "missing file"])
 def test_an_export_that_is_replaced_while_it_is_loaded_is_loaded_again(tmp_path: Path, fails: bool) -> None:
     folder = write_export(tmp_path / "export", 900)
-    loaded = []
+    loaded: list[str] = []
 
     def load(path: Path) -> str:
         if not loaded:  # the trainer replaces the export now
