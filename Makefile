@@ -52,6 +52,7 @@ lock: $(filter .uv/bin/uv,$(UV)) ## Pin versions and hashes in constraints/ agai
 	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra serve --constraints constraints/dev.txt --output-file constraints/serve.txt pyproject.toml
+	$(COMPILE) --no-annotate --extra serve --extra vllm --output-file constraints/serve-vllm.txt pyproject.toml
 	$(COMPILE) --no-annotate --group build --output-file constraints/build.txt
 
 .PHONY: manifests

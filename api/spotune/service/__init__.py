@@ -10,6 +10,7 @@ from spotune.service.spec import (
     ServedAdapterSpec,
     ServedModelSpec,
     ServingClusterSpec,
+    ServingSpec,
 )
 from spotune.service.status import ModelServiceStatus, ServedVersionStatus
 
@@ -26,4 +27,5 @@ __all__ = [
     "ServedModelSpec",
     "ServedVersionStatus",
     "ServingClusterSpec",
+    "ServingSpec",
 ]

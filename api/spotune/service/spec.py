@@ -148,11 +148,9 @@ class ServingClusterSpec(Section):
         return self
 
 
-class ModelServiceSpec(Section):
-    """Which model to serve and how."""
+class ServingSpec(Section):
+    """How to serve a model: all of a ModelService but the model itself. A FinetuneJob has it, too."""
 
-    model: ServedModelSpec
-    """The model to serve. Exactly one of finetuneJob, source and claim."""
     adapters: list[ServedAdapterSpec] = Field(
         default=[],
         max_length=64,
@@ -203,3 +201,14 @@ class ModelServiceSpec(Section):
             reason = f"{self.on_demand_base} is more than replicas.max, {self.replicas.max}"
             invalid("onDemandBase", reason)
         return self
+
+
+class _WithModel(Section):
+    """The model; a base class, so that it is the first field."""
+
+    model: ServedModelSpec
+    """The model to serve. Exactly one of finetuneJob, source and claim."""
+
+
+class ModelServiceSpec(ServingSpec, _WithModel):
+    """Which model to serve and how."""

@@ -35,6 +35,7 @@ class Replica:
     def __init__(self, config: ModelConfig) -> None:
         import torch
 
+        from spotune_serve.engine.grammar import Grammars
         from spotune_serve.engine.load import load_adapters, load_model
         from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
         from spotune_serve.engine.vllm_engine import VllmEngine, obstacle, start_vllm
@@ -49,7 +50,9 @@ class Replica:
         torch.set_num_threads(config.threads or available_processors())
         model = load_model(folder, "cuda" if config.gpus else "cpu")
         self._engine = TransformersEngine(
-            load_adapters(model, config.adapters), config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+            load_adapters(model, config.adapters),
+            config.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+            grammars=Grammars.of(folder),
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:

@@ -15,9 +15,11 @@ from spotune_serve.engine.base import (
     GenerationRequest,
     PromptTooLongError,
     TokenChunk,
+    UnsupportedFormatError,
     check_names_and_tokens,
 )
 from spotune_serve.engine.decoding_batch import Sequence
+from spotune_serve.engine.grammar import AnswerGrammar, Grammars
 from spotune_serve.engine.model import LoadedModel
 from spotune_serve.engine.scheduler import Scheduler
 
@@ -34,6 +36,7 @@ class TransformersEngine:
         model: belongs to the engine from now on.
         max_batch_size: maximum number of sequences that decode at once; others wait.
         max_cached_tokens: maximum size of the key/value caches in tokens, padding included.
+        grammars: makes the grammars of answers with a JSON schema; None: such requests are refused.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class TransformersEngine:
         model: LoadedModel,
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_cached_tokens: int = DEFAULT_MAX_CACHED_TOKENS,
+        grammars: Grammars | None = None,
     ) -> None:
         self._model = model
+        self._grammars = grammars
         self._max_sequence_length = min(model.max_positions or max_cached_tokens, max_cached_tokens)
         self._max_cached_tokens = max_cached_tokens
         self._scheduler = Scheduler(model, max_batch_size, max_cached_tokens)
@@ -65,6 +70,7 @@ class TransformersEngine:
         Raises:
             PromptTooLongError: the sequence has no space for a new token.
             UnknownAdapterError: the adapter is not loaded.
+            UnsupportedFormatError: the answer's JSON schema cannot be enforced.
             ValueError: the prompt is empty, or a token id is outside the vocabulary.
             GenerationError: the sequence could not be continued.
         """
@@ -80,6 +86,9 @@ class TransformersEngine:
         with self._condition:
             self.check_health()
             sequence = self._sequence(self._model, request, deliver)
+            settings, vocabulary = self._model.settings, self._model.vocabulary
+        if request.sampling.json_schema:
+            sequence.grammar = await self._grammar(request, vocabulary, settings.eos_token_ids)
         if sequence.finish_reason is not None:
             yield TokenChunk((), sequence.finish_reason)
             return
@@ -133,6 +142,12 @@ class TransformersEngine:
         stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else settings.eos_token_ids)}
         processors = settings.logits_processors(request.prompt, limit, model.device)
         return Sequence(request, limit, start, encoder_length, frozenset(stops), processors, deliver)
+
+    async def _grammar(self, request: GenerationRequest, vocabulary: int, eos_tokens: frozenset[int]) -> AnswerGrammar:
+        if self._grammars is None:
+            raise UnsupportedFormatError("this engine has no tokenizer, which a JSON schema needs")
+        schema = request.sampling.json_schema
+        return await asyncio.to_thread(self._grammars.start, schema, request.generated, vocabulary, eos_tokens)
 
     def _submit(self, sequence: Sequence) -> None:
         with self._condition:

@@ -19,12 +19,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError
+from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError, UnsupportedFormatError
 from spotune_serve.gateway.answers import api_error_of
 from spotune_serve.gateway.backend import NoReplicaError
 from spotune_serve.gateway.openai_api import openai_routes
 from spotune_serve.gateway.predict_api import predict_routes
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
+from spotune_serve.gateway.tracing import TracingMiddleware, tracer_provider
 from spotune_serve.gateway.versions.stats_api import stats_routes
 from spotune_serve.gateway.versions.versions import VERSION_HEADER, Versions
 from spotune_serve.protocol.errors import ApiError, validation_error
@@ -49,6 +50,9 @@ def create_app(versions: Versions) -> FastAPI:
     _add_page(app)
     _add_error_handlers(app, versions.settings)
     app.add_middleware(AccessMiddleware, settings=versions.settings)
+    provider = tracer_provider()
+    if provider is not None:
+        app.add_middleware(TracingMiddleware, provider=provider)
     return app
 
 
@@ -216,5 +220,6 @@ def _add_error_handlers(app: FastAPI, settings: GatewaySettings) -> None:
     async def report_error(_request: Request, error: Exception) -> Response:
         return _error_response(api_error_of(error, settings))
 
-    for error_type in (ApiError, NoReplicaError, PromptTooLongError, UnknownAdapterError, Exception):
+    expected = (ApiError, NoReplicaError, PromptTooLongError, UnknownAdapterError, UnsupportedFormatError)
+    for error_type in (*expected, Exception):
         app.add_exception_handler(error_type, report_error)

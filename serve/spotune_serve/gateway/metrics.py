@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from spotune_serve.gateway.tracing import RequestTrace
+
 _LABELS = ("model_name", "model_version")
 _REASONS = ("stop", "length", "abort")
 _FIRST_TOKEN_SECONDS = (
@@ -142,14 +144,23 @@ class VersionMetrics:
 
 
 class SequenceTimer:
-    """Follows one sequence: waiting, running, finished."""
+    """Follows one sequence: waiting, running, finished.
 
-    def __init__(self, metrics: VersionMetrics) -> None:
+    Args:
+        metrics: of the version.
+        trace: of the request; None if it is not traced.
+        answer: index of the answer in the request.
+    """
+
+    def __init__(self, metrics: VersionMetrics, trace: RequestTrace | None = None, answer: int = 0) -> None:
         self._metrics = metrics
+        self._trace = trace
+        self._answer = answer
+        self._num_tokens = 0
         self._start = metrics.clock()
         self._first_token = 0.0
+        self._num_first_tokens = 0
         self._last_token: float | None = None
-        self._num_tokens = 0
         self._finished = False
         metrics.waiting_now += 1
         metrics.waiting.inc()
@@ -163,13 +174,21 @@ class SequenceTimer:
             self._leave_queue()
             metrics.running.inc()
             metrics.first_token_seconds.observe(now - self._start)
-            self._first_token = now
+            self._first_token, self._num_first_tokens = now, count
+            if self._trace is not None:
+                self._trace.add_first_token(self._answer)
         else:
             for _ in range(count):
                 metrics.token_seconds.observe((now - self._last_token) / count)
         self._last_token = now
         self._num_tokens += count
         metrics.generation_tokens.inc(count)
+
+    def add_resumption(self) -> None:
+        """Count that the sequence is sent to another replica."""
+        self._metrics.resumptions.inc()
+        if self._trace is not None:
+            self._trace.add_resumption(self._answer, self._num_tokens)
 
     def finish(self, reason: str | None) -> None:
         """The sequence finished: `stop`, `length` or `abort`; None after an error. Only the first call counts."""
@@ -181,11 +200,14 @@ class SequenceTimer:
             self._leave_queue()
         else:
             metrics.running.dec()
-            if self._num_tokens > 1:
-                metrics.mean_token_seconds.observe((self._last_token - self._first_token) / (self._num_tokens - 1))
+            num_later_tokens = self._num_tokens - self._num_first_tokens
+            if num_later_tokens:
+                metrics.mean_token_seconds.observe((self._last_token - self._first_token) / num_later_tokens)
         if reason is not None:
             metrics.finished[reason].inc()
             metrics.request_seconds.observe(metrics.clock() - self._start)
+        if self._trace is not None:
+            self._trace.finish(self._answer, self._num_tokens, reason)
 
     def _leave_queue(self) -> None:
         self._metrics.waiting_now -= 1

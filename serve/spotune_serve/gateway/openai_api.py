@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from spotune_serve.engine.base import GenerationRequest, SamplingParams
 from spotune_serve.gateway.answers import Answer, AnswerPart, Choice, ScoredToken
 from spotune_serve.gateway.served_model import ServedModel
+from spotune_serve.gateway.tracing import current_trace
 from spotune_serve.gateway.versions.responses import Plan, respond
 from spotune_serve.gateway.versions.versions import Versions
 from spotune_serve.protocol.chat import (
@@ -106,8 +107,12 @@ def plan_choices(
         logprobs=logprobs,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        json_schema=body.answer_schema,
     )
     n = body.n or 1
+    trace = current_trace()
+    if trace is not None:
+        trace.start(body.model, sampling, sum(map(len, prompts)), n * len(prompts))
     choices = []
     for number, prompt in enumerate(prompts):
         seed = secrets.randbelow(_MAX_SEED) if body.seed is None else body.seed

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError
+from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError, UnsupportedFormatError
 from spotune_serve.gateway.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
@@ -117,12 +117,13 @@ def test_unknown_paths_and_methods_have_openais_error(
     [
         (PromptTooLongError("9 tokens do not fit into 8"), 400, "context_length_exceeded"),
         (UnknownAdapterError("no adapter polite"), 404, "model_not_found"),
+        (UnsupportedFormatError("this service runs on vLLM"), 400, None),
         (RuntimeError("secret"), 500, "internal_error"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_of_the_engine_before_the_first_token_are_statuses(
-    chat_model: ServedModel, error: Exception, status: int, code: str, stream: bool
+    chat_model: ServedModel, error: Exception, status: int, code: str | None, stream: bool
 ) -> None:
     client = GatewayClient(chat_model, "ok")
     client.backend.error = error
