@@ -15,11 +15,11 @@ from spotune_serve.deployment.arguments import version_configs
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig, Placement, VersionConfig
 from spotune_serve.deployment.hub import model_folder
 from spotune_serve.deployment.replica import Replica
-from spotune_serve.gateway.app import create_app
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import read_api_keys
-from spotune_serve.gateway.versions.version import VersionSource
-from spotune_serve.gateway.versions.versions import Versions
+from spotune_serve.gateway.version import VersionSource
+from spotune_serve.gateway.versions import Versions
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -35,8 +35,8 @@ _MAX_STREAMS = 10_000
 class Gateway:
     """The ASGI application of the gateway, with the replicas of other applications as its backends.
 
-    Ray Serve 2.60 calls `__init__`, `__serve_build_asgi_app__` and `reconfigure`, and only then sends requests. Later it
-    calls `reconfigure` alone, in the running process, whenever the `user_config` changes.
+    Ray Serve 2.60 calls `__init__`, `__serve_build_asgi_app__` and `reconfigure`, and only then sends requests. Later
+    it calls `reconfigure` alone, in the running process, whenever the `user_config` changes.
 
     Raises:
         JobError: the API keys cannot be read.
@@ -56,8 +56,8 @@ class Gateway:
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Serve the versions of a user_config from now on. Running requests stay with their versions.
 
-        Once the gateway serves a version, a wrong user_config changes nothing: an error here would make Ray Serve replace
-        the process, and break its connections. `/stats` has the error.
+        Once the gateway serves a version, a wrong user_config changes nothing: an error here would make Ray Serve
+        replace the process, and break its connections. `/stats` has the error.
 
         Args:
             user_config: see `GatewayUserConfig`.

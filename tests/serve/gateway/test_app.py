@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError, UnsupportedFormatError
-from spotune_serve.gateway.app import create_app
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
 from tests.serve.support.gateway_client import GatewayClient, read_events, tokens_of
@@ -246,7 +246,10 @@ def test_a_client_that_leaves_aborts_its_sequences(chat_model: ServedModel, stre
         assert backend.closed == 2
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             metrics = (await client.get("/metrics")).text
-        assert 'vllm:request_success_total{finished_reason="abort",model_name="tiny",model_version="tiny-1"} 2.0' in metrics
+        assert (
+            'vllm:request_success_total{finished_reason="abort",model_name="tiny",model_version="tiny-1"} 2.0'
+            in metrics
+        )
         assert 'vllm:num_requests_running{model_name="tiny",model_version="tiny-1"} 0.0' in metrics
         assert 'vllm:num_requests_waiting{model_name="tiny",model_version="tiny-1"} 0.0' in metrics
 

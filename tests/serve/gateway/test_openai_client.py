@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from pydantic import BaseModel
 
-from spotune_serve.gateway.app import create_app
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
 from tests.serve.support.gateway_client import tokens_of

@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from spotune_serve.engine.base import PromptTooLongError
-from spotune_serve.gateway.app import create_app
 from spotune_serve.gateway.backend import NoReplicaError, VersionGoneError
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
-from spotune_serve.gateway.versions.version import VersionSource
-from spotune_serve.gateway.versions.versions import VERSION_HEADER, Versions
+from spotune_serve.gateway.version import VersionSource
+from spotune_serve.gateway.versions import VERSION_HEADER, Versions
 from tests.serve.support.gateway_client import read_events, tokens_of
 from tests.serve.support.scripted_backend import ScriptedBackend
 from tests.serve.support.versions import source

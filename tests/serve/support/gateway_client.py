@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from spotune_serve.gateway.app import create_app
 from spotune_serve.gateway.backend import Backend
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from tests.serve.support.scripted_backend import ScriptedBackend

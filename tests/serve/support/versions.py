@@ -7,8 +7,8 @@ import asyncio
 from spotune_serve.gateway.backend import Backend
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
-from spotune_serve.gateway.versions.version import VersionSource
-from spotune_serve.gateway.versions.versions import Versions
+from spotune_serve.gateway.version import VersionSource
+from spotune_serve.gateway.versions import Versions
 
 ONLY_VERSION = "tiny-1"
 

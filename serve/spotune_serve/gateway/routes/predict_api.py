@@ -8,10 +8,10 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request, Response
 
 from spotune_serve.gateway.answers import Answer, AnswerPart
-from spotune_serve.gateway.openai_api import plan_choices
+from spotune_serve.gateway.routes.openai_api import plan_choices
+from spotune_serve.gateway.routes.responses import Plan, respond
 from spotune_serve.gateway.served_model import ServedModel
-from spotune_serve.gateway.versions.responses import Plan, respond
-from spotune_serve.gateway.versions.versions import Versions
+from spotune_serve.gateway.versions import Versions
 from spotune_serve.protocol.predict import ModelInfo, PredictEvent, Prediction, PredictRequest, PredictResponse
 from spotune_serve.protocol.sampling import SamplingFields
 

@@ -9,8 +9,8 @@ from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from spotune_serve.gateway.versions.version import Version
-from spotune_serve.gateway.versions.versions import Versions
+from spotune_serve.gateway.version import Version
+from spotune_serve.gateway.versions import Versions
 
 
 class _Body(BaseModel):

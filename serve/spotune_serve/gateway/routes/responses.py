@@ -15,8 +15,8 @@ from spotune_serve.gateway.answers import Answer, AnswerPart, Choice, api_error_
 from spotune_serve.gateway.backend import NoReplicaError, VersionGoneError
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
-from spotune_serve.gateway.versions.version import Version
-from spotune_serve.gateway.versions.versions import VERSION_HEADER, Versions
+from spotune_serve.gateway.version import Version
+from spotune_serve.gateway.versions import VERSION_HEADER, Versions
 from spotune_serve.protocol.errors import ApiError
 from spotune_serve.protocol.sse import EventStream, started, until_disconnected
 

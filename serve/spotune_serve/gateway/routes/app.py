@@ -22,12 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError, UnsupportedFormatError
 from spotune_serve.gateway.answers import api_error_of
 from spotune_serve.gateway.backend import NoReplicaError
-from spotune_serve.gateway.openai_api import openai_routes
-from spotune_serve.gateway.predict_api import predict_routes
+from spotune_serve.gateway.routes.openai_api import openai_routes
+from spotune_serve.gateway.routes.predict_api import predict_routes
+from spotune_serve.gateway.routes.stats_api import stats_routes
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
 from spotune_serve.gateway.tracing import TracingMiddleware, tracer_provider
-from spotune_serve.gateway.versions.stats_api import stats_routes
-from spotune_serve.gateway.versions.versions import VERSION_HEADER, Versions
+from spotune_serve.gateway.versions import VERSION_HEADER, Versions
 from spotune_serve.protocol.errors import ApiError, validation_error
 from spotune_serve.protocol.models import ModelCard, ModelList
 
@@ -171,7 +171,7 @@ def _add_operations_routes(app: FastAPI, versions: Versions) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    page = resources.files("spotune_serve.gateway").joinpath("page.html").read_text(encoding="utf-8")
+    page = resources.files("spotune_serve.gateway.routes").joinpath("page.html").read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _content_policy(page), "X-Content-Type-Options": "nosniff"}
 
     @app.get("/", include_in_schema=False)

@@ -13,10 +13,10 @@ from fastapi import APIRouter, Request, Response
 
 from spotune_serve.engine.base import GenerationRequest, SamplingParams
 from spotune_serve.gateway.answers import Answer, AnswerPart, Choice, ScoredToken
+from spotune_serve.gateway.routes.responses import Plan, respond
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.tracing import current_trace
-from spotune_serve.gateway.versions.responses import Plan, respond
-from spotune_serve.gateway.versions.versions import Versions
+from spotune_serve.gateway.versions import Versions
 from spotune_serve.protocol.chat import (
     AnswerMessage,
     ChatChoice,

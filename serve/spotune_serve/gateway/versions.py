@@ -14,7 +14,7 @@ from spotune_serve.gateway.backend import VersionGoneError
 from spotune_serve.gateway.metrics import GatewayMetrics
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
-from spotune_serve.gateway.versions.version import Version, VersionSource
+from spotune_serve.gateway.version import Version, VersionSource
 from spotune_serve.protocol.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,7 @@ class Versions:
         error: why the last list of versions was refused as a whole; empty if it was not.
     """
 
-    def __init__(
-        self, name: str, settings: GatewaySettings, *, poll_seconds: float = _RETIREMENT_POLL_SECONDS
-    ) -> None:
+    def __init__(self, name: str, settings: GatewaySettings, *, poll_seconds: float = _RETIREMENT_POLL_SECONDS) -> None:
         self.name = name
         self.settings = settings
         self.metrics = GatewayMetrics(name)
@@ -126,14 +124,14 @@ class Versions:
         return self._snapshot.listed[0].version.model
 
     def choose(
-        self, request_id: str, model: str, wanted: str | None = None, gone: Sequence[Version] = ()
+        self, request_id: str, model: str, requested: str | None = None, gone: Sequence[Version] = ()
     ) -> Version:
         """The version for a new request: at random with the weights, but always the same for the same id and weights.
 
         Args:
             request_id: decides between the versions.
             model: id of the model or adapter that is asked for; only versions that have it are possible.
-            wanted: the version that the request names, if it does.
+            requested: the version that the request names, if it does.
             gone: versions that turned out to be gone.
 
         Raises:
@@ -142,8 +140,8 @@ class Versions:
         """
         listed = self._snapshot.listed
         main_model = self.main_model
-        if wanted is not None:
-            version = self._named(wanted)
+        if requested is not None:
+            version = self._named(requested)
             version.model.adapter(model)
             if version in gone:
                 raise version.gone()
