@@ -92,8 +92,9 @@ class Version:
         Raises:
             VersionGoneError: `abandon` ended the wait.
         """
+        wait = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as wait:
+            async with wait:
                 self._waiting.add(wait)
                 try:
                     yield

@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 
 _PATIENCE_SECONDS = 180.0
-_RESOURCES = {"spotune_gateway": 1, "spotune_replica": 2}
+_RESOURCES = {"spotune_gateway": 1.0, "spotune_replica": 2.0}
 _ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -101,8 +101,9 @@ def _run(port: int) -> None:
             _temp_dir=str(Path(folder) / "ray"),
         )
         serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "WARNING"})
+        controller: Any = _get_global_client()
         for line in sys.stdin:
-            _get_global_client().deploy_apps(ServeDeploySchema.model_validate_json(line))
+            controller.deploy_apps(ServeDeploySchema.model_validate_json(line))
             print("deployed", flush=True)  # noqa: T201 - the answer to the test
         serve.shutdown()
         ray.shutdown()
