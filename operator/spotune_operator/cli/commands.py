@@ -313,7 +313,9 @@ def doctor(
     kubeconfig: _Kubeconfig = None,
     context: _Context = "",
 ) -> int:
-    """Check whether a cluster can run FinetuneJobs, and say how to fix what is missing. Exit code 10 if it cannot.
+    """Check whether a cluster can run FinetuneJobs and ModelServices, and say how to fix what is missing.
+
+    Exit code 10 if a check failed.
 
     Example: spotune doctor --pull spotune/trainer:0.1.0
     """
