@@ -34,6 +34,8 @@ class TransformersEngine:
         model: belongs to the engine from now on.
         max_batch_size: maximum number of sequences that decode at once; others wait.
         max_cached_tokens: maximum size of the key/value caches in tokens, padding included.
+        check_weights: raises EngineLostError if the weights may have changed, because another process that owns their
+            memory has ended.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class TransformersEngine:
         model: LoadedModel,
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_cached_tokens: int = DEFAULT_MAX_CACHED_TOKENS,
+        check_weights: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._max_sequence_length = min(model.max_positions or max_cached_tokens, max_cached_tokens)
         self._max_cached_tokens = max_cached_tokens
-        self._scheduler = Scheduler(model, max_batch_size, max_cached_tokens)
+        self._scheduler = Scheduler(model, max_batch_size, max_cached_tokens, check_weights)
+        self._check_weights = check_weights
         self._condition = threading.Condition()
         self._submitted: list[Sequence] = []
         self._stats = self._scheduler.stats()
@@ -67,6 +71,7 @@ class TransformersEngine:
             UnknownAdapterError: the adapter is not loaded.
             ValueError: the prompt is empty, or a token id is outside the vocabulary.
             GenerationError: the sequence could not be continued.
+            EngineLostError: the weights are lost.
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[TokenChunk | GenerationError] = asyncio.Queue()
@@ -102,11 +107,12 @@ class TransformersEngine:
             return EngineStats(self._stats.running, waiting, self._stats.cached_tokens)
 
     def check_health(self) -> None:
-        """Raise GenerationError if the engine cannot generate any more: closed, or its device has failed."""
+        """Raise GenerationError if the engine cannot generate any more: closed, or its device or weights are lost."""
         if self._closed or not self._thread.is_alive():
             raise GenerationError("the engine is closed" if self._closed else "the engine's thread has ended")
         if self._device_error:
             raise GenerationError(f"the device has failed: {self._device_error}")
+        self._check_weights()
 
     async def close(self) -> None:
         """Abort all sequences and free the model."""
