@@ -182,7 +182,7 @@ def _start_holder(address: Path, directory: Path, device: torch.device, key: str
     options = {"directory": str(directory), "device": str(device), "key": key, "linger_seconds": linger_seconds}
     options |= {"address": str(address), "ready": write, "threads": torch.get_num_threads()}
     log = address.with_suffix(".log")
-    with open(ready, "rb") as messages, log.open("wb") as output:
+    with os.fdopen(ready, "rb") as messages, log.open("wb") as output:
         try:
             subprocess.run(
                 [sys.executable, "-m", _HOLDER, json.dumps(options)],
@@ -197,7 +197,7 @@ def _start_holder(address: Path, directory: Path, device: torch.device, key: str
         kind, _, text = message.decode(errors="replace").partition(": ")
         if kind == JobError.__name__:
             raise JobError(text)
-        raise InfrastructureError(f"the process that holds the weights has failed: {kind or 'killed'} {text} See {log}.")
+        raise InfrastructureError(f"the holder of the weights has failed: {kind or 'killed'} {text} See {log}.")
 
 
 def _private_folder(folder: Path) -> Path:
