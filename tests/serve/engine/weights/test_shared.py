@@ -90,8 +90,9 @@ def test_two_replicas_use_the_same_memory(folder: Path, sockets: Path) -> None:
 
 
 def test_replicas_that_start_at_once_start_one_holder(folder: Path, sockets: Path) -> None:
+    models: list[torch.nn.Module] = [load_model(folder) for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
-        shares = [shared for _, shared in threads.map(lambda _: start(folder, sockets), range(4))]
+        shares = list(threads.map(lambda model: share_weights(model, folder, CPU, sockets=sockets), models))
     assert len({shared.holder for shared in shares}) == 1
     kill(shares[0].holder)
 
