@@ -17,9 +17,9 @@ the model in one of these ways:
 Each has two times: `load_seconds`, without imports and the connection to Ray, and `from_process_start_seconds`, with
 them. `attach_seconds` are of a process that has loaded the model before: `with_model` unpickles the model without
 weights and gives it those of the file or of the object store, as in that measurement; `weights_only` replaces the
-weights of a model that is there. `cold` drops the file from the page cache before the load. The bytes that the process read from the disk
-show whether that worked: on a file system in memory it does not. Ray's object store has no cold start of its own: its
-first replica loads the file, copies it into the store (`put_seconds`), and keeps it there.
+weights of a model that is there. `cold` drops the file from the page cache before the load. The bytes that the process
+read from the disk show whether that worked: on a file system in memory it does not. The object store has no cold start
+of its own: its first replica loads the file, copies it into the store (`put_seconds`), and keeps it there.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ class Replica:
 
     Raises:
         JobError: the model cannot be loaded.
-        InfrastructureError: the process that holds shared weights cannot start.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -42,7 +41,7 @@ class Replica:
         from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
         from spotune_serve.engine.vllm_engine import VllmEngine, obstacle, start_vllm
         from spotune_serve.engine.vllm_parameters import VllmSettings
-        from spotune_serve.engine.weights.shared import share_weights
+        from spotune_serve.engine.weights.shared import share_or_copy_weights
 
         folder = model_folder(config.directory)
         self._engine: TransformersEngine | VllmEngine
@@ -54,9 +53,9 @@ class Replica:
         batch_size = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
         if 0 < config.gpus < 1:
             model = load_model(folder)
-            shared = share_weights(model, folder, torch.device("cuda", torch.cuda.current_device()))
+            check = share_or_copy_weights(model, folder, torch.device("cuda", torch.cuda.current_device()))
             loaded = load_adapters(model, config.adapters)
-            self._engine = TransformersEngine(loaded, batch_size, check_weights=shared.check)
+            self._engine = TransformersEngine(loaded, batch_size, check_weights=check)
             return
         model = load_model(folder, "cuda" if config.gpus else "cpu")
         self._engine = TransformersEngine(load_adapters(model, config.adapters), batch_size)

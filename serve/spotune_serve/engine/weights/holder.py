@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,12 @@ def _load(directory: Path, device_name: str, key: str, threads: int) -> Any:
     if holder_key(directory, device) != key:
         raise JobError(f"the files in {directory} changed while they were loaded. Start the service again.")
     total = checksum(block)
-    return lambda: (os.getpid(), layout, handle_of(block, keeper), total)
+
+    def welcome() -> Any:
+        return os.getpid(), layout, handle_of(block, keeper), total
+
+    ForkingPickler.dumps(welcome())  # fails where memory cannot be shared
+    return welcome
 
 
 if __name__ == "__main__":

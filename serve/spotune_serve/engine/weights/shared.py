@@ -19,13 +19,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,7 +38,9 @@ from torch import Tensor, nn
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_serve.engine.base import EngineLostError
-from spotune_serve.engine.weights.block import attach, checksum, layout_of, weights_of
+from spotune_serve.engine.weights.block import attach, checksum, layout_of, move_to, weights_of
+
+_log = logging.getLogger(__name__)
 
 _HOLDER = "spotune_serve.engine.weights.holder"
 _LINGER_SECONDS = 30.0
@@ -113,13 +116,35 @@ def share_weights(
 
 
 def _attach(model: nn.Module, directory: Path, connection: Connection) -> SharedWeights:
-    holder, layout, handle, total = connection.recv()
+    try:
+        holder, layout, handle, total = connection.recv()
+    except RuntimeError as error:
+        raise InfrastructureError(f"the memory of another process cannot be mapped: {error}") from error
     weights = weights_of(model)
     block = open_block(handle)
     if layout != layout_of(weights) or checksum(block) != total:
         raise JobError(f"{directory} has other weights than the replicas that run. Restart all replicas.")
     attach(weights, block, layout)
     return SharedWeights(connection, holder, len(block))
+
+
+def share_or_copy_weights(
+    model: nn.Module, directory: Path, device: torch.device, sockets: Path | None = None
+) -> Callable[[], None]:
+    """As `share_weights`; a copy of the weights is loaded where they cannot be shared, for example without CUDA IPC.
+
+    Returns:
+        A check that raises EngineLostError if the weights may have changed.
+
+    Raises:
+        JobError: see `share_weights`.
+    """
+    try:
+        return share_weights(model, directory, device, sockets=sockets).check
+    except InfrastructureError as error:
+        _log.warning("this replica loads a copy of the weights of its own: %s", error)
+    move_to(model, device)
+    return lambda: None
 
 
 def holder_key(directory: Path, device: torch.device) -> str:

@@ -23,7 +23,7 @@ from spotune_serve.engine.load import load_adapters, load_model
 from spotune_serve.engine.model import LoadedModel
 from spotune_serve.engine.scheduler import Scheduler
 from spotune_serve.engine.transformers_engine import TransformersEngine
-from spotune_serve.engine.weights.shared import SharedWeights, holder_key, share_weights
+from spotune_serve.engine.weights.shared import SharedWeights, holder_key, share_or_copy_weights, share_weights
 from tests.serve.support.generating import Collected, answer, ask, request, sequence
 from tests.serve.support.toy_models import prompts, toy_model
 
@@ -193,3 +193,12 @@ def test_folder_that_others_can_write_to_is_refused(folder: Path, sockets: Path)
     sockets.chmod(0o777)
     with pytest.raises(InfrastructureError, match="only this user"):
         start(folder, sockets)
+
+
+def test_replica_loads_a_copy_where_weights_cannot_be_shared(folder: Path, sockets: Path) -> None:
+    sockets.chmod(0o777)
+    model = load_model(folder)
+    module: torch.nn.Module = model
+    share_or_copy_weights(module, folder, CPU, sockets)()
+    assert ask(model, [request((5, 6, 7))]) == ask(load_model(folder), [request((5, 6, 7))])
+    assert list(sockets.iterdir()) == []
