@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -29,10 +30,9 @@ from pathlib import Path
 from typing import Any
 
 NEW_TOKENS, PROMPT_TOKENS, REQUESTS, VOCABULARY = 64, 64, 1000, 50_257
-COUNTS, OWN_COUNTS, MPS_COUNTS = (1, 5, 10, 20, 30, 40), (1, 10, 20), (20, 40)
+COUNTS, OWN_COUNTS, LARGE_COUNTS = (1, 5, 10, 20, 30, 40), (1, 10, 20), (20, 40)
 DEFAULT_BATCH, SMALL_BATCH = 32, 8
 """The engine's default, and a limit with which 20 replicas have as many full batches to decode as 40."""
-SMALL_BATCH_COUNTS = (20, 40)
 ROOT = Path(__file__).parent.parent
 
 
@@ -50,11 +50,27 @@ def save_model(folder: Path, small: bool) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
+def block_instead_of_spinning() -> None:
+    """Let this process sleep while it waits for the GPU. By default it spins, and takes a processor from others.
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    blocking_sync = 4  # CU_CTX_SCHED_BLOCKING_SYNC
+    codes = [driver.cuInit(0), driver.cuDeviceGet(ctypes.byref(device), 0)]
+    codes.append(driver.cuDevicePrimaryCtxSetFlags_v2(device, blocking_sync))
+    if any(codes):
+        raise RuntimeError(f"the driver returned {codes}")
+
+
 class Served:
     """What a replica process does."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._engine = options, None
+        self._options = options
+        self._engine: Any = None
+        self._model: Any = None
         self._shared: Any = None
         self._loaded: Any = None
         self._cuda = options.device == "cuda"
@@ -64,7 +80,9 @@ class Served:
         import torch
 
         torch.set_num_threads(1)
-        self._say({"stage": "imported", **self._memory()})
+        self._say({"stage": "imported"})
+        if self._options.block:
+            block_instead_of_spinning()
         if self._cuda:
             torch.zeros(1, device="cuda").add_(1).item()
         self._say({"stage": "context", **self._memory()})
@@ -86,6 +104,8 @@ class Served:
         folder = Path(self._options.folder)
         if self._options.replica == "own":
             model: Any = load_model(folder, self._options.device)
+        elif self._options.replica == "plain":
+            model = load_model(folder).to(self._options.device)
         else:
             model = load_model(folder)
             device = torch.device("cuda", 0) if self._cuda else torch.device("cpu")
@@ -99,7 +119,7 @@ class Served:
         from spotune_serve.engine.transformers_engine import TransformersEngine
 
         check = self._shared.check if self._shared else lambda: None
-        self._engine: Any = TransformersEngine(self._loaded, batch, check_weights=check)
+        self._engine = TransformersEngine(self._loaded, batch, check_weights=check)
 
     async def _obey(self, command: dict[str, Any]) -> dict[str, Any]:
         if "limit" in command:
@@ -146,7 +166,8 @@ class Served:
         """Bytes: of the whole GPU in use, and of this process by PyTorch's allocator, shared memory not counted."""
         import torch
 
-        if not self._cuda or not torch.cuda.is_initialized():
+        cuda: Any = torch.cuda
+        if not self._cuda or not cuda.is_initialized():
             return {}
         free, total = torch.cuda.mem_get_info()
         return {
@@ -167,8 +188,9 @@ class ReplicaProcess:
         start_seconds: from the start of the process until it could take requests.
     """
 
-    def __init__(self, mode: str, folder: Path, sockets: Path, device: str) -> None:
+    def __init__(self, mode: str, folder: Path, sockets: Path, device: str, block: bool) -> None:
         command = [sys.executable, "-m", "benchmarks.serving_replicas", "--replica", mode, "--device", device]
+        command += ["--block"] if block else []
         self._began = time.monotonic()
         self.process = subprocess.Popen(
             [*command, "--folder", str(folder), "--sockets", str(sockets)],
@@ -218,7 +240,7 @@ class Benchmark:
 
     def __init__(self, options: argparse.Namespace, folder: Path, sockets: Path) -> None:
         self._options, self._folder, self._sockets = options, folder, sockets
-        self._began = time.monotonic()
+        self._began, self._block = time.monotonic(), False
         self.result: dict[str, Any] = {"requests": REQUESTS, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS}
 
     def step(self, name: str, measure: Callable[..., None], *arguments: Any) -> None:
@@ -247,14 +269,15 @@ class Benchmark:
 
     def launch(self, mode: str) -> ReplicaProcess:
         """Start a process, without waiting."""
-        return ReplicaProcess(mode, self._folder, self._sockets, self._options.device)
+        return ReplicaProcess(mode, self._folder, self._sockets, self._options.device, self._block)
 
     def checks(self, entry: dict[str, Any]) -> None:
         """Shared weights give the same bits, also after the first replica died; the death of the holder is seen."""
         with stopping() as replicas:
-            replicas += [self.launch("own"), self.launch("shared"), self.launch("shared")]
-            own, first, second = (replica.wait_until_ready() for replica in replicas)
-            expected = own.ask(logits=True)["digest"]
+            replicas += [self.launch(mode) for mode in ("plain", "own", "shared", "shared")]
+            plain, own, first, second = (replica.wait_until_ready() for replica in replicas)
+            expected = plain.ask(logits=True)["digest"]
+            entry["logits_bit_for_bit_after_page_locked_copy"] = own.ask(logits=True)["digest"] == expected
             entry["logits_bit_for_bit"] = [
                 replica.ask(logits=True)["digest"] == expected for replica in (first, second)
             ]
@@ -312,8 +335,9 @@ class Benchmark:
             time.sleep(0.2)
         return self._settled(gpu_used)
 
-    def fleet(self, entry: dict[str, Any], mode: str, counts: Sequence[int]) -> None:
+    def fleet(self, entry: dict[str, Any], mode: str, counts: Sequence[int], block: bool = False) -> None:
         """Replicas are added until each of the counts is reached, and take all requests then."""
+        self._block = block
         empty = self._empty()
         with stopping() as replicas:
             for count in counts:
@@ -327,12 +351,12 @@ class Benchmark:
                 memory = [replica.read() for replica in replicas]
                 found: dict[str, Any] = {"gpu_bytes_before_requests": gpu_used() - empty}
                 entry[str(count)] = found
-                rounds = 2 if count >= SMALL_BATCH_COUNTS[0] else 1
+                rounds = 2 if count >= LARGE_COUNTS[0] else 1
                 found[f"seconds_batch_{DEFAULT_BATCH}"] = [self._round(replicas, memory) for _ in range(rounds)]
                 found["gpu_bytes_after_requests"] = gpu_used() - empty
                 found["pytorch_bytes_a_replica"] = sum(each.get("reserved", 0) for each in memory) // count
                 self.write()
-                if count in SMALL_BATCH_COUNTS:
+                if count in LARGE_COUNTS:
                     for limit in (SMALL_BATCH, DEFAULT_BATCH):
                         memory = self._all(replicas, limit=limit)
                         if limit == SMALL_BATCH:
@@ -359,7 +383,7 @@ class Benchmark:
         memory[:] = [replica.read() for replica in replicas]
         if sum(len(each["answers"]) for each in memory) != REQUESTS:
             raise RuntimeError("answers are missing")
-        return round(max(each["finished"] for each in memory) - start, 3)
+        return round(float(max(each["finished"] for each in memory)) - start, 3)
 
 
 def copy_rates(entry: dict[str, Any], folder: Path, size: int = 4 * 2**30) -> None:
@@ -449,7 +473,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script on processors")
     parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
-    parser.add_argument("--replica", choices=("shared", "own", "context"), help=argparse.SUPPRESS)
+    parser.add_argument("--replica", choices=("shared", "own", "plain", "context"), help=argparse.SUPPRESS)
+    parser.add_argument("--block", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--sockets", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -480,14 +505,17 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         benchmark.step("memory", benchmark.memory)
     benchmark.step("shared", benchmark.fleet, "shared", options.counts)
 
+    if not cuda:
+        return
+
     def with_mps(entry: dict[str, Any]) -> None:
         with multi_process_service(folder):
-            benchmark.fleet(entry, "shared", MPS_COUNTS)
+            benchmark.fleet(entry, "shared", LARGE_COUNTS)
 
-    if cuda:
-        benchmark.step("own", benchmark.fleet, "own", OWN_COUNTS)
-        benchmark.step("copies", copy_rates, folder)
-        benchmark.step("shared_with_mps", with_mps)
+    benchmark.step("shared_without_spinning", benchmark.fleet, "shared", LARGE_COUNTS, True)
+    benchmark.step("own", benchmark.fleet, "own", OWN_COUNTS)
+    benchmark.step("copies", copy_rates, folder)
+    benchmark.step("shared_with_mps", with_mps)
 
 
 if __name__ == "__main__":

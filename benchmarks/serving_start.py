@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import os
 import pickle
 import platform
@@ -148,7 +149,7 @@ def stored() -> Any:
     import ray
 
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    ray.init(address=os.environ["RAY_ADDRESS"], namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=os.environ["RAY_ADDRESS"], namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     return ray.get(ray.get_actor(STORE).reference.remote())[0]
 
 
@@ -287,9 +288,9 @@ def start_store(folder: Path, size: int) -> float:
     """A Ray on this machine with the weights in its object store; returns the seconds of the copy into it."""
     import ray
 
-    context = ray.init(
+    context: Any = ray.init(
         num_cpus=1, include_dashboard=False, object_store_memory=int(size * 1.2) + 2**28, namespace=NAMESPACE,
-        log_to_driver=False, logging_level="ERROR",
+        log_to_driver=False, logging_level=logging.ERROR,
     )  # fmt: skip
     os.environ["RAY_ADDRESS"] = context.address_info["address"]
     actor: Any = ray.remote(num_cpus=0)(Store)

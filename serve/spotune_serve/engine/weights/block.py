@@ -75,9 +75,8 @@ def fill(block: Tensor, weights: Mapping[str, Tensor], layout: tuple[Entry, ...]
             block[offset : offset + len(source)].copy_(source)
         return
     # The copy of one buffer to the device runs while the other one is filled.
-    pairs: Any = [
-        (torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in range(2)
-    ]
+    event: Any = torch.cuda.Event
+    pairs = [(torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True), event()) for _ in range(2)]
     for start, (buffer, copied) in zip(range(0, len(block), _BUFFER_BYTES), cycle(pairs), strict=False):
         end = min(start + _BUFFER_BYTES, len(block))
         copied.synchronize()
