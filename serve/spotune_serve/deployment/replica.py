@@ -18,6 +18,8 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 class Replica:
     """Hosts an engine. Ray Serve starts, watches and drains it.
 
+    With a part of a GPU, the engine on transformers shares one copy of the weights with the other replicas there.
+
     A drain of the Ray node (`ray drain-node`, a spot notice) takes these steps in Ray Serve 2.60:
 
     1. The controller starts a replacement on another node. This replica still gets new requests.
@@ -40,6 +42,7 @@ class Replica:
         from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
         from spotune_serve.engine.vllm_engine import VllmEngine, obstacle, start_vllm
         from spotune_serve.engine.vllm_parameters import VllmSettings
+        from spotune_serve.engine.weights.shared import share_or_copy_weights
 
         folder = model_folder(config.directory)
         self._engine: TransformersEngine | VllmEngine
@@ -48,11 +51,16 @@ class Replica:
             self._engine = start_vllm(folder, config.adapters, settings, config.gpus)
             return
         torch.set_num_threads(config.threads or available_processors())
+        batch_size = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+        if 0 < config.gpus < 1:
+            model = load_model(folder)
+            check = share_or_copy_weights(model, folder, torch.device("cuda", torch.cuda.current_device()))
+            loaded = load_adapters(model, config.adapters)
+            self._engine = TransformersEngine(loaded, batch_size, grammars=Grammars.of(folder), check_weights=check)
+            return
         model = load_model(folder, "cuda" if config.gpus else "cpu")
         self._engine = TransformersEngine(
-            load_adapters(model, config.adapters),
-            config.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
-            grammars=Grammars.of(folder),
+            load_adapters(model, config.adapters), batch_size, grammars=Grammars.of(folder)
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
