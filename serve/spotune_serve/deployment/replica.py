@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from spotune_serve.deployment.config import ServiceConfig
+from spotune_serve.deployment.config import ModelConfig
 from spotune_serve.deployment.hub import model_folder
 from spotune_serve.engine.base import EngineStats, GenerationRequest, TokenChunk
 
@@ -34,7 +34,7 @@ class Replica:
         JobError: the model cannot be loaded.
     """
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         import torch
 
         from spotune_serve.engine.grammar import Grammars

@@ -19,7 +19,7 @@ from spotune_serve.engine.base import (
 )
 from spotune_serve.gateway.answer_text import AnswerText, TokenDecoder
 from spotune_serve.gateway.backend import Backend, NoReplicaError
-from spotune_serve.gateway.metrics import GatewayMetrics, SequenceTimer
+from spotune_serve.gateway.metrics import SequenceTimer, VersionMetrics
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from spotune_serve.gateway.streams import resumable
@@ -101,7 +101,7 @@ class Answerer:
     """Generates answers with a backend, within the limits of the settings."""
 
     def __init__(
-        self, model: ServedModel, backend: Backend, settings: GatewaySettings, metrics: GatewayMetrics
+        self, model: ServedModel, backend: Backend, settings: GatewaySettings, metrics: VersionMetrics
     ) -> None:
         self._model = model
         self._backend = backend
@@ -150,18 +150,6 @@ class Answerer:
         except TimeoutError as error:
             seconds = self._settings.request_timeout_seconds
             raise ApiError(504, f"The request took longer than {seconds:g} s.", code="request_timeout") from error
-
-    async def collect(self, choices: Sequence[Choice]) -> list[Answer]:
-        """The whole answers, in the order of the choices; raises as `parts` does."""
-        answers = {choice.index: Answer() for choice in choices}
-        async with aclosing(self.parts(choices)) as parts:
-            async for part in parts:
-                answer = answers[part.choice]
-                answer.text += part.text
-                answer.num_tokens += part.num_tokens
-                answer.scores += part.scores
-                answer.finish_reason = part.finish_reason or answer.finish_reason
-        return [answers[choice.index] for choice in choices]
 
     def _admit(self, num_sequences: int) -> None:
         settings = self._settings
@@ -233,6 +221,19 @@ class Answerer:
         top = tuple((self._decoder.decode_one(item.token), max(item.logprob, _MIN_LOGPROB)) for item in token.top)
         logprob = max(token.logprob or 0.0, _MIN_LOGPROB)
         return ScoredToken(self._decoder.decode_one(token.token), logprob, top, offset)
+
+
+async def collect(choices: Sequence[Choice], parts: AsyncGenerator[AnswerPart, None]) -> list[Answer]:
+    """The whole answers of `Answerer.parts`, in the order of the choices."""
+    answers = {choice.index: Answer() for choice in choices}
+    async with aclosing(parts):
+        async for part in parts:
+            answer = answers[part.choice]
+            answer.text += part.text
+            answer.num_tokens += part.num_tokens
+            answer.scores += part.scores
+            answer.finish_reason = part.finish_reason or answer.finish_reason
+    return [answers[choice.index] for choice in choices]
 
 
 def api_error_of(error: Exception, settings: GatewaySettings) -> ApiError:

@@ -12,11 +12,12 @@ import httpx2
 import pytest
 from pydantic import BaseModel
 
-from spotune_serve.gateway.app import create_app
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
 from tests.serve.support.gateway_client import tokens_of
 from tests.serve.support.scripted_backend import ScriptedBackend
+from tests.serve.support.versions import single_version
 
 openai: Any = pytest.importorskip("openai")
 
@@ -33,7 +34,7 @@ def with_client(
     settings: GatewaySettings = SETTINGS,
 ) -> None:
     async def run() -> None:
-        transport = httpx2.ASGITransport(app=create_app(model, backend, settings))
+        transport = httpx2.ASGITransport(app=create_app(await single_version(model, backend, settings)))
         async with openai.AsyncOpenAI(
             base_url="http://gateway/v1",
             api_key=key,

@@ -188,7 +188,8 @@ def test_other_protocols_are_warned_about(
 
 def test_opentelemetry_is_not_imported_without_an_endpoint() -> None:
     program = (
-        "import sys; from spotune_serve.gateway import app, tracing; assert tracing.tracer_provider() is None;"
+        "import sys; from spotune_serve.gateway import tracing; from spotune_serve.gateway.routes import app;"
+        "assert tracing.tracer_provider() is None;"
         "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
     )
     result = subprocess.run(

@@ -8,11 +8,12 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from spotune_serve.gateway.app import create_app
 from spotune_serve.gateway.backend import Backend
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from tests.serve.support.scripted_backend import ScriptedBackend
+from tests.serve.support.versions import run_single_version
 
 
 class GatewayClient(TestClient):
@@ -33,7 +34,8 @@ class GatewayClient(TestClient):
         self.backend: Any = script
         if isinstance(script, str | Sequence):
             self.backend = ScriptedBackend(tokens_of(model, script) if isinstance(script, str) else script)
-        super().__init__(create_app(model, self.backend, settings or GatewaySettings()), raise_server_exceptions=False)
+        versions = run_single_version(model, self.backend, settings or GatewaySettings())
+        super().__init__(create_app(versions), raise_server_exceptions=False)
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
         """The body of a response with status 200."""
