@@ -10,6 +10,7 @@ from spotune.service import (
     ModelService,
     ModelServiceSpec,
     ReplicasSpec,
+    RolloutSpec,
     ServedAdapterSpec,
     ServedModelSpec,
     ServingClusterSpec,
@@ -28,6 +29,19 @@ _ADAPTER = (Rule("(self.finetuneJob != '') != has(self.claim)", "set exactly one
 
 _REPLICAS = (Rule("self.min <= self.max", "must not be more than max", "min"),)
 
+_ROLLOUT = (
+    Rule(
+        "self.steps.isSorted() && self.steps.all(one, self.steps.exists_one(other, other == one))",
+        "must be ascending, such as [10, 50, 100]",
+        "steps",
+    ),
+    Rule(
+        "self.steps[self.steps.size() - 1] == 100",
+        "must end with 100: the last step promotes the new version",
+        "steps",
+    ),
+)
+
 _CLUSTER = (
     Rule(
         "self.redisAddress != '' || !has(self.redisPasswordSecretRef)",
@@ -37,6 +51,11 @@ _CLUSTER = (
 )
 
 _SPEC = (
+    Rule(
+        "self.rollout.promoteIf.metric == '' || self.model.finetuneJob != ''",
+        "is only used with model.finetuneJob, which evaluates the model",
+        "rollout.promoteIf.metric",
+    ),
     Rule(
         "self.capacity != 'mixed' || self.onDemandBase <= self.replicas.max",
         "must not be more than replicas.max",
@@ -59,6 +78,7 @@ SERVICE_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ServedModelSpec: _MODEL,
     ServedAdapterSpec: _ADAPTER,
     ReplicasSpec: _REPLICAS,
+    RolloutSpec: _ROLLOUT,
     ServingClusterSpec: _CLUSTER,
     ModelServiceSpec: _SPEC,
     ModelService: (*NAME_RULES, *_SERVICE),

@@ -6,22 +6,37 @@ from spotune.service.spec import (
     GatewaySpec,
     IngressSpec,
     ModelServiceSpec,
+    PromotionSpec,
     ReplicasSpec,
+    RolloutSpec,
     ServedAdapterSpec,
     ServedModelSpec,
     ServingClusterSpec,
 )
-from spotune.service.status import ModelServiceStatus, ServedVersionStatus
+from spotune.service.status import (
+    LocationStatus,
+    ModelServiceStatus,
+    RejectedStatus,
+    RetiringVersionStatus,
+    RolloutStatus,
+    ServedVersionStatus,
+)
 
 __all__ = [
     "SERVICE_KIND",
     "ClaimSource",
     "GatewaySpec",
     "IngressSpec",
+    "LocationStatus",
     "ModelService",
     "ModelServiceSpec",
     "ModelServiceStatus",
+    "PromotionSpec",
+    "RejectedStatus",
     "ReplicasSpec",
+    "RetiringVersionStatus",
+    "RolloutSpec",
+    "RolloutStatus",
     "ServedAdapterSpec",
     "ServedModelSpec",
     "ServedVersionStatus",

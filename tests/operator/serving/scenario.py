@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import yaml
+
 from spotune.custom_resource import Condition
 from spotune.service import ModelService, ModelServiceStatus
-from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION
+from spotune_operator.children.serving.ray_service import CLUSTER_ANNOTATION, SPEC_ANNOTATION
+from spotune_operator.children.serving.serve_config import APPLICATION
 from spotune_operator.kube.conditions import find
 from spotune_operator.serving.decide import ServiceDecision, decide_service
 from spotune_operator.serving.state import (
+    ApplicationState,
     ObservedService,
     RayServiceState,
     ServiceChild,
@@ -71,12 +76,36 @@ class Scenario:
         """Set the state of the FinetuneJob `sql`."""
         self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed)})
 
-    def ray_service(self, application: str = "RUNNING", message: str = "", active: str = ACTIVE, **state: Any) -> None:
-        """Add a RayService in this state, with the spec that was applied last."""
+    def applications(self) -> dict[str, Any]:
+        """The applications of Ray Serve that the next decision asks for, by name."""
         applied = [manifest for manifest in self.decide().apply if manifest["kind"] == "RayService"]
-        spec = applied[0]["metadata"]["annotations"][SPEC_ANNOTATION] if applied else ""
-        child = ServiceChild("RayService", "team", "spotunems-answers", "uid-r", "answers", "1", spec_digest=spec)
-        ray = RayServiceState(application, message, is_current=True, active_cluster=active, **state)
+        content = yaml.safe_load(applied[0]["spec"]["serveConfigV2"]) if applied else {"applications": []}
+        return {application["name"]: application for application in content["applications"]}
+
+    def weights(self) -> dict[str, int]:
+        """Percent of the requests by the version's name, as the next decision gives it to the gateway."""
+        (gateway,) = self.applications()[APPLICATION]["deployments"]
+        return {version["version"]: version["weight"] for version in gateway["user_config"]["versions"]}
+
+    def ray_service(
+        self,
+        application: str = "RUNNING",
+        message: str = "",
+        active: str = ACTIVE,
+        failed: Mapping[str, ApplicationState] | None = None,
+        **state: Any,
+    ) -> None:
+        """Add a RayService in this state, with the spec that was applied last; `failed` are states of applications."""
+        applied = [manifest for manifest in self.decide().apply if manifest["kind"] == "RayService"]
+        annotations = applied[0]["metadata"]["annotations"] if applied else {}
+        child = ServiceChild(
+            *("RayService", "team", "spotunems-answers", "uid-r", "answers", "1"),
+            spec_digest=annotations.get(SPEC_ANNOTATION, ""),
+            cluster_digest=annotations.get(CLUSTER_ANNOTATION, ""),
+        )
+        found = ApplicationState(application, message, is_complete=application == "RUNNING")
+        applications = dict.fromkeys(self.applications(), found) | dict(failed or {})
+        ray = RayServiceState(applications, is_current=True, active_cluster=active, **state)
         self.observe(children={("RayService", child.name): replace(child, ray=ray)})
 
     def pods(self, cluster: str = ACTIVE, **ready: int) -> None:
