@@ -45,7 +45,7 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
     finding: Finding | None = None
     if spec.finetune_job:
         field_name = "spec.model.finetuneJob"
-        served = previous.pending_model or previous.model
+        served: LocationStatus | None = previous.pending_model or previous.model
         model, finding = _of_job(spec.finetune_job, observed, served, field_name)
     elif spec.claim is not None:
         model = claim_location(spec.claim)

@@ -90,7 +90,7 @@ def test_the_former_version_is_served_until_the_new_one_is_ready() -> None:
     scenario.serves()
     scenario.job(OUTPUT, 240, "Complete")
     scenario.decide()
-    assert scenario.condition("Reconciling").reason == "Upgrading"  # before KubeRay has seen the new spec
+    assert scenario.condition("Reconciling").reason == "RollingOut"
     scenario.ray_service("DEPLOYING", pending_cluster=PENDING)
     scenario.pods(PENDING, head=1, gateway=1, replicas=1)
     scenario.decide()

@@ -38,7 +38,7 @@ def ray_service(resolved: ResolvedService) -> dict[str, Any]:
     Raises:
         StalledError: A pod template or the resources are invalid.
     """
-    spec = {
+    spec: dict[str, Any] = {
         "serveConfigV2": serve_config(resolved),
         "upgradeStrategy": {"type": "NewCluster"},
         "rayClusterDeletionDelaySeconds": max(_MIN_DELETION_DELAY_SECONDS, resolved.request_timeout_seconds),

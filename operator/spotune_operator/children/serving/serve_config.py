@@ -36,7 +36,8 @@ _AUTOSCALING: Final = {
     "downscale_delay_s": 300,
     "downscale_to_zero_delay_s": 600,
 }
-"""The delays of ``spotune_serve``, in seconds: an option replaces all of its own values."""
+"""Delays in seconds. Upscaling is quick, because a new node takes minutes anyway. Downscaling is slow, because the next
+request waits for a node and for the model."""
 
 
 def serve_config(resolved: ResolvedService) -> str:
