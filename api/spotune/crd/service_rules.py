@@ -36,7 +36,7 @@ _ROLLOUT = (
         "steps",
     ),
     Rule(
-        "self.steps[self.steps.size() - 1] == 100",
+        "self.steps.size() == 0 || self.steps[self.steps.size() - 1] == 100",
         "must end with 100: the last step promotes the new version",
         "steps",
     ),

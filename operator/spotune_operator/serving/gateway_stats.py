@@ -116,10 +116,12 @@ class GatewayStats:
     Attributes:
         process: Identifies its process.
         versions: Its versions by name.
+        error: Why it does not use the newest list of versions; empty if it does.
     """
 
     process: str
     versions: Mapping[str, VersionStats]
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ class Traffic:
         """Why a gateway cannot read the model of a version; empty if all can."""
         return next((found.error for found in self._versions(version) if found.error), "")
 
+    @property
+    def list_problem(self) -> str:
+        """Why a gateway does not use the newest list of versions; empty if none has a problem with it."""
+        return next((gateway.error for gateway in self.gateways if gateway.error), "")
+
     def lists(self, version: str, weight: float | None = None) -> bool:
         """Whether all gateways know a version, and give it this weight."""
         found = list(self._versions(version))
@@ -179,6 +186,7 @@ def parse_stats(content: Mapping[str, Any]) -> GatewayStats:
             for name, value in list(found.items())[:_MAX_VERSIONS]
             if isinstance(value, dict)
         },
+        error=_text(content.get("error")),
     )
 
 
@@ -189,10 +197,9 @@ def _version_stats(content: Mapping[str, Any]) -> VersionStats:
         first_token=_histogram(content.get("firstTokenSeconds")),
         token=_histogram(content.get("tokenSeconds")),
     )
-    error = content.get("error")
     return VersionStats(
         weight=_number(content.get("weight")),
-        error=error[:_MAX_TEXT_LENGTH].encode("utf-8", "replace").decode() if isinstance(error, str) else "",
+        error=_text(content.get("error")),
         running=_number(content.get("running")),
         counters=counters,
     )
@@ -211,6 +218,11 @@ def _bound(text: str) -> float:
         return float(text.replace("+Inf", "inf"))
     except ValueError:
         return math.nan
+
+
+def _text(value: Any) -> str:
+    """The text, limited in length and valid UTF-8; empty if it is none."""
+    return value[:_MAX_TEXT_LENGTH].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 
 def _number(value: Any) -> float:

@@ -93,12 +93,14 @@ def newest_version(
     if models.model is None or not models.are_available:
         return None
     application = application_name(models.model, models.adapters)
+    retiring = [each.model_dump(exclude={"since", "weight"}) for each in previous.retiring]
     known = [found for found in (previous.model, previous.pending_model) if found is not None]
+    known += [ServedVersionStatus.model_validate(each) for each in retiring]
     for found in known:
         if found.application == application:
             return found
     place, job = location_status(models.model), observed.jobs.get(service.spec.model.finetune_job)
-    is_taken = place.version in [found.name for found in (*known, *previous.retiring)]
+    is_taken = place.version in [found.name for found in known]
     return ServedVersionStatus(
         location=place.location,
         version=place.version,

@@ -379,7 +379,7 @@ def _not_ready(given: RolloutInput, rollout: RolloutStatus) -> str:
     is_compared = len(spec.rollout.steps) > 1
     if not is_compared and given.traffic.error and given.now - started >= _UNREADABLE_SECONDS:
         return ""
-    return given.traffic.error or "the gateways have not loaded it yet"
+    return given.traffic.error or given.traffic.list_problem or "the gateways have not loaded it yet"
 
 
 def _paused(given: RolloutInput, rollout: RolloutStatus, served: ServedVersionStatus) -> tuple[str, str]:

@@ -28,6 +28,7 @@ HOST = "expected a DNS name such as models.example.com, without https:// and wit
 REDIS = "expected host:port such as redis.team.svc:6379, without redis:// before it"
 NAME = "use a-z, 0-9 and -, and start and end with a letter or digit"
 LONG = "at most 40 are allowed, because pod names are made from it"
+METRIC = "expected the name of a metric such as loss or exactMatch"
 DURATION = "expected a duration such as 30s, 5m, 1h30m or 500ms"
 
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
@@ -117,7 +118,7 @@ WRONG_VALUES = [
         "no steps",
         REPLICAS,
         "  rollout: {steps: []}\n",
-        ":9: spec.rollout.steps: expected a list of at least 1, not a list",
+        ":9: spec.rollout.steps: expected a list of at least 1, not an empty list",
     ),
     (
         "step above all requests",
@@ -129,7 +130,7 @@ WRONG_VALUES = [
         "metric with a space",
         REPLICAS,
         "  rollout: {promoteIf: {metric: exact match}}\n",
-        ':9: spec.rollout.promoteIf.metric: expected the name of a metric such as loss or exactMatch, not "exact match"',
+        f':9: spec.rollout.promoteIf.metric: {METRIC}, not "exact match"',
     ),
     (
         "host with a scheme",

@@ -14,6 +14,7 @@ from spotune_operator.children.serving.ray_service import CLUSTER_ANNOTATION, SP
 from spotune_operator.children.serving.serve_config import APPLICATION
 from spotune_operator.kube.conditions import find
 from spotune_operator.serving.decide import ServiceDecision, decide_service
+from spotune_operator.serving.gateway_stats import GatewayStats, Traffic, VersionCounters, VersionStats
 from spotune_operator.serving.state import (
     ApplicationState,
     ObservedService,
@@ -72,9 +73,17 @@ class Scenario:
         self.service = a_service(**spec)
         self.generation += 1
 
-    def job(self, output: str = "", step: int = 0, phase: str = "Training", *, has_failed: bool = False) -> None:
+    def job(
+        self,
+        output: str = "",
+        step: int = 0,
+        phase: str = "Training",
+        *,
+        has_failed: bool = False,
+        scores: Mapping[str, float] | None = None,
+    ) -> None:
         """Set the state of the FinetuneJob `sql`."""
-        self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed)})
+        self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed, scores or {})})
 
     def applications(self) -> dict[str, Any]:
         """The applications of Ray Serve that the next decision asks for, by name."""
@@ -122,9 +131,24 @@ class Scenario:
             ]
         )
 
-    def serves(self) -> None:
+    def traffic(self, seconds: float = 5.0, **versions: VersionStats) -> None:
+        """Let the gateway report these versions after a time; others have the weight that was decided, and no request.
+
+        Args:
+            seconds: Seconds since the last decision.
+            versions: By the end of the version's name: its newest counters, as those since its weight changed.
+        """
+        weights = self.weights()
+        self.now += seconds
+        given = {f"sql-0123abcd-{name.replace('_', '-')}": stats for name, stats in versions.items()}
+        reported = {name: VersionStats(weight, "", 0, VersionCounters()) for name, weight in weights.items()}
+        reported |= given
+        since = {name: stats.counters for name, stats in reported.items()}
+        self.observe(traffic=Traffic([GatewayStats("a", reported)], self.now, error="", since_change=since))
+
+    def serves(self, **scores: float) -> None:
         """Train the model, and let everything run."""
-        self.job(OUTPUT, 120, "Complete")
+        self.job(OUTPUT, 120, "Complete", scores=scores)
         self.ray_service()
         self.pods(head=1, gateway=1, replicas=1)
         self.decide()
