@@ -48,7 +48,7 @@ class RolloutStatus(StatusSection):
     step: int = 0
     """Percent that it gets next, once its replicas run. Equal to weight during the pause."""
     step_started_at: Timestamp
-    """Time at which weight or step changed last (RFC 3339)."""
+    """Time at which weight changed last, or the rollout began (RFC 3339)."""
     unhealthy_since: Timestamp | None = None
     """Time since which Ray Serve reports its replicas as unhealthy (RFC 3339)."""
     reason: str = ""

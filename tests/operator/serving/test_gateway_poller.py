@@ -25,13 +25,11 @@ class Gateway:
     process: str = "a"
     requests: int = 5
     status: int = 200
-    polls: int = 0
     now: float = 1000.0
     changed: list[Any] = field(default_factory=list)
     polled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def stats(self, _request: web.Request) -> web.Response:
-        self.polls += 1
         self.polled.set()
         latency = {"count": self.requests, "buckets": {"0.01": 0, "0.02": self.requests, "+Inf": self.requests}}
         version = {"weight": 100, "requests": self.requests, "errors": 1, "running": 2, "firstTokenSeconds": latency}
@@ -122,7 +120,9 @@ def test_a_gateway_that_answers_with_an_error_is_reported() -> None:
 def test_the_load_is_that_of_the_last_minute_and_is_published_every_half_minute() -> None:
     async def check(poller: GatewayPoller, gateway: Gateway, two_polls: Callable[[], Awaitable[None]]) -> None:
         await answered(poller, two_polls)
-        gateway.requests, gateway.now = 5 + 124, gateway.now + 40
+        gateway.requests = 5 + 124
+        await two_polls()
+        gateway.now += 40
         await two_polls()
         found = traffic(poller)
         assert (found.requests_per_second, found.first_token_milliseconds) == (3.1, 15)
@@ -143,9 +143,8 @@ def test_a_service_without_gateways_is_not_polled() -> None:
     async def check(poller: GatewayPoller, gateway: Gateway, two_polls: Callable[[], Awaitable[None]]) -> None:
         await answered(poller, two_polls)
         assert poller.traffic(KEY, [], 1) == Traffic()
-        await asyncio.sleep(0)  # the poll in progress is cancelled
-        polls = gateway.polls
-        await asyncio.sleep(10 * SETTINGS.poll_seconds)
-        assert gateway.polls <= polls + 1
+        polls = [task for task in asyncio.all_tasks() if task.get_name() == "stats of team/answers"]
+        await asyncio.gather(*polls, return_exceptions=True)
+        assert [task.cancelled() for task in polls] == [True]
 
     polled(check)
