@@ -100,7 +100,7 @@ def service_manifest(workplace: Workplace, name: str, **spec: Any) -> dict[str, 
 
 
 def add_model(workplace: Workplace, folder: str = MODEL_FOLDER, *, without: str = "") -> None:
-    """Put a tiny T5 with random weights into a folder on the volume of the workplace; `without` is a file to leave out."""
+    """Put a tiny T5 with random weights into a folder on the volume of the workplace; `without` leaves out a file."""
     exported = export_tiny_model(workplace.inputs / folder, "seq2seq")
     if without:
         (exported / without).unlink()

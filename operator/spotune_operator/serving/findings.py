@@ -10,8 +10,8 @@ from spotune_operator.children.serving.serve_config import APPLICATION
 from spotune_operator.kube.conditions import Finding, reference
 from spotune_operator.reconcile.kstatus import NEED_A_USER, stalled_findings
 from spotune_operator.serving.model_location import Models
-from spotune_operator.serving.rollout import ROLLED_OUT, Rollout, last_line
-from spotune_operator.serving.state import ApplicationState, ObservedService, RayServiceState
+from spotune_operator.serving.rollout import ROLLED_OUT, Rollout
+from spotune_operator.serving.state import ApplicationState, ObservedService, RayServiceState, last_line
 
 _NEED_A_USER = NEED_A_USER | {"DeployFailed", "ValidationFailed"}
 """Reasons that do not go away by waiting."""

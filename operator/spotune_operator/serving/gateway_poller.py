@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import aiohttp
 
@@ -50,7 +50,7 @@ class _Target:
         task: The task that polls them.
         newest: The newest response and its Unix time, by process.
         totals: Requests since the first poll, by version.
-        mark: Identifies the last change of weights; the totals of that time are ``marked``.
+        window: Identifies the last change of weights; ``before_window`` has the totals of that time.
         samples: The totals of the last minute.
         published: Unix time at which the load was published, requests per second, and milliseconds to the first token.
     """
@@ -59,8 +59,8 @@ class _Target:
     task: asyncio.Task[None]
     newest: dict[str, tuple[float, GatewayStats]] = field(default_factory=dict)
     totals: dict[str, VersionCounters] = field(default_factory=dict)
-    mark: Any = None
-    marked: dict[str, VersionCounters] = field(default_factory=dict)
+    window: object = None
+    before_window: dict[str, VersionCounters] = field(default_factory=dict)
     samples: deque[_Sample] = field(default_factory=deque)
     published: tuple[float, float | None, int | None] = (0.0, None, None)
     error: str = ""
@@ -111,13 +111,13 @@ class GatewayPoller:
         if target is not None:
             target.task.cancel()
 
-    def traffic(self, key: ServiceKey, addresses: Sequence[str], mark: object) -> Traffic:
+    def traffic(self, key: ServiceKey, addresses: Sequence[str], window: object) -> Traffic:
         """The traffic of a service, whose gateways are polled from now on.
 
         Args:
             key: The service.
             addresses: Addresses of its gateway pods; empty: polling stops.
-            mark: Changes with the weights: counters of ``since_change`` then begin anew. None: no rollout is in
+            window: Changes with the weights: counters of ``since_change`` then begin anew. None: no rollout is in
                 progress, so polls are rarer.
         """
         if not addresses:
@@ -126,10 +126,10 @@ class GatewayPoller:
         target = self._targets.get(key)
         if target is None:
             task = asyncio.get_running_loop().create_task(self._poll_forever(key), name=f"stats of {'/'.join(key)}")
-            target = self._targets[key] = _Target((), task, mark=mark)
+            target = self._targets[key] = _Target((), task, window=window)
         target.addresses = tuple(addresses)
-        if target.mark != mark:
-            target.mark, target.marked = mark, dict(target.totals)
+        if target.window != window:
+            target.window, target.before_window = window, dict(target.totals)
         return self._traffic(target)
 
     def _traffic(self, target: _Target) -> Traffic:
@@ -137,7 +137,8 @@ class GatewayPoller:
         recent = [(at, stats) for at, stats in target.newest.values() if at >= oldest]
         missing = f"{len(recent)} of {len(target.addresses)} gateways have answered"
         since = {
-            name: found.plus(target.marked.get(name, VersionCounters()), -1) for name, found in target.totals.items()
+            name: found.plus(target.before_window.get(name, VersionCounters()), -1)
+            for name, found in target.totals.items()
         }
         return Traffic(
             gateways=[stats for _, stats in recent],
@@ -158,7 +159,7 @@ class GatewayPoller:
                     self._add(target, answer)
             if self._publish(target):
                 self._changed(key)
-            every = self._settings.poll_seconds if target.mark is None else self._settings.start_poll_seconds
+            every = self._settings.poll_seconds if target.window is None else self._settings.start_poll_seconds
             await asyncio.sleep(every * random.uniform(0.8, 1.2))
 
     async def _poll(self, ip: str) -> GatewayStats | str:
@@ -177,8 +178,8 @@ class GatewayPoller:
         before = target.newest.get(stats.process)
         for name, version in stats.versions.items() if before is not None else ():
             earlier = before[1].versions.get(name) if before is not None else None
-            news = version.counters.plus(earlier.counters, -1) if earlier is not None else version.counters
-            target.totals[name] = target.totals.get(name, VersionCounters()).plus(news)
+            difference = version.counters.plus(earlier.counters, -1) if earlier is not None else version.counters
+            target.totals[name] = target.totals.get(name, VersionCounters()).plus(difference)
         target.newest[stats.process] = now, stats
         oldest = now - 2 * _MISSING_AFTER_POLLS * self._settings.poll_seconds
         target.newest = {process: found for process, found in target.newest.items() if found[0] >= oldest}

@@ -26,7 +26,7 @@ from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
 from spotune_operator.serving.decide import ServiceDecision, decide_service, stalled_service
 from spotune_operator.serving.gateway_poller import GatewayPoller
-from spotune_operator.serving.rollout import traffic_mark
+from spotune_operator.serving.rollout import traffic_window
 from spotune_operator.serving.scaling import Resize
 from spotune_operator.serving.state import ObservedService, ServiceKey, TrainedModel
 from spotune_operator.settings import Settings
@@ -81,7 +81,7 @@ class ServiceReconciler:
             return None
         previous = _status_of(service)
         observed = self._observe(service)
-        traffic = self._poller.traffic(key, observed.gateways, traffic_mark(previous))
+        traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous))
         observed = replace(observed, traffic=traffic)
         try:
             decision = decide_service(

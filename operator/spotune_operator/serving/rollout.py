@@ -13,7 +13,6 @@ comparison, if its claims are not mounted or pods change with it.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,12 +27,13 @@ from spotune.service import (
     ServedVersionStatus,
 )
 from spotune.service.spec import ModelServiceSpec
+from spotune_operator.children.serving.groups import replicas_at
 from spotune_operator.kube.conditions import Finding, find
 from spotune_operator.kube.digest import digest
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.serving.comparison import compare_metric, describe, too_many_errors, too_slow
 from spotune_operator.serving.gateway_stats import Traffic
-from spotune_operator.serving.state import RayServiceState
+from spotune_operator.serving.state import RayServiceState, last_line
 
 ROLLED_OUT: Final = "RolledOut"
 _CHECK_SECONDS: Final = 5.0
@@ -162,16 +162,7 @@ def served_version(previous: ModelServiceStatus, ray: RayServiceState) -> Served
     return previous.model if previous.model is not None and previous.model.application else None
 
 
-def replicas_at(replicas: ReplicasSpec, percent: int) -> ReplicasSpec:
-    """The replicas of a version that gets this percentage of the requests; one at least, unless it scales to zero."""
-    share = {
-        "min": math.ceil(replicas.min * percent / _ALL),
-        "max": max(math.ceil(replicas.max * percent / _ALL), 1),
-    }
-    return replicas.model_copy(update=share)
-
-
-def traffic_mark(status: ModelServiceStatus) -> object:
+def traffic_window(status: ModelServiceStatus) -> object:
     """Changes with the weights; None while no rollout is in progress and no version retires."""
     rollout = status.rollout
     if rollout is not None:
@@ -395,9 +386,3 @@ def _paused(given: RolloutInput, rollout: RolloutStatus, served: ServedVersionSt
     if candidate.requests < condition.min_requests and not is_late:
         return f"it has had {candidate.requests:.0f} of {condition.min_requests} requests", ""
     return "", too_slow(condition, candidate, stable)
-
-
-def last_line(message: str) -> str:
-    """The last line of a traceback: the error itself."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return lines[-1] if lines else "the Ray Serve application cannot be deployed: see the logs of the head pod"

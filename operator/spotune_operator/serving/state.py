@@ -274,3 +274,9 @@ def _application_state(application: Mapping[str, Any]) -> ApplicationState:
     unhealthy = [each for each in deployments if each.get("status") != "HEALTHY"]
     message = next((each["message"] for each in unhealthy if each.get("message")), application.get("message", ""))
     return ApplicationState(application.get("status", ""), str(message), is_complete=not unhealthy)
+
+
+def last_line(message: str) -> str:
+    """The last line of a traceback: the error itself."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1] if lines else "the Ray Serve application cannot be deployed: see the logs of the head pod"

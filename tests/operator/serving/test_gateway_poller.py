@@ -63,8 +63,8 @@ def polled(check: Callable[[GatewayPoller, Gateway, Callable[[], Awaitable[None]
     asyncio.run(run())
 
 
-def traffic(poller: GatewayPoller, mark: object = 1) -> Traffic:
-    return poller.traffic(KEY, ["127.0.0.1"], mark)
+def traffic(poller: GatewayPoller, window: object = 1) -> Traffic:
+    return poller.traffic(KEY, ["127.0.0.1"], window)
 
 
 async def answered(poller: GatewayPoller, two_polls: Callable[[], Awaitable[None]]) -> None:
@@ -79,10 +79,10 @@ def test_requests_count_from_the_last_change_of_weights() -> None:
         gateway.requests = 12
         await two_polls()
         assert traffic(poller).of("v1").requests == 7
-        assert traffic(poller, mark=2).of("v1").requests == 0
+        assert traffic(poller, window=2).of("v1").requests == 0
         gateway.requests = 15
         await two_polls()
-        found = traffic(poller, mark=2)
+        found = traffic(poller, window=2)
         assert (found.of("v1").requests, found.of("v1").errors, found.running("v1"), found.error) == (3, 0, 2, "")
         assert found.lists("v1", 100)
         assert not found.lists("v1", 50)

@@ -1,9 +1,11 @@
 """The worker groups of a service's Ray cluster, and how many pods each has."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from spotune.service import ReplicasSpec
 from spotune_operator.children.serving.resolved_service import ResolvedService
 from spotune_operator.providers import Capacity
 
@@ -40,6 +42,15 @@ def group_sizes(resolved: ResolvedService) -> list[GroupSize]:
     """
     gateways = resolved.service.spec.gateway.replicas
     return [GroupSize(GATEWAY, "on-demand", gateways, gateways), *_replicas(resolved)]
+
+
+def replicas_at(replicas: ReplicasSpec, percent: int) -> ReplicasSpec:
+    """The replicas of a version that gets this percentage of the requests; one at least, unless it scales to zero."""
+    share = {
+        "min": math.ceil(replicas.min * percent / 100),
+        "max": max(math.ceil(replicas.max * percent / 100), 1),
+    }
+    return replicas.model_copy(update=share)
 
 
 def min_replicas(resolved: ResolvedService) -> int:
