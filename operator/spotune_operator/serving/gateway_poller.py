@@ -136,10 +136,8 @@ class GatewayPoller:
         oldest = self._clock() - _MISSING_AFTER_POLLS * self._settings.poll_seconds
         recent = [(at, stats) for at, stats in target.newest.values() if at >= oldest]
         missing = f"{len(recent)} of {len(target.addresses)} gateways have answered"
-        since = {
-            name: found.plus(target.before_window.get(name, VersionCounters()), -1)
-            for name, found in target.totals.items()
-        }
+        before, nothing = target.before_window, VersionCounters()
+        since = {name: total.plus(before.get(name, nothing), -1) for name, total in target.totals.items()}
         return Traffic(
             gateways=[stats for _, stats in recent],
             polled_at=min((at for at, _ in recent), default=0.0),

@@ -145,6 +145,8 @@ def decide_rollout(given: RolloutInput) -> Rollout:
         return _keep(given, served, Finding(ROLLED_OUT, "False", "MetricMissing", metric.message))
     if metric.is_worse:
         return _roll_back(given, served, f"{metric.message}; it got no requests")
+    if not given.ray.active_cluster:
+        return _switch(given, served, f"{target.name} is being deployed")
     if given.obstacle or _is_switching(previous, target):
         reason = f": {given.obstacle}" if given.obstacle else ""
         return _switch(

@@ -88,6 +88,8 @@ def test_the_former_version_keeps_its_replicas_until_its_requests_have_ended() -
     scenario.ray_service()
     scenario.traffic(step_120=counted(9, running=1))
     assert former.application in scenario.applications()
+    scenario.traffic(step_120=counted(10, weight=100))
+    assert former.application in scenario.applications(), "a gateway still gives it new requests"
     scenario.traffic(step_120=counted(10))
     assert former.application not in scenario.applications()
     assert scenario.status.retiring == []

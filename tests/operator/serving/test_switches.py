@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from spotune_operator.serving.gateway_stats import Traffic
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
 from spotune_operator.serving.state import ServicePod
 from tests.operator.serving.rollouts import NEW, OLD, STEPS, comparing, counted, rolled_back, rolling, served
@@ -58,6 +61,12 @@ def test_a_claim_that_is_not_mounted_needs_a_second_cluster() -> None:
         "b replaces it in a second Ray cluster, without a comparison: the pods do not mount the claim second"
     )
     assert scenario.status.claims == ["second"]
+    scenario.ray_service()
+    child = scenario.observed.ray_service
+    assert child is not None
+    assert child.ray is not None
+    scenario.observe(children={("RayService", child.name): replace(child, ray=replace(child.ray, is_current=False))})
+    assert scenario.weights() == {"b": 100}, "KubeRay has not seen the new spec, and reports the first cluster"
     scenario.ray_service("DEPLOYING", pending_cluster=PENDING)
     assert scenario.weights() == {"b": 100}
     assert scenario.status.model is not None
@@ -99,8 +108,17 @@ def test_a_rolled_back_version_is_not_deployed_by_a_second_cluster_either() -> N
     scenario = comparing()
     scenario.traffic(step_240=counted(120, errors=50), step_120=counted(500))
     rolled_back(scenario)
+    assert [each.version for each in scenario.status.retiring] == [NEW]
     scenario.edit(rollout=STEPS, resources={"requests": {"cpu": "3"}})
     assert scenario.weights() == {OLD: 100}
+    assert scenario.status.retiring == [], "the first cluster keeps it, the second one never had it"
+
+
+def test_a_resumed_service_starts_with_the_newest_version() -> None:
+    scenario = comparing()
+    scenario.observe(children={}, pods=[], traffic=Traffic())
+    assert scenario.weights() == {NEW: 100}
+    assert scenario.condition("RolledOut").message == f"{NEW} is being deployed"
 
 
 def the_pods(*names: str) -> list[ServicePod]:
