@@ -70,6 +70,8 @@ class Manager:
         self._kube.count = lambda verb, plural: self.metrics.api_calls.labels(verb, plural).inc()
         await self._stack.enter_async_context(self.health_server)
         await self._stack.enter_async_context(self.poller)
+        if self.services is not None:
+            await self._stack.enter_async_context(self.services.poller)
         self._stack.push_async_callback(self._cancel_tasks)
         for reflector in (*self.caches.reflectors(), *(self.services.caches.reflectors() if self.services else ())):
             self._create_task(reflector.run(), f"watch of {reflector.resource.plural}")

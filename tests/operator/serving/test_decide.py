@@ -46,7 +46,7 @@ def test_a_trained_model_is_served_from_the_volume_of_its_job() -> None:
     scenario.job(OUTPUT, 120, "Complete")
     decision = scenario.decide()
     (ray_service,) = [manifest for manifest in decision.apply if manifest["kind"] == "RayService"]
-    (application,) = yaml.safe_load(ray_service["spec"]["serveConfigV2"])["applications"]
+    _, application = yaml.safe_load(ray_service["spec"]["serveConfigV2"])["applications"]
     assert application["args"]["directory"] == "/models/spotune-sql/team/sql-0123abcd/export"
     assert "spotune-sql" in json.dumps(ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"])
     assert scenario.status.model is None
@@ -90,7 +90,7 @@ def test_the_former_version_is_served_until_the_new_one_is_ready() -> None:
     scenario.serves()
     scenario.job(OUTPUT, 240, "Complete")
     scenario.decide()
-    assert scenario.condition("Reconciling").reason == "Upgrading"  # before KubeRay has seen the new spec
+    assert scenario.condition("Reconciling").reason == "RollingOut"
     scenario.ray_service("DEPLOYING", pending_cluster=PENDING)
     scenario.pods(PENDING, head=1, gateway=1, replicas=1)
     scenario.decide()

@@ -13,6 +13,7 @@ from spotune_operator.errors import RefusedError
 from spotune_operator.kube.client import SERVICE_CHILDREN, Kube, Resource
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.serving.caches import CachedService, ServiceCaches, cached_service
+from spotune_operator.serving.gateway_poller import GatewayPoller
 from spotune_operator.serving.reconciler import ServiceReconciler
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
 from spotune_operator.serving.state import ServiceChild, ServicePod, service_child_view
@@ -135,6 +136,7 @@ class Bench:
             cast("Kube", self.kube),
             cast("ServiceCaches", self.caches),
             cast("Caches", FakeJobs()),
+            GatewayPoller(SETTINGS, lambda _: None),
             SETTINGS,
             lambda: NOW,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotune_operator.serving.scaling import WorkerGroup, ray_cluster_view
-from spotune_operator.serving.state import RayServiceState, service_child_view, service_pod_view
+from spotune_operator.serving.state import ApplicationState, RayServiceState, service_child_view, service_pod_view
 
 LABELS = {"spotune.dev/service": "answers"}
 RUNNING = {
@@ -32,13 +32,14 @@ def state(generation: int = 1, **status: Any) -> RayServiceState:
 def test_first_cluster_is_pending() -> None:
     found = state(observedGeneration=1, pendingServiceStatus={"rayClusterName": "a"}, activeServiceStatus={})
     assert (found.active_cluster, found.pending_cluster, found.is_upgrading) == ("", "a", False)
-    assert found.application == ""
+    assert found.applications == {}
 
 
 def test_active_cluster_has_the_application() -> None:
     active = {"rayClusterName": "a", "applicationStatuses": RUNNING}
     found = state(observedGeneration=1, activeServiceStatus=active, pendingServiceStatus={})
-    assert (found.application, found.active_cluster, found.is_current) == ("RUNNING", "a", True)
+    assert found.applications == {"spotune": ApplicationState("RUNNING", is_complete=True)}
+    assert (found.active_cluster, found.is_current) == ("a", True)
 
 
 def test_upgrade_has_the_application_of_the_pending_cluster() -> None:
@@ -46,7 +47,7 @@ def test_upgrade_has_the_application_of_the_pending_cluster() -> None:
     pending = {"rayClusterName": "b", "applicationStatuses": deploying}
     found = state(activeServiceStatus={"rayClusterName": "a"}, pendingServiceStatus=pending)
     assert found.is_upgrading
-    assert (found.application, found.message) == ("DEPLOYING", "starting")
+    assert found.applications["spotune"] == ApplicationState("DEPLOYING", "starting", is_complete=True)
 
 
 def test_message_is_that_of_the_unhealthy_deployment() -> None:
@@ -56,7 +57,7 @@ def test_message_is_that_of_the_unhealthy_deployment() -> None:
     }
     failed = {"spotune": {"status": "DEPLOY_FAILED", "message": "failed", "serveDeploymentStatuses": deployments}}
     found = state(pendingServiceStatus={"rayClusterName": "a", "applicationStatuses": failed})
-    assert (found.application, found.message) == ("DEPLOY_FAILED", "no config.json")
+    assert found.applications["spotune"] == ApplicationState("DEPLOY_FAILED", "no config.json")
 
 
 def test_spec_that_kuberay_has_not_processed_is_not_current() -> None:

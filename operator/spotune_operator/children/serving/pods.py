@@ -42,7 +42,7 @@ from spotune_operator.providers import Capacity
 
 HEAD_COMPONENT: Final = "head"
 ARGUMENTS_ANNOTATION: Final = "spotune.dev/serve-arguments"
-"""Digest of the arguments of the Ray Serve application, on the pods that run it."""
+"""Digest of the arguments of the gateway's Ray Serve application."""
 
 TOLERATIONS_ANNOTATION: Final = "spotune.dev/tolerations"
 """Hash of the tolerations. KubeRay ignores them when it compares templates, so a change would never reach a pod."""
@@ -186,7 +186,7 @@ def _merged_worker(
     if resolved.service.spec.service_account_name:
         labels = labels | dict(resolved.provider.workload_identity_labels)
     # KubeRay makes a new cluster when a template changes, and switches to it when it is ready. Without the annotation,
-    # Ray Serve would restart all processes of the running cluster at once for a new model.
+    # Ray Serve would restart all gateways of the running cluster at once for a new argument.
     metadata = {"labels": labels, "annotations": {ARGUMENTS_ANNOTATION: arguments_digest(resolved)}}
     return Pod(_with_tolerations_digest(merged_template(section, defaults, metadata, enforced)), amounts)
 
