@@ -17,10 +17,12 @@ class Case:
     Attributes:
         name: What happens.
         inject: Injects the fault.
+        prepare: Called before the streams begin.
     """
 
     name: str
     inject: Callable[[ServingHarness], Pods]
+    prepare: Callable[[ServingHarness], None] | None = None
 
     @property
     def slug(self) -> str:
@@ -40,7 +42,7 @@ CASES = (
     Case("KubeRay down, and a replica killed meanwhile", control.kuberay_down_during_a_loss),
     Case("KubeRay restarted", control.kuberay_restarted),
     Case("head pod deleted (with Redis)", control.head_pod_deleted),
-    Case("node of the head crashed (with Redis)", control.node_of_the_head_crashed),
+    Case("node of the head crashed (with Redis)", control.node_of_the_head_crashed, control.move_head),
 )
 """In the order of docs/serving-faults.md."""
 

@@ -21,7 +21,9 @@ from tests.cluster.serving_faults.client import Stream
 from tests.cluster.serving_faults.client_pod import ClientPod
 from tests.cluster.serving_faults.records import Record
 
-STREAMS = 200
+STREAMS = 220
+IN_MID_ANSWER = 200
+"""At least so many: on a busy machine the first may have ended when the last begins."""
 REPLICAS = 2
 GATEWAYS = 2
 SECONDS_TO_LOSE = 300.0
@@ -90,9 +92,9 @@ class ServingHarness:
                 self.wait_until_replaced(hit)
             record.ready_seconds = readiness.seconds_since(since)
         record.resumptions = round(self.resumptions() - before)
-        assert not record.failed, [stream.error for stream in results if stream.error][0]
+        assert not record.failed, next(stream.error for stream in results if stream.error)
         assert not record.other_text, f"{record.other_text} texts differ: {self.first_difference(results)}"
-        assert record.in_mid_answer == STREAMS, f"{record.in_mid_answer} streams were in mid-answer"
+        assert record.in_mid_answer >= IN_MID_ANSWER, f"{record.in_mid_answer} streams were in mid-answer"
 
     def wait_until_replaced(self, hit: Sequence[dict[str, Any]]) -> None:
         """Wait until pods are gone, or have restarted a container; and until the service is Ready."""
@@ -102,11 +104,9 @@ class ServingHarness:
         self.service.wait_until_ready(REPLICAS)
 
     def _is_lost(self, before: dict[str, Any]) -> bool:
-        name = before["metadata"]["name"]
-        found = [pod for pod in self.kubectl.get("pods") if pod["metadata"]["name"] == name]
-        return (
-            not found or found[0]["metadata"]["uid"] != before["metadata"]["uid"] or _starts(found[0]) > _starts(before)
-        )
+        uid = before["metadata"]["uid"]
+        found = [pod for pod in self.kubectl.get("pods") if pod["metadata"]["uid"] == uid]
+        return not found or _starts(found[0]) > _starts(before)
 
     def fill(self, record: Record, results: Sequence[Stream], since: float) -> None:
         """Note what clients have seen of a fault at that Unix time."""
