@@ -4,6 +4,7 @@ Ray Serve restarts all processes of an application at once when an argument chan
 deployments in place. So the numbers of gateways and replicas are options, and no arguments.
 """
 
+import math
 from typing import Any, Final
 
 import yaml
@@ -25,13 +26,10 @@ _NOTICE_DELAY_SECONDS: Final = 2
 """Seconds until Ray Serve's controller has noticed that a node is draining."""
 _KEEP_ALIVE_SECONDS: Final = 90
 """Longer than the 60 s of ingress controllers: the side that reuses connections must be the first to close them."""
-_AUTOSCALING: Final = {
-    "look_back_period_s": 20,
-    "upscale_delay_s": 10,
-    "downscale_delay_s": 300,
-    "downscale_to_zero_delay_s": 600,
-}
-"""The delays of ``spotune_serve``, in seconds: an option replaces all of its own values."""
+_AUTOSCALING: Final = {"look_back_period_s": 20, "upscale_delay_s": 10}
+"""Of ``spotune_serve``, in seconds: an option replaces all of its own values."""
+_LAST_REPLICA: Final = 2
+"""So many times longer is the delay for the last replica, because the next request waits for a node and the model."""
 
 
 def serve_config(resolved: ResolvedService) -> str:
@@ -93,4 +91,6 @@ def _number_of_replicas(replicas: ReplicasSpec) -> dict[str, Any]:
         "max_replicas": replicas.max,
         "target_ongoing_requests": replicas.target_ongoing_requests,
     }
-    return {"num_replicas": "auto", "autoscaling_config": config | _AUTOSCALING}
+    delay = math.ceil(replicas.scale_down_delay.seconds)
+    delays = {"downscale_delay_s": delay, "downscale_to_zero_delay_s": _LAST_REPLICA * delay}
+    return {"num_replicas": "auto", "autoscaling_config": config | _AUTOSCALING | delays}
