@@ -95,6 +95,9 @@ class ReplicasSpec(Section):
     """Maximum number of replicas."""
     target_ongoing_requests: PositiveInt = 8
     """Requests per replica that autoscaling aims at. Used if max is more than min."""
+    scale_down_delay: PositiveDuration = Duration("5m")
+    """Time of less load after which replicas are removed; twice as long for the last one. Used if max is more than
+    min."""
 
     @model_validator(mode="after")
     def _check_min(self) -> Self:

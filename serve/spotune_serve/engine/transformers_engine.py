@@ -25,7 +25,8 @@ from spotune_serve.engine.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_MAX_BATCH_SIZE = 32
+DEFAULT_MAX_BATCH_SIZE = 256
+"""As vLLM. What limits memory is the size of the caches."""
 DEFAULT_MAX_CACHED_TOKENS = 65_536
 
 
