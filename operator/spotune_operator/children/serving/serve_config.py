@@ -71,7 +71,13 @@ def _listed(version: DeployedVersion) -> dict[str, Any]:
         "adapters": {name: location.directory for name, location in version.adapters.items()},
         "version": version.name,
         "weight": version.weight,
+        **_step(version),
     }
+
+
+def _step(version: DeployedVersion) -> dict[str, int]:
+    """The argument for the step of a FinetuneJob's export."""
+    return {"step": version.model.step} if version.model.step is not None else {}
 
 
 def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any]:
@@ -82,6 +88,7 @@ def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any
     }
     arguments = {
         "directory": version.model.directory,
+        **_step(version),
         **{name: value for name, value in optional.items() if value},
         "gpus": resolved.service.spec.gpus,
         "drainSeconds": drain_seconds(resolved),
