@@ -70,6 +70,8 @@ class Manager:
         self._kube.count = lambda verb, plural: self.metrics.api_calls.labels(verb, plural).inc()
         await self._stack.enter_async_context(self.health_server)
         await self._stack.enter_async_context(self.poller)
+        if self.services is not None:
+            await self._stack.enter_async_context(self.services.poller)
         self._stack.push_async_callback(self._cancel_tasks)
         for reflector in (*self.caches.reflectors(), *(self.services.caches.reflectors() if self.services else ())):
             self._create_task(reflector.run(), f"watch of {reflector.resource.plural}")
@@ -162,8 +164,10 @@ class Manager:
     def _changed(self, key: JobKey) -> None:
         self.queue.add(key, self._settings.settle_seconds)
 
-    def _node_changed(self, _name: str) -> None:
+    def _node_changed(self, name: str) -> None:
         self.healer.wake()
+        if self.services is not None:
+            self.services.node_changed(name)
 
     def _exposition(self) -> bytes:
         self.metrics.queue_depth.set(len(self.queue) + (len(self.services.queue) if self.services else 0))

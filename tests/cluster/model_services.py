@@ -88,7 +88,7 @@ def service_manifest(workplace: Workplace, name: str, **spec: Any) -> dict[str, 
     """A ModelService of the model in `MODEL_FOLDER`, with parts of its spec replaced."""
     provider = "aks" if workplace.cluster.machine else "none"
     given = {
-        "model": {"claim": {"name": CLAIM, "path": f"inputs/{MODEL_FOLDER}"}},
+        "model": model_on_claim(MODEL_FOLDER),
         "replicas": {"min": 2, "max": 2},
         "gpus": 0,
         "resources": SMALL,
@@ -99,10 +99,17 @@ def service_manifest(workplace: Workplace, name: str, **spec: Any) -> dict[str, 
     return {"apiVersion": "spotune.dev/v1alpha1", "kind": "ModelService", "metadata": metadata, "spec": given | spec}
 
 
-def add_model(workplace: Workplace) -> None:
-    """Put a tiny T5 with random weights on the volume of the workplace."""
-    export_tiny_model(workplace.inputs / MODEL_FOLDER, "seq2seq")
-    workplace.add_input(MODEL_FOLDER)
+def add_model(workplace: Workplace, folder: str = MODEL_FOLDER, *, without: str = "") -> None:
+    """Put a tiny T5 with random weights into a folder on the volume of the workplace; `without` leaves out a file."""
+    exported = export_tiny_model(workplace.inputs / folder, "seq2seq")
+    if without:
+        (exported / without).unlink()
+    workplace.add_input(folder)
+
+
+def model_on_claim(folder: str) -> dict[str, Any]:
+    """`spec.model` for a model that `add_model` has put there; its version is `inputs/` and the folder."""
+    return {"claim": {"name": CLAIM, "path": f"inputs/{folder}"}}
 
 
 @contextmanager

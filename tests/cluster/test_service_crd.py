@@ -85,12 +85,18 @@ def test_server_side_apply_merges_adapters_by_name(service: Kubectl) -> None:
 
 
 def test_get_shows_how_it_is(service: Kubectl) -> None:
-    status = {"phase": "Serving", "replicas": "1/3", "url": "http://text-to-sql", "rayService": "spotune-text-to-sql"}
+    load = {"requestsPerSecond": 2.5, "firstTokenMillisecondsP50": 41}
+    status = load | {
+        "phase": "Serving",
+        "replicas": "1/3",
+        "url": "http://text-to-sql",
+        "rayService": "spotune-text-to-sql",
+    }
     model = {"location": "pvc://claim/path", "version": "abc-step-1200"}
     patch(service, {"status": status | {"model": model, "image": "serve:1"}}, "--subresource=status")
     header, row = (re.split(r" {2,}", line.strip()) for line in service("get", "ms").splitlines())
-    assert header == ["NAME", "PHASE", "REPLICAS", "MODEL", "URL", "AGE"]
-    assert row[:-1] == ["text-to-sql", "Serving", "1/3", "abc-step-1200", "http://text-to-sql"]
+    assert header == ["NAME", "PHASE", "REPLICAS", "MODEL", "REQUESTS/S", "FIRST TOKEN (MS)", "URL", "AGE"]
+    assert row[:-1] == ["text-to-sql", "Serving", "1/3", "abc-step-1200", "2.5", "41", "http://text-to-sql"]
     header, row = (re.split(r" {2,}", line.strip()) for line in service("get", "ms", "--output=wide").splitlines())
     assert header[-3:] == ["LOCATION", "RAYSERVICE", "IMAGE"]
     assert row[-3:] == ["pvc://claim/path", "spotune-text-to-sql", "serve:1"]

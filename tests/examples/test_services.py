@@ -8,7 +8,7 @@ import pytest
 
 from spotune.job_file.load import load_job, load_service
 from spotune_operator.children.serving import build_service_children
-from spotune_operator.children.serving.resolved_service import ModelLocation, resolve_service
+from spotune_operator.children.serving.resolved_service import ModelLocation, only_version, resolve_service
 from spotune_operator.providers import AKS, EKS, GKE, Provider
 from tests.examples.jobs import EXAMPLES, JOB_FILES
 
@@ -30,7 +30,8 @@ def test_objects_can_be_rendered(file: Path, provider: Provider) -> None:
     service = load_service(file)
     location = ModelLocation(claim="models", path="team/model/export", version="1")
     adapters = {adapter.name: location for adapter in service.spec.adapters}
-    children = build_service_children(resolve_service(service, provider, model=location, adapters=adapters))
+    version = only_version(service, location, adapters)
+    children = build_service_children(resolve_service(service, provider, versions=[version]))
     assert {child["kind"] for child in children} >= {"RayService", "Service", "NetworkPolicy"}
 
 

@@ -93,6 +93,8 @@ MODEL_SERVICES: Final = CustomResource(
         Column("Phase", "string", ".status.phase"),
         Column("Replicas", "string", ".status.replicas"),
         Column("Model", "string", ".status.model.version"),
+        Column("Requests/s", "number", ".status.requestsPerSecond"),
+        Column("First token (ms)", "integer", ".status.firstTokenMillisecondsP50"),
         Column("URL", "string", ".status.url"),
         _AGE,
         Column("Location", "string", ".status.model.location", wide=True),

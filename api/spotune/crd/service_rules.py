@@ -10,6 +10,7 @@ from spotune.service import (
     ModelService,
     ModelServiceSpec,
     ReplicasSpec,
+    RolloutSpec,
     ServedAdapterSpec,
     ServedModelSpec,
     ServingClusterSpec,
@@ -27,6 +28,19 @@ _MODEL = (
 _ADAPTER = (Rule("(self.finetuneJob != '') != has(self.claim)", "set exactly one of finetuneJob and claim"),)
 
 _REPLICAS = (Rule("self.min <= self.max", "must not be more than max", "min"),)
+
+_ROLLOUT = (
+    Rule(
+        "self.steps.isSorted() && self.steps.all(one, self.steps.exists_one(other, other == one))",
+        "must be ascending, such as [10, 50, 100]",
+        "steps",
+    ),
+    Rule(
+        "self.steps.size() == 0 || self.steps[self.steps.size() - 1] == 100",
+        "must end with 100: the last step promotes the new version",
+        "steps",
+    ),
+)
 
 _CLUSTER = (
     Rule(
@@ -48,9 +62,16 @@ SERVING_RULES: Final = (
 SERVING_SECTION_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ServedAdapterSpec: _ADAPTER,
     ReplicasSpec: _REPLICAS,
+    RolloutSpec: _ROLLOUT,
     ServingClusterSpec: _CLUSTER,
 }
 """CEL rules of the sections that a ModelService and the serving section of a FinetuneJob share."""
+
+_METRIC = Rule(
+    "self.rollout.promoteIf.metric == '' || self.model.finetuneJob != ''",
+    "is only used with model.finetuneJob, which evaluates the model",
+    "rollout.promoteIf.metric",
+)
 
 _MODEL_ID: Final = "(self.spec.model.name == '' ? self.metadata.name : self.spec.model.name)"
 """CEL equivalent of `spotune.service.ModelService.model_id`."""
@@ -66,7 +87,7 @@ _SERVICE = (
 SERVICE_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,
     ServedModelSpec: _MODEL,
-    ModelServiceSpec: SERVING_RULES,
+    ModelServiceSpec: (*SERVING_RULES, _METRIC),
     ModelService: (*NAME_RULES, *_SERVICE),
 }
 """CEL rules of a ModelService by section. Unique names of adapters need none: their list is a map by name."""

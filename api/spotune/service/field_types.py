@@ -79,6 +79,10 @@ HostName = Annotated[
     Form(rf"{_LABEL}([.]{_LABEL})*", "a DNS name such as models.example.com, without https:// and without a path", 253),
 ]
 """DNS name of an endpoint."""
+OptionalMetric = Annotated[
+    str, Form(r"([A-Za-z_][A-Za-z0-9_]{0,99})?", "the name of a metric such as loss or exactMatch", 100)
+]
+"""Name of a metric of an evaluation, or an empty string."""
 OptionalAddress = Annotated[
     str,
     Form(

@@ -1,6 +1,7 @@
 """What a ModelService serves, and on which pods."""
 
-from typing import Literal, Self
+from itertools import pairwise
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,9 +21,13 @@ from spotune.service.field_types import (
     HubSource,
     ModelId,
     OptionalAddress,
+    OptionalMetric,
     OptionalModelId,
 )
 from spotune.units.durations import Duration
+
+_ALL_PERCENT: Final = 100
+Percent = Annotated[int, Field(ge=1, le=_ALL_PERCENT)]
 
 
 class ClaimSource(Section):
@@ -90,6 +95,9 @@ class ReplicasSpec(Section):
     """Maximum number of replicas."""
     target_ongoing_requests: PositiveInt = 8
     """Requests per replica that autoscaling aims at. Used if max is more than min."""
+    scale_down_delay: PositiveDuration = Duration("5m")
+    """Time of less load after which replicas are removed; twice as long for the last one. Used if max is more than
+    min."""
 
     @model_validator(mode="after")
     def _check_min(self) -> Self:
@@ -112,6 +120,45 @@ class GatewaySpec(Section):
     """Resources of a gateway pod."""
     pod_template: PodTemplate = Field(default={})
     """Pod template of the gateway. Fields that spotune sets win."""
+
+
+class PromotionSpec(Section):
+    """What a new version must fulfil, compared with the served one."""
+
+    metric: OptionalMetric = ""
+    """With model.finetuneJob: metric of the job's evaluation, by its name in status.evalScores, or loss. It is compared
+    before the new version gets a request. Empty: no metric is compared."""
+    not_worse_by: Annotated[float, Field(ge=0, le=10)] = 0.05
+    """Allowed relative difference of the metric, of the median time to the first token, and of the median time per
+    token."""
+    max_error_rate: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Allowed excess of the error rate over that of the served version."""
+    min_requests: PositiveInt = 20
+    """Requests of the new version that a step before 100 waits for, up to three times pause."""
+
+
+class RolloutSpec(Section):
+    """How a new version of the model replaces the served one."""
+
+    steps: list[Percent] = Field(
+        default=[_ALL_PERCENT],
+        min_length=1,
+        max_length=20,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    """Percent of the requests that the new version gets, one step after the other. Ascending, and 100 at the end."""
+    pause: PositiveDuration = Duration("5m")
+    """Duration of each step before 100."""
+    promote_if: PromotionSpec = PromotionSpec()
+    """What the new version must fulfil. Otherwise it is rolled back."""
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if any(later <= earlier for earlier, later in pairwise(self.steps)):
+            invalid("steps", "must be ascending, such as [10, 50, 100]")
+        if self.steps[-1] != _ALL_PERCENT:
+            invalid("steps", "must end with 100: the last step promotes the new version")
+        return self
 
 
 class IngressSpec(Section):
@@ -180,6 +227,8 @@ class ServingSpec(Section):
     """Secret with API keys, one per line. Requests then need one of them. Absent: no keys are needed."""
     request_timeout: PositiveDuration = Duration("10m")
     """Maximum duration of a request."""
+    rollout: RolloutSpec = RolloutSpec()
+    """How a new version of the model replaces the served one. Without it: all at once, when the new one is ready."""
     ingress: IngressSpec | None = None
     """An Ingress in front of the service. Absent: the service is reachable inside the cluster only."""
     cluster: ServingClusterSpec = ServingClusterSpec()
@@ -212,3 +261,9 @@ class _WithModel(Section):
 
 class ModelServiceSpec(ServingSpec, _WithModel):
     """Which model to serve and how."""
+
+    @model_validator(mode="after")
+    def _check_metric(self) -> Self:
+        if self.rollout.promote_if.metric and not self.model.finetune_job:
+            invalid("rollout.promoteIf.metric", "is only used with model.finetuneJob, which evaluates the model")
+        return self

@@ -77,14 +77,14 @@ def _children_of_job(job: FinetuneJob) -> list[dict[str, Any]]:
 
 def _children_of_service(service: ModelService) -> list[dict[str, Any]]:
     from spotune_operator.children.serving import build_service_children
-    from spotune_operator.children.serving.resolved_service import resolve_service
+    from spotune_operator.children.serving.resolved_service import only_version, resolve_service
 
     spec = service.spec
     namespace = service.metadata.namespace
     model = _location(namespace, spec.model.finetune_job, spec.model.claim, spec.model.source, spec.model.revision)
     adapters = {each.name: _location(namespace, each.finetune_job, each.claim) for each in spec.adapters}
     provider = _provider(spec.cluster.provider)
-    return build_service_children(resolve_service(service, provider, model=model, adapters=adapters))
+    return build_service_children(resolve_service(service, provider, versions=[only_version(service, model, adapters)]))
 
 
 def _location(

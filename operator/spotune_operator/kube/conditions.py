@@ -29,6 +29,7 @@ ORDER: Final = (
     "Served",
     "ModelAvailable",
     "ReplicasReady",
+    "RolledOut",
 )
 """The order of conditions in the status: those of kstatus, the outcome, then the parts as they come about; the parts of
 a FinetuneJob first, then those of a ModelService."""
@@ -40,6 +41,7 @@ _WARNINGS: Final = {
     ("PreflightPassed", "False"),
     ("CheckpointHealthy", "False"),
 }
+_WARNING_REASONS: Final = {("RolledOut", "RolledBack")}
 
 _MAX_REASON_LENGTH: Final = 1024
 _MAX_MESSAGE_LENGTH: Final = 32768
@@ -65,7 +67,7 @@ class Finding:
     @property
     def is_warning(self) -> bool:
         """Whether a person may have to act."""
-        return (self.type, self.status) in _WARNINGS
+        return (self.type, self.status) in _WARNINGS or (self.type, self.reason) in _WARNING_REASONS
 
 
 def updated(previous: Sequence[Condition], findings: Iterable[Finding], generation: int, now: float) -> list[Condition]:

@@ -6,23 +6,21 @@ A failed poll is recorded as such. It never counts as evidence that training has
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import aiohttp
 
 from spotune_operator.children.ports import PROGRESS
+from spotune_operator.observe.json_response import json_object
 from spotune_operator.observe.state import JobKey
 from spotune_operator.observe.supervisor_status import PollResult, ProgressResponse, SupervisorResponse, parse_progress
 from spotune_operator.settings import Settings
 
-_MAX_RESPONSE_BYTES: Final = 1 << 20
 _STEADY_PHASES: Final = frozenset({"Training", "Evaluating", "Exporting", "Done", "Failed"})
 
 
@@ -110,7 +108,7 @@ class Poller:
         try:
             body = {"seconds": self._settings.stop_seconds}
             async with self._session.post(f"{target.address}/{command}", json=body, allow_redirects=False) as response:
-                content = await _content(response)
+                content = await json_object(response)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return
         if target.poll.response is not None:  # otherwise the first poll follows soon
@@ -130,7 +128,7 @@ class Poller:
         assert self._session is not None, "the poller is used within its context"
         try:
             async with self._session.get(f"{target.address}/progress", allow_redirects=False) as response:
-                content = await _content(response)
+                content = await json_object(response)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             text = f"the supervisor at {target.address} does not answer ({str(error) or type(error).__name__})"
             is_first_failure = target.poll.failing_since is None
@@ -146,25 +144,3 @@ class Poller:
         target.poll = PollResult(response, self._clock())
         if before.failing_since is not None or before.response is None or not before.response.same_progress(response):
             self._changed(key)
-
-
-async def _content(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The JSON object of a response.
-
-    Raises:
-        ValueError: The status is not 2xx, or the body is not a JSON object or is larger than 1 MiB.
-    """
-    if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
-        raise ValueError(f"HTTP {response.status} {response.reason}")
-    text = bytearray()
-    async for part in response.content.iter_any():
-        text += part
-        if len(text) > _MAX_RESPONSE_BYTES:
-            raise ValueError("its response is larger than 1 MiB")
-    try:
-        found = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("its response is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError("its response is not a JSON object")
-    return found

@@ -29,6 +29,7 @@ _ROUTINE: Final = frozenset(
     {"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy", "ReplicasReady"}
 )
 """Conditions whose transitions are routine, or are reported for ``Ready``."""
+_ROLLED_OUT: Final = "RolledOut"
 _MAX_MESSAGE_LENGTH: Final = 1000
 
 
@@ -93,11 +94,18 @@ def condition_events(
         if _is_notable(earlier, condition) and message not in messages:
             messages.add(message)
             since = earlier.last_transition_time if earlier is not None else ""
-            yield _event(involved, condition.reason, message, now, (condition.type, since), warning=warning)
+            about = (condition.type, since, message) if condition.type == _ROLLED_OUT else (condition.type, since)
+            yield _event(involved, condition.reason, message, now, about, warning=warning)
 
 
 def _is_notable(before: Condition | None, now: Condition) -> bool:
-    """Whether a condition became true, or is no longer true; a suspension is notable as soon as it begins."""
+    """Whether a condition became true, or is no longer true; a suspension is notable as soon as it begins.
+
+    A rollout that ends is no transition of its condition if the last one was rolled back, too: its reason tells.
+    """
+    if now.type == _ROLLED_OUT:
+        is_same = before is not None and before.reason == now.reason
+        return not is_same or (before is not None and now.reason == "RolledBack" and before.message != now.message)
     if now.type in _ROUTINE or (before is not None and before.status == now.status):
         return False
     was = before is not None and before.status == "True"

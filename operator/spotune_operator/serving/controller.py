@@ -1,4 +1,4 @@
-"""The controller of ModelServices: caches, a work queue, and reconcile workers. The manager starts it."""
+"""The controller of ModelServices: caches, a poller, a work queue, and reconcile workers. The manager starts it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from spotune_operator.runtime.logs import log_context
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.runtime.queue import WorkQueue
 from spotune_operator.serving.caches import ServiceCaches
+from spotune_operator.serving.gateway_poller import GatewayPoller
 from spotune_operator.serving.reconciler import ServiceReconciler
 from spotune_operator.serving.state import ServiceKey
 from spotune_operator.settings import Settings
@@ -43,7 +44,8 @@ class ServiceController:
     ) -> None:
         self.queue: WorkQueue[ServiceKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)
         self.caches = ServiceCaches(kube, settings, self._changed)
-        self._reconciler = ServiceReconciler(kube, self.caches, jobs, settings, clock)
+        self.poller = GatewayPoller(settings, self._changed, clock)
+        self._reconciler = ServiceReconciler(kube, self.caches, jobs, self.poller, settings, clock)
         self._settings = settings
         self._metrics = metrics
         self._reconciling_since: dict[ServiceKey, float] = {}
@@ -51,6 +53,11 @@ class ServiceController:
     def job_changed(self, key: JobKey) -> None:
         """Reconcile the services of a FinetuneJob that changed."""
         for service in self.caches.serving(*key):
+            self._changed(service)
+
+    def node_changed(self, name: str) -> None:
+        """Reconcile the services with a pod on this node."""
+        for service in self.caches.on_node(name):
             self._changed(service)
 
     def reconciling_since(self) -> Iterable[tuple[ServiceKey, float]]:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from spotune.service import ModelService, ModelServiceStatus
+from spotune.service import ModelService, ModelServiceStatus, ServedVersionStatus
 from spotune_operator.children.serving import build_service_children
-from spotune_operator.children.serving.groups import REPLICAS
-from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION
-from spotune_operator.children.serving.resolved_service import ResolvedService, resolve_service
-from spotune_operator.kube.conditions import Finding, updated
+from spotune_operator.children.serving.groups import REPLICAS, min_replicas
+from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION, cluster_digest
+from spotune_operator.children.serving.resolved_service import DeployedVersion, ResolvedService, resolve_service
+from spotune_operator.kube.conditions import Finding, find, updated
+from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
 from spotune_operator.serving.findings import ServiceContext, service_findings, stalled_service_findings
-from spotune_operator.serving.model_location import Models, locate_models, version_status
-from spotune_operator.serving.scaling import Resize, cluster_resizes
-from spotune_operator.serving.state import ObservedService, ServiceChild
+from spotune_operator.serving.model_location import locate_models, location_of, location_status, newest_version
+from spotune_operator.serving.rollout import ROLLED_OUT, Planned, Rollout, RolloutInput, decide_rollout
+from spotune_operator.serving.scaling import ReplicaPod, Resize, cluster_resizes
+from spotune_operator.serving.state import ObservedService, ServiceChild, ServicePod
 from spotune_operator.settings import Settings
 
 Manifest = dict[str, Any]
+
+_TERMINATING_PODS_SECONDS: Final = 5.0
+"""How often Terminating pods are checked: one on a dead node causes no event."""
 
 _OPTIONAL: Final = frozenset({"RayService", "PodDisruptionBudget", "Ingress"})
 """Optional children: the operator deletes them when the spec no longer asks for them."""
@@ -33,6 +38,8 @@ class ServiceDecision:
         apply: Manifests of the desired children, in order.
         delete: Children to delete.
         resize: Changes of the numbers of pods of running clusters.
+        give_notice: Replicas to delete gracefully, so that Ray drains them before the cloud reclaims their node.
+        force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
         status: The new status.
         requeue_after: Seconds until the next reconcile without an event; None: none is needed.
     """
@@ -40,6 +47,8 @@ class ServiceDecision:
     apply: Sequence[Manifest]
     delete: Sequence[ServiceChild]
     resize: Sequence[Resize]
+    give_notice: Sequence[ServicePod]
+    force_delete: Sequence[ServicePod]
     status: ModelServiceStatus
     requeue_after: float | None
 
@@ -71,15 +80,21 @@ def decide_service(
         StalledError: The spec cannot be applied in this cluster; ``stalled_service`` makes the status for it.
     """
     models = locate_models(service, observed, previous)
-    resolved = _resolve(service, models, uid, previous, observed, settings)
+    target = newest_version(service, models, observed, previous)
+    rollout, resolved = None, None
+    if target is not None:
+        base = _Base(service, uid, previous, observed, settings)
+        rollout, resolved = _plan(base, target, now)
     children = build_service_children(resolved) if resolved is not None else []
-    context = ServiceContext(service, models, observed, _is_applied(children, observed))
+    context = ServiceContext(service, models, observed, _is_applied(children, observed), rollout)
     return ServiceDecision(
         apply=children,
         delete=_unwanted(service, children, observed),
-        resize=cluster_resizes(resolved, observed.clusters) if resolved is not None else [],
+        resize=cluster_resizes(resolved, observed.clusters, _removable(previous, observed)) if resolved else [],
         status=_status(context, resolved, previous, generation, now),
-        requeue_after=settings.refused_seconds if observed.refused else None,
+        give_notice=_replicas_to_notify(observed) if settings.heed_preemption else [],
+        force_delete=stuck_pods(observed.pods, observed.nodes, now),
+        requeue_after=_earliest(_requeue_after(observed, settings), rollout.requeue_after if rollout else None),
     )
 
 
@@ -95,6 +110,18 @@ def stalled_service(
         "conditions": updated(previous.conditions, findings, generation, now),
     }
     return previous.model_copy(update=changes)
+
+
+def _replicas_to_notify(observed: ObservedService) -> list[ServicePod]:
+    """Replicas on nodes that the cloud reclaims."""
+    return pods_on_reclaimed_nodes([pod for pod in observed.pods if pod.component == REPLICAS], observed.nodes)
+
+
+def _requeue_after(observed: ObservedService, settings: Settings) -> float | None:
+    """Seconds until the decision may change by the passage of time alone; None if it does not."""
+    if any(pod.deleting_since is not None for pod in observed.pods):
+        return _TERMINATING_PODS_SECONDS
+    return settings.refused_seconds if observed.refused else None
 
 
 def _is_applied(desired: Sequence[Manifest], observed: ObservedService) -> bool:
@@ -117,29 +144,99 @@ def _unwanted(service: ModelService, desired: Sequence[Manifest], observed: Obse
     ]
 
 
-def _resolve(
-    service: ModelService,
-    models: Models,
-    uid: str,
-    previous: ModelServiceStatus,
-    observed: ObservedService,
-    settings: Settings,
-) -> ResolvedService | None:
-    """The service with all defaults resolved; None while its model is not available."""
-    if models.model is None or not models.are_available:
-        return None
-    return resolve_service(
-        service,
-        _provider(service, previous, observed),
-        model=models.model,
-        adapters=models.adapters,
-        image=previous.default_image or settings.serve_image,
-        ray_version=previous.default_ray_version or settings.ray_version,
-        uid=uid,
-        operator_namespace=settings.namespace,
-        monitoring_namespace=settings.monitoring_namespace,
-        active_cluster=observed.ray.active_cluster,
+@dataclass(frozen=True)
+class _Base:
+    """What a resolved service is made from, besides its versions."""
+
+    service: ModelService
+    uid: str
+    previous: ModelServiceStatus
+    observed: ObservedService
+    settings: Settings
+
+    def resolve(self, planned: Sequence[Planned], claims: Sequence[str] | None) -> ResolvedService:
+        """The service with all defaults resolved, with these versions and claims."""
+        previous, settings = self.previous, self.settings
+        return resolve_service(
+            self.service,
+            _provider(self.service, previous, self.observed),
+            versions=[_deployed(each) for each in planned],
+            claims=claims,
+            image=previous.default_image or settings.serve_image,
+            ray_version=previous.default_ray_version or settings.ray_version,
+            uid=self.uid,
+            operator_namespace=settings.namespace,
+            monitoring_namespace=settings.monitoring_namespace,
+            active_cluster=self.observed.ray.active_cluster,
+        )
+
+
+def _plan(base: _Base, target: ServedVersionStatus, now: float) -> tuple[Rollout, ResolvedService]:
+    """The versions that run, and the service with them.
+
+    Pods keep the claims that they mount, even if no version needs one any longer: another set makes another cluster.
+
+    Raises:
+        StalledError: The spec cannot be applied in this cluster.
+    """
+    observed, previous = base.observed, base.previous
+    given = RolloutInput(
+        spec=base.service.spec,
+        target=target,
+        previous=previous,
+        ray=observed.ray,
+        traffic=observed.traffic,
+        ready_replicas=observed.ready_pods(REPLICAS),
+        obstacle="",
+        now=now,
     )
+    given = replace(given, obstacle=_obstacle(base, given))
+    rollout = decide_rollout(given)
+    return rollout, base.resolve(rollout.versions, None if given.obstacle else previous.claims)
+
+
+def _obstacle(base: _Base, given: RolloutInput) -> str:
+    """Why the running cluster cannot run the target beside the served version; empty if it can."""
+    observed, mounted = base.observed, base.previous.claims
+    child = observed.ray_service
+    if child is None or not observed.ray.active_cluster:
+        return "no cluster runs"
+    if observed.ray.is_upgrading:
+        return "a second cluster is starting already"
+    versions = [Planned(each, None, given.spec.replicas) for each in (given.target, base.previous.model) if each]
+    missing = sorted({claim for each in versions for claim in _deployed(each).claims} - set(mounted))
+    if missing:
+        return f"the pods do not mount the claim {missing[0]}"
+    if cluster_digest(base.resolve(versions, mounted)) != child.cluster_digest:
+        return "its pods differ"
+    return ""
+
+
+def _deployed(planned: Planned) -> DeployedVersion:
+    version = planned.version
+    return DeployedVersion(
+        application=version.application,
+        name=version.name,
+        model=location_of(version),
+        adapters={name: location_of(found) for name, found in version.adapters.items()},
+        weight=planned.weight,
+        replicas=planned.replicas,
+    )
+
+
+def _removable(previous: ModelServiceStatus, observed: ObservedService) -> list[ReplicaPod]:
+    """The pods with replicas, in the order in which they are to be deleted.
+
+    Ray Serve starts the replicas of a candidate on the pods that were added for it. So after a promotion the oldest
+    pods have no replica, and after a rollback the newest.
+    """
+    condition = find(previous.conditions, ROLLED_OUT)
+    pods = observed.replica_pods
+    return pods[::-1] if condition is not None and condition.reason == "RolledBack" else pods
+
+
+def _earliest(*seconds: float | None) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)
 
 
 def _provider(service: ModelService, previous: ModelServiceStatus, observed: ObservedService) -> Provider:
@@ -162,18 +259,26 @@ def _status(
     changes: dict[str, Any] = {
         "observed_generation": generation,
         "phase": _phase(context, findings),
-        "replicas": f"{ready}/{spec.replicas.min}" if not spec.replicas.autoscales else _scaled(ready, context),
+        "replicas": f"{ready}/{_expected_pods(context, resolved)}",
         "ready_replicas": ready,
         "ray_service": observed.ray_service.name if observed.ray_service is not None else "",
         "conditions": updated(previous.conditions, findings.values(), generation, now),
     }
-    if resolved is not None and context.models.model is not None:
-        version = version_status(context.models.model)
+    traffic = observed.traffic
+    if traffic.requests_per_second is not None or not observed.gateways:
+        changes["requests_per_second"] = traffic.requests_per_second
+        changes["first_token_milliseconds_p50"] = traffic.first_token_milliseconds
+    rollout = context.rollout
+    if resolved is not None and rollout is not None:
         cluster = spec.cluster
         changes |= {
-            "model": version if context.is_deployed else previous.model,
-            "pending_model": None if context.is_deployed else version,
-            "adapters": {name: version_status(found) for name, found in context.models.adapters.items()},
+            "model": rollout.model,
+            "pending_model": rollout.pending,
+            "rollout": rollout.status,
+            "rejected": rollout.rejected,
+            "retiring": list(rollout.retiring),
+            "claims": list(resolved.claims),
+            "adapters": {name: location_status(found) for name, found in context.models.adapters.items()},
             "url": resolved.url,
             "image": resolved.image,
             "default_image": previous.default_image if cluster.image else resolved.image,
@@ -183,10 +288,12 @@ def _status(
     return previous.model_copy(update=changes)
 
 
-def _scaled(ready: int, context: ServiceContext) -> str:
-    """Ready and existing replicas of a service whose number of replicas follows the load."""
-    existing = sum(pod.component == REPLICAS for pod in context.observed.pods)
-    return f"{ready}/{max(existing, context.service.spec.replicas.min)}"
+def _expected_pods(context: ServiceContext, resolved: ResolvedService | None) -> int:
+    """Number of pods with replicas that there should be; as many as exist, if it follows the load."""
+    expected = min_replicas(resolved) if resolved is not None else context.service.spec.replicas.min
+    if not context.service.spec.replicas.autoscales:
+        return expected
+    return max(sum(pod.component == REPLICAS for pod in context.observed.pods), expected)
 
 
 def _phase(context: ServiceContext, findings: dict[str, Finding]) -> str:
@@ -196,7 +303,9 @@ def _phase(context: ServiceContext, findings: dict[str, Finding]) -> str:
     if context.service.spec.suspend:
         return "Suspended" if findings["Suspended"].status == "True" else "Suspending"
     if findings["Ready"].status == "True":
-        return "Serving" if context.is_deployed else "Upgrading"
+        if not context.is_deployed:
+            return "Upgrading"
+        return "RolledBack" if context.rolled_back else "Serving"
     if findings["ModelAvailable"].status != "True":
         return "WaitingForModel"
     return "Deploying" if context.observed.ray_service is not None else "Provisioning"

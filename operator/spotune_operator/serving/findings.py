@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from spotune.service import ModelService
 from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
+from spotune_operator.children.serving.serve_config import APPLICATION
 from spotune_operator.kube.conditions import Finding, reference
 from spotune_operator.reconcile.kstatus import NEED_A_USER, stalled_findings
 from spotune_operator.serving.model_location import Models
-from spotune_operator.serving.state import ObservedService, RayServiceState
+from spotune_operator.serving.rollout import ROLLED_OUT, Rollout
+from spotune_operator.serving.state import ApplicationState, ObservedService, RayServiceState, last_line
 
 _NEED_A_USER = NEED_A_USER | {"DeployFailed", "ValidationFailed"}
 """Reasons that do not go away by waiting."""
@@ -24,12 +26,14 @@ class ServiceContext:
         models: Where its model is.
         observed: The state of the cluster.
         is_applied: Whether the RayService in the cluster has the desired spec.
+        rollout: The versions that run; None while the model is not available.
     """
 
     service: ModelService
     models: Models
     observed: ObservedService
     is_applied: bool
+    rollout: Rollout | None
 
     @property
     def ray(self) -> RayServiceState:
@@ -38,8 +42,21 @@ class ServiceContext:
 
     @property
     def is_deployed(self) -> bool:
-        """Whether the active cluster has the newest spec."""
-        return self.is_applied and self.ray.is_current and bool(self.ray.active_cluster) and not self.ray.is_upgrading
+        """Whether the active cluster has the newest spec, and serves the newest version."""
+        is_applied = self.is_applied and self.ray.is_current and (self.rollout is None or self.rollout.pending is None)
+        return is_applied and bool(self.ray.active_cluster) and not self.ray.is_upgrading
+
+    @property
+    def rolled_back(self) -> bool:
+        """Whether the version that the spec asks for was rolled back."""
+        finding = self.rollout.finding if self.rollout is not None else None
+        return finding is not None and finding.reason == "RolledBack"
+
+    @property
+    def application(self) -> ApplicationState:
+        """The state of the gateway and the served version; of a candidate, the condition ``RolledOut`` tells."""
+        served = [planned.version.application for planned in self.rollout.versions[:1]] if self.rollout else []
+        return self.ray.worst_of([APPLICATION, *served])
 
 
 def service_findings(context: ServiceContext) -> list[Finding]:
@@ -48,7 +65,8 @@ def service_findings(context: ServiceContext) -> list[Finding]:
     stalled = _stalled(context, replicas)
     ready = _ready(context, model, replicas, stalled)
     reconciling = _reconciling(context, model, replicas, ready, stalled)
-    return [ready, reconciling, stalled, _suspended(context), model, replicas]
+    rolled_out = context.rollout.finding if context.rollout is not None else None
+    return [ready, reconciling, stalled, _suspended(context), model, replicas, *([rolled_out] if rolled_out else [])]
 
 
 def stalled_service_findings(error: Exception, observed: ObservedService) -> list[Finding]:
@@ -100,6 +118,8 @@ def _reconciling(
         if finding.status != "True":
             return Finding("Reconciling", "True", finding.reason, finding.message)
     if not context.is_deployed:
+        if context.rollout is not None and context.rollout.status is not None:
+            return Finding("Reconciling", "True", "RollingOut", reference(ROLLED_OUT))
         return Finding("Reconciling", "True", "Upgrading", "the former version is served until the new one is ready")
     return Finding("Reconciling", "False", "Deployed")
 
@@ -119,26 +139,21 @@ def _replicas_ready(context: ServiceContext) -> Finding:
         return Finding("ReplicasReady", "False", "NotDeployed", "the Ray cluster is not created yet")
     if ray.invalid:
         return Finding("ReplicasReady", "False", "ValidationFailed", f"KubeRay refuses the RayService: {ray.invalid}")
-    if ray.application == "DEPLOY_FAILED":
-        return Finding("ReplicasReady", "False", "DeployFailed", _failure(ray.message))
+    application = context.application
+    if application.status == "DEPLOY_FAILED":
+        return Finding("ReplicasReady", "False", "DeployFailed", last_line(application.message))
     ready, minimum = observed.ready_pods(REPLICAS), context.service.spec.replicas.min
-    is_short = ready < minimum or ray.application != "RUNNING" or not observed.ready_pods(GATEWAY)
+    is_short = ready < minimum or application.status != "RUNNING" or not observed.ready_pods(GATEWAY)
     if is_short and observed.pod_problem is not None:
         return Finding("ReplicasReady", "False", observed.pod_problem.reason, observed.pod_problem.message)
     if ready < minimum:
         return Finding("ReplicasReady", "False", "WaitingForReplicas", f"{ready} of {minimum} replica pods are ready")
-    if ray.application != "RUNNING":
-        state = ray.application or "not deployed yet"
-        detail = f": {ray.message}" if ray.message else ""
+    if application.status != "RUNNING":
+        state = application.status or "not deployed yet"
+        detail = f": {application.message}" if application.message else ""
         return Finding("ReplicasReady", "False", "Deploying", f"the Ray Serve application is {state}{detail}")
     message = f"{ready} replica pods are ready" if ready else "scaled to zero: the next request starts a replica"
     return Finding("ReplicasReady", "True", "Ready", message)
-
-
-def _failure(message: str) -> str:
-    """The last line of a traceback: the error itself."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return lines[-1] if lines else "the Ray Serve application cannot be deployed: see the logs of the head pod"
 
 
 def _stalled(context: ServiceContext, replicas: Finding) -> Finding:
@@ -150,4 +165,7 @@ def _stalled(context: ServiceContext, replicas: Finding) -> Finding:
         return Finding("Stalled", "True", model.reason, model.message)
     if replicas.reason in _NEED_A_USER:
         return Finding("Stalled", "True", replicas.reason, replicas.message)
+    rolled_out = context.rollout.finding if context.rollout is not None else None
+    if rolled_out is not None and rolled_out.reason == "MetricMissing":
+        return Finding("Stalled", "True", rolled_out.reason, rolled_out.message)
     return Finding("Stalled", "False", "NothingToMend", "no action is needed")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
-from spotune.service import ClaimSource, ModelService, ModelServiceStatus, ServedVersionStatus
-from spotune_operator.children.serving.resolved_service import ModelLocation
+from spotune.service import ClaimSource, LocationStatus, ModelService, ModelServiceStatus, ServedVersionStatus
+from spotune_operator.children.serving.resolved_service import ModelLocation, application_name
 from spotune_operator.kube.conditions import Finding
 from spotune_operator.serving.state import ObservedService, TrainedModel
 
@@ -45,7 +45,7 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
     finding: Finding | None = None
     if spec.finetune_job:
         field_name = "spec.model.finetuneJob"
-        served = previous.pending_model or previous.model
+        served: LocationStatus | None = previous.pending_model or previous.model
         model, finding = _of_job(spec.finetune_job, observed, served, field_name)
     elif spec.claim is not None:
         model = claim_location(spec.claim)
@@ -67,14 +67,52 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
     return Models(model, finding, adapters)
 
 
-def version_status(location: ModelLocation) -> ServedVersionStatus:
-    """A location as in ``status.model``."""
+def location_status(location: ModelLocation) -> LocationStatus:
+    """A location as in the status."""
     place = location.source or f"{_CLAIM_SCHEME}{location.claim}/{location.path}"
-    return ServedVersionStatus(location=place, version=location.version)
+    return LocationStatus(location=place, version=location.version)
+
+
+def location_of(status: LocationStatus) -> ModelLocation:
+    """The location that a status describes."""
+    if not status.location.startswith(_CLAIM_SCHEME):
+        return ModelLocation(source=status.location, version=status.version)
+    claim, _, path = status.location.removeprefix(_CLAIM_SCHEME).partition("/")
+    return ModelLocation(claim=claim, path=path, version=status.version)
+
+
+def newest_version(
+    service: ModelService, models: Models, observed: ObservedService, previous: ModelServiceStatus
+) -> ServedVersionStatus | None:
+    """The version that the service should serve; None while it is not available.
+
+    A known version keeps its name and its scores, because its FinetuneJob may train on. The name is the version, with
+    the digest of the application if another version has that name, such as the same model with other adapters: gateways
+    tell versions apart by their names.
+    """
+    if models.model is None or not models.are_available:
+        return None
+    application = application_name(models.model, models.adapters)
+    retiring = [each.model_dump(exclude={"since", "weight"}) for each in previous.retiring]
+    known = [found for found in (previous.model, previous.pending_model) if found is not None]
+    known += [ServedVersionStatus.model_validate(each) for each in retiring]
+    for found in known:
+        if found.application == application:
+            return found
+    place, job = location_status(models.model), observed.jobs.get(service.spec.model.finetune_job)
+    is_taken = place.version in [found.name for found in known]
+    return ServedVersionStatus(
+        location=place.location,
+        version=place.version,
+        name=f"{place.version}-{application.rpartition('-')[2]}" if is_taken else place.version,
+        application=application,
+        adapters={name: location_status(found) for name, found in models.adapters.items()},
+        scores=dict(job.scores) if job is not None else {},
+    )
 
 
 def _of_job(
-    name: str, observed: ObservedService, served: ServedVersionStatus | None, field_name: str
+    name: str, observed: ObservedService, served: LocationStatus | None, field_name: str
 ) -> tuple[ModelLocation | None, Finding | None]:
     """The location of the model of a FinetuneJob, in the newest version or else in the served one; or why it has none.
 
@@ -110,14 +148,10 @@ def _job_directory(path: str) -> str:
     return PurePosixPath(path).parent.name
 
 
-def _served_before(served: ServedVersionStatus | None, job: str) -> ModelLocation | None:
+def _served_before(served: LocationStatus | None, job: str) -> ModelLocation | None:
     """The served location, if it is an export of this job."""
-    if served is None or not served.location.startswith(_CLAIM_SCHEME):
-        return None
-    claim, _, path = served.location.removeprefix(_CLAIM_SCHEME).partition("/")
-    if _job_directory(path).rpartition("-")[0] != job:
-        return None
-    return ModelLocation(claim=claim, path=path, version=served.version)
+    location = location_of(served) if served is not None else ModelLocation()
+    return location if location.claim and _job_directory(location.path).rpartition("-")[0] == job else None
 
 
 def claim_location(claim: ClaimSource) -> ModelLocation:

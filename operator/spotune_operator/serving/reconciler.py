@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,12 +19,14 @@ from spotune.job_file.yaml_file import Document
 from spotune.service import ModelServiceStatus
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import EVENTS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
+from spotune_operator.kube.client import EVENTS, PODS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
 from spotune_operator.kube.merge_patch import merge_patch
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
 from spotune_operator.serving.decide import ServiceDecision, decide_service, stalled_service
+from spotune_operator.serving.gateway_poller import GatewayPoller
+from spotune_operator.serving.rollout import traffic_window
 from spotune_operator.serving.scaling import Resize
 from spotune_operator.serving.state import ObservedService, ServiceKey, TrainedModel
 from spotune_operator.settings import Settings
@@ -38,6 +41,7 @@ class ServiceReconciler:
         kube: The API server.
         caches: Services, their children and pods.
         jobs: FinetuneJobs and nodes.
+        poller: Traffic of the gateways.
         settings: The operator's.
         clock: Returns Unix time.
     """
@@ -47,12 +51,14 @@ class ServiceReconciler:
         kube: Kube,
         caches: ServiceCaches,
         jobs: Caches,
+        poller: GatewayPoller,
         settings: Settings,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
         self._caches = caches
         self._jobs = jobs
+        self._poller = poller
         self._settings = settings
         self._clock = clock
         self._applier = ChildApplier(kube, caches.version_of)
@@ -71,9 +77,12 @@ class ServiceReconciler:
         if service is None or service.deleting:
             self._applier.forget(key)
             self._refused.pop(key, None)
+            self._poller.forget(key)
             return None
         previous = _status_of(service)
         observed = self._observe(service)
+        traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous))
+        observed = replace(observed, traffic=traffic)
         try:
             decision = decide_service(
                 parse_service(Document(content=service.body)),
@@ -97,16 +106,24 @@ class ServiceReconciler:
 
     def _observe(self, service: CachedService) -> ObservedService:
         jobs = {name: self._jobs.job((service.namespace, name)) for name in service.jobs}
+        pods = self._caches.pods(service.key)
         return ObservedService(
             provider_ids=self._jobs.provider_ids(),
             jobs={name: _trained_model(job) for name, job in jobs.items() if job is not None},
             children=self._caches.children(service),
             clusters=self._caches.clusters(service.key),
-            pods=self._caches.pods(service.key),
+            pods=pods,
+            nodes={pod.node: node for pod in pods if (node := self._jobs.node(pod.node)) is not None},
             refused=dict(self._refused.get(service.key, {})),
         )
 
     async def _execute(self, key: ServiceKey, decision: ServiceDecision, observed: ObservedService) -> None:
+        for pod in decision.give_notice:  # first, because the node has only seconds left
+            logger.warning("deleting pod %s: the cloud reclaims its node %s", pod.name, pod.node)
+            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid)
+        for pod in decision.force_delete:
+            logger.warning("force-deleting pod %s: its node %s is gone or not ready", pod.name, pod.node)
+            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
         refused: dict[str, str] = {}
         for manifest in decision.apply:  # in order: policies before pods
             if error := await self._apply(key, manifest, observed):
@@ -169,9 +186,11 @@ def _status_of(service: CachedService) -> ModelServiceStatus:
 
 def _trained_model(job: CachedJob) -> TrainedModel:
     status = job.status
+    loss = {"loss": status["evalLoss"]} if status.get("evalLoss") is not None else {}
     return TrainedModel(
         output=str(status.get("output") or ""),
         step=int(status.get("step") or 0),
         phase=job.phase,
         has_failed=job.phase == "Failed",
+        scores=loss | (status.get("evalScores") or {}),
     )

@@ -12,6 +12,21 @@ from spotune_operator.observe.pod_problems import PodProblem, pod_problem
 
 
 @dataclass(frozen=True)
+class ReplicaPod:
+    """A pod with a replica.
+
+    Attributes:
+        name: Its name.
+        cluster: Its RayCluster.
+        group: Its worker group.
+    """
+
+    name: str
+    cluster: str
+    group: str
+
+
+@dataclass(frozen=True)
 class WorkerGroup:
     """A worker group of a RayCluster.
 
@@ -20,12 +35,14 @@ class WorkerGroup:
         replicas: Its number of pods.
         min: The minimum for the autoscaler.
         max: The maximum for the autoscaler.
+        to_delete: Names of the pods that KubeRay has to delete.
     """
 
     name: str
     replicas: int
     min: int
     max: int
+    to_delete: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,7 @@ def ray_cluster_view(raw: Mapping[str, Any]) -> RayClusterView:
             replicas=group.get("replicas") or 0,
             min=group.get("minReplicas") or 0,
             max=group.get("maxReplicas") or 0,
+            to_delete=(group.get("scaleStrategy") or {}).get("workersToDelete") or (),
         )
         for group in (raw.get("spec") or {}).get("workerGroupSpecs") or ()
     ]
@@ -84,11 +102,19 @@ def ray_cluster_view(raw: Mapping[str, Any]) -> RayClusterView:
     )
 
 
-def cluster_resizes(resolved: ResolvedService, clusters: Sequence[RayClusterView]) -> list[Resize]:
+def cluster_resizes(
+    resolved: ResolvedService, clusters: Sequence[RayClusterView], removable: Sequence[ReplicaPod]
+) -> list[Resize]:
     """The changes that give all clusters of a service the numbers of pods of its spec.
 
-    While Ray's autoscaler runs, it sets ``replicas`` within the minimum and the maximum. A cluster with other groups
-    stays as it is: KubeRay replaces it.
+    While Ray's autoscaler runs, it sets ``replicas`` within the minimum and the maximum, and deletes idle pods. Without
+    it KubeRay would delete any pods of a group that shrinks, so this names them. A cluster with other groups stays as
+    it is: KubeRay replaces it.
+
+    Args:
+        resolved: The service.
+        clusters: Its clusters.
+        removable: Its pods with replicas, in the order in which they are to be deleted.
     """
     sizes = group_sizes(resolved)
     autoscales = resolved.service.spec.replicas.autoscales
@@ -96,24 +122,44 @@ def cluster_resizes(resolved: ResolvedService, clusters: Sequence[RayClusterView
     for cluster in clusters:
         if cluster.deleting or [group.name for group in cluster.groups] != [size.name for size in sizes]:
             continue
+        pods = [pod for pod in removable if pod.cluster == cluster.name]
         operations = [
             operation
             for number, (group, size) in enumerate(zip(cluster.groups, sizes, strict=True))
-            for operation in _operations(number, group, size, autoscales=autoscales)
+            for operation in _operations(
+                number, group, size, [pod.name for pod in pods if pod.group == group.name], autoscales=autoscales
+            )
         ]
         if operations:
             found.append(Resize(cluster, operations))
     return found
 
 
-def _operations(number: int, group: WorkerGroup, size: GroupSize, *, autoscales: bool) -> list[dict[str, Any]]:
+def _operations(
+    number: int, group: WorkerGroup, size: GroupSize, pods: Sequence[str], *, autoscales: bool
+) -> list[dict[str, Any]]:
     """The operations for one group; none if it has the right size."""
-    path = f"/spec/workerGroupSpecs/{number}"
-    desired = {"minReplicas": size.min, "maxReplicas": size.max}
-    current = {"minReplicas": group.min, "maxReplicas": group.max}
+    desired: dict[str, Any] = {"minReplicas": size.min, "maxReplicas": size.max}
+    current: dict[str, Any] = {"minReplicas": group.min, "maxReplicas": group.max}
     if not autoscales or size.min == size.max:
         desired, current = desired | {"replicas": size.min}, current | {"replicas": group.replicas}
+    to_delete, listed = _to_delete(group, size, pods) if not autoscales else ([], [])
+    if to_delete != listed:
+        desired |= {"scaleStrategy": {"workersToDelete": to_delete}}
     if desired == current:
         return []
+    path = f"/spec/workerGroupSpecs/{number}"
     guard = {"op": "test", "path": f"{path}/groupName", "value": group.name}
     return [guard, *({"op": "add", "path": f"{path}/{name}", "value": value} for name, value in desired.items())]
+
+
+def _to_delete(group: WorkerGroup, size: GroupSize, pods: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The pods that KubeRay has to delete, and those that the group lists now.
+
+    KubeRay never takes a name off the list, and deletes it again and again: names of deleted pods are removed.
+    """
+    listed = list(group.to_delete)
+    surplus = min(len(pods), group.replicas) - size.min
+    if surplus > 0:
+        return list(pods[:surplus]), listed
+    return [name for name in listed if name in pods], listed

@@ -6,20 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spotune_operator.children.serving.groups import GATEWAY
+from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
 from spotune_operator.children.serving.network import CLUSTER_LABEL
-from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION
+from spotune_operator.children.serving.ray_service import CLUSTER_ANNOTATION, SPEC_ANNOTATION
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
-from spotune_operator.children.serving.serve_config import APPLICATION
 from spotune_operator.kube.applier import ChildKey
 from spotune_operator.kube.digest import content_digest
+from spotune_operator.kube.timestamps import unix_time
+from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem, pod_problem
-from spotune_operator.serving.scaling import RayClusterView
+from spotune_operator.serving.gateway_stats import Traffic
+from spotune_operator.serving.scaling import RayClusterView, ReplicaPod
 
 ServiceKey = tuple[str, str]
 """Namespace and name of a ModelService."""
 
 _COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+_GROUP_LABEL: Final = "ray.io/group"
+_WORST_FIRST: Final = ("DEPLOY_FAILED", "", "NOT_STARTED", "DELETING", "UNHEALTHY", "DEPLOYING", "RUNNING")
+"""Ray Serve's states of an application."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,16 @@ class ServicePod:
         service: Name of the ModelService.
         component: ``head``, ``gateway`` or ``replicas``.
         cluster: Its RayCluster.
+        group: Its worker group.
+        created: RFC 3339 time of its creation.
+        address: Its IP address; empty before it has one.
         ready: Whether it is ready and not terminating. For a replica this means that Ray Serve runs on it; the model
             may still be loading.
         problem: Why it does not start; None if no problem is known.
+        uid: Its uid.
+        node: Its node; empty before it is scheduled.
+        deleting_since: Unix time of its deletion request; None without one.
+        grace_seconds: Its grace period after that request.
     """
 
     name: str
@@ -42,29 +54,49 @@ class ServicePod:
     service: str
     component: str
     cluster: str = ""
+    group: str = ""
+    created: str = ""
+    address: str = ""
     ready: bool = False
     problem: PodProblem | None = None
+    uid: str = ""
+    node: str = ""
+    deleting_since: float | None = None
+    grace_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ApplicationState:
+    """What Ray Serve reports about an application.
+
+    Attributes:
+        status: Empty before it is deployed, else ``NOT_STARTED``, ``DEPLOYING``, ``RUNNING``, ``UNHEALTHY``,
+            ``DEPLOY_FAILED`` or ``DELETING``.
+        message: The message about the application, or about its deployment that is not healthy.
+        is_complete: Whether all its deployments have all their replicas.
+    """
+
+    status: str = ""
+    message: str = ""
+    is_complete: bool = False
 
 
 @dataclass(frozen=True)
 class RayServiceState:
     """What KubeRay reports about a RayService.
 
-    During an upgrade there are two clusters: the active one gets the requests, and KubeRay reports the application of
+    During an upgrade there are two clusters: the active one gets the requests, and KubeRay reports the applications of
     the pending one alone.
 
     Attributes:
-        application: Status of the newest Ray Serve application: empty before it is deployed, else ``NOT_STARTED``,
-            ``DEPLOYING``, ``RUNNING``, ``UNHEALTHY``, ``DEPLOY_FAILED`` or ``DELETING``.
-        message: Ray Serve's message about that application, or about its deployment that is not healthy.
+        applications: Ray Serve's applications in the newest cluster, by name; empty while its head is not ready.
         is_current: Whether KubeRay has processed the newest spec of the RayService.
         active_cluster: Name of the RayCluster that gets the requests; empty before the first application runs.
         pending_cluster: Name of the RayCluster that will replace it; empty without an upgrade.
         invalid: Why KubeRay refuses the RayService; empty if it does not.
     """
 
-    application: str = ""
-    message: str = ""
+    applications: Mapping[str, ApplicationState] = field(default_factory=dict)
     is_current: bool = False
     active_cluster: str = ""
     pending_cluster: str = ""
@@ -74,6 +106,11 @@ class RayServiceState:
     def is_upgrading(self) -> bool:
         """Whether KubeRay brings up another cluster beside the active one."""
         return bool(self.active_cluster and self.pending_cluster)
+
+    def worst_of(self, names: Sequence[str]) -> ApplicationState:
+        """The state of the application that is furthest from running."""
+        states = [self.applications.get(name, ApplicationState()) for name in names]
+        return min(states, key=lambda state: _WORST_FIRST.index(state.status) if state.status in _WORST_FIRST else 0)
 
 
 @dataclass(frozen=True)
@@ -89,6 +126,7 @@ class ServiceChild:
         digest: Hash of everything that a user or the operator may write.
         owner: uid of the object that controls it; empty without one.
         spec_digest: The annotation with the hash of the spec that the operator applied last; empty without it.
+        cluster_digest: The annotation with the hash of that part of it whose change makes another cluster.
         deleting: Whether it is being deleted.
         ray: Of a RayService: what KubeRay reports.
     """
@@ -101,6 +139,7 @@ class ServiceChild:
     digest: str
     owner: str = ""
     spec_digest: str = ""
+    cluster_digest: str = ""
     deleting: bool = False
     ray: RayServiceState | None = None
 
@@ -114,12 +153,14 @@ class TrainedModel:
         step: ``status.step``.
         phase: ``status.phase``.
         has_failed: Whether the job has failed for good.
+        scores: Metrics of its last evaluation by name, the loss as ``loss``.
     """
 
     output: str
     step: int
     phase: str
     has_failed: bool = False
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,6 +173,8 @@ class ObservedService:
         children: The service's children by kind and name.
         clusters: The RayClusters that KubeRay created for it.
         pods: The service's pods.
+        traffic: What the gateways report about their requests.
+        nodes: The nodes of these pods, by name.
         refused: The API server's message for each kind of child that it rejected at the last apply.
     """
 
@@ -140,6 +183,8 @@ class ObservedService:
     children: Mapping[ChildKey, ServiceChild] = field(default_factory=dict)
     clusters: Sequence[RayClusterView] = ()
     pods: Sequence[ServicePod] = ()
+    traffic: Traffic = field(default_factory=Traffic)
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -160,6 +205,18 @@ class ObservedService:
         found = [pod.problem for pod in ranked] + [cluster.problem for cluster in self.clusters]
         return next((problem for problem in found if problem is not None), None)
 
+    @property
+    def gateways(self) -> list[str]:
+        """Addresses of the ready gateway pods of the active cluster."""
+        cluster = self.ray.active_cluster
+        return [pod.address for pod in self.pods if pod.ready and pod.component == GATEWAY and pod.cluster == cluster]
+
+    @property
+    def replica_pods(self) -> list[ReplicaPod]:
+        """The pods with replicas, the oldest first."""
+        pods = sorted(self.pods, key=lambda pod: (pod.created, pod.name))
+        return [ReplicaPod(pod.name, pod.cluster, pod.group) for pod in pods if pod.component == REPLICAS]
+
     def ready_pods(self, component: str) -> int:
         """Number of ready pods of a component in the active cluster."""
         cluster = self.ray.active_cluster
@@ -170,6 +227,8 @@ def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
     """The view of a ``v1.Pod`` of a service."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     labels = metadata.get("labels") or {}
+    deadline = unix_time(metadata.get("deletionTimestamp"))
+    grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
     ready = any(item["type"] == "Ready" and item["status"] == "True" for item in status.get("conditions") or ())
     return ServicePod(
         name=metadata["name"],
@@ -177,14 +236,22 @@ def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
         service=labels.get(SERVICE_LABEL, ""),
         component=labels.get(_COMPONENT_LABEL, ""),
         cluster=labels.get(CLUSTER_LABEL, ""),
+        group=labels.get(_GROUP_LABEL, ""),
+        created=metadata.get("creationTimestamp", ""),
+        address=status.get("podIP", ""),
         ready=ready and "deletionTimestamp" not in metadata,
         problem=pod_problem(raw) if "deletionTimestamp" not in metadata else None,
+        uid=metadata["uid"],
+        node=(raw.get("spec") or {}).get("nodeName", ""),
+        deleting_since=deadline - grace if deadline is not None else None,
+        grace_seconds=grace,
     )
 
 
 def service_child_view(raw: Mapping[str, Any], kind: str) -> ServiceChild:
     """The view of a child of any kind."""
     metadata = raw["metadata"]
+    annotations = metadata.get("annotations") or {}
     return ServiceChild(
         kind=kind,
         namespace=metadata["namespace"],
@@ -193,7 +260,8 @@ def service_child_view(raw: Mapping[str, Any], kind: str) -> ServiceChild:
         service=(metadata.get("labels") or {}).get(SERVICE_LABEL, ""),
         digest=content_digest(raw),
         owner=next((each["uid"] for each in metadata.get("ownerReferences") or () if each.get("controller")), ""),
-        spec_digest=(metadata.get("annotations") or {}).get(SPEC_ANNOTATION, ""),
+        spec_digest=annotations.get(SPEC_ANNOTATION, ""),
+        cluster_digest=annotations.get(CLUSTER_ANNOTATION, ""),
         deleting="deletionTimestamp" in metadata,
         ray=_ray_service_state(raw) if kind == "RayService" else None,
     )
@@ -203,10 +271,9 @@ def _ray_service_state(raw: Mapping[str, Any]) -> RayServiceState:
     status = raw.get("status") or {}
     active, pending = status.get("activeServiceStatus") or {}, status.get("pendingServiceStatus") or {}
     newest = pending if pending.get("rayClusterName") else active
-    application = (newest.get("applicationStatuses") or {}).get(APPLICATION) or {}
+    applications = newest.get("applicationStatuses") or {}
     return RayServiceState(
-        application=application.get("status", ""),
-        message=_message(application),
+        applications={name: _application_state(application or {}) for name, application in applications.items()},
         is_current=status.get("observedGeneration") == raw["metadata"].get("generation"),
         active_cluster=active.get("rayClusterName", ""),
         pending_cluster=pending.get("rayClusterName", ""),
@@ -219,8 +286,15 @@ def _is_invalid(condition: Mapping[str, Any]) -> bool:
     return condition["type"] == "Ready" and condition.get("reason") == "ValidationFailed"
 
 
-def _message(application: Mapping[str, Any]) -> str:
-    """The message of the first deployment that is not healthy; else the application's own."""
-    deployments = application.get("serveDeploymentStatuses") or {}
-    unhealthy = (each for each in deployments.values() if each.get("status") != "HEALTHY" and each.get("message"))
-    return str(next((each["message"] for each in unhealthy), application.get("message", "")))
+def _application_state(application: Mapping[str, Any]) -> ApplicationState:
+    """The state of an application, with the message of its first deployment that is not healthy, else its own."""
+    deployments = (application.get("serveDeploymentStatuses") or {}).values()
+    unhealthy = [each for each in deployments if each.get("status") != "HEALTHY"]
+    message = next((each["message"] for each in unhealthy if each.get("message")), application.get("message", ""))
+    return ApplicationState(application.get("status", ""), str(message), is_complete=not unhealthy)
+
+
+def last_line(message: str) -> str:
+    """The last line of a traceback: the error itself."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1] if lines else "the Ray Serve application cannot be deployed: see the logs of the head pod"

@@ -13,7 +13,7 @@ from spotune.errors import JobError, SpotuneError
 from spotune_serve.deployment.application_backend import REPLICA, ApplicationBackend
 from spotune_serve.deployment.arguments import version_configs
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig, Placement, VersionConfig
-from spotune_serve.deployment.hub import model_folder
+from spotune_serve.deployment.exports import load_version
 from spotune_serve.deployment.replica import Replica
 from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
@@ -79,10 +79,14 @@ class Gateway:
 
     def _source(self, config: VersionConfig) -> VersionSource:
         def load() -> ServedModel:
-            folder = model_folder(config.directory, weights=False)
-            return ServedModel.load(folder, self._versions.name, config.adapters)
+            return load_version(
+                config.directory,
+                config.step,
+                lambda folder: ServedModel.load(folder, self._versions.name, config.adapters),
+                weights=False,
+            )
 
-        identity = (config.application, config.directory, tuple(config.adapters.items()))
+        identity = (config.application, config.directory, config.step, tuple(config.adapters.items()))
         backend = ApplicationBackend(config.application, config.version, scales_to_zero=self._scales_to_zero)
         return VersionSource(config.version, config.weight, identity, load, backend)
 

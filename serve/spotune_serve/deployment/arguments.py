@@ -49,6 +49,8 @@ class _ModelLocation(Section):
     """Folder of the model in the pods of gateways and replicas, or hf://owner/name."""
     revision: str = ""
     """With hf://: branch, tag or commit. Empty: main."""
+    step: int | None = None
+    """With the export of a FinetuneJob: its step, so that a later export is not loaded in its place."""
     adapters: dict[str, str] = Field(default={})
     """Folders of LoRA adapters in the pods, by model id."""
 
@@ -130,6 +132,7 @@ def model_config(args: Mapping[str, Any]) -> ModelConfig:
     arguments = _validated(ModelArguments, args, "the arguments of the model's application are wrong")
     return ModelConfig(
         directory=arguments.model,
+        step=arguments.step,
         adapters=arguments.adapter_folders,
         gpus=arguments.gpus,
         drain_seconds=arguments.drain_seconds,
@@ -145,7 +148,7 @@ def version_configs(user_config: Mapping[str, Any]) -> list[VersionConfig]:
     """
     content = _validated(GatewayUserConfig, user_config, "the user_config of the gateway is wrong")
     return [
-        VersionConfig(each.application, each.model, each.adapter_folders, each.version, each.weight)
+        VersionConfig(each.application, each.model, each.adapter_folders, each.version, each.weight, each.step)
         for each in content.versions
     ]
 

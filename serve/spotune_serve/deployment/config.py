@@ -55,6 +55,7 @@ class ModelConfig:
             model on the Hugging Face Hub, which each process downloads.
         adapters: directories of LoRA adapters, by model id.
         replicas: number of replicas. On a cluster, an option of the deployment replaces it.
+        step: step of the export to load, if the folder is that of a FinetuneJob; None: whatever is there.
         gpus: GPUs per replica; a fraction shares a GPU.
         threads: PyTorch threads per replica; 0: one per processor of its container.
         engine: auto: vllm for causal models on a GPU where vLLM is installed, transformers for all others.
@@ -66,6 +67,7 @@ class ModelConfig:
     directory: Path | HubModel
     adapters: Mapping[str, Path] = field(default_factory=dict)
     replicas: int = 1
+    step: int | None = None
     gpus: float = 0.0
     threads: int = 0
     engine: Literal["auto", "transformers", "vllm"] = "auto"
@@ -84,6 +86,7 @@ class VersionConfig:
         adapters: directories of LoRA adapters, by model id.
         version: its name.
         weight: its part of the requests, relative to the weights of the others.
+        step: as in `ModelConfig`.
     """
 
     application: str
@@ -91,3 +94,4 @@ class VersionConfig:
     adapters: Mapping[str, Path]
     version: str
     weight: float
+    step: int | None = None

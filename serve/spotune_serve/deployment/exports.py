@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from spotune.errors import JobError
 from spotune.prompting.export_manifest import ExportManifest, previous_export
+from spotune_serve.deployment.hub import HubModel, model_folder
 
 Loaded = TypeVar("Loaded")
 
@@ -58,6 +59,25 @@ def load_export(directory: Path, step: int | None, load: Callable[[Path], Loaded
             continue  # it was renamed while it was read
         if export_folder(directory, step) == folder:
             return loaded
+
+
+def load_version(
+    model: Path | HubModel, step: int | None, load: Callable[[Path], Loaded], *, weights: bool = True
+) -> Loaded:
+    """Load one version of a model from its folder or from the Hub.
+
+    Args:
+        model: see `model_folder`.
+        step: with the folder of an export: its step; None: whatever is in the folder.
+        load: loads a folder.
+        weights: whether the weights of a model on the Hub are needed.
+
+    Raises:
+        SpotuneError: the version does not exist or cannot be loaded, see `export_folder` and `model_folder`.
+    """
+    if step is not None and isinstance(model, Path):
+        return load_export(model, step, load)
+    return load(model_folder(model, weights=weights))
 
 
 def _recorded_step(directory: Path) -> int | None:

@@ -157,6 +157,9 @@ class Engine(Protocol):
     def stats(self) -> EngineStats:
         """The current load."""
 
+    def check_health(self) -> None:
+        """Raise GenerationError or EngineLostError if the engine cannot generate any more."""
+
     async def close(self) -> None:
         """Abort all sequences and free the model."""
 

@@ -25,7 +25,8 @@ from spotune_serve.engine.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_MAX_BATCH_SIZE = 32
+DEFAULT_MAX_BATCH_SIZE = 256
+"""As vLLM. What limits memory is the size of the caches."""
 DEFAULT_MAX_CACHED_TOKENS = 65_536
 
 
@@ -37,6 +38,8 @@ class TransformersEngine:
         max_batch_size: maximum number of sequences that decode at once; others wait.
         max_cached_tokens: maximum size of the key/value caches in tokens, padding included.
         grammars: makes the grammars of answers with a JSON schema; None: such requests are refused.
+        check_weights: raises EngineLostError if the weights may have changed, because another process that owns their
+            memory has ended.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class TransformersEngine:
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_cached_tokens: int = DEFAULT_MAX_CACHED_TOKENS,
         grammars: Grammars | None = None,
+        check_weights: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._grammars = grammars
         self._max_sequence_length = min(model.max_positions or max_cached_tokens, max_cached_tokens)
         self._max_cached_tokens = max_cached_tokens
-        self._scheduler = Scheduler(model, max_batch_size, max_cached_tokens)
+        self._scheduler = Scheduler(model, max_batch_size, max_cached_tokens, check_weights)
+        self._check_weights = check_weights
         self._condition = threading.Condition()
         self._submitted: list[Sequence] = []
         self._stats = self._scheduler.stats()
@@ -73,6 +78,7 @@ class TransformersEngine:
             UnsupportedFormatError: the answer's JSON schema cannot be enforced.
             ValueError: the prompt is empty, or a token id is outside the vocabulary.
             GenerationError: the sequence could not be continued.
+            EngineLostError: the weights are lost.
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[TokenChunk | GenerationError] = asyncio.Queue()
@@ -111,11 +117,12 @@ class TransformersEngine:
             return EngineStats(self._stats.running, waiting, self._stats.cached_tokens)
 
     def check_health(self) -> None:
-        """Raise GenerationError if the engine cannot generate any more: closed, or its device has failed."""
+        """Raise GenerationError if the engine cannot generate any more: closed, or its device or weights are lost."""
         if self._closed or not self._thread.is_alive():
             raise GenerationError("the engine is closed" if self._closed else "the engine's thread has ended")
         if self._device_error:
             raise GenerationError(f"the device has failed: {self._device_error}")
+        self._check_weights()
 
     async def close(self) -> None:
         """Abort all sequences and free the model."""

@@ -16,7 +16,7 @@ ADAPTER = "{name: finance, finetuneJob: t5-finance}"
 REPLICAS = "  replicas: {min: 1, max: 3}\n"
 SECTIONS = (
     "model, adapters, replicas, gpus, capacity, onDemandBase, resources, priorityClassName, serviceAccountName, "
-    "podTemplate, gateway, apiKeysSecretRef, requestTimeout, ingress, cluster, suspend"
+    "podTemplate, gateway, apiKeysSecretRef, requestTimeout, rollout, ingress, cluster, suspend"
 )
 ID = "expected letters and digits, with . _ - : / between them, at most 128 characters"
 HUB = "expected hf://owner/name (for a folder use claim, for a trained job finetuneJob)"
@@ -28,6 +28,7 @@ HOST = "expected a DNS name such as models.example.com, without https:// and wit
 REDIS = "expected host:port such as redis.team.svc:6379, without redis:// before it"
 NAME = "use a-z, 0-9 and -, and start and end with a letter or digit"
 LONG = "at most 40 are allowed, because pod names are made from it"
+METRIC = "expected the name of a metric such as loss or exactMatch"
 DURATION = "expected a duration such as 30s, 5m, 1h30m or 500ms"
 
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
@@ -44,7 +45,7 @@ WRONG_FIELDS = [
         "unknown field",
         "max: 3",
         "most: 3",
-        ":9: spec.replicas.most: is not a field; spec.replicas has min, max, targetOngoingRequests",
+        ":9: spec.replicas.most: is not a field; spec.replicas has min, max, targetOngoingRequests, scaleDownDelay",
     ),
     (
         "field of another section",
@@ -114,6 +115,24 @@ WRONG_VALUES = [
     ("timeout without a unit", REPLICAS, "  requestTimeout: 600\n", f":9: spec.requestTimeout: {DURATION}, not 600"),
     ("no time at all", REPLICAS, "  requestTimeout: 0s\n", ":9: spec.requestTimeout: must be longer than 0s"),
     (
+        "no steps",
+        REPLICAS,
+        "  rollout: {steps: []}\n",
+        ":9: spec.rollout.steps: expected a list of at least 1, not an empty list",
+    ),
+    (
+        "step above all requests",
+        REPLICAS,
+        "  rollout: {steps: [10, 101]}\n",
+        ":9: spec.rollout.steps[1]: expected at most 100, not 101",
+    ),
+    (
+        "metric with a space",
+        REPLICAS,
+        "  rollout: {promoteIf: {metric: exact match}}\n",
+        f':9: spec.rollout.promoteIf.metric: {METRIC}, not "exact match"',
+    ),
+    (
         "host with a scheme",
         REPLICAS,
         "  ingress: {host: 'https://a.b'}\n",
@@ -180,6 +199,30 @@ WRONG_COMBINATIONS = [
         REPLICAS,
         "  capacity: mixed\n  onDemandBase: 2\n",
         ":10: spec.onDemandBase: 2 is more than replicas.max, 1",
+    ),
+    (
+        "steps that go back",
+        REPLICAS,
+        "  rollout: {steps: [50, 10, 100]}\n",
+        ":9: spec.rollout.steps: must be ascending, such as [10, 50, 100]",
+    ),
+    (
+        "step twice",
+        REPLICAS,
+        "  rollout: {steps: [50, 50, 100]}\n",
+        ":9: spec.rollout.steps: must be ascending, such as [10, 50, 100]",
+    ),
+    (
+        "rollout that never ends",
+        REPLICAS,
+        "  rollout: {steps: [10, 50]}\n",
+        ":9: spec.rollout.steps: must end with 100: the last step promotes the new version",
+    ),
+    (
+        "metric without a job",
+        f"{MODEL}\n",
+        "{claim: {name: a, path: b}}\n  rollout: {promoteIf: {metric: loss}}\n",
+        ":6: spec.rollout.promoteIf.metric: is only used with model.finetuneJob, which evaluates the model",
     ),
     (
         "password of no Redis",

@@ -25,7 +25,7 @@ spec:
   model:      {name: "team/answers:v1", source: "hf://meta-llama/Llama-3.1-8B", revision: v1, finetuneJob: "",
                tokenSecretRef: {name: hf, key: token}}
   adapters:   [{name: sql, finetuneJob: sql}, {name: chat, claim: {name: exports, path: team/chat}}]
-  replicas:   {min: 1, max: 4, targetOngoingRequests: 16}
+  replicas:   {min: 1, max: 4, targetOngoingRequests: 16, scaleDownDelay: 10m}
   gpus: 1
   capacity: mixed
   onDemandBase: 2
@@ -36,6 +36,8 @@ spec:
   gateway:    {replicas: 2, resources: {requests: {cpu: 1}, limits: {memory: 2Gi}}, podTemplate: {}}
   apiKeysSecretRef: {name: keys, key: keys.txt}
   requestTimeout: 5m
+  rollout:    {steps: [10, 50, 100], pause: 10m,
+               promoteIf: {metric: "", notWorseBy: 0.1, maxErrorRate: 0.02, minRequests: 50}}
   ingress:    {host: models.example.com, className: nginx, tlsSecretName: models-tls,
                annotations: {cert-manager.io/cluster-issuer: letsencrypt}}
   cluster:    {provider: auto, image: "", rayVersion: "", redisAddress: "redis.team.svc:6379",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import yaml
+
 from spotune.custom_resource import Condition
 from spotune.service import ModelService, ModelServiceStatus
-from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION
+from spotune_operator.children.serving.ray_service import CLUSTER_ANNOTATION, SPEC_ANNOTATION
+from spotune_operator.children.serving.serve_config import APPLICATION
 from spotune_operator.kube.conditions import find
 from spotune_operator.serving.decide import ServiceDecision, decide_service
+from spotune_operator.serving.gateway_stats import GatewayStats, Traffic, VersionCounters, VersionStats
 from spotune_operator.serving.state import (
+    ApplicationState,
     ObservedService,
     RayServiceState,
     ServiceChild,
@@ -67,16 +73,48 @@ class Scenario:
         self.service = a_service(**spec)
         self.generation += 1
 
-    def job(self, output: str = "", step: int = 0, phase: str = "Training", *, has_failed: bool = False) -> None:
+    def job(
+        self,
+        output: str = "",
+        step: int = 0,
+        phase: str = "Training",
+        *,
+        has_failed: bool = False,
+        scores: Mapping[str, float] | None = None,
+    ) -> None:
         """Set the state of the FinetuneJob `sql`."""
-        self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed)})
+        self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed, scores or {})})
 
-    def ray_service(self, application: str = "RUNNING", message: str = "", active: str = ACTIVE, **state: Any) -> None:
-        """Add a RayService in this state, with the spec that was applied last."""
+    def applications(self) -> dict[str, Any]:
+        """The applications of Ray Serve that the next decision asks for, by name."""
         applied = [manifest for manifest in self.decide().apply if manifest["kind"] == "RayService"]
-        spec = applied[0]["metadata"]["annotations"][SPEC_ANNOTATION] if applied else ""
-        child = ServiceChild("RayService", "team", "spotunems-answers", "uid-r", "answers", "1", spec_digest=spec)
-        ray = RayServiceState(application, message, is_current=True, active_cluster=active, **state)
+        content = yaml.safe_load(applied[0]["spec"]["serveConfigV2"]) if applied else {"applications": []}
+        return {application["name"]: application for application in content["applications"]}
+
+    def weights(self) -> dict[str, int]:
+        """Percent of the requests by the version's name, as the next decision gives it to the gateway."""
+        (gateway,) = self.applications()[APPLICATION]["deployments"]
+        return {version["version"]: version["weight"] for version in gateway["user_config"]["versions"]}
+
+    def ray_service(
+        self,
+        application: str = "RUNNING",
+        message: str = "",
+        active: str = ACTIVE,
+        failed: Mapping[str, ApplicationState] | None = None,
+        **state: Any,
+    ) -> None:
+        """Add a RayService in this state, with the spec that was applied last; `failed` are states of applications."""
+        applied = [manifest for manifest in self.decide().apply if manifest["kind"] == "RayService"]
+        annotations = applied[0]["metadata"]["annotations"] if applied else {}
+        child = ServiceChild(
+            *("RayService", "team", "spotunems-answers", "uid-r", "answers", "1"),
+            spec_digest=annotations.get(SPEC_ANNOTATION, ""),
+            cluster_digest=annotations.get(CLUSTER_ANNOTATION, ""),
+        )
+        found = ApplicationState(application, message, is_complete=application == "RUNNING")
+        applications = dict.fromkeys(self.applications(), found) | dict(failed or {})
+        ray = RayServiceState(applications, is_current=True, active_cluster=active, **state)
         self.observe(children={("RayService", child.name): replace(child, ray=ray)})
 
     def pods(self, cluster: str = ACTIVE, **ready: int) -> None:
@@ -93,9 +131,24 @@ class Scenario:
             ]
         )
 
-    def serves(self) -> None:
+    def traffic(self, seconds: float = 5.0, **versions: VersionStats) -> None:
+        """Let the gateway report these versions after a time; others have the weight that was decided, and no request.
+
+        Args:
+            seconds: Seconds since the last decision.
+            versions: By the end of the version's name: its newest counters, as those since its weight changed.
+        """
+        weights = self.weights()
+        self.now += seconds
+        given = {f"sql-0123abcd-{name.replace('_', '-')}": stats for name, stats in versions.items()}
+        reported = {name: VersionStats(weight, "", 0, VersionCounters()) for name, weight in weights.items()}
+        reported |= given
+        since = {name: stats.counters for name, stats in reported.items()}
+        self.observe(traffic=Traffic([GatewayStats("a", reported)], self.now, error="", since_change=since))
+
+    def serves(self, **scores: float) -> None:
         """Train the model, and let everything run."""
-        self.job(OUTPUT, 120, "Complete")
+        self.job(OUTPUT, 120, "Complete", scores=scores)
         self.ray_service()
         self.pods(head=1, gateway=1, replicas=1)
         self.decide()

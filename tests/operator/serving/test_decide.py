@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from spotune_operator.errors import ProviderError
+from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.serving.decide import stalled_service
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
 from spotune_operator.serving.state import ServiceChild, ServicePod, TrainedModel
-from tests.operator.serving.scenario import ACTIVE, OUTPUT, PENDING, Scenario, a_service, kinds
+from tests.operator.serving.scenario import ACTIVE, OUTPUT, PENDING, SETTINGS, Scenario, a_service, kinds
 
 
 def test_nothing_is_applied_before_the_model_is_trained() -> None:
@@ -46,7 +47,7 @@ def test_a_trained_model_is_served_from_the_volume_of_its_job() -> None:
     scenario.job(OUTPUT, 120, "Complete")
     decision = scenario.decide()
     (ray_service,) = [manifest for manifest in decision.apply if manifest["kind"] == "RayService"]
-    (application,) = yaml.safe_load(ray_service["spec"]["serveConfigV2"])["applications"]
+    _, application = yaml.safe_load(ray_service["spec"]["serveConfigV2"])["applications"]
     assert application["args"]["directory"] == "/models/spotune-sql/team/sql-0123abcd/export"
     assert "spotune-sql" in json.dumps(ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"])
     assert scenario.status.model is None
@@ -85,12 +86,36 @@ def test_a_lost_replica_leaves_the_endpoint_ready() -> None:
     assert scenario.condition("Reconciling").status == "True"
 
 
+def test_a_pod_on_a_dead_node_is_checked_until_its_grace_period_is_over() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    lost = replace(scenario.observed.pods[0], node="n1", deleting_since=scenario.now, grace_seconds=30)
+    scenario.observe(pods=[lost, *scenario.observed.pods[1:]], nodes={"n1": NodeView("n1", ready=False)})
+    waiting = scenario.decide()
+    assert not waiting.force_delete
+    assert waiting.requeue_after is not None
+    scenario.now += 60
+    assert scenario.decide().force_delete == [lost]
+    scenario.observe(nodes={"n1": NodeView("n1")})
+    assert not scenario.decide().force_delete, "its kubelet runs and confirms the end"
+
+
+def test_replicas_get_a_notice_when_the_cloud_reclaims_their_node() -> None:
+    scenario = Scenario(settings=replace(SETTINGS, heed_preemption=True))
+    scenario.serves()
+    pods = [replace(pod, node="n1") for pod in scenario.observed.pods]
+    scenario.observe(pods=pods, nodes={"n1": NodeView("n1", reclaimed=True)})
+    assert [pod.component for pod in scenario.decide().give_notice] == ["replicas"]
+    scenario.settings = SETTINGS
+    assert not scenario.decide().give_notice
+
+
 def test_the_former_version_is_served_until_the_new_one_is_ready() -> None:
     scenario = Scenario()
     scenario.serves()
     scenario.job(OUTPUT, 240, "Complete")
     scenario.decide()
-    assert scenario.condition("Reconciling").reason == "Upgrading"  # before KubeRay has seen the new spec
+    assert scenario.condition("Reconciling").reason == "RollingOut"
     scenario.ray_service("DEPLOYING", pending_cluster=PENDING)
     scenario.pods(PENDING, head=1, gateway=1, replicas=1)
     scenario.decide()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.serving.scaling import WorkerGroup, ray_cluster_view
-from spotune_operator.serving.state import RayServiceState, service_child_view, service_pod_view
+from spotune_operator.serving.state import ApplicationState, RayServiceState, service_child_view, service_pod_view
 
 LABELS = {"spotune.dev/service": "answers"}
 RUNNING = {
@@ -32,13 +33,14 @@ def state(generation: int = 1, **status: Any) -> RayServiceState:
 def test_first_cluster_is_pending() -> None:
     found = state(observedGeneration=1, pendingServiceStatus={"rayClusterName": "a"}, activeServiceStatus={})
     assert (found.active_cluster, found.pending_cluster, found.is_upgrading) == ("", "a", False)
-    assert found.application == ""
+    assert found.applications == {}
 
 
 def test_active_cluster_has_the_application() -> None:
     active = {"rayClusterName": "a", "applicationStatuses": RUNNING}
     found = state(observedGeneration=1, activeServiceStatus=active, pendingServiceStatus={})
-    assert (found.application, found.active_cluster, found.is_current) == ("RUNNING", "a", True)
+    assert found.applications == {"spotune": ApplicationState("RUNNING", is_complete=True)}
+    assert (found.active_cluster, found.is_current) == ("a", True)
 
 
 def test_upgrade_has_the_application_of_the_pending_cluster() -> None:
@@ -46,7 +48,7 @@ def test_upgrade_has_the_application_of_the_pending_cluster() -> None:
     pending = {"rayClusterName": "b", "applicationStatuses": deploying}
     found = state(activeServiceStatus={"rayClusterName": "a"}, pendingServiceStatus=pending)
     assert found.is_upgrading
-    assert (found.application, found.message) == ("DEPLOYING", "starting")
+    assert found.applications["spotune"] == ApplicationState("DEPLOYING", "starting", is_complete=True)
 
 
 def test_message_is_that_of_the_unhealthy_deployment() -> None:
@@ -56,7 +58,7 @@ def test_message_is_that_of_the_unhealthy_deployment() -> None:
     }
     failed = {"spotune": {"status": "DEPLOY_FAILED", "message": "failed", "serveDeploymentStatuses": deployments}}
     found = state(pendingServiceStatus={"rayClusterName": "a", "applicationStatuses": failed})
-    assert (found.application, found.message) == ("DEPLOY_FAILED", "no config.json")
+    assert found.applications["spotune"] == ApplicationState("DEPLOY_FAILED", "no config.json")
 
 
 def test_spec_that_kuberay_has_not_processed_is_not_current() -> None:
@@ -70,12 +72,15 @@ def test_refused_spec_has_the_message_of_kuberay() -> None:
 
 def test_pod_belongs_to_a_component_and_a_cluster() -> None:
     labels = {**LABELS, "app.kubernetes.io/component": "gateway", "ray.io/cluster": "a"}
-    metadata = {"name": "pod", "namespace": "team", "labels": labels}
+    metadata = {"name": "pod", "namespace": "team", "uid": "p", "labels": labels}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     pod = service_pod_view({"metadata": metadata, "status": ready})
     assert (pod.service, pod.component, pod.cluster, pod.ready) == ("answers", "gateway", "a", True)
-    deleted = service_pod_view({"metadata": {**metadata, "deletionTimestamp": "now"}, "status": ready})
+    deletion = {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
+    deleted = service_pod_view({"metadata": metadata | deletion, "spec": {"nodeName": "n1"}, "status": ready})
     assert not deleted.ready
+    assert deleted.node == "n1"
+    assert deleted.deleting_since == unix_time("2026-01-01T00:00:00Z")
 
 
 def test_cluster_has_its_groups_and_why_pods_cannot_be_created() -> None:

@@ -6,7 +6,12 @@ import yaml
 
 from spotune.service import ModelService
 from spotune_operator.children.serving import build_service_children
-from spotune_operator.children.serving.resolved_service import ModelLocation, ResolvedService, resolve_service
+from spotune_operator.children.serving.resolved_service import (
+    ModelLocation,
+    ResolvedService,
+    only_version,
+    resolve_service,
+)
 from spotune_operator.providers import NONE, Provider
 
 TRAINED = ModelLocation(claim="spotune-job", path="team/job-01234567/export", version="job-01234567-step-9")
@@ -36,7 +41,8 @@ def resolved_service_of(
     if location.source:
         spec = {"model": {"source": location.source}} | spec
     service = a_service(name, **spec)
-    return resolve_service(service, provider, model=location, adapters=adapters or {}, **(options or {}))
+    version = only_version(service, location, adapters or {})
+    return resolve_service(service, provider, versions=[version], **(options or {}))
 
 
 def child(resolved: ResolvedService, kind: str, name: str = "") -> dict[str, Any]:
@@ -78,7 +84,12 @@ def serve_content(resolved: ResolvedService) -> dict[str, Any]:
     return content
 
 
-def application(resolved: ResolvedService) -> dict[str, Any]:
-    """The only application of serveConfigV2."""
-    (found,) = serve_content(resolved)["applications"]
+def gateway_application(resolved: ResolvedService) -> dict[str, Any]:
+    """The application of the gateway in serveConfigV2."""
+    return dict(serve_content(resolved)["applications"][0])
+
+
+def model_application(resolved: ResolvedService) -> dict[str, Any]:
+    """The only application of a version in serveConfigV2."""
+    _, found = serve_content(resolved)["applications"]
     return dict(found)

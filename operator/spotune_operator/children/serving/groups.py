@@ -1,10 +1,11 @@
 """The worker groups of a service's Ray cluster, and how many pods each has."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from spotune.service import ModelServiceSpec
+from spotune.service import ReplicasSpec
 from spotune_operator.children.serving.resolved_service import ResolvedService
 from spotune_operator.providers import Capacity
 
@@ -39,17 +40,31 @@ def group_sizes(resolved: ResolvedService) -> list[GroupSize]:
     service without a new cluster, patch these numbers into its RayCluster, too: ``minReplicas``, ``maxReplicas`` and,
     if Ray's autoscaler does not set it, ``replicas``.
     """
-    spec = resolved.service.spec
-    gateways = spec.gateway.replicas
-    return [GroupSize(GATEWAY, "on-demand", gateways, gateways), *_replicas(spec)]
+    gateways = resolved.service.spec.gateway.replicas
+    return [GroupSize(GATEWAY, "on-demand", gateways, gateways), *_replicas(resolved)]
 
 
-def _replicas(spec: ModelServiceSpec) -> Iterator[GroupSize]:
+def replicas_at(replicas: ReplicasSpec, percent: int) -> ReplicasSpec:
+    """The replicas of a version that gets this percentage of the requests; one at least, unless it scales to zero."""
+    share = {
+        "min": math.ceil(replicas.min * percent / 100),
+        "max": max(math.ceil(replicas.max * percent / 100), 1),
+    }
+    return replicas.model_copy(update=share)
+
+
+def min_replicas(resolved: ResolvedService) -> int:
+    """Minimum number of replica pods: each version has its own."""
+    return sum(version.replicas.min for version in resolved.versions)
+
+
+def _replicas(resolved: ResolvedService) -> Iterator[GroupSize]:
     """The groups with replicas. With mixed capacity both groups always exist, so scaling never changes their number."""
-    replicas = spec.replicas
+    spec, minimum = resolved.service.spec, min_replicas(resolved)
+    maximum = sum(version.replicas.max for version in resolved.versions)
     if spec.capacity != "mixed":
-        yield GroupSize(spec.capacity, spec.capacity, replicas.min, replicas.max)
+        yield GroupSize(spec.capacity, spec.capacity, minimum, maximum)
         return
     base = spec.on_demand_base
-    yield GroupSize("on-demand", "on-demand", min(base, replicas.min), base)
-    yield GroupSize("spot", "spot", max(replicas.min - base, 0), replicas.max - base)
+    yield GroupSize("on-demand", "on-demand", min(base, minimum), base)
+    yield GroupSize("spot", "spot", max(minimum - base, 0), maximum - base)

@@ -1,8 +1,9 @@
 """The RayService: a Ray cluster of head, gateway and replicas with the application on it; for KubeRay 1.5.1 or newer.
 
-A change of a pod template, of the model or of an argument makes KubeRay start another cluster beside the serving one,
-switch to it when the application runs there, and delete the old one. A change of the numbers of pods does not
-(``group_sizes``).
+A change of a pod template, and with it of the gateway's arguments or the mounted claims, makes KubeRay start another
+cluster beside the serving one, switch to it when all applications run there, and delete the old one. A change of the
+numbers of pods does not (``group_sizes``), and one of ``serveConfigV2`` alone goes to the running cluster: KubeRay does
+not replace it when an application there fails (``shouldPrepareNewCluster`` compares the specs of the clusters alone).
 """
 
 import json
@@ -23,6 +24,8 @@ REPLICA_RESOURCE: Final = "spotune_replica"
 """Ray resources of which each pod has one: ``spotune_serve`` starts one gateway or replica for each."""
 SPEC_ANNOTATION: Final = "spotune.dev/spec"
 """Annotation of the RayService with a hash of its spec: it shows whether the newest spec was applied."""
+CLUSTER_ANNOTATION: Final = "spotune.dev/cluster"
+"""Annotation of the RayService with the ``cluster_digest``."""
 _MIN_DELETION_DELAY_SECONDS: Final = 60
 """Time for the operator to direct the Service to the new cluster; KubeRay's own default."""
 
@@ -35,7 +38,7 @@ def ray_service(resolved: ResolvedService) -> dict[str, Any]:
     Raises:
         StalledError: A pod template or the resources are invalid.
     """
-    spec = {
+    spec: dict[str, Any] = {
         "serveConfigV2": serve_config(resolved),
         "upgradeStrategy": {"type": "NewCluster"},
         "rayClusterDeletionDelaySeconds": max(_MIN_DELETION_DELAY_SECONDS, resolved.request_timeout_seconds),
@@ -43,8 +46,26 @@ def ray_service(resolved: ResolvedService) -> dict[str, Any]:
         "rayClusterConfig": _cluster(resolved),
     }
     manifest = resolved.owner.child("ray.io/v1", "RayService", "cluster")
-    manifest["metadata"]["annotations"] = {SPEC_ANNOTATION: digest(spec)}
+    annotations = {SPEC_ANNOTATION: digest(spec), CLUSTER_ANNOTATION: _digest_without_sizes(spec["rayClusterConfig"])}
+    manifest["metadata"]["annotations"] = annotations
     return manifest | {"spec": spec}
+
+
+def cluster_digest(resolved: ResolvedService) -> str:
+    """Changes when KubeRay will start another cluster.
+
+    Raises:
+        StalledError: A pod template or the resources are invalid.
+    """
+    return _digest_without_sizes(_cluster(resolved))
+
+
+def _digest_without_sizes(cluster: dict[str, Any]) -> str:
+    sizes = ("replicas", "minReplicas", "maxReplicas")
+    groups = [
+        {name: value for name, value in group.items() if name not in sizes} for group in cluster["workerGroupSpecs"]
+    ]
+    return digest(cluster | {"workerGroupSpecs": groups})
 
 
 def _cluster(resolved: ResolvedService) -> dict[str, Any]:

@@ -2,18 +2,22 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Final
 
-from spotune.service import SERVICE_KIND, ModelService
+from spotune.service import SERVICE_KIND, ModelService, ReplicasSpec
 from spotune_operator.children.owner import Owner
 from spotune_operator.children.resolved_job import RAY_VERSION
+from spotune_operator.kube.digest import digest
 from spotune_operator.providers import Capacity, Provider
 from spotune_operator.settings import OPERATOR_NAMESPACE
+
+_STEP: Final = re.compile(r".+-step-(\d+)")
 
 SERVICE_LABEL: Final = "spotune.dev/service"
 """Label of all objects of a service; its value is the name of the service."""
@@ -41,7 +45,7 @@ class ModelLocation:
         claim: Name of the PersistentVolumeClaim; empty with ``source``.
         path: Folder on its volume, relative to the root.
         source: ``hf://owner/name``; empty with ``claim``.
-        version: Identifies the weights: when it changes, the service is deployed anew.
+        version: Identifies the weights: when it changes, the new version is rolled out.
     """
 
     claim: str = ""
@@ -50,9 +54,47 @@ class ModelLocation:
     version: str = ""
 
     @property
+    def step(self) -> int | None:
+        """The step of a FinetuneJob's export, which its version ends with; None for other models."""
+        match = _STEP.fullmatch(self.version) if self.version != self.path else None
+        return int(match[1]) if match and self.claim else None
+
+    @property
     def directory(self) -> str:
         """The folder in the pods, or the source."""
         return self.source or str(MODELS / self.claim / self.path.strip("/"))
+
+
+@dataclass(frozen=True)
+class DeployedVersion:
+    """A version of the model with its adapters, as one Ray Serve application.
+
+    Attributes:
+        application: Name of the application.
+        name: Name of the version in ``/stats`` and in the header ``x-spotune-version``.
+        model: Where the model is.
+        adapters: Where its adapters are, by model id.
+        weight: Percent of the requests that it gets; None: it only finishes the requests that it has.
+        replicas: Number of its replicas.
+    """
+
+    application: str
+    name: str
+    model: ModelLocation
+    adapters: Mapping[str, ModelLocation]
+    weight: int | None
+    replicas: ReplicasSpec
+
+    @property
+    def claims(self) -> set[str]:
+        """Names of the claims with model and adapters."""
+        return {location.claim for location in (self.model, *self.adapters.values()) if location.claim}
+
+
+def application_name(model: ModelLocation, adapters: Mapping[str, ModelLocation]) -> str:
+    """Name of the Ray Serve application of a version: ``model-`` and a digest of everything that identifies it."""
+    located = {name: [location.directory, location.version] for name, location in adapters.items()}
+    return f"model-{digest([model.directory, model.version, located])[:_DIGEST_CHARACTERS]}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +104,8 @@ class ResolvedService:
     Attributes:
         service: The service.
         provider: Provider of the nodes.
-        model: Where its model is.
-        adapters: Where its adapters are, by model id.
+        versions: The versions of its model that run, the served one first.
+        claims: Names of the claims that the pods mount, in alphabetical order.
         image: Image of all containers.
         ray_version: Version of Ray in that image.
         uid: ``metadata.uid`` of the ModelService; empty outside a cluster: the children then have no owner.
@@ -74,10 +116,10 @@ class ResolvedService:
 
     service: ModelService
     provider: Provider
-    model: ModelLocation
+    versions: Sequence[DeployedVersion]
+    claims: Sequence[str]
     image: str
     ray_version: str
-    adapters: Mapping[str, ModelLocation] = field(default_factory=dict)
     uid: str = ""
     operator_namespace: str = OPERATOR_NAMESPACE
     monitoring_namespace: str = ""
@@ -103,16 +145,6 @@ class ResolvedService:
         return f"http://{self.name}.{self.service.metadata.namespace}.svc"
 
     @property
-    def claims(self) -> tuple[str, ...]:
-        """Names of the claims with model and adapters, in alphabetical order."""
-        return tuple(sorted({location.claim for location in self._locations if location.claim}))
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """Versions of model and adapters."""
-        return tuple(location.version for location in self._locations)
-
-    @property
     def capacities(self) -> tuple[Capacity, ...]:
         """The capacity type of each group of replicas."""
         capacity = self.service.spec.capacity
@@ -123,9 +155,11 @@ class ResolvedService:
         """Maximum duration of a request, in whole seconds."""
         return math.ceil(self.service.spec.request_timeout.seconds)
 
-    @property
-    def _locations(self) -> tuple[ModelLocation, ...]:
-        return (self.model, *(self.adapters[name] for name in sorted(self.adapters)))
+
+def only_version(service: ModelService, model: ModelLocation, adapters: Mapping[str, ModelLocation]) -> DeployedVersion:
+    """The version of a service that has no other: it gets all requests."""
+    application = application_name(model, adapters)
+    return DeployedVersion(application, model.version, model, adapters, 100, service.spec.replicas)
 
 
 def child_name(service: str) -> str:
@@ -144,8 +178,8 @@ def resolve_service(
     service: ModelService,
     provider: Provider,
     *,
-    model: ModelLocation,
-    adapters: Mapping[str, ModelLocation],
+    versions: Sequence[DeployedVersion],
+    claims: Sequence[str] | None = None,
     image: str = "",
     ray_version: str = "",
     uid: str = "",
@@ -158,8 +192,8 @@ def resolve_service(
     Args:
         service: The service.
         provider: Provider of the nodes.
-        model: Where its model is.
-        adapters: Where its adapters are, by model id.
+        versions: The versions of its model that run, the served one first.
+        claims: Names of the claims that the pods mount; None: those that the versions need.
         image: Default image; empty: this version's.
         ray_version: Version of Ray in that image; empty: this version's.
         uid: ``metadata.uid`` of the ModelService.
@@ -169,11 +203,12 @@ def resolve_service(
             clusters: clients must not connect to the gateway of the one whose replicas are still starting.
     """
     cluster = service.spec.cluster
+    needed = {claim for version in versions for claim in version.claims}
     return ResolvedService(
         service=service,
         provider=provider,
-        model=model,
-        adapters=adapters,
+        versions=versions,
+        claims=sorted(needed if claims is None else claims),
         image=cluster.image or image or default_serve_image(),
         ray_version=cluster.ray_version or ray_version or RAY_VERSION,
         uid=uid,

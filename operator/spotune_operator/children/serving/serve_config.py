@@ -1,9 +1,13 @@
 """The configuration of Ray Serve: ``serveConfigV2`` of the RayService, with the arguments of ``spotune_serve``.
 
-Ray Serve restarts all processes of an application at once when an argument changes, and applies the options of
-deployments in place. So the numbers of gateways and replicas are options, and no arguments.
+The gateway is one application, and every version of the model is another: versions come and go while the gateway keeps
+the clients' connections. Ray Serve restarts all processes of an application at once when an argument changes, and
+applies the options of deployments in place. So the numbers of gateways and replicas, and the versions with their
+weights, are options. Arguments never change in a running cluster: those of the gateway are part of the pod templates,
+and a version with other arguments is another application.
 """
 
+import math
 from typing import Any, Final
 
 import yaml
@@ -11,13 +15,15 @@ import yaml
 from spotune.service import ReplicasSpec
 from spotune_operator.children.pod_template.ray_pods import DRAIN_MARGIN_SECONDS, grace_seconds
 from spotune_operator.children.ports import SERVE
-from spotune_operator.children.serving.resolved_service import ResolvedService
+from spotune_operator.children.serving.resolved_service import DeployedVersion, ResolvedService
 from spotune_operator.kube.digest import digest
 
 API_KEYS_FOLDER: Final = "/etc/spotune/api-keys"
 API_KEYS_FILE: Final = "keys"
 APPLICATION: Final = "spotune"
-_IMPORT_PATH: Final = "spotune_serve.deployment.cluster:build"
+"""Name of the gateway's application."""
+_GATEWAY_IMPORT: Final = "spotune_serve.deployment.cluster:build_gateway"
+_MODEL_IMPORT: Final = "spotune_serve.deployment.cluster:build_model"
 _GATEWAY: Final = "Gateway"
 _REPLICA: Final = "Replica"
 """Names of the deployments in ``spotune_serve``."""
@@ -25,55 +31,94 @@ _NOTICE_DELAY_SECONDS: Final = 2
 """Seconds until Ray Serve's controller has noticed that a node is draining."""
 _KEEP_ALIVE_SECONDS: Final = 90
 """Longer than the 60 s of ingress controllers: the side that reuses connections must be the first to close them."""
-_AUTOSCALING: Final = {
-    "look_back_period_s": 20,
-    "upscale_delay_s": 10,
-    "downscale_delay_s": 300,
-    "downscale_to_zero_delay_s": 600,
-}
-"""The delays of ``spotune_serve``, in seconds: an option replaces all of its own values."""
+_AUTOSCALING: Final = {"look_back_period_s": 20, "upscale_delay_s": 10}
+"""Of ``spotune_serve``, in seconds: an option replaces all of its own values."""
+_LAST_REPLICA: Final = 2
+"""So many times longer is the delay for the last replica, because the next request waits for a node and the model."""
 
 
 def serve_config(resolved: ResolvedService) -> str:
     """The configuration as YAML."""
-    application = {
-        "name": APPLICATION,
-        "import_path": _IMPORT_PATH,
-        "route_prefix": "/",
-        "args": arguments(resolved),
-        "deployments": [
-            {"name": _GATEWAY, "num_replicas": resolved.service.spec.gateway.replicas},
-            {"name": _REPLICA, **_number_of_replicas(resolved.service.spec.replicas)},
-        ],
-    }
+    applications = [_gateway(resolved), *(_model(resolved, version) for version in resolved.versions)]
     http = {"host": "0.0.0.0", "port": SERVE.number, "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS}  # noqa: S104 - the NetworkPolicy restricts access
-    content = {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
+    content = {"proxy_location": "EveryNode", "http_options": http, "applications": applications}
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def arguments(resolved: ResolvedService) -> dict[str, Any]:
-    """The arguments of the application (``ServingArguments`` of ``spotune_serve``), without absent optional ones."""
-    spec = resolved.service.spec
-    optional = {
-        "adapters": {name: location.directory for name, location in resolved.adapters.items()},
-        "revision": spec.model.revision if resolved.model.source else "",
-        # Only for the gateway: it lets the first request wait for a replica. The options have the numbers.
-        "replicas": {"min": 0, "max": 1} if spec.replicas.min == 0 else {},
-        "apiKeysFile": f"{API_KEYS_FOLDER}/{API_KEYS_FILE}" if spec.api_keys_secret_ref is not None else "",
+def _gateway(resolved: ResolvedService) -> dict[str, Any]:
+    """The application of the gateway."""
+    versions = [_listed(version) for version in resolved.versions if version.weight is not None]
+    deployment = {
+        "name": _GATEWAY,
+        "num_replicas": resolved.service.spec.gateway.replicas,
+        "user_config": {"versions": versions},
     }
     return {
-        "directory": resolved.model.directory,
-        "name": resolved.service.model_id,
+        "name": APPLICATION,
+        "import_path": _GATEWAY_IMPORT,
+        "route_prefix": "/",
+        "args": gateway_arguments(resolved),
+        "deployments": [deployment],
+    }
+
+
+def _listed(version: DeployedVersion) -> dict[str, Any]:
+    """A version as the gateway knows it."""
+    return {
+        "application": version.application,
+        "directory": version.model.directory,
+        "revision": version.model.version if version.model.source else "",
+        "adapters": {name: location.directory for name, location in version.adapters.items()},
+        "version": version.name,
+        "weight": version.weight,
+        **_step(version),
+    }
+
+
+def _step(version: DeployedVersion) -> dict[str, int]:
+    """The argument for the step of a FinetuneJob's export."""
+    return {"step": version.model.step} if version.model.step is not None else {}
+
+
+def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any]:
+    """The application of a version: replicas without a route."""
+    optional = {
+        "revision": version.model.version if version.model.source else "",
+        "adapters": {name: location.directory for name, location in version.adapters.items()},
+    }
+    arguments = {
+        "directory": version.model.directory,
+        **_step(version),
         **{name: value for name, value in optional.items() if value},
-        "gpus": spec.gpus,
+        "gpus": resolved.service.spec.gpus,
+        "drainSeconds": drain_seconds(resolved),
+    }
+    return {
+        "name": version.application,
+        "import_path": _MODEL_IMPORT,
+        "route_prefix": None,
+        "args": arguments,
+        "deployments": [{"name": _REPLICA, **_number_of_replicas(version.replicas)}],
+    }
+
+
+def gateway_arguments(resolved: ResolvedService) -> dict[str, Any]:
+    """The arguments of the gateway's application, without absent optional ones."""
+    spec = resolved.service.spec
+    keys = {"apiKeysFile": f"{API_KEYS_FOLDER}/{API_KEYS_FILE}"} if spec.api_keys_secret_ref is not None else {}
+    return {
+        "name": resolved.service.model_id,
+        **keys,
         "requestTimeoutSeconds": resolved.request_timeout_seconds,
         "drainSeconds": drain_seconds(resolved),
+        # With it, the first request waits for a replica.
+        "scalesToZero": spec.replicas.min == 0,
     }
 
 
 def arguments_digest(resolved: ResolvedService) -> str:
-    """Changes with the arguments, and with the version of a model whose location stays the same."""
-    return digest([arguments(resolved), resolved.versions])
+    """Changes with the arguments of the gateway."""
+    return digest(gateway_arguments(resolved))
 
 
 def drain_seconds(resolved: ResolvedService) -> int:
@@ -93,4 +138,6 @@ def _number_of_replicas(replicas: ReplicasSpec) -> dict[str, Any]:
         "max_replicas": replicas.max,
         "target_ongoing_requests": replicas.target_ongoing_requests,
     }
-    return {"num_replicas": "auto", "autoscaling_config": config | _AUTOSCALING}
+    delay = math.ceil(replicas.scale_down_delay.seconds)
+    delays = {"downscale_delay_s": delay, "downscale_to_zero_delay_s": _LAST_REPLICA * delay}
+    return {"num_replicas": "auto", "autoscaling_config": config | _AUTOSCALING | delays}

@@ -2,22 +2,27 @@
 
 import ast
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic.alias_generators import to_camel
 
+from spotune.service import ReplicasSpec
 from spotune_operator.children.serving import build_service_children
 from spotune_operator.children.serving.groups import group_sizes
-from spotune_operator.children.serving.resolved_service import ModelLocation, ResolvedService
+from spotune_operator.children.serving.ray_service import CLUSTER_ANNOTATION, cluster_digest
+from spotune_operator.children.serving.resolved_service import DeployedVersion, ModelLocation, ResolvedService
 from spotune_operator.providers import AKS, EKS, GKE, NONE, Provider
 from tests import ROOT
 from tests.operator.support.resolved_services import (
     HUB,
     TRAINED,
-    application,
     child,
     cluster,
+    gateway_application,
     groups,
+    model_application,
     resolved_service_of,
     serve_content,
     templates,
@@ -27,13 +32,26 @@ SERVING = ROOT / "serve/spotune_serve/deployment"
 
 
 def arguments(resolved: ResolvedService) -> dict[str, Any]:
-    found: dict[str, Any] = application(resolved)["args"]
+    """The arguments of the model's application."""
+    found: dict[str, Any] = model_application(resolved)["args"]
+    return found
+
+
+def gateway_arguments(resolved: ResolvedService) -> dict[str, Any]:
+    found: dict[str, Any] = gateway_application(resolved)["args"]
     return found
 
 
 def deployments(resolved: ResolvedService) -> dict[str, dict[str, Any]]:
     """The options of the deployments by name."""
-    return {options["name"]: options for options in application(resolved)["deployments"]}
+    applications = serve_content(resolved)["applications"]
+    return {options["name"]: options for each in applications for options in each["deployments"]}
+
+
+def listed(resolved: ResolvedService) -> list[dict[str, Any]]:
+    """The versions that the gateway knows."""
+    found: list[dict[str, Any]] = deployments(resolved)["Gateway"]["user_config"]["versions"]
+    return found
 
 
 def ray_resources(parameters: dict[str, str]) -> dict[str, int]:
@@ -114,8 +132,8 @@ def test_a_service_that_scales_to_zero_starts_with_one_replica_and_its_gateway_k
     resolved = resolved_service_of(replicas={"min": 0, "max": 4})
     config = deployments(resolved)["Replica"]["autoscaling_config"]
     assert (config["min_replicas"], config["initial_replicas"]) == (0, 1)
-    assert arguments(resolved)["replicas"]["min"] == 0
-    assert "replicas" not in arguments(resolved_service_of(replicas={"min": 1, "max": 4}))
+    assert gateway_arguments(resolved)["scalesToZero"] is True
+    assert gateway_arguments(resolved_service_of(replicas={"min": 1, "max": 4}))["scalesToZero"] is False
 
 
 @pytest.mark.parametrize(
@@ -136,15 +154,14 @@ def test_scaling_keeps_the_cluster_and_restarts_no_process(before: dict[str, Any
     assert sizes(old) != sizes(new)
     assert deployments(old) != deployments(new)
     assert without_sizes(old) == without_sizes(new)
-    assert arguments(old) == arguments(new)
+    assert (arguments(old), gateway_arguments(old)) == (arguments(new), gateway_arguments(new))
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"location": ModelLocation(TRAINED.claim, TRAINED.path, version="job-01234567-step-18")},
         {"location": HUB},
-        {"adapters": {"sql": TRAINED}},
+        {"adapters": {"sql": ModelLocation("exports", "sql")}},
         {"requestTimeout": "1m"},
         {"apiKeysSecretRef": {"name": "keys", "key": "keys"}},
         {"replicas": {"min": 0, "max": 1}},
@@ -158,11 +175,56 @@ def test_what_would_restart_all_processes_makes_a_new_cluster(changed: dict[str,
     assert cluster(resolved_service_of())["workerGroupSpecs"][0]["template"]["metadata"]["annotations"]
 
 
-def test_an_adapter_of_another_version_makes_a_new_cluster() -> None:
-    def with_adapter(version: str) -> dict[str, Any]:
-        return without_sizes(resolved_service_of(adapters={"sql": ModelLocation("claim", "sql", version=version)}))
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"location": ModelLocation(TRAINED.claim, TRAINED.path, version="job-01234567-step-18")},
+        {"location": ModelLocation(TRAINED.claim, "elsewhere", version=TRAINED.version)},
+        {"adapters": {"sql": TRAINED}},
+        {"adapters": {"sql": ModelLocation(TRAINED.claim, TRAINED.path, version="2")}},
+    ],
+)
+def test_another_version_on_a_mounted_claim_is_another_application_in_the_same_cluster(changed: dict[str, Any]) -> None:
+    old, new = resolved_service_of(), resolved_service_of(**changed)
+    assert model_application(old)["name"] != model_application(new)["name"]
+    assert without_sizes(old) == without_sizes(new)
+    assert gateway_arguments(old) == gateway_arguments(new)
+    assert cluster_digest(old) == cluster_digest(new)
 
-    assert with_adapter("1") != with_adapter("2")
+
+def test_the_digest_of_the_cluster_changes_with_a_pod_and_not_with_its_size() -> None:
+    digests = {
+        cluster_digest(resolved_service_of(**spec))
+        for spec in ({}, {"replicas": {"min": 3, "max": 3}}, {"requestTimeout": "1m"})
+    }
+    assert len(digests) == 2
+    annotations = child(resolved_service_of(), "RayService")["metadata"]["annotations"]
+    assert annotations[CLUSTER_ANNOTATION] in digests
+
+
+def versions_of(*weights: int | None) -> list[DeployedVersion]:
+    """Versions of a model with one more replica each."""
+    locations = [ModelLocation("exports", f"v{number}", version=f"v{number}") for number in range(len(weights))]
+    return [
+        DeployedVersion(f"model-{number}", location.version, location, {}, weight, ReplicasSpec(min=1, max=number + 1))
+        for number, (weight, location) in enumerate(zip(weights, locations, strict=True))
+    ]
+
+
+def test_each_version_is_an_application_and_the_gateway_knows_those_with_a_weight() -> None:
+    resolved = replace(resolved_service_of(replicas={"min": 1, "max": 2}), versions=versions_of(90, 10, None))
+    applications = serve_content(resolved)["applications"]
+    assert [each["name"] for each in applications] == ["spotune", "model-0", "model-1", "model-2"]
+    assert [each["route_prefix"] for each in applications] == ["/", None, None, None]
+    assert [each["args"].get("directory") for each in applications][1:] == [f"/models/exports/v{n}" for n in range(3)]
+    assert [(each["version"], each["weight"]) for each in listed(resolved)] == [("v0", 90), ("v1", 10)]
+
+
+def test_groups_have_pods_for_all_versions() -> None:
+    resolved = replace(resolved_service_of(AKS), versions=versions_of(90, 10, None))
+    assert sizes(resolved)["spot"] == (3, 6)
+    mixed = replace(resolved_service_of(AKS, capacity="mixed"), versions=versions_of(90, 10, None))
+    assert (sizes(mixed)["on-demand"], sizes(mixed)["spot"]) == ((1, 1), (2, 5))
 
 
 def test_the_old_cluster_of_an_upgrade_is_kept_for_the_longest_request() -> None:
@@ -179,39 +241,43 @@ def test_ray_serve_listens_to_other_pods_on_every_node() -> None:
     content = serve_content(resolved_service_of())
     assert content["proxy_location"] == "EveryNode"
     assert content["http_options"].items() >= {"host": "0.0.0.0", "port": 8000}.items()
-    found = application(resolved_service_of())
-    assert found["import_path"] == "spotune_serve.deployment.cluster:build"
-    assert (found["name"], found["route_prefix"]) == ("spotune", "/")
+    gateway, model = gateway_application(resolved_service_of()), model_application(resolved_service_of())
+    assert gateway["import_path"] == "spotune_serve.deployment.cluster:build_gateway"
+    assert model["import_path"] == "spotune_serve.deployment.cluster:build_model"
 
 
 def test_arguments_of_a_trained_model_are_as_few_as_possible() -> None:
-    assert arguments(resolved_service_of(EKS)) == {
-        "directory": "/models/spotune-job/team/job-01234567/export",
+    directory = "/models/spotune-job/team/job-01234567/export"
+    resolved = resolved_service_of(EKS)
+    assert arguments(resolved) == {"directory": directory, "gpus": 0, "drainSeconds": 113}
+    assert gateway_arguments(resolved) == {
         "name": "answers",
-        "gpus": 0,
         "requestTimeoutSeconds": 600,
         "drainSeconds": 113,
+        "scalesToZero": False,
     }
+    application = model_application(resolved)["name"]
+    version = {"directory": directory, "revision": "", "adapters": {}, "version": TRAINED.version, "weight": 100}
+    assert listed(resolved) == [{"application": application} | version]
 
 
 def test_arguments_of_a_model_of_the_hub_with_keys() -> None:
     model = {"source": HUB.source, "revision": "v1", "name": "small"}
     keys = {"name": "keys", "key": "all"}
-    found = arguments(
-        resolved_service_of(location=HUB, model=model, apiKeysSecretRef=keys, gpus=1, requestTimeout="1500ms")
-    )
-    named = {"directory": "hf://google-t5/t5-small", "revision": "v1", "name": "small", "gpus": 1}
-    assert found.items() >= named.items()
-    assert found["apiKeysFile"] == "/etc/spotune/api-keys/keys"
-    assert found["requestTimeoutSeconds"] == 2
+    resolved = resolved_service_of(location=HUB, model=model, apiKeysSecretRef=keys, gpus=1, requestTimeout="1500ms")
+    named = {"directory": "hf://google-t5/t5-small", "revision": "v1"}
+    assert arguments(resolved).items() >= (named | {"gpus": 1}).items()
+    assert listed(resolved)[0].items() >= named.items()
+    gateway = {"name": "small", "apiKeysFile": "/etc/spotune/api-keys/keys", "requestTimeoutSeconds": 2}
+    assert gateway_arguments(resolved).items() >= gateway.items()
 
 
 def test_adapters_are_folders_by_model_id() -> None:
     adapters = {"sql": ModelLocation("exports", "/team/sql/"), "chat": TRAINED}
-    assert arguments(resolved_service_of(adapters=adapters))["adapters"] == {
-        "sql": "/models/exports/team/sql",
-        "chat": "/models/spotune-job/team/job-01234567/export",
-    }
+    folders = {"sql": "/models/exports/team/sql", "chat": "/models/spotune-job/team/job-01234567/export"}
+    resolved = resolved_service_of(adapters=adapters)
+    assert arguments(resolved)["adapters"] == folders
+    assert listed(resolved)[0]["adapters"] == folders
 
 
 @pytest.mark.parametrize("provider", [AKS, EKS, GKE, NONE], ids=lambda provider: provider.name)
@@ -219,6 +285,7 @@ def test_adapters_are_folders_by_model_id() -> None:
 def test_requests_drain_before_ray_stops_and_ray_before_the_pod_is_killed(provider: Provider, capacity: str) -> None:
     resolved = resolved_service_of(provider, capacity=capacity)
     drain = arguments(resolved)["drainSeconds"]
+    assert gateway_arguments(resolved)["drainSeconds"] == drain
     for name, template in templates(resolved).items():
         if name == "head":
             continue
@@ -252,50 +319,44 @@ def assigned(module: str) -> dict[str, Any]:
     """The constants of a module of `spotune_serve` by name; the module itself needs Ray."""
     tree = ast.parse((SERVING / module).read_text())
     return {
-        target.id: node.value.value
+        node.target.id: node.value.value
         for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.target, ast.Name)
     }
 
 
-def test_names_are_those_of_the_application() -> None:
-    names, resources = assigned("application.py"), assigned("cluster.py")
+def fields_of(section: str) -> set[str]:
+    """The camelCase fields of a section in `spotune_serve`, with those of its bases."""
+    tree = ast.parse((SERVING / "arguments.py").read_text())
+    sections = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found: set[str] = set()
+    names = [section]
+    for name in names:
+        names += [base.id for base in sections[name].bases if isinstance(base, ast.Name) and base.id in sections]
+        fields = [each.target for each in sections[name].body if isinstance(each, ast.AnnAssign)]
+        found |= {to_camel(each.id) for each in fields if isinstance(each, ast.Name)}
+    return found
+
+
+def test_names_are_those_of_the_applications() -> None:
+    names = assigned("application.py") | assigned("application_backend.py")
+    resources = assigned("arguments.py")
     resolved = resolved_service_of()
     assert set(deployments(resolved)) == {names["GATEWAY"], names["REPLICA"]}
     offered = {name for group in groups(resolved).values() for name in ray_resources(group["rayStartParams"])}
     assert offered == {resources["GATEWAY_RESOURCE"], resources["REPLICA_RESOURCE"]}
 
 
-def test_delays_of_autoscaling_are_those_of_the_application() -> None:
-    constants = assigned("application.py")
-    calls = [
-        node
-        for node in ast.walk(ast.parse((SERVING / "application.py").read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "AutoscalingConfig"
-    ]
-    (call,) = calls
-    delays = {
-        keyword.arg: constants[keyword.value.id] for keyword in call.keywords if isinstance(keyword.value, ast.Name)
-    }
-    assert len(delays) == 4
-    options = deployments(resolved_service_of(replicas={"min": 1, "max": 2}))["Replica"]
-    assert delays.items() <= options["autoscaling_config"].items()
-
-
-def test_every_argument_is_one_of_the_application() -> None:
-    tree = ast.parse((SERVING / "cluster.py").read_text())
-    (known,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ServingArguments"]
-    names = {
-        field.target.id for field in known.body if isinstance(field, ast.AnnAssign) and hasattr(field.target, "id")
-    }
+def test_every_argument_is_one_of_the_applications() -> None:
     everything = resolved_service_of(
         location=HUB,
         adapters={"sql": TRAINED},
         replicas={"min": 0, "max": 2},
         apiKeysSecretRef={"name": "keys", "key": "keys"},
     )
-    given = arguments(everything)
-    assert {"revision", "adapters", "replicas", "apiKeysFile"} <= given.keys()
-    assert given.keys() <= {"".join(part.title() if i else part for i, part in enumerate(n.split("_"))) for n in names}
+    assert {"revision", "adapters"} <= arguments(everything).keys() <= fields_of("ModelArguments")
+    assert "apiKeysFile" in gateway_arguments(everything)
+    assert gateway_arguments(everything).keys() == fields_of("GatewayArguments")
+    assert listed(everything)[0].keys() == fields_of("ListedVersion")

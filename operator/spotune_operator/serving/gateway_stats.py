@@ -1,0 +1,231 @@
+"""What the gateways of a service report at ``/stats``: cumulative counters of each version of the model.
+
+The response is parsed leniently: a gateway may be older or newer than the operator, or another program at its address.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+_MAX_VERSIONS: Final = 50
+_MAX_BUCKETS: Final = 200
+_MAX_TEXT_LENGTH: Final = 2000
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """A cumulative histogram, as Prometheus has them.
+
+    Attributes:
+        buckets: Number of values up to each upper bound; the last bound is infinite.
+    """
+
+    buckets: Mapping[float, float] = field(default_factory=dict)
+
+    @property
+    def count(self) -> float:
+        """Number of values."""
+        return max(self.buckets.values(), default=0.0)
+
+    def plus(self, other: Histogram, sign: int = 1) -> Histogram:
+        """The sum with another histogram; ``sign`` -1: the difference, without negative counts."""
+        bounds = sorted(self.buckets.keys() | other.buckets.keys())
+        return Histogram(
+            {bound: max(self.buckets.get(bound, 0) + sign * other.buckets.get(bound, 0), 0) for bound in bounds}
+        )
+
+    def median(self) -> float | None:
+        """The median, by linear interpolation within its bucket (``histogram_quantile``); None without values."""
+        if not self.count:
+            return None
+        rank, lower, below = self.count / 2, 0.0, 0.0
+        for bound, count in sorted(self.buckets.items()):
+            if count >= rank and count > below:
+                return lower if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (count - below)
+            lower, below = bound if not math.isinf(bound) else lower, count
+        return lower
+
+    def fraction_above(self, limit: float) -> float:
+        """The fraction of the values above a limit, by linear interpolation within its bucket; 0 without values."""
+        if not self.count:
+            return 0.0
+        lower, below = 0.0, 0.0
+        for bound, count in sorted(self.buckets.items()):
+            if limit < bound:
+                within = 0.0 if math.isinf(bound) else (count - below) * (limit - lower) / (bound - lower)
+                return 1 - (below + within) / self.count
+            lower, below = bound, count
+        return 0.0
+
+
+@dataclass(frozen=True)
+class VersionCounters:
+    """The counters of one version.
+
+    Attributes:
+        requests: Requests that have ended.
+        errors: Those of them that failed by the service's fault.
+        first_token: Seconds to the first token.
+        token: Seconds per token after the first, one value for each request.
+    """
+
+    requests: float = 0.0
+    errors: float = 0.0
+    first_token: Histogram = field(default_factory=Histogram)
+    token: Histogram = field(default_factory=Histogram)
+
+    @property
+    def error_rate(self) -> float:
+        """Fraction of the requests that failed; 0 without requests."""
+        return self.errors / self.requests if self.requests else 0.0
+
+    def plus(self, other: VersionCounters, sign: int = 1) -> VersionCounters:
+        """The sum with other counters; ``sign`` -1: the difference."""
+        return VersionCounters(
+            max(self.requests + sign * other.requests, 0.0),
+            max(self.errors + sign * other.errors, 0.0),
+            self.first_token.plus(other.first_token, sign),
+            self.token.plus(other.token, sign),
+        )
+
+
+@dataclass(frozen=True)
+class VersionStats:
+    """A version in the response of one gateway.
+
+    Attributes:
+        weight: Percent of the requests that it gets.
+        error: Why the gateway cannot read the model; empty if it can.
+        running: Number of running requests.
+        counters: Counters since the start of the gateway's process.
+    """
+
+    weight: float
+    error: str
+    running: float
+    counters: VersionCounters
+
+
+@dataclass(frozen=True)
+class GatewayStats:
+    """The response of a gateway.
+
+    Attributes:
+        process: Identifies its process.
+        versions: Its versions by name.
+        error: Why it does not use the newest list of versions; empty if it does.
+    """
+
+    process: str
+    versions: Mapping[str, VersionStats]
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The requests of a service, over all gateways.
+
+    Attributes:
+        gateways: The newest response of each gateway.
+        polled_at: Unix time of the oldest of these responses.
+        error: Why the response of a gateway is missing; empty if all have answered lately.
+        since_change: By version, the counters since its weight changed last.
+        requests_per_second: Requests that ended per second over the last minute; None if unknown.
+        first_token_milliseconds: Median time to the first token over the last minute; None without requests.
+    """
+
+    gateways: Sequence[GatewayStats] = ()
+    polled_at: float = 0.0
+    error: str = "no gateway has answered yet"
+    since_change: Mapping[str, VersionCounters] = field(default_factory=dict)
+    requests_per_second: float | None = None
+    first_token_milliseconds: int | None = None
+
+    def of(self, version: str) -> VersionCounters:
+        """The counters of a version since its weight changed last."""
+        return self.since_change.get(version, VersionCounters())
+
+    def problem(self, version: str) -> str:
+        """Why a gateway cannot read the model of a version; empty if all can."""
+        return next((found.error for found in self._versions(version) if found.error), "")
+
+    @property
+    def list_problem(self) -> str:
+        """Why a gateway does not use the newest list of versions; empty if none has a problem with it."""
+        return next((gateway.error for gateway in self.gateways if gateway.error), "")
+
+    def lists(self, version: str, weight: float | None = None) -> bool:
+        """Whether all gateways know a version, and give it this weight."""
+        found = list(self._versions(version))
+        is_listed = not self.error and len(found) == len(self.gateways)
+        return is_listed and (weight is None or all(each.weight == weight for each in found))
+
+    def has_weight(self, version: str) -> bool:
+        """Whether a gateway still gives new requests to a version."""
+        return any(found.weight > 0 for found in self._versions(version))
+
+    def running(self, version: str) -> float:
+        """Number of running requests of a version."""
+        return sum(found.running for found in self._versions(version))
+
+    def _versions(self, version: str) -> Iterable[VersionStats]:
+        return (gateway.versions[version] for gateway in self.gateways if version in gateway.versions)
+
+
+def parse_stats(content: Mapping[str, Any]) -> GatewayStats:
+    """The response in a JSON object; never fails."""
+    versions = content.get("versions")
+    found = versions if isinstance(versions, dict) else {}
+    return GatewayStats(
+        process=str(content.get("process", ""))[:_MAX_TEXT_LENGTH],
+        versions={
+            name: _version_stats(value)
+            for name, value in list(found.items())[:_MAX_VERSIONS]
+            if isinstance(value, dict)
+        },
+        error=_text(content.get("error")),
+    )
+
+
+def _version_stats(content: Mapping[str, Any]) -> VersionStats:
+    counters = VersionCounters(
+        requests=_number(content.get("requests")),
+        errors=_number(content.get("errors")),
+        first_token=_histogram(content.get("firstTokenSeconds")),
+        token=_histogram(content.get("tokenSeconds")),
+    )
+    return VersionStats(
+        weight=_number(content.get("weight")),
+        error=_text(content.get("error")),
+        running=_number(content.get("running")),
+        counters=counters,
+    )
+
+
+def _histogram(content: Any) -> Histogram:
+    buckets = content.get("buckets") if isinstance(content, dict) else None
+    if not isinstance(buckets, dict):
+        return Histogram()
+    bounds = {_bound(name): _number(value) for name, value in list(buckets.items())[:_MAX_BUCKETS]}
+    return Histogram({bound: bounds[bound] for bound in sorted(bounds) if not math.isnan(bound)})
+
+
+def _bound(text: str) -> float:
+    try:
+        return float(text.replace("+Inf", "inf"))
+    except ValueError:
+        return math.nan
+
+
+def _text(value: Any) -> str:
+    """The text, limited in length and valid UTF-8; empty if it is none."""
+    return value[:_MAX_TEXT_LENGTH].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float:
+    """The value, if it is a finite number from 0; else 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) and value >= 0 else 0.0

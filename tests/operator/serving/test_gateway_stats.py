@@ -1,0 +1,76 @@
+"""Histograms and the lenient parser of `/stats`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotune_operator.serving.gateway_stats import Histogram, Traffic, VersionCounters, parse_stats
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("buckets", "median"),
+    [
+        ({}, None),
+        ({0.1: 0, INF: 0}, None),
+        ({0.1: 10, 0.2: 10, INF: 10}, 0.05),
+        ({0.1: 0, 0.2: 10, INF: 10}, 0.15),
+        ({0.1: 4, 0.2: 6, 0.4: 10, INF: 10}, 0.15),
+        ({0.1: 0, INF: 10}, 0.1),
+    ],
+)
+def test_the_median_is_interpolated_within_its_bucket(buckets: dict[float, float], median: float | None) -> None:
+    assert Histogram(buckets).median() == (pytest.approx(median) if median is not None else None)
+
+
+@pytest.mark.parametrize(("limit", "fraction"), [(0.05, 0.75), (0.1, 0.5), (0.3, 0.25), (9.0, 0.0)])
+def test_the_fraction_above_a_limit_is_interpolated_within_its_bucket(limit: float, fraction: float) -> None:
+    assert Histogram({0.1: 5, 0.2: 5, 0.4: 10, INF: 10}).fraction_above(limit) == pytest.approx(fraction)
+
+
+def test_counters_of_gateways_add_up_and_those_of_two_times_are_subtracted() -> None:
+    first = VersionCounters(5, 1, Histogram({0.1: 4, INF: 5}))
+    second = VersionCounters(7, 1, Histogram({0.1: 5, INF: 7}))
+    total = first.plus(second)
+    assert (total.requests, total.errors, total.first_token.count) == (12, 2, 12)
+    assert total.plus(second, -1) == first.plus(VersionCounters())
+
+
+def test_a_response_is_read_with_all_its_counters() -> None:
+    buckets = {"0.001": 0, "0.1": 3, "+Inf": 4}
+    version = {
+        "weight": 90,
+        "error": "",
+        "running": 3,
+        "requests": 1234,
+        "errors": 2,
+        "firstTokenSeconds": {"count": 4, "sum": 1.5, "buckets": buckets},
+        "tokenSeconds": {"count": 4, "sum": 1.5, "buckets": buckets},
+    }
+    stats = parse_stats({"process": "a", "error": "no list", "versions": {"v1": version}})
+    found = stats.versions["v1"]
+    assert (stats.process, stats.error) == ("a", "no list")
+    assert (found.weight, found.running, found.counters.requests, found.counters.errors) == (90, 3, 1234, 2)
+    assert found.counters.first_token == found.counters.token == Histogram({0.001: 0, 0.1: 3, INF: 4})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"versions": []},
+        {"versions": {"v1": "running"}},
+        {"versions": {"v1": {"requests": "many", "errors": -1, "weight": True, "error": 5}}},
+        {"versions": {"v1": {"firstTokenSeconds": {"buckets": {"fast": 1, "nan": 2}}, "running": float("nan")}}},
+        {"versions": {"v1": {"error": "\ud800"}}, "process": None},
+    ],
+)
+def test_a_response_of_another_program_does_no_harm(content: dict[str, Any]) -> None:
+    stats = parse_stats(content)
+    traffic = Traffic([stats], 1.0, error="")
+    assert not traffic.running("v1")
+    traffic.problem("v1").encode()
+    assert all(found.counters == VersionCounters() for found in stats.versions.values())
