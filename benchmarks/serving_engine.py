@@ -22,8 +22,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, LlamaConfig, T5Config
 
 from spotune_serve.engine.base import GenerationRequest, SamplingParams
-from spotune_serve.engine.load import load_adapters
 from spotune_serve.engine.transformers_engine import TransformersEngine
+from spotune_serve.engine.weights.load import load_adapters
 
 PROMPT_TOKENS, NEW_TOKENS, VOCABULARY = 128, 128, 32_000
 BATCHES = (1, 32)

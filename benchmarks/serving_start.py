@@ -44,8 +44,8 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from spotune_serve.engine.load import load_model
 from spotune_serve.engine.weights.block import weights_of
+from spotune_serve.engine.weights.load import load_model
 
 SIZES: dict[str, dict[str, Any]] = {
     "110M": {

@@ -60,10 +60,10 @@ def start_engine(folder: Path, config: ModelConfig) -> Engine:
     import torch
 
     from spotune_serve.engine.grammar import Grammars
-    from spotune_serve.engine.load import load_adapters, load_model
     from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
     from spotune_serve.engine.vllm_engine import obstacle, start_vllm
     from spotune_serve.engine.vllm_parameters import VllmSettings
+    from spotune_serve.engine.weights.load import load_adapters, load_model
     from spotune_serve.engine.weights.shared import share_or_copy_weights
 
     if config.engine == "vllm" or (config.engine == "auto" and not obstacle(folder, config.gpus)):

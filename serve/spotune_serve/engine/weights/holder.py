@@ -79,8 +79,8 @@ def _load(directory: Path, device_name: str, key: str, threads: int) -> Any:
     import torch.multiprocessing  # so that CUDA tensors are pickled as handles
 
     from spotune.errors import JobError
-    from spotune_serve.engine.load import load_model
     from spotune_serve.engine.weights.block import bytes_of, checksum, fill, layout_of, weights_of
+    from spotune_serve.engine.weights.load import load_model
     from spotune_serve.engine.weights.shared import handle_of, holder_key, new_block
 
     torch.set_num_threads(threads)

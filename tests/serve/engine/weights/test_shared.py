@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_serve.engine.base import EngineLostError
-from spotune_serve.engine.load import load_adapters, load_model
 from spotune_serve.engine.model import LoadedModel
 from spotune_serve.engine.scheduler import Scheduler
 from spotune_serve.engine.transformers_engine import TransformersEngine
+from spotune_serve.engine.weights.load import load_adapters, load_model
 from spotune_serve.engine.weights.shared import SharedWeights, holder_key, share_or_copy_weights, share_weights
 from tests.serve.support.generating import Collected, answer, ask, request, sequence
 from tests.serve.support.toy_models import prompts, toy_model
@@ -108,7 +108,7 @@ def test_memory_that_was_written_to_is_refused(folder: Path, sockets: Path) -> N
 
 def test_holder_outlives_the_replica_that_started_it(folder: Path, sockets: Path) -> None:
     program = (
-        "import sys, torch; from pathlib import Path; from spotune_serve.engine.load import load_model\n"
+        "import sys, torch; from pathlib import Path; from spotune_serve.engine.weights.load import load_model\n"
         "from spotune_serve.engine.weights.shared import share_weights\n"
         "folder, sockets = map(Path, sys.argv[1:])\n"
         "shared = share_weights(load_model(folder), folder, torch.device('cpu'), sockets=sockets)\n"

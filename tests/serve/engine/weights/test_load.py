@@ -9,8 +9,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel, MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from spotune.errors import JobError
-from spotune_serve.engine.load import load_adapters, load_model
 from spotune_serve.engine.model import LoadedModel
+from spotune_serve.engine.weights.load import load_adapters, load_model
 from tests.serve.support.generating import ask, request
 from tests.serve.support.toy_models import generated_by_transformers, prompts, toy_model
 
