@@ -224,7 +224,11 @@ def test_the_default_status_is_not_observed_yet(kind: str) -> None:
     ("kind", "columns", "wide"),
     [
         ("FinetuneJob", ["Phase", "Step", "Loss", "ETA", "Workers", "Restarts", "Checkpoint", "Age"], []),
-        ("ModelService", ["Phase", "Replicas", "Model", "URL", "Age"], ["Location", "RayService", "Image"]),
+        (
+            "ModelService",
+            ["Phase", "Replicas", "Model", "Requests/s", "First token (ms)", "URL", "Age"],
+            ["Location", "RayService", "Image"],
+        ),
     ],
 )
 def test_columns_show_fields_that_exist(kind: str, columns: list[str], wide: list[str]) -> None:

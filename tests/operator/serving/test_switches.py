@@ -95,6 +95,7 @@ def test_a_changed_pod_during_a_rollout_switches_by_a_second_cluster() -> None:
     scenario.edit(rollout=STEPS, resources={"requests": {"cpu": "3"}})
     assert scenario.weights() == {NEW: 100}
     assert (scenario.status.rollout, scenario.status.retiring) == (None, [])
+    assert scenario.weights() == {NEW: 100}, "the candidate runs in the first cluster, too: that is not the switch"
     assert scenario.status.model is not None
     assert scenario.status.model.version == OLD
     scenario.ray_service()
