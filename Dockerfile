@@ -1,8 +1,9 @@
-# The three images of spotune.
+# The images of spotune. serve-vllm is serve with vLLM, for causal models on GPUs; vLLM needs an older PyTorch.
 #
 #   docker build --target operator --tag spotune/operator:0.1.0 .
 #   docker build --target trainer --tag spotune/trainer:0.1.0 .
 #   docker build --target serve --tag spotune/serve:0.1.0 .
+#   docker build --target serve-vllm --tag spotune/serve-vllm:0.1.0 .
 #
 # What changes least lies lowest: a change of the code makes one layer of a megabyte anew, so a node that has the last
 # version's image pulls that alone. PyTorch brings CUDA; the driver is the node's, let in by NVIDIA's container toolkit.
@@ -22,8 +23,9 @@ RUN python3 -m venv /tools \
 RUN mkdir /packages /sbom \
     && sed '/^kubernetes==/,/[^\\]$/d' /constraints/operator.txt > /packages/operator.txt \
     && sed --quiet --regexp-extended '/^(torch|triton|nvidia-|cuda-)/,/[^\\]$/p' /constraints/serve.txt > /packages/torch.txt \
-    && cp /constraints/serve.txt /constraints/trainer.txt /packages \
-    && for image in operator serve trainer; do \
+    && sed --quiet --regexp-extended '/^(torch|triton|nvidia-|cuda-)/,/[^\\]$/p' /constraints/serve-vllm.txt > /packages/torch-vllm.txt \
+    && cp /constraints/serve.txt /constraints/serve-vllm.txt /constraints/trainer.txt /packages \
+    && for image in operator serve serve-vllm trainer; do \
          /tools/bin/cyclonedx-py requirements /packages/$image.txt --output-reproducible --output-file /sbom/$image.cdx.json || exit 1; \
        done
 
@@ -56,8 +58,8 @@ LABEL org.opencontainers.image.title="spotune operator" \
 USER 65532:65532
 CMD ["spotune", "operator"]
 
-# What trainer and serve share: a node that trains and serves pulls it once.
-FROM ${TRAINER_BASE} AS pytorch
+# What all images with PyTorch share.
+FROM ${TRAINER_BASE} AS gpu
 ENV PATH=/opt/spotune/bin:$PATH UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # Ray and PyTorch ask for the name of the user that they run as; KubeRay's probes and Ray ask for curl and ps, and
@@ -65,12 +67,14 @@ ENV PATH=/opt/spotune/bin:$PATH UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 \
 RUN useradd --uid 1000 --create-home trainer \
     && apt-get update --quiet --quiet \
     && apt-get install --quiet --quiet --yes --no-install-recommends ca-certificates curl gcc libc6-dev procps wget > /dev/null \
-    && rm -rf /var/lib/apt/lists/*
-# PyTorch and CUDA, nine tenths of it all, change with PyTorch alone.
+    && rm -rf /var/lib/apt/lists/* \
+    && python3 -m venv --without-pip /opt/spotune
+
+# PyTorch and CUDA, nine tenths of it all, change with PyTorch alone. A node that trains and serves pulls them once.
+FROM gpu AS pytorch
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
     --mount=type=bind,from=tools,source=/packages/torch.txt,target=/tmp/packages.txt \
-    python3 -m venv --without-pip /opt/spotune \
-    && uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
 
 FROM pytorch AS trainer
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
@@ -102,6 +106,27 @@ ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="spotune serve" \
       org.opencontainers.image.description="Serves language models with OpenAI's API and Ray Serve, through the loss of any replica" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+USER 1000:1000
+CMD ["spotune", "serve", "--help"]
+
+FROM gpu AS serve-vllm
+RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,from=tools,source=/packages/torch-vllm.txt,target=/tmp/packages.txt \
+    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,from=tools,source=/packages/serve-vllm.txt,target=/tmp/packages.txt \
+    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+COPY --from=tools /sbom/serve-vllm.cdx.json /opt/spotune/sbom.cdx.json
+COPY --from=wheel /wheel /wheel
+RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="spotune serve-vllm" \
+      org.opencontainers.image.description="Serves language models with OpenAI's API, Ray Serve and vLLM, through the loss of any replica" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"

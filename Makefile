@@ -15,6 +15,7 @@ EXAMPLE := examples/text-to-sql
 CORPUS := $(EXAMPLE)/data
 JOB := $(EXAMPLE)/finetunejob.yaml
 RUN := runs/text-to-sql
+SERVING_FAULTS := benchmarks/results/serving_faults.jsonl
 
 .PHONY: help
 help: ## Show this list
@@ -52,6 +53,7 @@ lock: $(filter .uv/bin/uv,$(UV)) ## Pin versions and hashes in constraints/ agai
 	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra serve --constraints constraints/dev.txt --output-file constraints/serve.txt pyproject.toml
+	$(COMPILE) --no-annotate --extra serve --extra vllm --output-file constraints/serve-vllm.txt pyproject.toml
 	$(COMPILE) --no-annotate --group build --output-file constraints/build.txt
 
 .PHONY: manifests
@@ -98,6 +100,12 @@ faults: cluster-build ## Put training jobs through every fault on a real Kuberne
 	@rm -f build/faults.jsonl
 	failed=0; SPOTUNE_FAULTS_RECORDS=build/faults.jsonl $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/elastic.py tests/cluster/faults/suite.py || failed=1; \
 	$(BIN)/python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md; exit $$failed
+
+.PHONY: serving-faults
+serving-faults: cluster-build ## Put a service with 220 open streams through every fault on a real Kubernetes, and write docs/serving-faults.md (an hour)
+	@rm -f $(SERVING_FAULTS)
+	failed=0; SPOTUNE_SERVING_FAULTS_RECORDS=$(SERVING_FAULTS) $(BIN)/pytest tests/cluster/serving_faults/suite.py || failed=1; \
+	$(BIN)/python -m tests.cluster.serving_faults.report $(SERVING_FAULTS) --output docs/serving-faults.md; exit $$failed
 
 .PHONY: proof
 proof: $(READY) ## Play fifty schedules of kills and changes of the world size, and write docs/proof.md (two hours; goes on when killed)

@@ -1,6 +1,7 @@
-"""Copies the chart, with the images of a release in its values, by digest: what is then packaged and signed.
+r"""Copies the chart, with the images of a release in its values, by digest: what is then packaged and signed.
 
-python -m charts.pin build/chart --operator REGISTRY/operator@sha256:... --trainer REGISTRY/trainer@sha256:...
+python -m charts.pin build/chart --operator REGISTRY/operator@sha256:... --trainer REGISTRY/trainer@sha256:... \
+    --serve REGISTRY/serve@sha256:...
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from charts import generate
 _REFERENCE = re.compile(r"([^@\s]+)@(sha256:[0-9a-f]{64})")
 
 
-def pinned(folder: Path, operator: str, trainer: str) -> None:
+def pinned(folder: Path, operator: str, trainer: str, serve: str) -> None:
     """Write a copy of the chart whose defaults are these images.
 
     Raises:
@@ -27,8 +28,14 @@ def pinned(folder: Path, operator: str, trainer: str) -> None:
         FileExistsError: The folder is there already.
     """
     repository, digest = _parts("operator", operator)
-    _parts("trainer", trainer)
-    values = {"image.repository": repository, "image.digest": digest, "trainer.image": trainer}
+    for name, reference in {"trainer": trainer, "serve": serve}.items():
+        _parts(name, reference)
+    values = {
+        "image.repository": repository,
+        "image.digest": digest,
+        "trainer.image": trainer,
+        "serving.image": serve,
+    }
     shutil.copytree(generate.CHART, folder)
     path = folder / "values.yaml"
     path.write_text(with_values(path.read_text(encoding="utf-8"), values), encoding="utf-8")
@@ -69,5 +76,6 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="the copy; must not be there yet")
     parser.add_argument("--operator", required=True, help="image of the operator, with its digest")
     parser.add_argument("--trainer", required=True, help="image of jobs that name none, with its digest")
+    parser.add_argument("--serve", required=True, help="image of services that name none, with its digest")
     given = parser.parse_args()
-    pinned(given.folder, given.operator, given.trainer)
+    pinned(given.folder, given.operator, given.trainer, given.serve)

@@ -93,10 +93,10 @@ writes this page). `spotune --version` prints the version. `--output json` print
 
 | on a cluster | |
 |---|---|
-| `spotune doctor` | whether the cluster fits FinetuneJobs, what is missing, and how to mend it |
-| `spotune status [NAME]`, `spotune watch NAME` | the state of jobs; one job until it has ended |
-| `spotune logs NAME --follow` | logs of drivers and workers of all attempts |
-| `spotune events NAME` | Kubernetes Events of a job and its pods |
+| `spotune doctor` | whether the cluster fits jobs and services, what is missing, and how to mend it |
+| `spotune status [NAME]`, `spotune watch NAME` | the state of jobs and services; one job until it has ended |
+| `spotune logs NAME --follow` | logs of a job, drivers and workers of all attempts, or of a service |
+| `spotune events NAME` | Kubernetes Events of a job or service and its pods |
 | `spotune suspend NAME`, `spotune resume NAME` | commit and give the nodes back; continue from there |
 | `spotune report NAME`, `spotune tensorboard NAME` | a job as one HTML page; its curves in the browser |
 

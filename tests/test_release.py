@@ -12,12 +12,13 @@ import yaml
 
 from charts import generate, pin
 from tests import ROOT
-from tests.cluster.own_images import TARGETS
+from tests.cluster.own_images import TARGETS, VLLM_TARGET
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 OPERATOR = f"registry.example:5000/spotune/operator@sha256:{64 * 'a'}"
 TRAINER = f"registry.example:5000/spotune/trainer@sha256:{64 * 'b'}"
+SERVE = f"registry.example:5000/spotune/serve@sha256:{64 * 'c'}"
 
 
 def test_chart_has_the_version_of_the_project() -> None:
@@ -26,12 +27,12 @@ def test_chart_has_the_version_of_the_project() -> None:
 
 
 def test_images_are_named_by_the_version_of_the_project() -> None:
-    command = ["git", "grep", "-hoE", r"(operator|trainer|serve|\$target):[0-9]+\.[0-9]+\.[0-9]+"]
+    command = ["git", "grep", "-hoE", r"(operator|trainer|serve|serve-vllm|\$target):[0-9]+\.[0-9]+\.[0-9]+"]
     named = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     assert {name.rpartition(":")[2] for name in named} == {VERSION}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [*TARGETS, VLLM_TARGET])
 def test_image_says_what_it_is(target: str) -> None:
     (stage,) = re.findall(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM|\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
     labels = dict(re.findall(r"org\.opencontainers\.image\.(\w+)=\"([^\"]+)\"", stage))
@@ -50,10 +51,11 @@ def test_build_context_holds_what_the_images_are_made_of() -> None:
 
 def test_pinned_chart_names_images_by_digest_and_is_otherwise_the_same(tmp_path: Path) -> None:
     copy = tmp_path / "spotune"
-    pin.pinned(copy, OPERATOR, TRAINER)
+    pin.pinned(copy, OPERATOR, TRAINER, SERVE)
     was, now = (yaml.safe_load((each / "values.yaml").read_text()) for each in (generate.CHART, copy))
     was["image"] |= {"repository": "registry.example:5000/spotune/operator", "digest": f"sha256:{64 * 'a'}"}
     was["trainer"]["image"] = TRAINER
+    was["serving"]["image"] = SERVE
     assert now == was
     assert TRAINER in (copy / "README.md").read_text()
     for path in generate.CHART.rglob("*"):
@@ -70,8 +72,10 @@ def test_pinned_values_keep_their_comments() -> None:
         pin.with_values(text, {"image.name": "y"})
 
 
-@pytest.mark.parametrize("reference", ["spotune/operator:0.1.0", "spotune/operator@sha256:12", f"@sha256:{64 * 'a'}"])
-def test_image_without_a_digest_is_not_pinned(reference: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="operator's image must be named by its digest"):
-        pin.pinned(tmp_path / "spotune", reference, TRAINER)
+@pytest.mark.parametrize("image", ["operator", "trainer", "serve"])
+@pytest.mark.parametrize("reference", ["spotune/image:0.1.0", "spotune/image@sha256:12", f"@sha256:{64 * 'a'}"])
+def test_image_without_a_digest_is_not_pinned(image: str, reference: str, tmp_path: Path) -> None:
+    images = {"operator": OPERATOR, "trainer": TRAINER, "serve": SERVE} | {image: reference}
+    with pytest.raises(ValueError, match=f"{image}'s image must be named by its digest"):
+        pin.pinned(tmp_path / "spotune", **images)
     assert not (tmp_path / "spotune").exists()

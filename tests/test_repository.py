@@ -92,6 +92,7 @@ def test_there_is_no_lock_file() -> None:
         ("dev.txt", ["operator", "serve", "trainer"], ["lint", "test", "docs", "dev"]),
         ("trainer.txt", ["trainer"], []),
         ("serve.txt", ["serve"], []),
+        ("serve-vllm.txt", ["serve", "vllm"], []),
         ("operator.txt", ["operator"], []),
         ("build.txt", [], ["build"]),
     ],

@@ -164,8 +164,10 @@ class Manager:
     def _changed(self, key: JobKey) -> None:
         self.queue.add(key, self._settings.settle_seconds)
 
-    def _node_changed(self, _name: str) -> None:
+    def _node_changed(self, name: str) -> None:
         self.healer.wake()
+        if self.services is not None:
+            self.services.node_changed(name)
 
     def _exposition(self) -> bytes:
         self.metrics.queue_depth.set(len(self.queue) + (len(self.services.queue) if self.services else 0))

@@ -57,6 +57,7 @@ def test_a_field_within_an_adapter_is_named_if_both_have_one() -> None:
         {"execution": {"zeroStage": 3, "microBatchSize": 1}},
         {"workers": {"count": 8, "gpus": 8}},
         {"checkpoint": {"every": 5}},
+        {"serving": {"name": "sql"}},
         {"retry": {"maxGpuHours": 5}},
     ],
 )

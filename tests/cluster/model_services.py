@@ -116,16 +116,26 @@ def model_on_claim(folder: str) -> dict[str, Any]:
 def running_service(workplace: Workplace, manifest: dict[str, Any]) -> Iterator[RunningService]:
     """A service that is applied, and deleted with its pods at the end of the block."""
     service = RunningService(workplace.kubectl, manifest["metadata"]["name"])
-    if workplace.cluster.machine:
-        workplace.kubectl.apply(_kuberay_policy(service))
+    admit_kuberay(workplace, service)
     workplace.kubectl.apply(manifest)
     try:
         yield service
     finally:
         workplace.kubectl("delete", "modelservice", service.name, "--ignore-not-found")
-        labels = f"--selector=spotune.dev/service={service.name}"
-        workplace.kubectl("delete", "pods", labels, "--force", "--grace-period=0", "--ignore-not-found")
-        wait_for("the end of the service's pods", 120, lambda: not workplace.kubectl.get("pods", labels), every=1)
+        delete_pods(service)
+
+
+def delete_pods(service: RunningService) -> None:
+    """Delete the pods of a deleted service without their grace period, and wait for their end."""
+    labels = f"--selector=spotune.dev/service={service.name}"
+    service.kubectl("delete", "pods", labels, "--force", "--grace-period=0", "--ignore-not-found")
+    wait_for("the end of the service's pods", 120, lambda: not service.kubectl.get("pods", labels), every=1)
+
+
+def admit_kuberay(workplace: Workplace, service: RunningService) -> None:
+    """Let the KubeRay of the test cluster reach the pods of a service."""
+    if workplace.cluster.machine:
+        workplace.kubectl.apply(_kuberay_policy(service))
 
 
 def _kuberay_policy(service: RunningService) -> dict[str, Any]:

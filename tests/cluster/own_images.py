@@ -2,6 +2,7 @@
 
 apt-get install buildah
 python -m tests.cluster.own_images build/images       # operator.tar, trainer.tar, serve.tar; prints what a node pulls
+python -m tests.cluster.own_images build/images serve-vllm              # this one alone
 spotune-testcluster load-image build/images/trainer.tar
 """
 
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +22,8 @@ from tests import ROOT
 
 BASE = "localhost/python:3.11"
 TARGETS = ("operator", "trainer", "serve")
+VLLM_TARGET = "serve-vllm"
+"""Built only when it is asked for: nothing here can run it without a GPU."""
 _PACKAGES = "python3,python3-venv,ca-certificates"
 _RELEASE = "bookworm"  # whose Python is 3.11
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -81,11 +85,11 @@ class Buildah:
         return [layer["size"] for layer in layers[1:]]
 
 
-def build_all(folder: Path, buildah: Buildah) -> None:
-    """Build the images, and save them as archives in a folder."""
+def build_all(folder: Path, buildah: Buildah, targets: Sequence[str] = TARGETS) -> None:
+    """Build images, and save them as archives in a folder."""
     buildah.store.mkdir(parents=True, exist_ok=True)
     buildah.make_base()
-    for target in TARGETS:
+    for target in targets:
         buildah.build(target)
         archive = buildah.save(target, folder)
         layers = [f"{size / 1e6:,.1f}" for size in buildah.pulled_bytes(target)]
@@ -95,4 +99,4 @@ def build_all(folder: Path, buildah: Buildah) -> None:
 
 if __name__ == "__main__":
     target_folder = Path(sys.argv[1]).resolve()
-    build_all(target_folder, Buildah(target_folder / "store"))
+    build_all(target_folder, Buildah(target_folder / "store"), sys.argv[2:] or TARGETS)

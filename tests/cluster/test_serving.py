@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from openai import OpenAI
@@ -46,6 +50,23 @@ def test_status_tells_what_is_served(service: RunningService) -> None:
     assert status["url"] == f"http://spotunems-{NAME}.{service.kubectl.namespace}.svc"
     (line,) = service.kubectl("get", "ms", NAME, "--no-headers").splitlines()
     assert line.split()[:3] == [NAME, "Serving", "2/2"]
+
+
+def test_commands_show_the_service(service: RunningService) -> None:
+    def spotune(command: str, *words: str) -> str:
+        access = ["--kubeconfig", str(service.kubectl.kubeconfig), "--namespace", service.kubectl.namespace]
+        run = [str(Path(sys.executable).with_name("spotune")), command, *words, *access]
+        return subprocess.run(run, capture_output=True, text=True, timeout=120, check=False).stdout
+
+    assert json.loads(spotune("status", f"ms/{NAME}", "--output", "json"))["phase"] == "Serving"
+    assert [each["name"] for each in json.loads(spotune("status", "--output", "json"))["services"]] == [NAME]
+    pods = [pod["metadata"]["name"] for component in ("gateway", "replicas", "head") for pod in service.pods(component)]
+    shown = spotune("status", f"ms/{NAME}")
+    assert [pod for pod in pods if pod not in shown] == []
+    assert spotune("logs", f"ms/{NAME}", "--component", "head").startswith(f"{pods[-1]}: ")
+    checks = {check["name"]: check for check in json.loads(spotune("doctor", "--output", "json"))["checks"]}
+    assert checks["serving"]["message"] == "the operator reconciles ModelServices, and has the rights for them"
+    assert checks["services"]["verdict"] == "passed"
 
 
 def test_streams_survive_a_killed_replica(cluster: ClusterUnderTest, service: RunningService, client: OpenAI) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from charts.generate import CHART
 from spotune_operator.errors import StalledError
-from spotune_operator.reconcile import condition_findings, kstatus
+from spotune_operator.reconcile import condition_findings, job_serving, kstatus
 from spotune_operator.reconcile import events as job_events
 from tests import ROOT
 
@@ -24,7 +24,7 @@ def reasons() -> Iterator[str]:
     """Literal reasons of unhealthy conditions in the code."""
     nodes = [
         node
-        for module in (condition_findings, kstatus)
+        for module in (condition_findings, job_serving, kstatus)
         for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text()))
     ]
     for node in nodes:

@@ -6,6 +6,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule
+from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.job import (
     BackoffSpec,
     DatasetSpec,
@@ -14,6 +15,7 @@ from spotune.job import (
     ExecutionSpec,
     FinetuneJob,
     FinetuneJobSpec,
+    JobServingSpec,
     ModelSpec,
     TrainingSpec,
     WorkersSpec,
@@ -189,6 +191,12 @@ _SPEC = (
         "3 cannot shard quantized weights: use auto or at most 2",
         "execution.zeroStage",
     ),
+    Rule(
+        "!has(self.serving) || self.output.mergeAdapter",
+        "cannot serve an adapter without its base model: set output.mergeAdapter to true, or write a ModelService with "
+        "the base model and this job under adapters",
+        "serving",
+    ),
 )
 
 _EXECUTION = (
@@ -202,6 +210,17 @@ _EXECUTION = (
         "self.flopsProfile == 0 || self.attention != 'flash_attention_2'",
         "cannot count flash_attention_2: set it to 0, or use attention sdpa or eager",
         "flopsProfile",
+    ),
+)
+
+_SERVICE_NAME: Final = "(self.spec.serving.name == '' ? self.metadata.name : self.spec.serving.name)"
+"""CEL equivalent of `spotune.job.FinetuneJob.service_name`."""
+
+_JOB = (
+    Rule(
+        f"!has(self.spec.serving) || self.spec.serving.adapters.all(adapter, adapter.name != {_SERVICE_NAME})",
+        "must not contain the model's own id: every adapter needs its own name",
+        "spec.serving.adapters",
     ),
 )
 
@@ -250,6 +269,7 @@ def _freeze_rule(path: str, *, optional: bool) -> Rule:
 
 
 JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
+    **SERVING_SECTION_RULES,
     ModelSpec: _MODEL,
     WorkersSpec: _WORKERS,
     BackoffSpec: _BACKOFF,
@@ -259,6 +279,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     TrainingSpec: _TRAINING,
     ExecutionSpec: _EXECUTION,
     FinetuneJobSpec: _SPEC,
-    FinetuneJob: (*NAME_RULES, *_freeze_rules()),
+    JobServingSpec: SERVING_RULES,
+    FinetuneJob: (*NAME_RULES, *_JOB, *_freeze_rules()),
 }
 """CEL rules of a FinetuneJob by section."""

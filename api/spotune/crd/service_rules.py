@@ -50,17 +50,27 @@ _CLUSTER = (
     ),
 )
 
-_SPEC = (
-    Rule(
-        "self.rollout.promoteIf.metric == '' || self.model.finetuneJob != ''",
-        "is only used with model.finetuneJob, which evaluates the model",
-        "rollout.promoteIf.metric",
-    ),
+SERVING_RULES: Final = (
     Rule(
         "self.capacity != 'mixed' || self.onDemandBase <= self.replicas.max",
         "must not be more than replicas.max",
         "onDemandBase",
     ),
+)
+"""Rules of a spec with the fields of `spotune.service.ServingSpec`."""
+
+SERVING_SECTION_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
+    ServedAdapterSpec: _ADAPTER,
+    ReplicasSpec: _REPLICAS,
+    RolloutSpec: _ROLLOUT,
+    ServingClusterSpec: _CLUSTER,
+}
+"""CEL rules of the sections that a ModelService and the serving section of a FinetuneJob share."""
+
+_METRIC = Rule(
+    "self.rollout.promoteIf.metric == '' || self.model.finetuneJob != ''",
+    "is only used with model.finetuneJob, which evaluates the model",
+    "rollout.promoteIf.metric",
 )
 
 _MODEL_ID: Final = "(self.spec.model.name == '' ? self.metadata.name : self.spec.model.name)"
@@ -75,12 +85,9 @@ _SERVICE = (
 )
 
 SERVICE_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
+    **SERVING_SECTION_RULES,
     ServedModelSpec: _MODEL,
-    ServedAdapterSpec: _ADAPTER,
-    ReplicasSpec: _REPLICAS,
-    RolloutSpec: _ROLLOUT,
-    ServingClusterSpec: _CLUSTER,
-    ModelServiceSpec: _SPEC,
+    ModelServiceSpec: (*SERVING_RULES, _METRIC),
     ModelService: (*NAME_RULES, *_SERVICE),
 }
 """CEL rules of a ModelService by section. Unique names of adapters need none: their list is a map by name."""

@@ -8,6 +8,7 @@ from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
 from spotune.job.metric import Metric
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
+from spotune.job.serving import JobServingSpec
 from spotune.job.status import (
     FinetuneJobStatus,
     GpuSecondsStatus,
@@ -36,6 +37,7 @@ __all__ = [
     "GpuSecondsStatus",
     "HeadSpec",
     "HubSpec",
+    "JobServingSpec",
     "LastCheckpointStatus",
     "LoraSpec",
     "Metric",

@@ -12,6 +12,7 @@ from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.lifecycle import CleanupSpec, RetrySpec
 from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
+from spotune.job.serving import JobServingSpec
 from spotune.job.status import FinetuneJobStatus
 from spotune.job.training import EvaluationSpec, TrainingSpec
 
@@ -52,6 +53,9 @@ class FinetuneJobSpec(Section):
     """true: save a checkpoint, stop and release the nodes. false: resume."""
     cleanup: CleanupSpec = CleanupSpec()
     """What happens to the Ray cluster after the job has ended."""
+    serving: JobServingSpec | None = None
+    """Creates a ModelService when the model is trained. It may change at any time. Removing it, or deleting the job,
+    deletes the ModelService. On one machine it is ignored: use spotune serve."""
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -112,6 +116,16 @@ class FinetuneJobSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_serving(self) -> Self:
+        if self.serving is not None and not self.output.merge_adapter:
+            reason = (
+                "cannot serve an adapter without its base model: set output.mergeAdapter to true, or write a "
+                "ModelService with the base model and this job under adapters"
+            )
+            invalid("serving", reason)
+        return self
+
+    @model_validator(mode="after")
     def _check_micro_batch(self) -> Self:
         micro_batch_size = self.execution.micro_batch_size
         if micro_batch_size != "auto" and micro_batch_size > self.training.global_batch_size:
@@ -133,3 +147,17 @@ class FinetuneJob(Section):
     """What to train (model, adapter, dataset, training) and how to run it (all other sections)."""
     status: FinetuneJobStatus | None = None
     """Progress and health, written by the operator."""
+
+    @property
+    def service_name(self) -> str:
+        """Name of the ModelService of the job; empty without spec.serving."""
+        serving = self.spec.serving
+        return "" if serving is None else serving.name or self.metadata.name
+
+    @model_validator(mode="after")
+    def _check_model_ids(self) -> Self:
+        serving = self.spec.serving
+        if serving is not None and self.service_name in (adapter.name for adapter in serving.adapters):
+            reason = f"must not contain the model's own id {self.service_name!r}: every adapter needs its own name"
+            invalid("spec.serving.adapters", reason)
+        return self

@@ -26,6 +26,7 @@ class ExportManifest:
         messages: the column with chat messages, rendered by the tokenizer's chat template; empty if there was none.
         max_length: maximum prompt length in tokens.
         max_new_tokens: maximum answer length in tokens.
+        step: optimizer steps that the weights were trained for; None if an older version wrote the export.
     """
 
     name: str
@@ -34,10 +35,11 @@ class ExportManifest:
     messages: str
     max_length: int
     max_new_tokens: int
+    step: int | None = None
 
     @classmethod
-    def from_job(cls, job: FinetuneJob) -> ExportManifest:
-        """The manifest of a job's model."""
+    def from_job(cls, job: FinetuneJob, step: int | None = None) -> ExportManifest:
+        """The manifest of a job's model after this number of steps."""
         dataset, spec = job.spec.dataset, job.spec
         return cls(
             name=job.metadata.name,
@@ -46,6 +48,7 @@ class ExportManifest:
             messages=dataset.messages,
             max_length=dataset.max_length,
             max_new_tokens=spec.training.evaluation.max_new_tokens,
+            step=step,
         )
 
     @classmethod
@@ -63,6 +66,18 @@ class ExportManifest:
             return cls(**value)
         except (TypeError, ValueError) as error:
             raise JobError(f"{path} is damaged or of another version: {error}. Export the model again.") from error
+
+
+def previous_export(export: Path, step: int) -> Path:
+    """Where the export of an earlier step is kept when another one takes its place in the folder `export`."""
+    return export.with_name(f"previous-{export.name}-step-{step}")
+
+
+def previous_exports(export: Path) -> dict[int, Path]:
+    """The kept exports of earlier steps beside the folder `export`, by step."""
+    prefix = previous_export(export, 0).name.removesuffix("0")
+    found = ((path.name.removeprefix(prefix), path) for path in export.parent.glob(f"{prefix}*"))
+    return {int(step): path for step, path in found if step.isdecimal()}
 
 
 def find_export(directory: Path) -> Path:

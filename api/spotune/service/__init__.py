@@ -12,6 +12,7 @@ from spotune.service.spec import (
     ServedAdapterSpec,
     ServedModelSpec,
     ServingClusterSpec,
+    ServingSpec,
 )
 from spotune.service.status import (
     LocationStatus,
@@ -41,4 +42,5 @@ __all__ = [
     "ServedModelSpec",
     "ServedVersionStatus",
     "ServingClusterSpec",
+    "ServingSpec",
 ]

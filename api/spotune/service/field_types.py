@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from spotune.custom_resource.metadata import MAX_NAME_LENGTH
+
 
 @dataclass(frozen=True)
 class Form:
@@ -68,6 +70,10 @@ ClaimName = Annotated[
     str, Form(rf"{_LABEL}([.]{_LABEL})*", "the name of a PersistentVolumeClaim: a-z, 0-9, - and .", 253)
 ]
 """Name of a PersistentVolumeClaim."""
+OptionalServiceName = Annotated[
+    str, Form(f"({_LABEL})?", "the name of a ModelService: a-z, 0-9 and -, at most 40 characters", MAX_NAME_LENGTH)
+]
+"""Name of a ModelService, or an empty string."""
 HostName = Annotated[
     str,
     Form(rf"{_LABEL}([.]{_LABEL})*", "a DNS name such as models.example.com, without https:// and without a path", 253),

@@ -95,6 +95,9 @@ class ReplicasSpec(Section):
     """Maximum number of replicas."""
     target_ongoing_requests: PositiveInt = 8
     """Requests per replica that autoscaling aims at. Used if max is more than min."""
+    scale_down_delay: PositiveDuration = Duration("5m")
+    """Time of less load after which replicas are removed; twice as long for the last one. Used if max is more than
+    min."""
 
     @model_validator(mode="after")
     def _check_min(self) -> Self:
@@ -192,11 +195,9 @@ class ServingClusterSpec(Section):
         return self
 
 
-class ModelServiceSpec(Section):
-    """Which model to serve and how."""
+class ServingSpec(Section):
+    """How to serve a model: all of a ModelService but the model itself. A FinetuneJob has it, too."""
 
-    model: ServedModelSpec
-    """The model to serve. Exactly one of finetuneJob, source and claim."""
     adapters: list[ServedAdapterSpec] = Field(
         default=[],
         max_length=64,
@@ -244,14 +245,25 @@ class ModelServiceSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_metric(self) -> Self:
-        if self.rollout.promote_if.metric and not self.model.finetune_job:
-            invalid("rollout.promoteIf.metric", "is only used with model.finetuneJob, which evaluates the model")
-        return self
-
-    @model_validator(mode="after")
     def _check_capacity(self) -> Self:
         if self.capacity == "mixed" and self.on_demand_base > self.replicas.max:
             reason = f"{self.on_demand_base} is more than replicas.max, {self.replicas.max}"
             invalid("onDemandBase", reason)
+        return self
+
+
+class _WithModel(Section):
+    """The model; a base class, so that it is the first field."""
+
+    model: ServedModelSpec
+    """The model to serve. Exactly one of finetuneJob, source and claim."""
+
+
+class ModelServiceSpec(ServingSpec, _WithModel):
+    """Which model to serve and how."""
+
+    @model_validator(mode="after")
+    def _check_metric(self) -> Self:
+        if self.rollout.promote_if.metric and not self.model.finetune_job:
+            invalid("rollout.promoteIf.metric", "is only used with model.finetuneJob, which evaluates the model")
         return self

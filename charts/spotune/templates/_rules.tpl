@@ -19,7 +19,7 @@
 {{- if .Values.serving.enabled }}
 - apiGroups: [spotune.dev]
   resources: [modelservices]
-  verbs: [list, watch]
+  verbs: [get, list, watch, create, patch, delete] # all but list and watch: spec.serving of a FinetuneJob
 - apiGroups: [spotune.dev]
   resources: [modelservices/status]
   verbs: [patch]

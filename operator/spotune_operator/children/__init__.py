@@ -3,6 +3,7 @@
 from typing import Any
 
 from spotune_operator.children.config import config_map
+from spotune_operator.children.model_service import model_service
 from spotune_operator.children.monitoring import pod_monitor
 from spotune_operator.children.network import network_policy
 from spotune_operator.children.raycluster import Replicas, ray_cluster
@@ -26,5 +27,6 @@ def build_children(resolved: ResolvedJob, replicas: Replicas) -> list[dict[str, 
         network_policy(resolved),
         ray_cluster(resolved, replicas),
         pod_monitor(resolved),
+        model_service(resolved),
     ]
     return [child for child in children if child is not None]

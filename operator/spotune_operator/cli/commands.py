@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from spotune_operator.cli.cluster.client import Cluster
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the job.")]
+_JobOrService = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the job, or of the service if there is no such job; or ms/NAME.")
+]
 _Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of the job. Default: the context's.")
+    str, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace to use. Default: the context's.")
 ]
 _Kubeconfig = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Kubeconfig. Default: $KUBECONFIG or ~/.kube/config.")
@@ -34,40 +37,73 @@ _INTERRUPTED = 130
 
 def status(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="Job to show in detail. Default: a table of all jobs.")
+        str,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Job to show in detail, or ms/NAME for a service. Default: tables of all jobs and services.",
+        ),
     ] = "",
     all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")
+        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs and services of all namespaces.")
     ] = False,
     output: _Output = "text",
     namespace: _Namespace = "",
     kubeconfig: _Kubeconfig = None,
     context: _Context = "",
 ) -> None:
-    """Show the status of all jobs in a table, or of one job in detail.
+    """Show the status of all jobs and services in tables, or of one in detail.
 
-    Example: spotune status t5-sql --namespace team
+    A name alone means the job, or the service if there is no such job; ms/NAME always means the service.
+
+    Example: spotune status ms/text-to-sql --namespace team
     """
     if name and all_namespaces:
         raise UsageError(f"--all-namespaces shows all jobs: remove {name}, or use --namespace instead")
-    from spotune_operator.cli import status as status_view
-    from spotune_operator.cli.cluster.jobs import get_job, list_jobs, status_of
+    from spotune_operator.cli.cluster.resources import parse_name
 
+    parse_name(name)
     cluster = _cluster(namespace, kubeconfig, context)
     if name:
-        job = get_job(cluster, name)
-        _print(status_view.panel(job, time.time())) if output == "text" else _print_json(status_of(job))
-        return
-    jobs = list_jobs(cluster, everywhere=all_namespaces)
-    if output == "json":
-        keys = ("name", "namespace")
-        _print_json({"jobs": [{**{k: job["metadata"][k] for k in keys}, "status": status_of(job)} for job in jobs]})
-    elif not jobs:
-        where = "the cluster" if all_namespaces else f"namespace {cluster.namespace}"
-        typer.echo(f"There are no FinetuneJobs in {where}.")
+        _print_one(cluster, name, output)
     else:
+        _print_all(cluster, output, all_namespaces=all_namespaces)
+
+
+def _print_one(cluster: Cluster, name: str, output: str) -> None:
+    """Print the status of a job or service."""
+    from spotune.crd.definition import FINETUNE_JOBS
+    from spotune_operator.cli import status as job_status
+    from spotune_operator.cli.cluster.jobs import status_of
+    from spotune_operator.cli.cluster.resources import find_object
+    from spotune_operator.cli.service_status import hint_at_service, panel_from_cluster
+
+    resource, found = find_object(cluster, name)
+    if output == "json":
+        _print_json(status_of(found))
+    elif resource is FINETUNE_JOBS:
+        _print(job_status.panel(found, time.time()))
+        if "/" not in name and (hint := hint_at_service(cluster, name)):
+            typer.echo(f"\n{hint}")
+    else:
+        _print(panel_from_cluster(cluster, found, time.time()))
+
+
+def _print_all(cluster: Cluster, output: str, *, all_namespaces: bool) -> None:
+    """Print the status of all jobs and services."""
+    from spotune_operator.cli.cluster.jobs import list_jobs
+    from spotune_operator.cli.cluster.services import list_visible_services
+    from spotune_operator.cli.service_status import listing, tables
+
+    jobs = list_jobs(cluster, everywhere=all_namespaces)
+    services = list_visible_services(cluster, _notify, everywhere=all_namespaces)
+    if output == "json":
+        _print_json({"jobs": listing(jobs), "services": listing(services)})
+    elif jobs or services:
         in_terminal = sys.stdout.isatty()
-        _print(status_view.table(jobs, time.time(), with_namespace=all_namespaces, with_bar=in_terminal))
+        _print(tables(jobs, services, time.time(), with_namespace=all_namespaces, with_bar=in_terminal))
+    else:
+        where = "the cluster" if all_namespaces else f"namespace {cluster.namespace}"
+        typer.echo(f"There are no FinetuneJobs and no ModelServices in {where}.")
 
 
 def watch(
@@ -92,7 +128,7 @@ def watch(
         watch_job,
     )
 
-    cluster = _cluster(namespace, kubeconfig, context)
+    name, cluster = _job(name, "watch"), _cluster(namespace, kubeconfig, context)
     view: View = JsonView(typer.echo) if output == "json" else PlainView(typer.echo)
     if output == "text" and sys.stdout.isatty():
         view = LiveView(Console())
@@ -106,51 +142,75 @@ def watch(
 
 
 def logs(
-    name: _Name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until the job ends.")] = False,
+    name: _JobOrService,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines: of a job until it ends.")
+    ] = False,
     lines: Annotated[int | None, typer.Option(min=0, help="Print only this many of the last lines.")] = None,
+    component: Annotated[
+        Literal["gateway", "replicas", "head"] | None,
+        typer.Option(help="Pods of a service. Default: gateway and replicas."),
+    ] = None,
+    since: Annotated[
+        str, typer.Option(metavar="DURATION", help="Of a service: print only lines this young, such as 5m.")
+    ] = "",
     namespace: _Namespace = "",
     kubeconfig: _Kubeconfig = None,
     context: _Context = "",
 ) -> int:
-    """Print the logs of a job's drivers and workers, of all attempts and worker groups, from the shared volume.
+    """Print the logs of a job or service.
 
-    With --follow, every line is printed exactly once, even if the connection breaks or the head pod is replaced. If the
-    job has no head pod, a temporary pod reads the logs from its volume.
+    Of a job: those of its drivers and workers, of all attempts and worker groups, from the shared volume. With
+    --follow, every line is printed exactly once, even if the connection breaks or the head pod is replaced. If the job
+    has no head pod, a temporary pod reads the logs from its volume.
+
+    Of a service: what its pods have printed, in order of time. The logs of a pod are gone with the pod.
 
     Example: spotune logs t5-sql --follow --lines 50
     """
+    from spotune.crd.definition import FINETUNE_JOBS
+    from spotune_operator.cli.cluster.resources import find_object, parse_name
     from spotune_operator.cli.logs import followed_lines, log_lines
+    from spotune_operator.cli.service_logs import LogSelection, followed_service_lines, service_log_lines
 
+    parse_name(name)
+    seconds = _seconds(since, "--since")
     cluster = _cluster(namespace, kubeconfig, context)
 
     def run() -> None:
-        for line in (followed_lines if follow else log_lines)(cluster, name, lines, _notify):
+        resource, found = find_object(cluster, name)
+        title = found["metadata"]["name"]
+        if resource is FINETUNE_JOBS:
+            if component or since:
+                raise UsageError(f"--component and --since are for services: for the service write ms/{title}")
+            printed = (followed_lines if follow else log_lines)(cluster, title, lines, _notify)
+        else:
+            selection = LogSelection(title, component or "", lines, seconds)
+            printed = (followed_service_lines if follow else service_log_lines)(cluster, selection, _notify)
+        for line in printed:
             typer.echo(line)
 
     return _until_interrupted(run)
 
 
 def events(
-    name: _Name,
+    name: _JobOrService,
     output: _Output = "text",
     namespace: _Namespace = "",
     kubeconfig: _Kubeconfig = None,
     context: _Context = "",
 ) -> None:
-    """Show the Kubernetes events of a job, its child objects and its pods, in order of time and without repetitions.
+    """Show the Kubernetes events of a job or service, its child objects and its pods, merged and in order of time.
 
     Kubernetes deletes events after one hour by default.
 
     Example: spotune events t5-sql
     """
-    from spotune_operator.cli.cluster.jobs import get_job, pods_of
-    from spotune_operator.cli.events import plain_lines, summarize_events, table
+    from spotune_operator.cli.cluster.resources import parse_name
+    from spotune_operator.cli.events import events_of, plain_lines, table
 
-    cluster = _cluster(namespace, kubeconfig, context)
-    job = get_job(cluster, name)
-    pods = [pod["metadata"]["name"] for pod in pods_of(cluster, name)]
-    found = summarize_events(cluster.items(cluster.path("events")), job, pods)
+    parse_name(name)
+    found = events_of(_cluster(namespace, kubeconfig, context), name)
     if output == "json":
         _print_json({"events": [happening.as_json() for happening in found]})
     elif not found:
@@ -178,7 +238,7 @@ def suspend(
     from spotune_operator.cli.suspend import Poller, set_suspended, wait_until_suspended
 
     poller = Poller(_seconds(timeout))
-    cluster = _cluster(namespace, kubeconfig, context)
+    name, cluster = _job(name, "suspend"), _cluster(namespace, kubeconfig, context)
     changed = set_suspended(cluster, name, suspend=True)
 
     def run() -> None:
@@ -206,7 +266,7 @@ def resume(
     from spotune_operator.cli.suspend import Poller, set_suspended, wait_until_training
 
     poller = Poller(_seconds(timeout))
-    cluster = _cluster(namespace, kubeconfig, context)
+    name, cluster = _job(name, "resume"), _cluster(namespace, kubeconfig, context)
     changed = set_suspended(cluster, name, suspend=False)
 
     def run() -> None:
@@ -232,7 +292,7 @@ def tensorboard(
     from spotune_operator.cli.tensorboard import HOURS
     from spotune_operator.cli.tensorboard import tensorboard as running
 
-    cluster = _cluster(namespace, kubeconfig, context)
+    name, cluster = _job(name, "tensorboard"), _cluster(namespace, kubeconfig, context)
 
     def run() -> None:
         with running(cluster, name, port, _notify) as (url, wait):
@@ -253,7 +313,9 @@ def doctor(
     kubeconfig: _Kubeconfig = None,
     context: _Context = "",
 ) -> int:
-    """Check whether a cluster can run FinetuneJobs, and say how to fix what is missing. Exit code 10 if it cannot.
+    """Check whether a cluster can run FinetuneJobs and ModelServices, and say how to fix what is missing.
+
+    Exit code 10 if a check failed.
 
     Example: spotune doctor --pull spotune/trainer:0.1.0
     """
@@ -278,6 +340,13 @@ def _cluster(namespace: str, kubeconfig: Path | None, context: str) -> Cluster:
     return open_cluster(ClusterOptions(namespace, kubeconfig, context))
 
 
+def _job(name: str, command: str) -> str:
+    """The name of a job, for a command that knows jobs alone."""
+    from spotune_operator.cli.cluster.resources import job_name
+
+    return job_name(name, command)
+
+
 def _until_interrupted(run: Callable[[], None]) -> int:
     """Run a command and return its exit code. Ctrl-C ends it without a traceback."""
     try:
@@ -287,13 +356,13 @@ def _until_interrupted(run: Callable[[], None]) -> int:
     return 0
 
 
-def _seconds(text: str) -> float | None:
+def _seconds(text: str, option: str = "--timeout") -> float | None:
     from spotune.units.durations import Duration
 
     try:
         return Duration(text).seconds if text else None
     except ValueError as error:
-        raise UsageError(f"--timeout: {error}") from error
+        raise UsageError(f"{option}: {error}") from error
 
 
 def _notify(text: str) -> None:

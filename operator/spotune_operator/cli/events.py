@@ -1,4 +1,4 @@
-"""`spotune events`: the Kubernetes events of a job, its children and their pods, with repeated ones merged."""
+"""`spotune events`: Kubernetes events of a job or service, its children and their pods, with repeated ones merged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spotune.crd.definition import FINETUNE_JOBS
 from spotune.formatting import duration
 from spotune.job import KIND
+from spotune.service import SERVICE_KIND
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, WORKER_GROUP
-from spotune_operator.cli.cluster.jobs import Job
+from spotune_operator.children.serving.network import CLUSTER_LABEL
+from spotune_operator.children.serving.resolved_service import child_name
+from spotune_operator.cli.cluster.client import Cluster
+from spotune_operator.cli.cluster.jobs import Job, pods_of
+from spotune_operator.cli.cluster.resources import find_object, label_of
+from spotune_operator.cli.cluster.services import SERVING_GROUPS, Service, service_pods
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 
+_OWNERS = (KIND, SERVICE_KIND)
 _LONGEST_PREFIX = 50
 """KubeRay truncates cluster and group name to this many characters in a pod name (``PodName`` in its controller)."""
 
@@ -51,6 +59,20 @@ class EventSummary:
         return {**times, "count": self.count, **text_fields}
 
 
+def events_of(cluster: Cluster, name: str) -> list[EventSummary]:
+    """The events of a job or service that a user names.
+
+    Raises:
+        UsageError: It does not exist.
+        KubernetesError: The user may not read it, its pods or the events.
+    """
+    resource, found = find_object(cluster, name)
+    title, events = found["metadata"]["name"], cluster.items(cluster.path("events"))
+    if resource is FINETUNE_JOBS:
+        return summarize_events(events, found, [pod["metadata"]["name"] for pod in pods_of(cluster, title)])
+    return summarize_service_events(events, found, service_pods(cluster, title))
+
+
 def summarize_events(events: Iterable[Mapping[str, Any]], job: Job, pods: Iterable[str]) -> list[EventSummary]:
     """The events of a job, its children and their pods, sorted by time of the last occurrence.
 
@@ -59,13 +81,39 @@ def summarize_events(events: Iterable[Mapping[str, Any]], job: Job, pods: Iterab
         job: The job as the API server returns it.
         pods: Names of its existing pods. Deleted pods are recognised by KubeRay's naming scheme.
     """
-    created = unix_time(job["metadata"].get("creationTimestamp")) or 0.0
-    belongs = _membership(job, frozenset(pods))
+    child = f"spotune-{job['metadata']['name']}"
+    return _summarize(events, job, _children(child, child, frozenset(pods), (WORKER_GROUP, ON_DEMAND_GROUP)))
+
+
+def summarize_service_events(
+    events: Iterable[Mapping[str, Any]], service: Service, pods: Iterable[Mapping[str, Any]]
+) -> list[EventSummary]:
+    """The events of a service, its children and their pods, sorted by time of the last occurrence.
+
+    Args:
+        events: All ``v1.Event``s of the namespace.
+        service: The service as the API server returns it.
+        pods: Its existing pods. Deleted pods are recognised only if another pod of their Ray cluster exists, because
+            KubeRay gives clusters random names.
+    """
+    child, found = child_name(service["metadata"]["name"]), list(pods)
+    names = frozenset(pod["metadata"]["name"] for pod in found)
+    clusters = {label_of(pod, CLUSTER_LABEL) for pod in found} - {""}
+    checks = [_children(child, cluster, names, SERVING_GROUPS) for cluster in (clusters or {child})]
+    return _summarize(events, service, lambda involved: any(check(involved) for check in checks))
+
+
+def _summarize(
+    events: Iterable[Mapping[str, Any]], owner: Mapping[str, Any], is_child: Callable[[Mapping[str, Any]], bool]
+) -> list[EventSummary]:
+    created, uid = unix_time(owner["metadata"].get("creationTimestamp")) or 0.0, owner["metadata"]["uid"]
     summaries: dict[tuple[str, str, str], EventSummary] = {}
     for event in events:
         summary = _from_event(event)
-        # Skip events of an earlier job with the same name.
-        if summary.last >= created and belongs(event["involvedObject"]):
+        involved = event["involvedObject"]
+        belongs = involved.get("uid") == uid if involved.get("kind") in _OWNERS else is_child(involved)
+        # Skip events of an earlier object with the same name.
+        if summary.last >= created and belongs:
             key = (summary.object, summary.reason, summary.message)
             summaries[key] = _merge(summaries[key], summary) if key in summaries else summary
     return sorted(summaries.values(), key=lambda summary: (summary.last, summary.first))
@@ -94,23 +142,23 @@ def _message(summary: EventSummary) -> str:
     return f"{text} ({summary.count} times in {duration(summary.last - summary.first)})"
 
 
-def _membership(job: Job, pods: frozenset[str]) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a predicate: whether an ``involvedObject`` is the job, one of its children or one of their pods."""
-    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
-    child = f"spotune-{name}"
-    groups = [f"{child}-{group}"[:_LONGEST_PREFIX] for group in (WORKER_GROUP, ON_DEMAND_GROUP)]
-    prefixes = [f"{child}-head", *(f"{group}-worker" for group in groups)]
+def _children(
+    child: str, cluster: str, pods: frozenset[str], groups: Iterable[str]
+) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a predicate: whether an ``involvedObject`` is a child or a pod of a job or service.
+
+    Args:
+        child: Name of its children.
+        cluster: Name of its RayCluster.
+        pods: Names of its existing pods.
+        groups: Names of its worker groups.
+    """
+    prefixes = [f"{cluster}-head", *(f"{f'{cluster}-{group}'[:_LONGEST_PREFIX]}-worker" for group in groups)]
     pod = re.compile(f"({'|'.join(map(re.escape, prefixes))})-[a-z0-9]{{5}}")
 
     def belongs(involved: Mapping[str, Any]) -> bool:
-        if involved.get("kind") == KIND:
-            return bool(involved.get("uid") == uid)
-        object_name = involved.get("name") or ""
-        return (
-            object_name == child
-            or object_name in pods
-            or (involved.get("kind") == "Pod" and bool(pod.fullmatch(object_name)))
-        )
+        name = involved.get("name") or ""
+        return name in (child, cluster, *pods) or (involved.get("kind") == "Pod" and bool(pod.fullmatch(name)))
 
     return belongs
 

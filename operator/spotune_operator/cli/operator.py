@@ -40,7 +40,7 @@ def render(
     It needs no cluster. The objects have no owner references.
 
     The output for a job is that after preflight. It has no workers if the data still has to be prepared
-    (dataset.prepare), and no on-demand workers.
+    (dataset.prepare), and no on-demand workers. With spec.serving it includes the ModelService.
 
     The output for a service is that after its FinetuneJobs have finished. Only the operator knows where they wrote
     their models: the text FINGERPRINT stands in the paths for the fingerprint of the job.

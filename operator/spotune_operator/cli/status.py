@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -21,7 +21,7 @@ _PROBLEMS: Final = frozenset({"Stalled", "Failed", "NotProgressing"})
 _OUTCOMES: Final = frozenset({"Complete", "Suspended"})
 _SUMMARIES: Final = frozenset({"Ready", "Reconciling"})
 """Conditions that only summarize others."""
-_STYLES: Final = {"Complete": "green", "Failed": "red", "Stalled": "red", "Suspended": "dim", "Training": "cyan"}
+STYLES: Final = {"Complete": "green", "Failed": "red", "Stalled": "red", "Suspended": "dim", "Training": "cyan"}
 
 
 def table(jobs: Sequence[Job], now: float, *, with_namespace: bool, with_bar: bool) -> RenderableType:
@@ -49,14 +49,14 @@ def _cells(job: Job, now: float, *, with_bar: bool) -> list[RenderableType]:
     counts = status.get("restarts") or {}
     return [
         job["metadata"]["name"],
-        Text(phase(job), _STYLES.get(phase(job), "")),
+        Text(phase(job), STYLES.get(phase(job), "")),
         _progress_cell(status, with_bar=with_bar),
         _number(status.get("loss"), ".4f"),
         time_left(status, now) or "-",
         status.get("workers") or "-",
         str(counts.get("total") or 0),
         f"step {checkpoint['step']}" if checkpoint else "-",
-        _age(job, now),
+        age(job, now),
     ]
 
 
@@ -94,17 +94,22 @@ def panel(job: Job, now: float, bar_width: int = _WIDE_BAR_WIDTH) -> RenderableT
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
     shown = phase(job)
-    grid.add_row(Text(job["metadata"]["name"], style="bold not dim"), Text(shown, f"bold {_STYLES.get(shown, '')}"))
+    grid.add_row(Text(job["metadata"]["name"], style="bold not dim"), Text(shown, f"bold {STYLES.get(shown, '')}"))
     for label, content in _rows(job, now, bar_width):
         if content:
             grid.add_row(label, content)
-    for found in notable_conditions(job):
-        since = unix_time(found.get("lastTransitionTime"))
-        age = f" ({duration(max(0.0, now - since))})" if since is not None else ""
-        grid.add_row(
-            condition_heading(found), Text(f"{reason_and_message(found)}{age}", "yellow" if is_problem(found) else "")
-        )
+    for heading, content in condition_rows(notable_conditions(job), now):
+        grid.add_row(heading, content)
     return grid
+
+
+def condition_rows(conditions: Iterable[Mapping[str, Any]], now: float) -> Iterator[tuple[str, Text]]:
+    """Heading and content of the row of each condition."""
+    for found in conditions:
+        since = unix_time(found.get("lastTransitionTime"))
+        lasting = f" ({duration(max(0.0, now - since))})" if since is not None else ""
+        style = "yellow" if is_problem(found) else ""
+        yield condition_heading(found), Text(f"{reason_and_message(found)}{lasting}", style)
 
 
 def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, RenderableType]]:
@@ -123,11 +128,11 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
     yield "GPU time", gpu_time(status)
     yield "generation", _generation(status)
     yield "model", status.get("output") or ""
-    yield "age", _age(job, now)
+    yield "age", age(job, now)
 
 
 def phase(job: Job) -> str:
-    """The job's phase, for display."""
+    """The phase of a job or service, for display."""
     if job["metadata"].get("deletionTimestamp"):
         return "Deleting"
     return status_of(job).get("phase") or "New"
@@ -220,7 +225,8 @@ def gpu_time(status: Mapping[str, Any]) -> str:
     return ", ".join(f"{duration(value)} {kind}" for kind, value in kinds.items() if value)
 
 
-def _age(job: Job, now: float) -> str:
+def age(job: Job, now: float) -> str:
+    """Time since the creation of a job or service, for display."""
     created = unix_time(job["metadata"].get("creationTimestamp"))
     return duration(max(0.0, now - created)) if created is not None else "-"
 

@@ -82,7 +82,7 @@ SERVICE_CHILDREN: Final = {
     for resource in (RAY_SERVICES, ENDPOINTS, NETWORK_POLICIES, BUDGETS, INGRESSES, POD_MONITORS)
 }
 """The children of ModelServices, by kind."""
-_APPLIED: Final = CHILDREN | SERVICE_CHILDREN
+_APPLIED: Final = CHILDREN | SERVICE_CHILDREN | {SERVICES.kind: SERVICES}
 
 
 class GoneError(KubernetesError):
@@ -165,6 +165,13 @@ class Kube:
         except ConflictError:
             return False
         return True
+
+    async def find(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
+        """An object, without a cache; None if there is none of this name. For rare requests."""
+        try:
+            return await self._json("GET", resource.path(namespace, name), {})
+        except NotFoundError:
+            return None
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None

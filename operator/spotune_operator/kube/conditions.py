@@ -26,6 +26,7 @@ ORDER: Final = (
     "Training",
     "NotProgressing",
     "CheckpointHealthy",
+    "Served",
     "ModelAvailable",
     "ReplicasReady",
     "RolledOut",

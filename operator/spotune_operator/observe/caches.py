@@ -18,10 +18,12 @@ from spotune_operator.kube.client import (
     NODES,
     POD_MONITORS,
     PODS,
+    SERVICES,
     STORAGE_CLASSES,
     Kube,
 )
 from spotune_operator.kube.reflector import Reflector
+from spotune_operator.observe.job_services import JobService, job_service_view
 from spotune_operator.observe.nodes import NodeView, node_view
 from spotune_operator.observe.state import Child, JobKey, Pod, child_view, pod_view
 from spotune_operator.settings import Settings
@@ -94,6 +96,8 @@ class _Namespace:
 
     children: Sequence[Reflector[Child]]
     pods: Reflector[Pod]
+    services: Reflector[JobService] | None
+    """None while the operator serves no models: it has no right to list ModelServices then."""
 
 
 class Caches:
@@ -126,6 +130,9 @@ class Caches:
                     for each in resources
                 ],
                 Reflector(kube, PODS, pod_view, _key_of_ray_pod, changed, labels=JOB_LABEL, namespace=name),
+                Reflector(kube, SERVICES, job_service_view, _key, changed, labels=JOB_LABEL, namespace=name)
+                if settings.serving
+                else None,
             )
             for name in settings.namespaces
         }
@@ -136,7 +143,7 @@ class Caches:
         """All reflectors; the caller runs them."""
         found: list[Reflector[Any]] = [self._nodes, self._classes]
         for each in self._namespaces.values():
-            found += [*each.children, each.pods]
+            found += [*each.children, each.pods, *([each.services] if each.services is not None else ())]
         return found
 
     async def synced(self) -> None:
@@ -175,9 +182,17 @@ class Caches:
         found = [child for reflector in self._namespace_of(key).children for child in reflector.of(key).values()]
         return {child.kind: child for child in found if child.name == f"spotune-{key[1]}"}
 
+    def services(self, job: CachedJob) -> dict[str, JobService]:
+        """The ModelServices that a job controls, by name; one with its label but another owner is none of them."""
+        services = self._namespace_of(job.key).services
+        found = services.of(job.key).values() if services is not None else ()
+        return {service.name: service for service in found if service.owner == job.uid}
+
     def version_of(self, key: JobKey, kind: str) -> int:
         """The ``resourceVersion`` that the cache of a kind has reached; 0 before it is filled."""
-        return max((each.version for each in self._namespace_of(key).children if each.resource.kind == kind), default=0)
+        found = self._namespace_of(key)
+        reflectors: list[Reflector[Any]] = [*found.children, *([found.services] if found.services is not None else ())]
+        return max((each.version for each in reflectors if each.resource.kind == kind), default=0)
 
     def pods(self, key: JobKey) -> list[Pod]:
         """A job's pods, sorted by name."""
@@ -219,7 +234,7 @@ class Caches:
                 self._changed(key)
 
 
-def _key(view: Pod | Child) -> JobKey:
+def _key(view: Pod | Child | JobService) -> JobKey:
     return view.namespace, view.job
 
 

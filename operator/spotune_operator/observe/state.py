@@ -12,6 +12,7 @@ from typing import Any, Final
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.kube.digest import content_digest
 from spotune_operator.kube.timestamps import unix_time
+from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem, pod_problem
 from spotune_operator.observe.supervisor_status import PollResult
@@ -117,6 +118,7 @@ class Observed:
         provider_ids: ``spec.providerID`` of the cluster's nodes.
         storage_classes: StorageClasses by name, as the API server has them; None: not known yet.
         children: The job's children, by kind.
+        services: The ModelServices that the job controls, by name; empty while the operator serves no models.
         pods: The job's pods.
         nodes: The nodes of these pods, by name.
         poll: The last poll of the supervisor; None without a head pod.
@@ -126,6 +128,7 @@ class Observed:
     provider_ids: Sequence[str] = ()
     storage_classes: Mapping[str, Mapping[str, Any]] | None = None
     children: Mapping[str, Child] = field(default_factory=dict)
+    services: Mapping[str, JobService] = field(default_factory=dict)
     pods: Sequence[Pod] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     poll: PollResult | None = None

@@ -14,12 +14,14 @@ from spotune_operator.children.resolved_job import DATA, ResolvedJob
 from spotune_operator.errors import StorageClassError
 from spotune_operator.kube.conditions import updated
 from spotune_operator.kube.timestamps import unix_time
+from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.observe.state import Child, Observed, Pod
 from spotune_operator.providers import refuse_unfit_class
 from spotune_operator.reconcile.condition_findings import condition_findings
 from spotune_operator.reconcile.desired_children import DesiredChildren
 from spotune_operator.reconcile.desired_state import ClusterTarget, ReconcileContext, next_overdue
+from spotune_operator.reconcile.job_serving import SERVED, served_finding, service_to_apply, services_to_delete
 from spotune_operator.reconcile.kstatus import kstatus_findings, stalled_findings
 from spotune_operator.reconcile.phase import phase
 from spotune_operator.reconcile.pinned import pinned_cluster
@@ -39,6 +41,7 @@ class Decision:
     Attributes:
         apply: Manifests of the desired children, in order.
         delete: Children to delete.
+        delete_services: ModelServices to delete.
         give_notice: Workers to delete gracefully, so that they commit before the cloud reclaims their node.
         force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
         command: Command for the supervisor: ``stop`` (commit first) or ``start``; empty: none.
@@ -48,6 +51,7 @@ class Decision:
 
     apply: Sequence[Manifest]
     delete: Sequence[Child]
+    delete_services: Sequence[JobService]
     give_notice: Sequence[Pod]
     force_delete: Sequence[Pod]
     command: Literal["stop", "start", ""]
@@ -95,9 +99,11 @@ def decide(
     if target not in (ClusterTarget.DELETE, ClusterTarget.KEEP):
         suspend = target is ClusterTarget.SUSPEND
         manifests.append(pinned_cluster(desired.resolved, desired.pinned, context.replicas, suspend=suspend))
+    manifests.append(service_to_apply(desired.service, context))
     return Decision(
         apply=[manifest for manifest in manifests if manifest is not None],
         delete=[cluster] if target is ClusterTarget.DELETE and cluster is not None and not cluster.deleting else [],
+        delete_services=services_to_delete(context),
         give_notice=_workers_to_notify(observed) if settings.heed_preemption else [],
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
         command=_command(context),
@@ -122,6 +128,10 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
     fields = training_fields(context)
     findings = {finding.type: finding for finding in condition_findings(context, fields["last_progress_time"])}
     findings |= {finding.type: finding for finding in kstatus_findings(context, findings)}
+    served = served_finding(context)
+    if served is not None:
+        findings[SERVED] = served
+    before = [each for each in context.previous.conditions if each.type != SERVED or served is not None]
     workers = context.job.spec.workers
     running = sum(pod.runs for pod in context.observed.workers)
     trained = context.outcome == "trained"
@@ -135,7 +145,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
         "trained": TrainedStatus(epochs=training.epochs, max_steps=training.max_steps) if trained else None,
         "ray_cluster": resolved.name if "RayCluster" in context.observed.children else "",
         "output": f"pvc://{resolved.claim}/{resolved.directory.relative_to(DATA)}/export" if trained else "",
-        "conditions": updated(context.previous.conditions, findings.values(), context.generation, context.now),
+        "conditions": updated(before, findings.values(), context.generation, context.now),
     }
     return context.previous.model_copy(update=changes)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from spotune.job import FinetuneJob, PinnedStatus
 from spotune_operator.children.config import JOB_FILE, config_map
+from spotune_operator.children.model_service import model_service
 from spotune_operator.children.monitoring import pod_monitor
 from spotune_operator.children.network import network_policy
 from spotune_operator.children.resolved_job import ResolvedJob
@@ -34,6 +35,7 @@ class DesiredChildren:
         templates: Hash of the pod template, by ``head`` or worker group.
         claim: The PersistentVolumeClaim; None if the job names an existing one.
         others: The children that do not depend on the observed state: ConfigMap, NetworkPolicy, PodMonitor.
+        service: The ModelService; None without ``spec.serving``.
         job_file: SHA-256 of the job file for the supervisor.
     """
 
@@ -42,6 +44,7 @@ class DesiredChildren:
     templates: dict[str, str]
     claim: Manifest | None
     others: Sequence[Manifest]
+    service: Manifest | None
     job_file: str
 
     @property
@@ -75,6 +78,7 @@ def render(
         templates=template_hashes(now_pinned),
         claim=volume_claim(resolved),
         others=[manifest for manifest in others if manifest is not None],
+        service=model_service(resolved),
         job_file=sha256(config["data"][JOB_FILE].encode()).hexdigest(),
     )
 

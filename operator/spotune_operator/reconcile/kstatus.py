@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from spotune.service import SERVICE_KIND
 from spotune_operator.errors import StalledError
 from spotune_operator.kube.conditions import Finding, reference
 from spotune_operator.reconcile.condition_findings import failed_checks
@@ -71,7 +72,8 @@ def _stalled(context: ReconcileContext, findings: Mapping[str, Finding]) -> Find
     if context.outcome == "failed":
         return Finding("Stalled", "True", "Failed", findings["Failed"].message)
     if context.outcome is None:
-        for kind, message in context.observed.refused.items():
+        refused = {kind: why for kind, why in context.observed.refused.items() if kind != SERVICE_KIND}  # see Served
+        for kind, message in refused.items():
             return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}")
         problem = context.observed.pod_problem
         if problem is not None and problem.reason in NEED_A_USER:

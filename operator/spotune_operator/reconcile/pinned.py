@@ -26,7 +26,9 @@ _FIELDS_WITHOUT_PODS: Final[Mapping[str, frozenset[str]]] = {
     "storage": frozenset({"size", "retain"}),
 }
 """Fields that no pod template depends on: the trainer reads them from the job file, or the operator acts on them."""
-_SECTIONS_WITHOUT_PODS: Final = frozenset({"execution", "checkpoint", "retry", "cleanup", "suspend", "output"})
+_SECTIONS_WITHOUT_PODS: Final = frozenset(
+    {"execution", "checkpoint", "retry", "cleanup", "suspend", "output", "serving"}
+)
 """Sections that no pod template depends on."""
 
 

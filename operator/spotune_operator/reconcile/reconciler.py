@@ -18,12 +18,14 @@ from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import CHILDREN, PODS, Kube, Manifest
+from spotune_operator.kube.client import CHILDREN, PODS, SERVICES, Kube, Manifest
 from spotune_operator.observe.caches import CachedJob, Caches
+from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.state import JobKey, Observed
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.decide import Decision, decide, stalled
 from spotune_operator.reconcile.desired_children import DesiredChildren, DesiredChildrenCache, render
+from spotune_operator.reconcile.job_serving import not_of_this_job
 from spotune_operator.reconcile.status_writer import StatusWriter
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import Settings
@@ -78,7 +80,7 @@ class Reconciler:
             return None
         previous = _status_of(job)
         try:
-            observed = self._observe(key)
+            observed = self._observe(job)
             decision = decide(
                 self._desired_children(job, previous, observed),
                 generation=job.generation,
@@ -95,19 +97,21 @@ class Reconciler:
         # pinned templates), also after a restart of the operator in the middle of this one.
         if not await self._status.write(job, previous, decision.status):
             return None
-        await self._execute(key, decision, observed)
+        await self._execute(job, decision, observed)
         if self._refused.get(key, {}) != observed.refused:
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         self._metrics.passes.labels("ok").inc()
         return decision.requeue_after
 
-    def _observe(self, key: JobKey) -> Observed:
+    def _observe(self, job: CachedJob) -> Observed:
+        key = job.key
         pods = self._caches.pods(key)
         head = next((pod for pod in pods if pod.component == "head" and pod.runs), None)
         return Observed(
             provider_ids=self._caches.provider_ids(),
             storage_classes=self._caches.storage_classes(),
             children=self._caches.children(key),
+            services=self._caches.services(job),
             pods=pods,
             nodes={pod.node: node for pod in pods if (node := self._caches.node(pod.node)) is not None},
             poll=self._poller.set_target(key, head.ip if head is not None else ""),
@@ -122,13 +126,16 @@ class Reconciler:
             self._desired.put(job, desired)
         return desired
 
-    async def _execute(self, key: JobKey, decision: Decision, observed: Observed) -> None:
+    async def _execute(self, job: CachedJob, decision: Decision, observed: Observed) -> None:
+        key = job.key
         for pod in decision.give_notice:  # first, because the node has only seconds left
             logger.warning("deleting pod %s: the cloud reclaims its node %s", pod.name, pod.node)
             await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid)
-        errors = await asyncio.gather(*(self._apply(key, manifest, observed) for manifest in decision.apply))
+        errors = await asyncio.gather(*(self._apply(job, manifest, observed) for manifest in decision.apply))
         for child in decision.delete:
             await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
+        for service in decision.delete_services:
+            await self._kube.delete(SERVICES, service.namespace, service.name, service.uid)
         for pod in decision.force_delete:
             logger.warning("force-deleting pod %s: its node %s is gone or not ready", pod.name, pod.node)
             await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
@@ -140,12 +147,16 @@ class Reconciler:
         else:
             self._refused.pop(key, None)
 
-    async def _apply(self, key: JobKey, manifest: Manifest, observed: Observed) -> str:
-        """Apply a child; returns why the API server rejected it, empty if it did not."""
-        kind = manifest["kind"]
-        child = observed.children.get(kind)
+    async def _apply(self, job: CachedJob, manifest: Manifest, observed: Observed) -> str:
+        """Apply a child; returns why it was rejected, empty if it was not."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        child = observed.services.get(name) if kind == SERVICES.kind else observed.children.get(kind)
+        if child is None and kind == SERVICES.kind:  # users choose its name, so it may be taken
+            found = await self._kube.find(SERVICES, job.namespace, name)
+            if found is not None and controller_uid(found) != job.uid:
+                return not_of_this_job(name)
         live = child.digest if child is not None else None
-        return await self._applier.apply(key, manifest, live, again=kind in observed.refused)
+        return await self._applier.apply(job.key, manifest, live, again=kind in observed.refused)
 
     def _forget(self, key: JobKey) -> None:
         """Forget a deleted job."""

@@ -174,6 +174,10 @@ class ServiceCaches:
         """A service's pods, sorted by name."""
         return sorted(self._namespace_of(key).pods.of(key).values(), key=lambda pod: pod.name)
 
+    def on_node(self, node: str) -> set[ServiceKey]:
+        """Keys of the services with a pod on a node."""
+        return {_key(pod) for each in self._namespaces.values() for pod in each.pods.all() if pod.node == node}
+
     def version_of(self, key: ServiceKey, kind: str) -> int:
         """The ``resourceVersion`` that the cache of a kind has reached; 0 before it is filled."""
         return max((each.version for each in self._namespace_of(key).children if each.resource.kind == kind), default=0)

@@ -55,6 +55,11 @@ class ServiceController:
         for service in self.caches.serving(*key):
             self._changed(service)
 
+    def node_changed(self, name: str) -> None:
+        """Reconcile the services with a pod on this node."""
+        for service in self.caches.on_node(name):
+            self._changed(service)
+
     def reconciling_since(self) -> Iterable[tuple[ServiceKey, float]]:
         """Services that are being reconciled, with the monotonic time of the start."""
         return self._reconciling_since.items()

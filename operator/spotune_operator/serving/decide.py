@@ -12,15 +12,19 @@ from spotune_operator.children.serving.groups import REPLICAS, min_replicas
 from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION, cluster_digest
 from spotune_operator.children.serving.resolved_service import DeployedVersion, ResolvedService, resolve_service
 from spotune_operator.kube.conditions import Finding, find, updated
+from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
 from spotune_operator.serving.findings import ServiceContext, service_findings, stalled_service_findings
 from spotune_operator.serving.model_location import locate_models, location_of, location_status, newest_version
 from spotune_operator.serving.rollout import ROLLED_OUT, Planned, Rollout, RolloutInput, decide_rollout
 from spotune_operator.serving.scaling import ReplicaPod, Resize, cluster_resizes
-from spotune_operator.serving.state import ObservedService, ServiceChild
+from spotune_operator.serving.state import ObservedService, ServiceChild, ServicePod
 from spotune_operator.settings import Settings
 
 Manifest = dict[str, Any]
+
+_TERMINATING_PODS_SECONDS: Final = 5.0
+"""How often Terminating pods are checked: one on a dead node causes no event."""
 
 _OPTIONAL: Final = frozenset({"RayService", "PodDisruptionBudget", "Ingress"})
 """Optional children: the operator deletes them when the spec no longer asks for them."""
@@ -34,6 +38,8 @@ class ServiceDecision:
         apply: Manifests of the desired children, in order.
         delete: Children to delete.
         resize: Changes of the numbers of pods of running clusters.
+        give_notice: Replicas to delete gracefully, so that Ray drains them before the cloud reclaims their node.
+        force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
         status: The new status.
         requeue_after: Seconds until the next reconcile without an event; None: none is needed.
     """
@@ -41,6 +47,8 @@ class ServiceDecision:
     apply: Sequence[Manifest]
     delete: Sequence[ServiceChild]
     resize: Sequence[Resize]
+    give_notice: Sequence[ServicePod]
+    force_delete: Sequence[ServicePod]
     status: ModelServiceStatus
     requeue_after: float | None
 
@@ -84,9 +92,9 @@ def decide_service(
         delete=_unwanted(service, children, observed),
         resize=cluster_resizes(resolved, observed.clusters, _removable(previous, observed)) if resolved else [],
         status=_status(context, resolved, previous, generation, now),
-        requeue_after=_earliest(
-            settings.refused_seconds if observed.refused else None, rollout.requeue_after if rollout else None
-        ),
+        give_notice=_replicas_to_notify(observed) if settings.heed_preemption else [],
+        force_delete=stuck_pods(observed.pods, observed.nodes, now),
+        requeue_after=_earliest(_requeue_after(observed, settings), rollout.requeue_after if rollout else None),
     )
 
 
@@ -102,6 +110,18 @@ def stalled_service(
         "conditions": updated(previous.conditions, findings, generation, now),
     }
     return previous.model_copy(update=changes)
+
+
+def _replicas_to_notify(observed: ObservedService) -> list[ServicePod]:
+    """Replicas on nodes that the cloud reclaims."""
+    return pods_on_reclaimed_nodes([pod for pod in observed.pods if pod.component == REPLICAS], observed.nodes)
+
+
+def _requeue_after(observed: ObservedService, settings: Settings) -> float | None:
+    """Seconds until the decision may change by the passage of time alone; None if it does not."""
+    if any(pod.deleting_since is not None for pod in observed.pods):
+        return _TERMINATING_PODS_SECONDS
+    return settings.refused_seconds if observed.refused else None
 
 
 def _is_applied(desired: Sequence[Manifest], observed: ObservedService) -> bool:

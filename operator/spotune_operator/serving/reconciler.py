@@ -19,7 +19,7 @@ from spotune.job_file.yaml_file import Document
 from spotune.service import ModelServiceStatus
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import EVENTS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
+from spotune_operator.kube.client import EVENTS, PODS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
 from spotune_operator.kube.merge_patch import merge_patch
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.reconcile.events import Involved, condition_events
@@ -105,16 +105,24 @@ class ServiceReconciler:
 
     def _observe(self, service: CachedService) -> ObservedService:
         jobs = {name: self._jobs.job((service.namespace, name)) for name in service.jobs}
+        pods = self._caches.pods(service.key)
         return ObservedService(
             provider_ids=self._jobs.provider_ids(),
             jobs={name: _trained_model(job) for name, job in jobs.items() if job is not None},
             children=self._caches.children(service),
             clusters=self._caches.clusters(service.key),
-            pods=self._caches.pods(service.key),
+            pods=pods,
+            nodes={pod.node: node for pod in pods if (node := self._jobs.node(pod.node)) is not None},
             refused=dict(self._refused.get(service.key, {})),
         )
 
     async def _execute(self, key: ServiceKey, decision: ServiceDecision, observed: ObservedService) -> None:
+        for pod in decision.give_notice:  # first, because the node has only seconds left
+            logger.warning("deleting pod %s: the cloud reclaims its node %s", pod.name, pod.node)
+            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid)
+        for pod in decision.force_delete:
+            logger.warning("force-deleting pod %s: its node %s is gone or not ready", pod.name, pod.node)
+            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
         refused: dict[str, str] = {}
         for manifest in decision.apply:  # in order: policies before pods
             if error := await self._apply(key, manifest, observed):

@@ -12,6 +12,8 @@ from spotune_operator.children.serving.ray_service import CLUSTER_ANNOTATION, SP
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
 from spotune_operator.kube.applier import ChildKey
 from spotune_operator.kube.digest import content_digest
+from spotune_operator.kube.timestamps import unix_time
+from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem, pod_problem
 from spotune_operator.serving.gateway_stats import Traffic
 from spotune_operator.serving.scaling import RayClusterView, ReplicaPod
@@ -41,6 +43,10 @@ class ServicePod:
         ready: Whether it is ready and not terminating. For a replica this means that Ray Serve runs on it; the model
             may still be loading.
         problem: Why it does not start; None if no problem is known.
+        uid: Its uid.
+        node: Its node; empty before it is scheduled.
+        deleting_since: Unix time of its deletion request; None without one.
+        grace_seconds: Its grace period after that request.
     """
 
     name: str
@@ -53,6 +59,10 @@ class ServicePod:
     address: str = ""
     ready: bool = False
     problem: PodProblem | None = None
+    uid: str = ""
+    node: str = ""
+    deleting_since: float | None = None
+    grace_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,7 @@ class ObservedService:
         clusters: The RayClusters that KubeRay created for it.
         pods: The service's pods.
         traffic: What the gateways report about their requests.
+        nodes: The nodes of these pods, by name.
         refused: The API server's message for each kind of child that it rejected at the last apply.
     """
 
@@ -173,6 +184,7 @@ class ObservedService:
     clusters: Sequence[RayClusterView] = ()
     pods: Sequence[ServicePod] = ()
     traffic: Traffic = field(default_factory=Traffic)
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -215,6 +227,8 @@ def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
     """The view of a ``v1.Pod`` of a service."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     labels = metadata.get("labels") or {}
+    deadline = unix_time(metadata.get("deletionTimestamp"))
+    grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
     ready = any(item["type"] == "Ready" and item["status"] == "True" for item in status.get("conditions") or ())
     return ServicePod(
         name=metadata["name"],
@@ -227,6 +241,10 @@ def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
         address=status.get("podIP", ""),
         ready=ready and "deletionTimestamp" not in metadata,
         problem=pod_problem(raw) if "deletionTimestamp" not in metadata else None,
+        uid=metadata["uid"],
+        node=(raw.get("spec") or {}).get("nodeName", ""),
+        deleting_since=deadline - grace if deadline is not None else None,
+        grace_seconds=grace,
     )
 
 

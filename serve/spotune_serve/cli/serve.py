@@ -53,7 +53,7 @@ def serve(
     Example: spotune serve runs/text-to-sql --port 8000
     """
     from spotune.prompting.export_manifest import find_export
-    from spotune_serve.deployment.config import Scaling, ServiceConfig
+    from spotune_serve.deployment.config import GatewayConfig, ModelConfig
     from spotune_serve.deployment.local import local_service
     from spotune_serve.gateway.served_model import ServedModel
     from spotune_serve.gateway.settings import GatewaySettings, hash_key
@@ -63,19 +63,22 @@ def serve(
     adapters = _parse_adapters(adapter or [])
     served = ServedModel.load(export, name, adapters)  # a wrong folder is refused before Ray starts
     keys = [key for key in os.environ.get(_KEYS_VARIABLE, "").split(",") if key]
-    config = ServiceConfig(
-        directory=export.absolute(),
+    gateway_config = GatewayConfig(
         name=served.name,
+        settings=GatewaySettings(api_keys=tuple(hash_key(key) for key in keys)),
+        drain_seconds=drain,
+    )
+    model_config = ModelConfig(
+        directory=export.absolute(),
         adapters=adapters,
-        scaling=Scaling(replicas, replicas),
+        replicas=replicas,
         engine=engine,
         gpus=_gpus_per_replica(replicas),
         threads=max(1, (os.cpu_count() or 1) // replicas),
         drain_seconds=drain,
-        gateway=GatewaySettings(api_keys=tuple(hash_key(key) for key in keys)),
     )
     stop = threading.Event()
-    with local_service(config, host, port) as url, _stopped_by_signals(stop):
+    with local_service(gateway_config, model_config, host, port) as url, _stopped_by_signals(stop):
         _print_ready(url, served, output, needs_key=bool(keys))
         stop.wait()
         if output == "text":

@@ -1,96 +1,129 @@
-"""The Ray Serve application: a gateway deployment in front of replicas."""
+"""The Ray Serve applications: a gateway, and the replicas of one version of the model."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ray import serve
-from ray.serve.config import AutoscalingConfig
 
-from spotune_serve.deployment.config import Scaling, ServiceConfig
-from spotune_serve.deployment.hub import model_folder
-from spotune_serve.deployment.ray_backend import RayBackend
+from spotune.errors import JobError, SpotuneError
+from spotune_serve.deployment.application_backend import REPLICA, ApplicationBackend
+from spotune_serve.deployment.arguments import version_configs
+from spotune_serve.deployment.config import GatewayConfig, ModelConfig, Placement, VersionConfig
+from spotune_serve.deployment.exports import load_version
 from spotune_serve.deployment.replica import Replica
-from spotune_serve.gateway.app import create_app
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import read_api_keys
+from spotune_serve.gateway.version import VersionSource
+from spotune_serve.gateway.versions import Versions
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-REPLICA = "Replica"
-GATEWAY = "Gateway"
+logger = logging.getLogger(__name__)
+
+GATEWAY: Final = "Gateway"
 _HEALTH_PERIOD_SECONDS = 2.0
 _MAX_STREAMS = 10_000
 """The gateway's own limits refuse requests with a clear error before Ray Serve would queue them."""
-_LOAD_WINDOW_SECONDS = 20.0
-"""The load is averaged over this time. Ray Serve measures it every 10 s."""
-_UPSCALE_DELAY_SECONDS = 10.0
-"""Short, because a new node takes minutes anyway. From zero replicas, Ray Serve starts the first without delay."""
-_DOWNSCALE_DELAY_SECONDS = 300.0
-_SCALE_TO_ZERO_DELAY_SECONDS = 600.0
-"""Long, because the next request waits for a node and for the model."""
 
 
 class Gateway:
-    """The ASGI application of the gateway, with the replicas as its backend.
+    """The ASGI application of the gateway, with the replicas of other applications as its backends.
+
+    Ray Serve 2.60 calls `__init__`, `__serve_build_asgi_app__` and `reconfigure`, and only then sends requests. Later
+    it calls `reconfigure` alone, in the running process, whenever the `user_config` changes.
 
     Raises:
-        JobError: the model or the API keys cannot be read.
+        JobError: the API keys cannot be read.
     """
 
-    def __init__(self, config: ServiceConfig, replicas: Any) -> None:
-        self._config = config
-        self._backend = RayBackend(replicas, scales_to_zero=config.scaling.scales_to_zero)
+    def __init__(self, config: GatewayConfig) -> None:
+        settings = config.settings
+        if config.api_keys_file is not None:
+            settings = replace(settings, api_keys=read_api_keys(config.api_keys_file))
+        self._scales_to_zero = config.scales_to_zero
+        self._versions = Versions(config.name, settings)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application, built inside the replica of this deployment: it cannot be pickled."""
-        config, settings = self._config, self._config.gateway
-        if config.api_keys_file is not None:
-            settings = replace(settings, api_keys=read_api_keys(config.api_keys_file))
-        folder = model_folder(config.directory, weights=False)
-        return create_app(ServedModel.load(folder, config.name, config.adapters), self._backend, settings)
+        return create_app(self._versions)
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Serve the versions of a user_config from now on. Running requests stay with their versions.
+
+        Once the gateway serves a version, a wrong user_config changes nothing: an error here would make Ray Serve
+        replace the process, and break its connections. `/stats` has the error.
+
+        Args:
+            user_config: see `GatewayUserConfig`.
+
+        Raises:
+            JobError: the first user_config is wrong, or none of its versions can be read.
+        """
+        versions = self._versions
+        is_first = not versions.listed
+        try:
+            await versions.replace([self._source(config) for config in version_configs(user_config)])
+        except SpotuneError as error:
+            if is_first:
+                raise
+            logger.error("the versions stay as they are: %s", error)
+            versions.error = str(error)
+        if not versions.listed:
+            raise JobError("; ".join(error for _weight, error in versions.unreadable.values()) or "there is no version")
+
+    def _source(self, config: VersionConfig) -> VersionSource:
+        def load() -> ServedModel:
+            return load_version(
+                config.directory,
+                config.step,
+                lambda folder: ServedModel.load(folder, self._versions.name, config.adapters),
+                weights=False,
+            )
+
+        identity = (config.application, config.directory, config.step, tuple(config.adapters.items()))
+        backend = ApplicationBackend(config.application, config.version, scales_to_zero=self._scales_to_zero)
+        return VersionSource(config.version, config.weight, identity, load, backend)
 
 
-def build_application(config: ServiceConfig) -> serve.Application:
-    """Gateway and replicas as an application for `serve.run`, or for a RayService."""
-    placement = config.placement
-    limit: Any = placement.max_per_node
-    replica: Any = serve.deployment(
-        name=REPLICA,
-        max_ongoing_requests=_MAX_STREAMS,
-        health_check_period_s=_HEALTH_PERIOD_SECONDS,
-        graceful_shutdown_timeout_s=config.drain_seconds,
-        ray_actor_options={"num_cpus": 0, "num_gpus": config.gpus, "resources": dict(placement.replica_resources)},
-        max_replicas_per_node=limit,
-        **_number_of_replicas(config.scaling),
-    )(Replica)
+def gateway_application(config: GatewayConfig, user_config: Mapping[str, Any] | None = None) -> serve.Application:
+    """The application of the gateway, for `serve.run` or a RayService.
+
+    Args:
+        config: the gateway.
+        user_config: the versions, see `GatewayUserConfig`; None: the option `user_config` of a RayService has them.
+    """
     gateway: Any = serve.deployment(
         name=GATEWAY,
-        num_replicas=placement.gateways,
-        max_ongoing_requests=_MAX_STREAMS,
-        graceful_shutdown_timeout_s=config.drain_seconds,
-        ray_actor_options={"num_cpus": 0, "resources": dict(placement.gateway_resources)},
-        max_replicas_per_node=limit,
+        user_config=user_config,
+        **_process_options(config.placement, config.drain_seconds, {}),
     )(serve.ingress()(Gateway))
-    application: serve.Application = gateway.bind(config, replica.bind(config))
+    application: serve.Application = gateway.bind(config)
     return application
 
 
-def _number_of_replicas(scaling: Scaling) -> dict[str, Any]:
-    """The options of a deployment for its number of replicas."""
-    if not scaling.autoscales:
-        return {"num_replicas": scaling.max_replicas}
-    autoscaling = AutoscalingConfig(
-        min_replicas=scaling.min_replicas,
-        # The first replica of a service that scales to zero shows whether the model can be loaded.
-        initial_replicas=max(1, scaling.min_replicas),
-        max_replicas=scaling.max_replicas,
-        target_ongoing_requests=scaling.target_ongoing_requests,
-        look_back_period_s=_LOAD_WINDOW_SECONDS,
-        upscale_delay_s=_UPSCALE_DELAY_SECONDS,
-        downscale_delay_s=_DOWNSCALE_DELAY_SECONDS,
-        downscale_to_zero_delay_s=_SCALE_TO_ZERO_DELAY_SECONDS,
-    )
-    return {"autoscaling_config": autoscaling}
+def model_application(config: ModelConfig) -> serve.Application:
+    """The application of one version of a model: its replicas, without a route."""
+    replica: Any = serve.deployment(
+        name=REPLICA,
+        num_replicas=config.replicas,
+        health_check_period_s=_HEALTH_PERIOD_SECONDS,
+        **_process_options(config.placement, config.drain_seconds, {"num_gpus": config.gpus}),
+    )(Replica)
+    application: serve.Application = replica.bind(config)
+    return application
+
+
+def _process_options(placement: Placement, drain_seconds: float, actor_options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a deployment that gateways and replicas share."""
+    return {
+        "max_ongoing_requests": _MAX_STREAMS,
+        "graceful_shutdown_timeout_s": drain_seconds,
+        "ray_actor_options": {"num_cpus": 0, "resources": dict(placement.resources), **actor_options},
+        "max_replicas_per_node": placement.max_per_node,
+    }

@@ -1,4 +1,4 @@
-"""What one service runs, as plain values that travel to its replicas."""
+"""What a gateway and one version of a model run, as plain values that travel to their processes."""
 
 from __future__ import annotations
 
@@ -12,77 +12,86 @@ from spotune_serve.gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """How many replicas run.
-
-    Attributes:
-        min_replicas: minimum number of replicas; 0: the service scales to zero.
-        max_replicas: maximum number of replicas.
-        target_ongoing_requests: sequences per replica that autoscaling aims at; used if the two numbers differ.
-    """
-
-    min_replicas: int = 1
-    max_replicas: int = 1
-    target_ongoing_requests: float = 8.0
-
-    @property
-    def autoscales(self) -> bool:
-        """Whether the number of replicas follows the load."""
-        return self.max_replicas > self.min_replicas
-
-    @property
-    def scales_to_zero(self) -> bool:
-        """Whether the service may have no replica."""
-        return self.min_replicas == 0
-
-
-@dataclass(frozen=True)
 class Placement:
     """Which nodes of a Ray cluster run the processes. The default is one machine, which runs all of them.
 
     Attributes:
-        gateways: number of gateway processes.
-        gateway_resources: custom Ray resources that a gateway takes of its node.
-        replica_resources: custom Ray resources that a replica takes of its node.
-        max_per_node: maximum gateways, and maximum replicas, on one node; None: no limit.
+        resources: custom Ray resources that a process takes of its node.
+        max_per_node: maximum processes on one node; None: no limit.
     """
 
-    gateways: int = 1
-    gateway_resources: Mapping[str, float] = field(default_factory=dict)
-    replica_resources: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
     max_per_node: int | None = None
 
 
 @dataclass(frozen=True)
-class ServiceConfig:
-    """One model and how it is served.
+class GatewayConfig:
+    """A gateway.
+
+    Attributes:
+        name: model id in the API.
+        settings: keys, limits and timeouts.
+        api_keys_file: file with the API keys, one per line, read by each gateway when it starts; None: those of
+            `settings`.
+        drain_seconds: time that a leaving gateway has to finish its requests.
+        scales_to_zero: whether it is no fault that a version has no replica.
+        placement: nodes for gateways.
+    """
+
+    name: str
+    settings: GatewaySettings = field(default_factory=GatewaySettings)
+    api_keys_file: Path | None = None
+    drain_seconds: float = 30.0
+    scales_to_zero: bool = False
+    placement: Placement = field(default_factory=Placement)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One version of a model and how its replicas run.
 
     Attributes:
         directory: export directory, job directory with an export, or any transformers model with safetensors; or a
             model on the Hugging Face Hub, which each process downloads.
-        name: model id in the API; empty: the job's name, or the directory's.
         adapters: directories of LoRA adapters, by model id.
-        scaling: number of replicas.
-        placement: nodes for the processes.
+        replicas: number of replicas. On a cluster, an option of the deployment replaces it.
+        step: step of the export to load, if the folder is that of a FinetuneJob; None: whatever is there.
         gpus: GPUs per replica; a fraction shares a GPU.
         threads: PyTorch threads per replica; 0: one per processor of its container.
         engine: auto: vllm for causal models on a GPU where vLLM is installed, transformers for all others.
         max_batch_size: maximum sequences that a replica decodes at once; None: the engine's default.
         drain_seconds: time that a leaving replica has to finish its sequences.
-        gateway: keys, limits and timeouts.
-        api_keys_file: file with the API keys, one per line, read by each gateway when it starts; None: those of
-            `gateway`.
+        placement: nodes for replicas.
     """
 
     directory: Path | HubModel
-    name: str = ""
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    scaling: Scaling = Scaling()
-    placement: Placement = field(default_factory=Placement)
+    replicas: int = 1
+    step: int | None = None
     gpus: float = 0.0
     threads: int = 0
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     max_batch_size: int | None = None
     drain_seconds: float = 30.0
-    gateway: GatewaySettings = field(default_factory=GatewaySettings)
-    api_keys_file: Path | None = None
+    placement: Placement = field(default_factory=Placement)
+
+
+@dataclass(frozen=True)
+class VersionConfig:
+    """One version in a gateway's list.
+
+    Attributes:
+        application: the Ray Serve application with its replicas.
+        directory: the model, as in `ModelConfig`. The gateway reads its tokenizer and prompt.
+        adapters: directories of LoRA adapters, by model id.
+        version: its name.
+        weight: its part of the requests, relative to the weights of the others.
+        step: as in `ModelConfig`.
+    """
+
+    application: str
+    directory: Path | HubModel
+    adapters: Mapping[str, Path]
+    version: str
+    weight: float
+    step: int | None = None

@@ -20,9 +20,11 @@ from urllib.error import URLError
 from spotune.errors import InfrastructureError, JobError, UsageError
 
 if TYPE_CHECKING:
-    from spotune_serve.deployment.config import ServiceConfig
+    from spotune_serve.deployment.config import GatewayConfig, ModelConfig
 
-_APPLICATION = "spotune"
+_GATEWAY = "spotune"
+_MODEL = "model"
+"""Names of the applications. The model's name is that of its only version."""
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's minimum is 75 MiB; requests and tokens are small."""
 _START_ATTEMPTS = 3
@@ -32,11 +34,12 @@ _JOB_ERROR = re.compile(r"JobError: (.+)")
 
 
 @contextmanager
-def local_service(config: ServiceConfig, host: str, port: int) -> Iterator[str]:
+def local_service(gateway: GatewayConfig, model: ModelConfig, host: str, port: int) -> Iterator[str]:
     """Serve a model on this machine; yields the URL once requests are answered, and drains at exit.
 
     Args:
-        config: what to serve.
+        gateway: its gateway.
+        model: its only version.
         host: address to listen on.
         port: TCP port; 0 takes a free one.
 
@@ -48,9 +51,9 @@ def local_service(config: ServiceConfig, host: str, port: int) -> Iterator[str]:
     port = _bindable_port(host, port)
     folder = Path(tempfile.mkdtemp(prefix="spotune-serve-", dir="/tmp"))
     try:
-        _start_ray(folder, config)
+        _start_ray(folder, gpus=model.gpus > 0)
         try:
-            yield _deploy(config, host, port)
+            yield _deploy(gateway, model, host, port)
         finally:
             _shut_down()
     finally:
@@ -68,7 +71,7 @@ def _bindable_port(host: str, port: int) -> int:
         ) from error
 
 
-def _start_ray(folder: Path, config: ServiceConfig) -> None:
+def _start_ray(folder: Path, *, gpus: bool) -> None:
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
@@ -85,7 +88,7 @@ def _start_ray(folder: Path, config: ServiceConfig) -> None:
     }
     for attempts_left in reversed(range(_START_ATTEMPTS)):
         try:
-            _init_ray(folder / "ray", gpus=config.gpus > 0)
+            _init_ray(folder / "ray", gpus=gpus)
             return
         except Exception as error:  # Ray raises Exception itself when a node is not ready after 30 s
             if attempts_left == 0:
@@ -110,24 +113,43 @@ def _init_ray(folder: Path, *, gpus: bool) -> None:
         raise
 
 
-def _deploy(config: ServiceConfig, host: str, port: int) -> str:
+def _deploy(gateway: GatewayConfig, model: ModelConfig, host: str, port: int) -> str:
     from ray import serve
 
-    from spotune_serve.deployment.application import build_application
+    from spotune_serve.deployment.application import gateway_application, model_application
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
+    version = {
+        "application": _MODEL,
+        "directory": str(model.directory),
+        "adapters": {name: str(folder) for name, folder in model.adapters.items()},
+        "version": gateway.name,
+        "weight": 1,
+    }
+    targets = [
+        serve.RunTarget(model_application(model), _MODEL, route_prefix=None),
+        serve.RunTarget(gateway_application(gateway, {"versions": [version]}), _GATEWAY),
+    ]
     try:
-        serve.run(build_application(config), name=_APPLICATION)
+        serve.run_many(targets)
     except RuntimeError as error:
-        messages = [deployment.message for deployment in serve.status().applications[_APPLICATION].deployments.values()]
-        if reasons := _JOB_ERROR.findall("\n".join(messages)):
-            raise JobError(reasons[-1]) from error
-        reason = "\n".join(message.strip() for message in messages if message) or str(error)
-        raise InfrastructureError(f"the service cannot be started: {reason}") from error
+        raise _start_error(error) from error
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - compared, not bound
     _wait_until_ready(url)
     return url
+
+
+def _start_error(error: RuntimeError) -> JobError | InfrastructureError:
+    """Why an application did not start: the reason that its processes gave, if they gave one."""
+    from ray import serve
+
+    applications = serve.status().applications.values()
+    messages = [each.message for application in applications for each in application.deployments.values()]
+    if reasons := _JOB_ERROR.findall("\n".join(messages)):
+        return JobError(reasons[-1])
+    reason = "\n".join(message.strip() for message in messages if message) or str(error)
+    return InfrastructureError(f"the service cannot be started: {reason}")
 
 
 def _wait_until_ready(url: str) -> None:
@@ -145,10 +167,11 @@ def _wait_until_ready(url: str) -> None:
 
 
 def _shut_down() -> None:
-    """Let running requests finish, up to the drain time, and end Ray."""
+    """Let running requests finish, up to the drain time, and end Ray. The replicas stay until the gateway has ended."""
     import ray
     from ray import serve
 
     if ray.is_initialized():
-        serve.delete(_APPLICATION)
+        for application in (_GATEWAY, _MODEL):
+            serve.delete(application)
         ray.shutdown()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,7 @@ class RayBackend:
         self._generate = handle.options(stream=True).generate
         self._stats = handle.stats
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """The new tokens of a sequence. Closing the iterator aborts the sequence on its replica.
 
         Raises:

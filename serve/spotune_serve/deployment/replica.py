@@ -7,9 +7,9 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from spotune_serve.deployment.config import ServiceConfig
-from spotune_serve.deployment.hub import model_folder
-from spotune_serve.engine.base import EngineStats, GenerationRequest, TokenChunk
+from spotune_serve.deployment.config import ModelConfig
+from spotune_serve.deployment.exports import load_version
+from spotune_serve.engine.base import Engine, EngineStats, GenerationRequest, TokenChunk
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 """Limits of this container."""
@@ -17,6 +17,8 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 class Replica:
     """Hosts an engine. Ray Serve starts, watches and drains it.
+
+    With a part of a GPU, the engine on transformers shares one copy of the weights with the other replicas there.
 
     A drain of the Ray node (`ray drain-node`, a spot notice) takes these steps in Ray Serve 2.60:
 
@@ -32,25 +34,8 @@ class Replica:
         JobError: the model cannot be loaded.
     """
 
-    def __init__(self, config: ServiceConfig) -> None:
-        import torch
-
-        from spotune_serve.engine.load import load_adapters, load_model
-        from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
-        from spotune_serve.engine.vllm_engine import VllmEngine, obstacle, start_vllm
-        from spotune_serve.engine.vllm_parameters import VllmSettings
-
-        folder = model_folder(config.directory)
-        self._engine: TransformersEngine | VllmEngine
-        if config.engine == "vllm" or (config.engine == "auto" and not obstacle(folder, config.gpus)):
-            settings = VllmSettings.for_gpus(config.gpus, config.max_batch_size)
-            self._engine = start_vllm(folder, config.adapters, settings, config.gpus)
-            return
-        torch.set_num_threads(config.threads or available_processors())
-        model = load_model(folder, "cuda" if config.gpus else "cpu")
-        self._engine = TransformersEngine(
-            load_adapters(model, config.adapters), config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
-        )
+    def __init__(self, config: ModelConfig) -> None:
+        self._engine: Engine = load_version(config.directory, config.step, lambda folder: start_engine(folder, config))
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
         """The new tokens of a sequence, see `Engine.generate`. Cancelling the call aborts the sequence."""
@@ -64,6 +49,35 @@ class Replica:
     def check_health(self) -> None:
         """Raise if the engine cannot generate any more; Ray Serve then replaces the replica."""
         self._engine.check_health()
+
+
+def start_engine(folder: Path, config: ModelConfig) -> Engine:
+    """The engine of a replica, with the model in a folder.
+
+    Raises:
+        JobError: the model cannot be loaded.
+    """
+    import torch
+
+    from spotune_serve.engine.grammar import Grammars
+    from spotune_serve.engine.load import load_adapters, load_model
+    from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
+    from spotune_serve.engine.vllm_engine import obstacle, start_vllm
+    from spotune_serve.engine.vllm_parameters import VllmSettings
+    from spotune_serve.engine.weights.shared import share_or_copy_weights
+
+    if config.engine == "vllm" or (config.engine == "auto" and not obstacle(folder, config.gpus)):
+        settings = VllmSettings.for_gpus(config.gpus, config.max_batch_size)
+        return start_vllm(folder, config.adapters, settings, config.gpus)
+    torch.set_num_threads(config.threads or available_processors())
+    batch_size, grammars = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE, Grammars.of(folder)
+    if 0 < config.gpus < 1:
+        model = load_model(folder)
+        check = share_or_copy_weights(model, folder, torch.device("cuda", torch.cuda.current_device()))
+        loaded = load_adapters(model, config.adapters)
+        return TransformersEngine(loaded, batch_size, grammars=grammars, check_weights=check)
+    model = load_model(folder, "cuda" if config.gpus else "cpu")
+    return TransformersEngine(load_adapters(model, config.adapters), batch_size, grammars=grammars)
 
 
 def available_processors(control_group: Path = _CONTROL_GROUP) -> int:

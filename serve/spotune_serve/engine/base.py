@@ -22,6 +22,10 @@ class UnknownAdapterError(ValueError):
     """The request names a LoRA adapter that the engine has not loaded."""
 
 
+class UnsupportedFormatError(ValueError):
+    """The engine cannot enforce the answer's JSON schema."""
+
+
 class GenerationError(RuntimeError):
     """The engine could not continue a sequence, for example because memory ran out, or because it was closed."""
 
@@ -48,6 +52,8 @@ class SamplingParams:
         logprobs: number of most likely tokens to return with each token; None: no log probabilities at all.
         stop_token_ids: end the sequence, besides the model's own end-of-text tokens.
         ignore_eos: continue after end-of-text tokens.
+        json_schema: JSON schema that the answer's text matches; empty: any text. Tokens that cannot lead to such an
+            answer are never chosen. The answer ends when it is complete.
     """
 
     max_tokens: int
@@ -62,6 +68,7 @@ class SamplingParams:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    json_schema: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,12 +149,16 @@ class Engine(Protocol):
         Raises:
             PromptTooLongError: the sequence has no space for a new token.
             UnknownAdapterError: the adapter is not loaded.
+            UnsupportedFormatError: the engine cannot enforce the JSON schema.
             ValueError: the prompt is empty, or a token id is outside the vocabulary.
             GenerationError: the sequence could not be continued.
         """
 
     def stats(self) -> EngineStats:
         """The current load."""
+
+    def check_health(self) -> None:
+        """Raise GenerationError or EngineLostError if the engine cannot generate any more."""
 
     async def close(self) -> None:
         """Abort all sequences and free the model."""

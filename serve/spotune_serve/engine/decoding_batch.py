@@ -22,6 +22,7 @@ from spotune_serve.engine.base import (
     GenerationRequest,
     TokenChunk,
 )
+from spotune_serve.engine.grammar import AnswerGrammar
 from spotune_serve.engine.model import LoadedModel
 from spotune_serve.engine.sampling import log_probabilities, next_token
 
@@ -38,6 +39,7 @@ class Sequence:
         stop_token_ids: tokens that end the sequence.
         processors: see `GenerationSettings.logits_processors`.
         deliver: takes each chunk, or the error that ends the sequence.
+        grammar: which tokens may follow; None: all.
         generated: all new tokens so far, those of earlier replicas included.
         aborted: whether the consumer has left; set by any thread.
     """
@@ -49,6 +51,7 @@ class Sequence:
     stop_token_ids: frozenset[int]
     processors: LogitsProcessorList
     deliver: Callable[[TokenChunk | GenerationError], None]
+    grammar: AnswerGrammar | None = None
     generated: list[int] = field(default_factory=list)
     aborted: bool = False
 
@@ -76,6 +79,8 @@ class Sequence:
         """Why the sequence ends here; None if it goes on."""
         if self.generated and self.generated[-1] in self.stop_token_ids:
             return "stop"
+        if self.grammar is not None and self.grammar.is_complete:
+            return "stop"
         return "length" if len(self.generated) >= self.limit else None
 
     def extend(self, logits: Tensor, likeliest: int) -> TokenChunk:
@@ -90,12 +95,14 @@ class Sequence:
         """
         params = self.request.sampling
         plain = not (self.processors or params.logit_bias or params.presence_penalty or params.frequency_penalty)
-        if params.temperature == 0 and params.logprobs is None and plain:
+        if params.temperature == 0 and params.logprobs is None and plain and self.grammar is None:
             token = GeneratedToken(likeliest)
         else:
             token = self._choose(logits)
         self.generated.append(token.token)
         self._counts[token.token] += 1
+        if self.grammar is not None:
+            self.grammar.accept(token.token)
         return TokenChunk((token,), self.finish_reason)
 
     def _choose(self, logits: Tensor) -> GeneratedToken:
@@ -105,6 +112,10 @@ class Sequence:
             ids: Any = torch.tensor([self.decoder_ids], device=logits.device)
             processed = self.processors(ids, logits[None].clone())[0]
         row = processed.cpu().numpy().astype(np.float64)
+        if self.grammar is not None:
+            row[~self.grammar.allowed()] = -np.inf
+            if row.max() == -np.inf:
+                raise ValueError("the model's generation settings forbid every token that the JSON schema allows")
         token = next_token(row, params, self._counts, len(self.generated))
         if params.logprobs is None:
             return GeneratedToken(token)

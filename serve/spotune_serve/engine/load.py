@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from spotune.errors import JobError
 from spotune_serve.engine.model import LoadedModel, default_architecture, task_of, unsupported_architecture
+from spotune_serve.engine.weights.block import move_to
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -32,7 +33,8 @@ def load_model(directory: Path, device: str = "cpu") -> PreTrainedModel:
 
     On processors the weights stay in the page cache: transformers maps the files into memory and copies nothing. So
     the replicas of one node share one copy, and the files must not be changed while the model is served. Weights that
-    the folder stores in another form than the model has them, such as those of experts, are copied.
+    the folder stores in another form than the model has them, such as those of experts, are copied. To a GPU, weights
+    are copied through page-locked buffers.
 
     Args:
         directory: has a config.json and safetensors.
@@ -69,7 +71,9 @@ def load_model(directory: Path, device: str = "cpu") -> PreTrainedModel:
         raise JobError(f"{directory} has no weights for {missing[0]!r} ({len(missing)} missing in all). {fix}")
     loaded: PreTrainedModel = model
     module: torch.nn.Module = loaded
-    module.to(device).train(False)
+    module.train(False)
+    if torch.device(device).type != "cpu":
+        move_to(module, torch.device(device))
     return loaded
 
 

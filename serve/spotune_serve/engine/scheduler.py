@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 import torch
 from torch import Tensor
 
-from spotune_serve.engine.base import EngineStats, GenerationError
+from spotune_serve.engine.base import EngineLostError, EngineStats, GenerationError
 from spotune_serve.engine.decoding_batch import DecodingBatch, Sequence
 from spotune_serve.engine.model import LoadedModel
 
@@ -29,13 +30,22 @@ class Scheduler:
         max_batch_size: maximum number of running sequences.
         max_cached_tokens: maximum size of all caches, in tokens. A sequence reserves its maximum length when it is
             admitted, so it never has to leave before its last token.
+        check_weights: raises EngineLostError if the weights may have changed; called after each forward pass, before
+            its tokens are delivered.
 
     Attributes:
         device_error: the error after which the device computes nothing more; empty if there was none.
     """
 
-    def __init__(self, model: LoadedModel, max_batch_size: int, max_cached_tokens: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        max_batch_size: int,
+        max_cached_tokens: int,
+        check_weights: Callable[[], None] = lambda: None,
+    ) -> None:
         self._model = model
+        self._check_weights = check_weights
         self._max_batch_size = max_batch_size
         self._max_cached_tokens = max_cached_tokens
         self._waiting: deque[Sequence] = deque()
@@ -68,7 +78,7 @@ class Scheduler:
         self._admit_one()
         for batch in list(self._batches):
             try:
-                self._keep(batch, _extend_all(batch.sequences, batch.decode()))
+                self._keep(batch, _extend_all(batch.sequences, batch.decode(), self._check_weights))
             except Exception as error:  # noqa: BLE001 - delivered to the consumers
                 self._fail_batch(batch, error)
 
@@ -94,10 +104,11 @@ class Scheduler:
         try:
             self._model.activate(batch.adapter)
             logits, caches = self._model.prefill(sequence.request.prompt, sequence.decoder_ids)
+            going_on = _extend_all([sequence], logits, self._check_weights)
         except Exception as error:  # noqa: BLE001 - delivered to the consumer
             self._fail([sequence], error)
             return
-        if not _extend_all([sequence], logits):
+        if not going_on:
             return
         if batch not in self._batches:
             self._batches.append(batch)
@@ -134,14 +145,16 @@ class Scheduler:
         return new if reserved + new.reserved_tokens(sequence) <= self._max_cached_tokens else None
 
 
-def _extend_all(sequences: Items[Sequence], logits: Tensor) -> list[Sequence]:
+def _extend_all(sequences: Items[Sequence], logits: Tensor, check_weights: Callable[[], None]) -> list[Sequence]:
     """Extend sequences by one token each and deliver it; returns those that go on.
 
     Args:
         sequences: in the order of the rows.
         logits: fp32 [batch, vocabulary].
+        check_weights: raises if the logits may be wrong.
     """
     largest, likeliest = (column.tolist() for column in logits.max(dim=-1))
+    check_weights()  # now that the device has computed the logits
     going_on = []
     for row, sequence in enumerate(sequences):
         try:
@@ -166,6 +179,7 @@ def _fail(sequences: Items[Sequence], error: Exception) -> None:
 def _deliver_error(sequences: Items[Sequence], reason: str, cause: Exception | None = None) -> None:
     for sequence in sequences:
         name, count = sequence.request.request_id, len(sequence.generated)
-        failure = GenerationError(f"request {name} failed after {count} tokens: {reason}")
+        kind = EngineLostError if isinstance(cause, EngineLostError) else GenerationError
+        failure = kind(f"request {name} failed after {count} tokens: {reason}")
         failure.__cause__ = cause
         sequence.deliver(failure)

@@ -15,15 +15,18 @@ from spotune_serve.engine.base import (
     GenerationRequest,
     PromptTooLongError,
     TokenChunk,
+    UnsupportedFormatError,
     check_names_and_tokens,
 )
 from spotune_serve.engine.decoding_batch import Sequence
+from spotune_serve.engine.grammar import AnswerGrammar, Grammars
 from spotune_serve.engine.model import LoadedModel
 from spotune_serve.engine.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_MAX_BATCH_SIZE = 32
+DEFAULT_MAX_BATCH_SIZE = 256
+"""As vLLM. What limits memory is the size of the caches."""
 DEFAULT_MAX_CACHED_TOKENS = 65_536
 
 
@@ -34,6 +37,9 @@ class TransformersEngine:
         model: belongs to the engine from now on.
         max_batch_size: maximum number of sequences that decode at once; others wait.
         max_cached_tokens: maximum size of the key/value caches in tokens, padding included.
+        grammars: makes the grammars of answers with a JSON schema; None: such requests are refused.
+        check_weights: raises EngineLostError if the weights may have changed, because another process that owns their
+            memory has ended.
     """
 
     def __init__(
@@ -41,11 +47,15 @@ class TransformersEngine:
         model: LoadedModel,
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_cached_tokens: int = DEFAULT_MAX_CACHED_TOKENS,
+        grammars: Grammars | None = None,
+        check_weights: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
+        self._grammars = grammars
         self._max_sequence_length = min(model.max_positions or max_cached_tokens, max_cached_tokens)
         self._max_cached_tokens = max_cached_tokens
-        self._scheduler = Scheduler(model, max_batch_size, max_cached_tokens)
+        self._scheduler = Scheduler(model, max_batch_size, max_cached_tokens, check_weights)
+        self._check_weights = check_weights
         self._condition = threading.Condition()
         self._submitted: list[Sequence] = []
         self._stats = self._scheduler.stats()
@@ -65,8 +75,10 @@ class TransformersEngine:
         Raises:
             PromptTooLongError: the sequence has no space for a new token.
             UnknownAdapterError: the adapter is not loaded.
+            UnsupportedFormatError: the answer's JSON schema cannot be enforced.
             ValueError: the prompt is empty, or a token id is outside the vocabulary.
             GenerationError: the sequence could not be continued.
+            EngineLostError: the weights are lost.
         """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[TokenChunk | GenerationError] = asyncio.Queue()
@@ -80,6 +92,9 @@ class TransformersEngine:
         with self._condition:
             self.check_health()
             sequence = self._sequence(self._model, request, deliver)
+            settings, vocabulary = self._model.settings, self._model.vocabulary
+        if request.sampling.json_schema:
+            sequence.grammar = await self._grammar(request, vocabulary, settings.eos_token_ids)
         if sequence.finish_reason is not None:
             yield TokenChunk((), sequence.finish_reason)
             return
@@ -102,11 +117,12 @@ class TransformersEngine:
             return EngineStats(self._stats.running, waiting, self._stats.cached_tokens)
 
     def check_health(self) -> None:
-        """Raise GenerationError if the engine cannot generate any more: closed, or its device has failed."""
+        """Raise GenerationError if the engine cannot generate any more: closed, or its device or weights are lost."""
         if self._closed or not self._thread.is_alive():
             raise GenerationError("the engine is closed" if self._closed else "the engine's thread has ended")
         if self._device_error:
             raise GenerationError(f"the device has failed: {self._device_error}")
+        self._check_weights()
 
     async def close(self) -> None:
         """Abort all sequences and free the model."""
@@ -133,6 +149,12 @@ class TransformersEngine:
         stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else settings.eos_token_ids)}
         processors = settings.logits_processors(request.prompt, limit, model.device)
         return Sequence(request, limit, start, encoder_length, frozenset(stops), processors, deliver)
+
+    async def _grammar(self, request: GenerationRequest, vocabulary: int, eos_tokens: frozenset[int]) -> AnswerGrammar:
+        if self._grammars is None:
+            raise UnsupportedFormatError("this engine has no tokenizer, which a JSON schema needs")
+        schema = request.sampling.json_schema
+        return await asyncio.to_thread(self._grammars.start, schema, request.generated, vocabulary, eos_tokens)
 
     def _submit(self, sequence: Sequence) -> None:
         with self._condition:

@@ -19,6 +19,7 @@ from spotune_serve.engine.base import (
     PromptTooLongError,
     SamplingParams,
     TokenLogprob,
+    UnsupportedFormatError,
     check_names_and_tokens,
 )
 
@@ -143,6 +144,7 @@ def check_request(request: GenerationRequest, model: VllmModel) -> None:
     Raises:
         PromptTooLongError: the sequence has no space for a new token.
         UnknownAdapterError: the adapter is not loaded.
+        UnsupportedFormatError: the answer has a JSON schema.
         ValueError: the prompt is empty, a token id is outside the vocabulary, or a parameter is not supported; the
             message names it.
     """
@@ -219,6 +221,12 @@ def _remaining_tokens(request: GenerationRequest, model: VllmModel) -> int:
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
+    if sampling.json_schema:
+        # vLLM starts a grammar after the prompt, and knows nothing of tokens that an earlier replica has generated.
+        raise UnsupportedFormatError(
+            "this service runs on vLLM, with which spotune does not enforce JSON schemas yet. Serve the model with "
+            "the engine transformers, or describe the format in the prompt"
+        )
     for name, (lowest, highest) in _RANGES.items():
         value = getattr(sampling, name)
         if not lowest <= value <= highest or (name == "top_p" and value == 0):

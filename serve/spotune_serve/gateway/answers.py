@@ -15,13 +15,15 @@ from spotune_serve.engine.base import (
     PromptTooLongError,
     TokenChunk,
     UnknownAdapterError,
+    UnsupportedFormatError,
 )
 from spotune_serve.gateway.answer_text import AnswerText, TokenDecoder
 from spotune_serve.gateway.backend import Backend, NoReplicaError
-from spotune_serve.gateway.metrics import GatewayMetrics, SequenceTimer
+from spotune_serve.gateway.metrics import SequenceTimer, VersionMetrics
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from spotune_serve.gateway.streams import resumable
+from spotune_serve.gateway.tracing import current_trace
 from spotune_serve.protocol.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -99,7 +101,7 @@ class Answerer:
     """Generates answers with a backend, within the limits of the settings."""
 
     def __init__(
-        self, model: ServedModel, backend: Backend, settings: GatewaySettings, metrics: GatewayMetrics
+        self, model: ServedModel, backend: Backend, settings: GatewaySettings, metrics: VersionMetrics
     ) -> None:
         self._model = model
         self._backend = backend
@@ -117,7 +119,8 @@ class Answerer:
         self._admit(len(choices))
         self._metrics.prompt_tokens.inc(sum(len(choice.request.prompt) for choice in choices))
         queue: _Queue = asyncio.Queue()
-        timers = [SequenceTimer(self._metrics) for _ in choices]
+        trace = current_trace()
+        timers = [SequenceTimer(self._metrics, trace, choice.index) for choice in choices]
         tasks = [
             asyncio.create_task(self._run(choice, timer, queue)) for choice, timer in zip(choices, timers, strict=True)
         ]
@@ -147,18 +150,6 @@ class Answerer:
         except TimeoutError as error:
             seconds = self._settings.request_timeout_seconds
             raise ApiError(504, f"The request took longer than {seconds:g} s.", code="request_timeout") from error
-
-    async def collect(self, choices: Sequence[Choice]) -> list[Answer]:
-        """The whole answers, in the order of the choices; raises as `parts` does."""
-        answers = {choice.index: Answer() for choice in choices}
-        async with aclosing(self.parts(choices)) as parts:
-            async for part in parts:
-                answer = answers[part.choice]
-                answer.text += part.text
-                answer.num_tokens += part.num_tokens
-                answer.scores += part.scores
-                answer.finish_reason = part.finish_reason or answer.finish_reason
-        return [answers[choice.index] for choice in choices]
 
     def _admit(self, num_sequences: int) -> None:
         settings = self._settings
@@ -198,7 +189,7 @@ class Answerer:
             timeout_seconds=self._settings.replica_timeout_seconds,
             retry_seconds=self._settings.retry_seconds,
             stop_tokens=stop_tokens,
-            on_resumption=self._metrics.resumptions.inc,
+            on_resumption=timer.add_resumption,
         )
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
@@ -232,18 +223,38 @@ class Answerer:
         return ScoredToken(self._decoder.decode_one(token.token), logprob, top, offset)
 
 
+async def collect(choices: Sequence[Choice], parts: AsyncGenerator[AnswerPart, None]) -> list[Answer]:
+    """The whole answers of `Answerer.parts`, in the order of the choices."""
+    answers = {choice.index: Answer() for choice in choices}
+    async with aclosing(parts):
+        async for part in parts:
+            answer = answers[part.choice]
+            answer.text += part.text
+            answer.num_tokens += part.num_tokens
+            answer.scores += part.scores
+            answer.finish_reason = part.finish_reason or answer.finish_reason
+    return [answers[choice.index] for choice in choices]
+
+
 def api_error_of(error: Exception, settings: GatewaySettings) -> ApiError:
     """How the API reports an error. An unexpected one is logged, and its text is not sent to the client."""
     match error:
         case ApiError():
             return error
         case PromptTooLongError():
-            return ApiError(400, str(error), code="context_length_exceeded")
+            return ApiError(400, _own_text(error), code="context_length_exceeded")
         case UnknownAdapterError():
-            return ApiError(404, str(error), param="model", code="model_not_found")
+            return ApiError(404, _own_text(error), param="model", code="model_not_found")
+        case UnsupportedFormatError():
+            return ApiError(400, f"response_format: {_own_text(error)}", param="response_format")
         case NoReplicaError():
             headers = {"Retry-After": str(settings.retry_after_seconds)}
             return ApiError(503, f"No replica is ready: {error}", code="no_replica", headers=headers)
         case _:
             logger.error("request failed", exc_info=error)
             return ApiError(500, "The request failed. The log of the service has the reason.", code="internal_error")
+
+
+def _own_text(error: Exception) -> str:
+    """The message of an error. Ray's text of a replica's error is a traceback; the error itself is its `cause`."""
+    return str(getattr(error, "cause", error))

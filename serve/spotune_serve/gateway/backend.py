@@ -16,6 +16,10 @@ class NoReplicaError(Exception):
     """No replica is ready in time."""
 
 
+class VersionGoneError(NoReplicaError):
+    """The version's replicas have been removed for good. A request without a token may go to another version."""
+
+
 class Backend(Protocol):
     """Replicas that generate tokens, each of them an `Engine`."""
 
@@ -25,6 +29,7 @@ class Backend(Protocol):
         Raises:
             ReplicaLostError: at any point: the replica was lost.
             NoReplicaError: no replica takes the request.
+            VersionGoneError: nor will one ever.
             PromptTooLongError: the sequence has no space for a new token.
             UnknownAdapterError: the adapter is not loaded.
         """

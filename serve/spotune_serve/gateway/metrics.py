@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-_LABELS = ("model_name",)
+from spotune_serve.gateway.tracing import RequestTrace
+
+_LABELS = ("model_name", "model_version")
+_REASONS = ("stop", "length", "abort")
 _FIRST_TOKEN_SECONDS = (
     0.001,
     0.005,
@@ -34,7 +37,7 @@ _REQUEST_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30,
 
 
 class GatewayMetrics:
-    """Counts sequences and tokens of one model; each answer of a request is a sequence.
+    """Counts sequences and tokens of the versions of one model; each answer of a request is a sequence.
 
     Args:
         model_name: value of the label `model_name`.
@@ -44,16 +47,17 @@ class GatewayMetrics:
     def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
         self.clock = clock
-        self.waiting_now = 0
+        self._model_name = model_name
+        self._versions: dict[str, VersionMetrics] = {}
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, _LABELS, registry=self.registry).labels(model_name)
+            return Gauge(name, text, _LABELS, registry=self.registry)
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, _LABELS, registry=self.registry).labels(model_name)
+            return Counter(name, text, _LABELS, registry=self.registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry).labels(model_name)
+            return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
 
         self.running = gauge("vllm:num_requests_running", "Sequences that generate tokens.")
         self.waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for their first token.")
@@ -68,28 +72,94 @@ class GatewayMetrics:
         self.token_seconds = histogram(
             "vllm:time_per_output_token_seconds", "Time between two tokens of a sequence.", _TOKEN_SECONDS
         )
+        self.mean_token_seconds = histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time between two tokens of a sequence, once per sequence.",
+            _TOKEN_SECONDS,
+        )
         self.request_seconds = histogram(
             "vllm:e2e_request_latency_seconds", "Time from arrival to last token.", _REQUEST_SECONDS
         )
-        success = Counter(
+        self.success = Counter(
             "vllm:request_success",
             "Sequences by reason: stop, length, or abort by the client.",
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
-        self.finished = {reason: success.labels(model_name, reason) for reason in ("stop", "length", "abort")}
+
+    def of(self, version: str) -> VersionMetrics:
+        """The metrics of one version; they begin at zero when it is asked for the first time."""
+        if version not in self._versions:
+            self._versions[version] = VersionMetrics(self, (self._model_name, version))
+        return self._versions[version]
+
+    def drop(self, version: str) -> None:
+        """Remove the time series of a version that has left: their number must not grow with each new version."""
+        self._versions.pop(version).remove(self)
 
     def exposition(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class SequenceTimer:
-    """Follows one sequence: waiting, running, finished."""
+class VersionMetrics:
+    """The metrics of one version.
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
+    Args:
+        metrics: of the gateway.
+        labels: values of `model_name` and `model_version`.
+    """
+
+    def __init__(self, metrics: GatewayMetrics, labels: tuple[str, str]) -> None:
+        self._labels = labels
+        self.clock = metrics.clock
+        self.waiting_now = 0
+        self.running = metrics.running.labels(*labels)
+        self.waiting = metrics.waiting.labels(*labels)
+        self.prompt_tokens = metrics.prompt_tokens.labels(*labels)
+        self.generation_tokens = metrics.generation_tokens.labels(*labels)
+        self.resumptions = metrics.resumptions.labels(*labels)
+        self.first_token_seconds = metrics.first_token_seconds.labels(*labels)
+        self.token_seconds = metrics.token_seconds.labels(*labels)
+        self.mean_token_seconds = metrics.mean_token_seconds.labels(*labels)
+        self.request_seconds = metrics.request_seconds.labels(*labels)
+        self.finished = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
+
+    def remove(self, metrics: GatewayMetrics) -> None:
+        """Remove the series from the gateway's registry."""
+        for family in (
+            metrics.running,
+            metrics.waiting,
+            metrics.prompt_tokens,
+            metrics.generation_tokens,
+            metrics.resumptions,
+            metrics.first_token_seconds,
+            metrics.token_seconds,
+            metrics.mean_token_seconds,
+            metrics.request_seconds,
+        ):
+            family.remove(*self._labels)
+        for reason in _REASONS:
+            metrics.success.remove(*self._labels, reason)
+
+
+class SequenceTimer:
+    """Follows one sequence: waiting, running, finished.
+
+    Args:
+        metrics: of the version.
+        trace: of the request; None if it is not traced.
+        answer: index of the answer in the request.
+    """
+
+    def __init__(self, metrics: VersionMetrics, trace: RequestTrace | None = None, answer: int = 0) -> None:
         self._metrics = metrics
+        self._trace = trace
+        self._answer = answer
+        self._num_tokens = 0
         self._start = metrics.clock()
+        self._first_token = 0.0
+        self._num_first_tokens = 0
         self._last_token: float | None = None
         self._finished = False
         metrics.waiting_now += 1
@@ -104,11 +174,21 @@ class SequenceTimer:
             self._leave_queue()
             metrics.running.inc()
             metrics.first_token_seconds.observe(now - self._start)
+            self._first_token, self._num_first_tokens = now, count
+            if self._trace is not None:
+                self._trace.add_first_token(self._answer)
         else:
             for _ in range(count):
                 metrics.token_seconds.observe((now - self._last_token) / count)
         self._last_token = now
+        self._num_tokens += count
         metrics.generation_tokens.inc(count)
+
+    def add_resumption(self) -> None:
+        """Count that the sequence is sent to another replica."""
+        self._metrics.resumptions.inc()
+        if self._trace is not None:
+            self._trace.add_resumption(self._answer, self._num_tokens)
 
     def finish(self, reason: str | None) -> None:
         """The sequence finished: `stop`, `length` or `abort`; None after an error. Only the first call counts."""
@@ -120,9 +200,14 @@ class SequenceTimer:
             self._leave_queue()
         else:
             metrics.running.dec()
+            num_later_tokens = self._num_tokens - self._num_first_tokens
+            if num_later_tokens:
+                metrics.mean_token_seconds.observe((self._last_token - self._first_token) / num_later_tokens)
         if reason is not None:
             metrics.finished[reason].inc()
             metrics.request_seconds.observe(metrics.clock() - self._start)
+        if self._trace is not None:
+            self._trace.finish(self._answer, self._num_tokens, reason)
 
     def _leave_queue(self) -> None:
         self._metrics.waiting_now -= 1

@@ -16,7 +16,8 @@ class GatewaySettings:
     Attributes:
         api_keys: SHA-256 hex digests of the valid keys (`hash_key`); empty: no key is needed.
         max_body_bytes: maximum size of a request body.
-        max_waiting_requests: sequences that may wait for their first token; more are refused with status 429.
+        max_waiting_requests: sequences of a version that may wait for their first token; more are refused with status
+            429.
         max_sequences_per_request: maximum of prompts times `n` in one request.
         request_timeout_seconds: maximum duration of a request, from its arrival to its last token.
         replica_timeout_seconds: time without a new token after which a request that lost its replica fails. It covers

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotune_serve.engine.base import FinishReason, GenerationRequest, TokenChunk
-from spotune_serve.gateway.backend import Backend, NoReplicaError, ReplicaLostError
+from spotune_serve.gateway.backend import Backend, NoReplicaError, ReplicaLostError, VersionGoneError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,6 +47,7 @@ async def resumable(
 
     Raises:
         NoReplicaError: no replica took the request, or no replica continued it in time.
+        VersionGoneError: no replica is left, and the request has no token yet.
         PromptTooLongError: the sequence has no space for a new token.
         UnknownAdapterError: the adapter is not loaded.
     """
@@ -64,8 +65,9 @@ async def resumable(
                         return
             raise ReplicaLostError(f"the stream of request {request.request_id} was cut off")
         except (ReplicaLostError, NoReplicaError) as error:
-            if isinstance(error, NoReplicaError) and failing_since is None and not request.generated:
-                raise  # a new request: the client may try again
+            is_new = failing_since is None or isinstance(error, VersionGoneError)
+            if isinstance(error, NoReplicaError) and is_new and not request.generated:
+                raise  # a new request: the client may try again, or another version may take it
             failing_since = clock() if failing_since is None else failing_since
             if clock() - failing_since >= timeout_seconds:
                 raise NoReplicaError(

@@ -10,6 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from spotune_serve.protocol.sampling import MAX_LOGPROBS, SamplingFields
 from spotune_serve.protocol.usage import Usage
 
+_INSTEAD = {"functions": "use tools", "function_call": "use tool_choice"}
+_NEUTRAL = ("none", ["text"])
+"""Values of refused fields that ask for nothing."""
+
 
 class TextPart(BaseModel):
     """A part of a message's content. Images and sound have other types, which text models cannot read."""
@@ -53,6 +57,19 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    modalities: list[str] | None = None
+    web_search_options: Any = None
+
+    @field_validator("functions", "function_call", "audio", "modalities", "web_search_options")
+    @classmethod
+    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and value not in _NEUTRAL:
+            instead = _INSTEAD.get(info.field_name or "", "models of this service read and write text only")
+            raise ValueError(f"{info.field_name} is not supported: {instead}")
+        return value
 
     @field_validator("top_logprobs")
     @classmethod

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
-    """A model of this service. An adapter's parent is the model that it changes."""
+    """A model of this service. An adapter's parent is the model that it changes. `version` has most of the requests."""
 
     id: str
     object: Literal["model"] = "model"
@@ -17,6 +17,7 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int
+    version: str
 
 
 class ModelList(BaseModel):

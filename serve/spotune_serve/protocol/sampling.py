@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from spotune_serve.protocol.response_format import ResponseFormat
 
 MAX_LOGPROBS = 20
 _MAX_STOPS = 4
@@ -44,7 +46,7 @@ class SamplingFields(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-_MAX_BIAS, le=_MAX_BIAS)]] | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     ignore_eos: bool | None = None
@@ -65,21 +67,16 @@ class SamplingFields(BaseModel):
                 raise ValueError(f"the keys are token ids, which {token!r} is not")
         return bias
 
-    @field_validator("response_format")
-    @classmethod
-    def _check_response_format(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value.get("type") != "text":
-            raise ValueError(
-                "only {'type': 'text'} is supported: the engine cannot force answers into a grammar. Describe the "
-                "format in the prompt, and check the answer"
-            )
-        return value
-
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings; empty ones are left out."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(stop for stop in stops if stop)
+
+    @property
+    def answer_schema(self) -> str:
+        """The JSON schema of an answer's text; empty if it may be any text."""
+        return self.response_format.schema_text if self.response_format else ""
 
     @property
     def biases(self) -> dict[int, float]:

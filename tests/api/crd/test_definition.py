@@ -163,7 +163,13 @@ def test_every_schema_has_a_type_or_a_substitute_for_it(schema: Schema, expected
 @pytest.mark.parametrize(
     ("schema", "templates"),
     [
-        (JOB, {".spec.workers.podTemplate", ".spec.head.podTemplate"}),
+        (
+            JOB,
+            {
+                *(".spec.workers.podTemplate", ".spec.head.podTemplate"),
+                *(".spec.serving.podTemplate", ".spec.serving.gateway.podTemplate"),
+            },
+        ),
         (SERVICE, {".spec.podTemplate", ".spec.gateway.podTemplate"}),
     ],
     ids=KINDS,

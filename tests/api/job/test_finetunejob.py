@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from spotune.custom_resource import Metadata, SecretKeyRef
 from spotune.custom_resource.base import Section
+from spotune.errors import JobError
 from spotune.job import (
     CheckpointSpec,
     DatasetSpec,
@@ -76,6 +77,7 @@ def test_the_full_example_names_every_field_there_is(tmp_path: Path) -> None:
     exempt = {"job.status", "job.spec.dataset.eval.fraction", "job.spec.dataset.eval.seed"}
     exempt |= {"job.spec.dataset.text", "job.spec.dataset.messages"}
     exempt |= {"job.spec.workers.resources.requests", "job.spec.head.resources.limits"}
+    exempt |= {"job.spec.serving.resources.requests", "job.spec.serving.gateway.resources.limits"}
     assert set(unset(load_job(file), "job")) == exempt
 
 
@@ -223,3 +225,23 @@ def test_any_valid_job_survives_json_and_yaml(job: FinetuneJob) -> None:
 
 def test_all_sections_share_the_rules_of_section() -> None:
     assert all(issubclass(section, Section) for section in all_sections())
+
+
+def test_the_service_of_a_job_is_called_like_the_job_unless_it_has_a_name() -> None:
+    assert a_job().service_name == ""
+    assert a_job(serving={}).service_name == "job"
+    assert a_job(serving={"name": "sql"}).service_name == "sql"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"serving": {"name": "sql", "adapters": [{"name": "sql", "finetuneJob": "a"}]}}, "model's own id 'sql'"),
+        ({"serving": {"capacity": "mixed", "onDemandBase": 2}}, "more than replicas.max"),
+        ({"serving": {"model": {"finetuneJob": "other"}}}, "model"),
+        ({"serving": {}, "adapter": {"lora": {}}, "output": {"mergeAdapter": False}}, "without its base model"),
+    ],
+)
+def test_a_service_that_cannot_serve_the_job_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        a_job(**sections)

@@ -45,7 +45,7 @@ WRONG_FIELDS = [
         "unknown field",
         "max: 3",
         "most: 3",
-        ":9: spec.replicas.most: is not a field; spec.replicas has min, max, targetOngoingRequests",
+        ":9: spec.replicas.most: is not a field; spec.replicas has min, max, targetOngoingRequests, scaleDownDelay",
     ),
     (
         "field of another section",

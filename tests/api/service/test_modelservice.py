@@ -11,7 +11,15 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from spotune.job_file.load import load_service
 from spotune.service import ModelService
-from spotune.service.field_types import ClaimName, ClaimPath, HostName, HubSource, ModelId, OptionalAddress
+from spotune.service.field_types import (
+    ClaimName,
+    ClaimPath,
+    HostName,
+    HubSource,
+    ModelId,
+    OptionalAddress,
+    OptionalServiceName,
+)
 from tests.api.support.service_files import FULL_SERVICE_FILE, SERVICE_FILE, a_service
 
 
@@ -116,9 +124,10 @@ def test_a_status_of_a_newer_operator_can_be_read() -> None:
             ["", "redis:6379", "10.0.0.1:6379", "[::1]:6379"],
             ["redis", "redis://redis:6379", "redis:port", ":6379", "a b:1", "redis:6379/0", "redis:123456"],
         ),
+        (OptionalServiceName, ["", "a", "my-model-2", "a" * 40], ["A", "a.b", "-a", "a_b", "a" * 41]),
         (ClaimPath, ["", "/", "a/b", "a..b/..c", "x" * 1024], ["..", "a/../b", "/..", "x" * 1025]),
     ],
-    ids=["ModelId", "HubSource", "ClaimName", "HostName", "OptionalAddress", "ClaimPath"],
+    ids=["ModelId", "HubSource", "ClaimName", "HostName", "OptionalAddress", "OptionalServiceName", "ClaimPath"],
 )
 def test_a_text_must_have_its_form(kind: Any, valid: list[str], invalid: list[str]) -> None:
     assert [text for text in valid if not is_valid(kind, text)] == []

@@ -57,6 +57,14 @@ spec:
   retry:      {appFailureLimit: 3, backoff: {initial: 5s, max: 5m}, hangTimeout: 30m, maxGpuHours: 0}
   suspend: false
   cleanup:    {cluster: delete, after: 5m}
+  serving:    {name: sql, adapters: [{name: finance, finetuneJob: finance}, {name: b, claim: {name: c, path: d}}],
+               replicas: {min: 0, max: 2, targetOngoingRequests: 8}, gpus: 1, capacity: mixed, onDemandBase: 1,
+               resources: {limits: {memory: 64Gi}}, priorityClassName: serving, serviceAccountName: reader,
+               podTemplate: {}, gateway: {replicas: 1, resources: {requests: {cpu: 1}}, podTemplate: {}},
+               apiKeysSecretRef: {name: keys, key: keys}, requestTimeout: 10m,
+               ingress: {host: sql.example.com, className: "", tlsSecretName: "", annotations: {}},
+               cluster: {provider: auto, image: "", rayVersion: "", redisAddress: "redis:6379",
+                         redisPasswordSecretRef: {name: redis, key: password}}, suspend: false}
 """
 """A job file with every field of the API."""
 

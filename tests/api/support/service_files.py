@@ -25,7 +25,7 @@ spec:
   model:      {name: "team/answers:v1", source: "hf://meta-llama/Llama-3.1-8B", revision: v1, finetuneJob: "",
                tokenSecretRef: {name: hf, key: token}}
   adapters:   [{name: sql, finetuneJob: sql}, {name: chat, claim: {name: exports, path: team/chat}}]
-  replicas:   {min: 1, max: 4, targetOngoingRequests: 16}
+  replicas:   {min: 1, max: 4, targetOngoingRequests: 16, scaleDownDelay: 10m}
   gpus: 1
   capacity: mixed
   onDemandBase: 2

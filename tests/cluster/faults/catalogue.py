@@ -56,7 +56,7 @@ def _break_data(workplace: Workplace) -> None:
     workplace.add_input("broken-shards")
 
 
-def _with_a_gpu(image: str) -> dict[str, Any]:
+def with_a_gpu(image: str) -> dict[str, Any]:
     """A pod template whose extra container requests a GPU; the workers train on CPUs."""
     limits = {"limits": {"nvidia.com/gpu": "1"}}
     holder = {"name": "gpu", "image": image, "command": ["sleep", "infinity"]}
@@ -65,7 +65,7 @@ def _with_a_gpu(image: str) -> dict[str, Any]:
 
 _SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _GPU_IMAGE = "testcluster.local/trainer:1"
-_ON_GPUS = {"workers": {"resources": SMALL, "podTemplate": _with_a_gpu(_GPU_IMAGE)}}
+_ON_GPUS = {"workers": {"resources": SMALL, "podTemplate": with_a_gpu(_GPU_IMAGE)}}
 
 CASES = (
     Case("worker pod deleted", pods.worker_pod_deleted, "the other worker pod kept"),

@@ -51,6 +51,10 @@ def test_errors_are_json_with_output_json(capsys: pytest.CaptureFixture[str]) ->
         (["status", "t5-sql", "--all-namespaces"], "--all-namespaces shows all jobs: remove t5-sql"),
         (["suspend", "t5-sql", "--timeout", "30"], "--timeout: '30' is not a duration such as 30s"),
         (["logs", "t5-sql", "--lines", "-1"], "--lines"),
+        (["logs", "ms/answers", "--since", "5"], "--since: '5' is not a duration such as 30s"),
+        (["logs", "ms/answers", "--component", "worker"], "--component"),
+        (["status", "pods/answers"], "pods/answers names no job and no service: write ftj/NAME"),
+        (["suspend", "ms/answers"], "`spotune suspend` works on FinetuneJobs, and ms/answers is a ModelService"),
         (["watch"], "NAME"),
     ],
 )

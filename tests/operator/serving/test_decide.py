@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from spotune_operator.errors import ProviderError
+from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.serving.decide import stalled_service
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
 from spotune_operator.serving.state import ServiceChild, ServicePod, TrainedModel
-from tests.operator.serving.scenario import ACTIVE, OUTPUT, PENDING, Scenario, a_service, kinds
+from tests.operator.serving.scenario import ACTIVE, OUTPUT, PENDING, SETTINGS, Scenario, a_service, kinds
 
 
 def test_nothing_is_applied_before_the_model_is_trained() -> None:
@@ -83,6 +84,30 @@ def test_a_lost_replica_leaves_the_endpoint_ready() -> None:
     assert scenario.condition("Ready").status == "True"
     assert scenario.condition("ReplicasReady").message == "1 of 2 replica pods are ready"
     assert scenario.condition("Reconciling").status == "True"
+
+
+def test_a_pod_on_a_dead_node_is_checked_until_its_grace_period_is_over() -> None:
+    scenario = Scenario()
+    scenario.serves()
+    lost = replace(scenario.observed.pods[0], node="n1", deleting_since=scenario.now, grace_seconds=30)
+    scenario.observe(pods=[lost, *scenario.observed.pods[1:]], nodes={"n1": NodeView("n1", ready=False)})
+    waiting = scenario.decide()
+    assert not waiting.force_delete
+    assert waiting.requeue_after is not None
+    scenario.now += 60
+    assert scenario.decide().force_delete == [lost]
+    scenario.observe(nodes={"n1": NodeView("n1")})
+    assert not scenario.decide().force_delete, "its kubelet runs and confirms the end"
+
+
+def test_replicas_get_a_notice_when_the_cloud_reclaims_their_node() -> None:
+    scenario = Scenario(settings=replace(SETTINGS, heed_preemption=True))
+    scenario.serves()
+    pods = [replace(pod, node="n1") for pod in scenario.observed.pods]
+    scenario.observe(pods=pods, nodes={"n1": NodeView("n1", reclaimed=True)})
+    assert [pod.component for pod in scenario.decide().give_notice] == ["replicas"]
+    scenario.settings = SETTINGS
+    assert not scenario.decide().give_notice
 
 
 def test_the_former_version_is_served_until_the_new_one_is_ready() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from spotune_operator.errors import RefusedError
 from spotune_operator.kube.client import SERVICE_CHILDREN, Kube, Resource
 from spotune_operator.observe.caches import CachedJob, Caches
+from spotune_operator.observe.nodes import NodeView
 from spotune_operator.serving.caches import CachedService, ServiceCaches, cached_service
 from spotune_operator.serving.gateway_poller import GatewayPoller
 from spotune_operator.serving.reconciler import ServiceReconciler
@@ -33,6 +34,7 @@ class FakeKube:
         refuses: Message by kind.
         statuses: Patches of the status.
         deleted: Deleted kinds.
+        forced: Grace periods of forced deletions, by the name of the pod.
         events: Reasons of Events.
         patches: JSON patches by name of the RayCluster.
     """
@@ -41,6 +43,7 @@ class FakeKube:
     refuses: dict[str, str] = field(default_factory=dict)
     statuses: list[Mapping[str, Any]] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    forced: dict[str, int | None] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     patches: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     body: dict[str, Any] = field(default_factory=dict)
@@ -77,8 +80,13 @@ class FakeKube:
         self.events.append(manifest["reason"])
         return True
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        self.deleted.append(resource.kind)
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        if resource.kind == "Pod":
+            self.forced[name] = grace_seconds
+        else:
+            self.deleted.append(resource.kind)
 
 
 @dataclass
@@ -119,6 +127,9 @@ class FakeJobs:
 
     def provider_ids(self) -> list[str]:
         return []
+
+    def node(self, name: str) -> NodeView | None:
+        return NodeView(name, ready=False) if name == "dead" else None
 
 
 @dataclass
@@ -204,6 +215,14 @@ def test_running_cluster_is_resized(bench: Bench) -> None:
     bench.caches.clusters_ = [RayClusterView("team", "spotunems-answers-aaaaa", "answers", groups)]
     bench.reconcile()
     assert list(bench.kube.patches) == ["spotunems-answers-aaaaa"]
+
+
+def test_a_pod_that_ends_on_a_dead_node_is_deleted_by_force(bench: Bench) -> None:
+    bench.reconcile()
+    lost = ServicePod("replica", "team", "answers", "replicas", uid="p", node="dead", deleting_since=NOW - 60)
+    bench.caches.pods_ = [replace(lost, grace_seconds=30)]
+    bench.reconcile()
+    assert bench.kube.forced == {"replica": 0}
 
 
 def test_deleted_service_is_forgotten(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.serving.scaling import WorkerGroup, ray_cluster_view
 from spotune_operator.serving.state import ApplicationState, RayServiceState, service_child_view, service_pod_view
 
@@ -71,12 +72,15 @@ def test_refused_spec_has_the_message_of_kuberay() -> None:
 
 def test_pod_belongs_to_a_component_and_a_cluster() -> None:
     labels = {**LABELS, "app.kubernetes.io/component": "gateway", "ray.io/cluster": "a"}
-    metadata = {"name": "pod", "namespace": "team", "labels": labels}
+    metadata = {"name": "pod", "namespace": "team", "uid": "p", "labels": labels}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     pod = service_pod_view({"metadata": metadata, "status": ready})
     assert (pod.service, pod.component, pod.cluster, pod.ready) == ("answers", "gateway", "a", True)
-    deleted = service_pod_view({"metadata": {**metadata, "deletionTimestamp": "now"}, "status": ready})
+    deletion = {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
+    deleted = service_pod_view({"metadata": metadata | deletion, "spec": {"nodeName": "n1"}, "status": ready})
     assert not deleted.ready
+    assert deleted.node == "n1"
+    assert deleted.deleting_since == unix_time("2026-01-01T00:00:00Z")
 
 
 def test_cluster_has_its_groups_and_why_pods_cannot_be_created() -> None:

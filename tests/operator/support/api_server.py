@@ -24,11 +24,13 @@ class ApiServer:
 
     Attributes:
         objects: Objects in lists, by plural.
+        named: The object, or None if there is none, that the GET of any one name returns, by plural.
         instead: Handlers that replace the default, by method and plural, such as "GET rayclusters".
         server: The HTTP server with its requests.
     """
 
     objects: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    named: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     instead: dict[str, Handler] = field(default_factory=dict)
     server: LocalServer = field(default_factory=LocalServer)
 
@@ -48,6 +50,9 @@ class ApiServer:
             return await other(request)
         if request.method == "GET" and "watch" in request.query:
             return await _watch_without_events(request)
+        if request.method == "GET" and name:
+            found = self.named.get(plural)
+            return web.json_response(found) if found is not None else web.json_response({}, status=404)
         if request.method == "GET":
             items = self.objects.get(plural, [])
             return web.json_response({"items": items, "metadata": {"resourceVersion": "7"}})

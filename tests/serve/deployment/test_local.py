@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -47,6 +48,19 @@ def test_predictions_equal_those_of_spotune_predict(client: OpenAI, model: Path)
     response = client.post("/predict", body={"rows": [{"question": prompt} for prompt in PROMPTS]}, cast_to=object)
     assert isinstance(response, dict)
     assert [prediction["answer"] for prediction in response["predictions"]] == expected
+
+
+def test_answers_match_their_json_schema(service: LiveService, client: OpenAI) -> None:
+    schema = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 3}
+    response_format = {"type": "json_schema", "json_schema": {"name": "colours", "schema": schema}}
+    answer = client.completions.create(
+        model=str(service.ready["model"]), prompt=PROMPTS[0], max_tokens=200, seed=3, n=4,
+        extra_body={"response_format": response_format},
+    )  # fmt: skip
+    for choice in answer.choices:
+        colours = json.loads(choice.text)
+        assert 2 <= len(colours) <= 3
+        assert set(colours) <= {"red", "green"}
 
 
 def test_streams_survive_the_loss_of_their_replica(service: LiveService, client: OpenAI) -> None:

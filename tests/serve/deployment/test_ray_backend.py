@@ -16,7 +16,15 @@ from ray.exceptions import (
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from spotune_serve.deployment.ray_backend import RayBackend
-from spotune_serve.engine.base import EngineLostError, GenerationError, GenerationRequest, SamplingParams
+from spotune_serve.engine.base import (
+    EngineLostError,
+    GenerationError,
+    GenerationRequest,
+    SamplingParams,
+    UnsupportedFormatError,
+)
+from spotune_serve.gateway.answers import api_error_of
+from spotune_serve.gateway.settings import GatewaySettings
 from spotune_serve.gateway.streams import resumable
 from tests.serve.support.ray_handle import ScriptedHandle
 from tests.serve.support.scripted_backend import ScriptedBackend
@@ -61,6 +69,14 @@ def test_an_error_of_the_engine_is_no_loss() -> None:
     with pytest.raises(GenerationError):
         asyncio.run(tokens_of(RayBackend(ScriptedHandle(played, error))))
     assert len(played.requests) == 1
+
+
+def test_a_refusal_of_the_engine_has_its_own_words() -> None:
+    """Ray's text of an error of a replica is a traceback."""
+    refusal = UnsupportedFormatError("this service runs on vLLM")
+    error = RayTaskError("generate", "Traceback (most recent call last)", refusal).as_instanceof_cause()
+    found = api_error_of(error, GatewaySettings())
+    assert (found.status, found.message, found.param) == (400, f"response_format: {refusal}", "response_format")
 
 
 def test_a_cancelled_request_is_cancelled_at_its_replica_and_does_not_continue() -> None:

@@ -12,6 +12,7 @@ from spotune_serve.engine.base import (
     SamplingParams,
     TokenLogprob,
     UnknownAdapterError,
+    UnsupportedFormatError,
 )
 from spotune_serve.engine.vllm_parameters import (
     GENERATED_TOKENS,
@@ -33,6 +34,11 @@ def request(
 ) -> GenerationRequest:
     params = SamplingParams(**{"max_tokens": 8, "seed": 11, **sampling})
     return GenerationRequest("a-request", prompt, params, generated, adapter)
+
+
+def test_json_schemas_are_refused() -> None:
+    with pytest.raises(UnsupportedFormatError, match="runs on vLLM"):
+        check_request(request(json_schema='{"type": "object"}'), MODEL)
 
 
 def test_every_sampling_parameter_reaches_vllm() -> None:

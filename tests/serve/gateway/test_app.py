@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError
-from spotune_serve.gateway.app import create_app
+from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError, UnsupportedFormatError
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
 from tests.serve.support.gateway_client import GatewayClient, read_events, tokens_of
 from tests.serve.support.scripted_backend import ScriptedBackend
+from tests.serve.support.versions import single_version
 
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "x"}
@@ -45,8 +46,8 @@ def test_each_key_is_valid(chat_model: ServedModel, key: str) -> None:
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/"])
-def test_health_metrics_and_page_need_no_key(chat_model: ServedModel, path: str) -> None:
+@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/stats", "/"])
+def test_health_metrics_stats_and_page_need_no_key(chat_model: ServedModel, path: str) -> None:
     assert GatewayClient(chat_model, "ok", KEYS).get(path).status_code == 200
 
 
@@ -116,12 +117,13 @@ def test_unknown_paths_and_methods_have_openais_error(
     [
         (PromptTooLongError("9 tokens do not fit into 8"), 400, "context_length_exceeded"),
         (UnknownAdapterError("no adapter polite"), 404, "model_not_found"),
+        (UnsupportedFormatError("this service runs on vLLM"), 400, None),
         (RuntimeError("secret"), 500, "internal_error"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_of_the_engine_before_the_first_token_are_statuses(
-    chat_model: ServedModel, error: Exception, status: int, code: str, stream: bool
+    chat_model: ServedModel, error: Exception, status: int, code: str | None, stream: bool
 ) -> None:
     client = GatewayClient(chat_model, "ok")
     client.backend.error = error
@@ -164,7 +166,7 @@ def run_with_backend(
     async def run() -> None:
         backend = ScriptedBackend(tokens_of(model, "SELECT 1"))
         backend.gate, backend.gate_at = asyncio.Event(), gate_at
-        transport = httpx.ASGITransport(create_app(model, backend, settings))
+        transport = httpx.ASGITransport(create_app(await single_version(model, backend, settings)))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             await test(client, backend)
 
@@ -181,7 +183,7 @@ def test_requests_beyond_the_waiting_limit_are_refused(chat_model: ServedModel) 
         first = asyncio.create_task(client.post(COMPLETIONS, json={**BODY, "n": 2}))
         await until(lambda: len(backend.requests) == 2)
         metrics = (await client.get("/metrics")).text
-        assert 'vllm:num_requests_waiting{model_name="tiny"} 2.0' in metrics
+        assert 'vllm:num_requests_waiting{model_name="tiny",model_version="tiny-1"} 2.0' in metrics
         refused = await client.post(COMPLETIONS, json=BODY)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
@@ -232,7 +234,7 @@ def test_a_client_that_leaves_aborts_its_sequences(chat_model: ServedModel, stre
     async def test() -> None:
         backend = ScriptedBackend(tokens_of(chat_model, "SELECT 1"))
         backend.gate, backend.gate_at = asyncio.Event(), gate_at
-        app = create_app(chat_model, backend, GatewaySettings())
+        app = create_app(await single_version(chat_model, backend, GatewaySettings()))
         leave = asyncio.Event()
         sent: list[dict[str, Any]] = []
         task = asyncio.create_task(request_and_leave(app, {**BODY, "n": 2, "stream": stream}, leave, sent))
@@ -244,9 +246,12 @@ def test_a_client_that_leaves_aborts_its_sequences(chat_model: ServedModel, stre
         assert backend.closed == 2
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             metrics = (await client.get("/metrics")).text
-        assert 'vllm:request_success_total{finished_reason="abort",model_name="tiny"} 2.0' in metrics
-        assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics
-        assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in metrics
+        assert (
+            'vllm:request_success_total{finished_reason="abort",model_name="tiny",model_version="tiny-1"} 2.0'
+            in metrics
+        )
+        assert 'vllm:num_requests_running{model_name="tiny",model_version="tiny-1"} 0.0' in metrics
+        assert 'vllm:num_requests_waiting{model_name="tiny",model_version="tiny-1"} 0.0' in metrics
 
     asyncio.run(asyncio.wait_for(test(), 60))
 

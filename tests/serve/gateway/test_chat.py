@@ -175,7 +175,7 @@ def test_a_model_without_templates_does_not_chat(tmp_path: Path) -> None:
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"logprobs": 5}, "logprobs"),
         ({"tools": {"type": "function"}}, "tools"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
         ({"messages": [{"role": "user", "content": "there " * 999}]}, "messages"),
     ],
 )

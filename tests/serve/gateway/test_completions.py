@@ -20,6 +20,11 @@ def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(c["text"] for event in events for c in event["choices"] if c["index"] == index)
 
 
+def json_schema(schema: Any) -> dict[str, Any]:
+    """The field of a request for an answer of a JSON schema."""
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+
+
 def test_a_completion_has_openais_form(chat_model: ServedModel) -> None:
     client = GatewayClient(chat_model, ANSWER)
     body = client.ask(PATH, model="tiny", prompt="how many", max_tokens=99)
@@ -174,7 +179,12 @@ def test_encoder_decoder_models_complete_texts(sql_model: ServedModel) -> None:
         ({"echo": True}, "echo", "not supported"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"best_of": 3}, "best_of", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "grammar"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs the field json_schema"),
+        (json_schema({"type": "thing"}), "response_format", "Invalid type: thing"),
+        (json_schema({"type": "array", "uniqueItems": True}), "response_format", "uniqueItems"),
+        (json_schema({"enum": ["x" * 99_999]}), "response_format", "larger than 65536 bytes"),
+        (json_schema("a"), "response_format.json_schema.schema", "dictionary"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
         ({"stop": 5}, "stop", "valid string; or: Input should be a valid list"),
         ({"temperature": "hot"}, "temperature", "valid number"),

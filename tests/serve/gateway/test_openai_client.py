@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
+from pydantic import BaseModel
 
-from spotune_serve.gateway.app import create_app
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
 from tests.serve.support.gateway_client import tokens_of
 from tests.serve.support.scripted_backend import ScriptedBackend
+from tests.serve.support.versions import single_version
 
 openai: Any = pytest.importorskip("openai")
 
@@ -31,7 +34,7 @@ def with_client(
     settings: GatewaySettings = SETTINGS,
 ) -> None:
     async def run() -> None:
-        transport = httpx2.ASGITransport(app=create_app(model, backend, settings))
+        transport = httpx2.ASGITransport(app=create_app(await single_version(model, backend, settings)))
         async with openai.AsyncOpenAI(
             base_url="http://gateway/v1",
             api_key=key,
@@ -85,6 +88,40 @@ def test_the_streaming_helper_collects_tool_calls(chat_model: ServedModel) -> No
         assert choice.message.tool_calls[0].function.arguments == '{"city": "Rome"}'
 
     with_client(chat_model, ScriptedBackend(tokens_of(chat_model, answer)), test)
+
+
+def test_parsed_answers_send_their_schema(chat_model: ServedModel) -> None:
+    class Singer(BaseModel):
+        name: str
+        age: int
+
+    backend = ScriptedBackend(tokens_of(chat_model, '{"name": "Ada", "age": 36}'))
+
+    async def test(client: Any) -> None:
+        completion = await client.chat.completions.parse(model="tiny", messages=HELLO, response_format=Singer)
+        assert completion.choices[0].message.parsed == Singer(name="Ada", age=36)
+
+    with_client(chat_model, backend, test)
+    assert json.loads(backend.requests[0].sampling.json_schema)["properties"].keys() == {"name", "age"}
+
+
+def test_every_field_of_the_client_is_taken(chat_model: ServedModel) -> None:
+    fields = {
+        "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "logprobs": True, "max_completion_tokens": 99, "n": 2,
+        "presence_penalty": 0.5, "response_format": {"type": "text"}, "seed": 1, "stop": ["x"], "temperature": 0.5,
+        "tool_choice": "auto", "tools": TOOLS, "top_logprobs": 1, "top_p": 0.5, "metadata": {"a": "b"},
+        "modalities": ["text"], "parallel_tool_calls": False, "reasoning_effort": "low", "service_tier": "auto",
+        "store": False, "user": "me", "verbosity": "low",
+    }  # fmt: skip
+
+    async def test(client: Any) -> None:
+        whole = await client.chat.completions.create(model="tiny", messages=HELLO, **fields)
+        assert [choice.message.content for choice in whole.choices] == ["Seven."] * 2
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="tiny", messages=HELLO, functions=[{"name": "f"}])
+        assert caught.value.param == "functions"
+
+    with_client(chat_model, ScriptedBackend(tokens_of(chat_model, "Seven.")), test)
 
 
 def test_models(chat_model: ServedModel) -> None:

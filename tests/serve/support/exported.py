@@ -17,13 +17,13 @@ _SPREAD = 0.5
 """Standard deviation of the logits' weights: large enough that answers vary with the prompt."""
 
 
-def export_tiny_model(directory: Path, task: str, prompt: str = "{question}") -> Path:
-    """Write an export directory with a random Llama or T5; returns it."""
+def export_tiny_model(directory: Path, task: str, prompt: str = "{question}", *, seed: int = 3) -> Path:
+    """Write an export directory with a random Llama or T5, whose weights depend on the seed; returns it."""
     directory.mkdir(exist_ok=True)
     save_config(directory, task, **({"decoder_start_token_id": 0} if task == "seq2seq" else {}))
     tokenizer = save_tokenizer(directory)
     auto: Any = AutoModelForSeq2SeqLM if task == "seq2seq" else AutoModelForCausalLM
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     model = auto.from_config(AutoConfig.from_pretrained(directory))
     with torch.no_grad():
         for parameter in model.parameters():

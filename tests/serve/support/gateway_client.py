@@ -8,27 +8,34 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from spotune_serve.gateway.app import create_app
+from spotune_serve.gateway.backend import Backend
+from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from tests.serve.support.scripted_backend import ScriptedBackend
+from tests.serve.support.versions import run_single_version
 
 
 class GatewayClient(TestClient):
-    """A client of a gateway whose backend plays a script.
+    """A client of a gateway.
+
+    Args:
+        model: what it serves.
+        script: the backend, or the text or the tokens that a scripted one plays.
+        settings: of the gateway.
 
     Attributes:
         backend: the backend.
     """
 
     def __init__(
-        self, model: ServedModel, script: str | Sequence[int] | ScriptedBackend, settings: GatewaySettings | None = None
+        self, model: ServedModel, script: str | Sequence[int] | Backend, settings: GatewaySettings | None = None
     ) -> None:
-        if isinstance(script, ScriptedBackend):
-            self.backend = script
-        else:
+        self.backend: Any = script
+        if isinstance(script, str | Sequence):
             self.backend = ScriptedBackend(tokens_of(model, script) if isinstance(script, str) else script)
-        super().__init__(create_app(model, self.backend, settings or GatewaySettings()), raise_server_exceptions=False)
+        versions = run_single_version(model, self.backend, settings or GatewaySettings())
+        super().__init__(create_app(versions), raise_server_exceptions=False)
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
         """The body of a response with status 200."""

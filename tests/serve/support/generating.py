@@ -102,7 +102,9 @@ def with_engine(
 @asynccontextmanager
 async def running_engine(model: PreTrainedModel | LoadedModel, **limits: int) -> AsyncIterator[TransformersEngine]:
     """An engine of the model, which is closed afterwards."""
-    engine = TransformersEngine(model if isinstance(model, LoadedModel) else LoadedModel(model), **limits)
+    loaded = model if isinstance(model, LoadedModel) else LoadedModel(model)
+    sizes: Any = limits
+    engine = TransformersEngine(loaded, **sizes)
     try:
         yield engine
     finally:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 _PATIENCE_SECONDS = 180.0
 _SPOTUNE = "from spotune.cli.main import main; main()"
-_REPLICA = "ray::ServeReplica:spotune:Replica"
+_REPLICA = "ray::ServeReplica:model:Replica"
 
 
 class LiveService:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from spotune.errors import JobError
+from spotune.errors import JobError, SupersededError
 from spotune.job import FinetuneJob
 from spotune.prompting.export_manifest import ExportManifest
 from spotune_trainer.data.batches import Task
@@ -185,6 +185,65 @@ def test_an_export_replaces_the_old_one_and_leftovers_of_a_kill(sources: dict[Ta
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
     assert weights_sha256(tmp_path / "export") == new
     assert not (tmp_path / "export" / "stale").exists()
+
+
+def export_step(job: FinetuneJob, folder: Path, step: int) -> str:
+    """Export weights that depend on the step, as the trainer does; returns their SHA-256."""
+    return export_model(trained(job, seed=step), job, folder / "export", FIGURES, step=step, keep_previous=True)
+
+
+def exports(folder: Path) -> dict[str, tuple[int | None, str]]:
+    """Step and SHA-256 of every folder, by name."""
+    return {path.name: (ExportManifest.read(path).step, weights_sha256(path)) for path in folder.iterdir()}
+
+
+def test_the_export_before_the_newest_is_kept_with_its_weights(sources: dict[Task, Path], tmp_path: Path) -> None:
+    job = make_job(sources["seq2seq"])
+    first, second = (export_step(job, tmp_path, step) for step in (1, 2))
+    assert exports(tmp_path) == {"export": (2, second), "previous-export-step-1": (1, first)}
+    third = export_step(job, tmp_path, 3)
+    assert exports(tmp_path) == {"export": (3, third), "previous-export-step-2": (2, second)}
+
+
+def test_a_repeated_export_of_the_same_step_keeps_the_export_of_the_step_before(
+    sources: dict[Task, Path], tmp_path: Path
+) -> None:
+    job = make_job(sources["seq2seq"])
+    first, second = (export_step(job, tmp_path, step) for step in (1, 2))
+    assert export_step(job, tmp_path, 2) == second
+    assert exports(tmp_path) == {"export": (2, second), "previous-export-step-1": (1, first)}
+
+
+def test_an_export_killed_between_its_renames_is_completed_by_the_next_attempt(
+    sources: dict[Task, Path], tmp_path: Path
+) -> None:
+    job = make_job(sources["seq2seq"])
+    first = export_step(job, tmp_path, 1)
+    (tmp_path / "export").rename(tmp_path / "previous-export-step-1")
+    second = export_step(job, tmp_path, 2)
+    assert exports(tmp_path) == {"export": (2, second), "previous-export-step-1": (1, first)}
+
+
+def test_a_superseded_export_changes_nothing(sources: dict[Task, Path], tmp_path: Path) -> None:
+    job = make_job(sources["seq2seq"])
+    first = export_step(job, tmp_path, 1)
+
+    def superseded() -> None:
+        raise SupersededError("generation 8 has started")
+
+    with pytest.raises(SupersededError):
+        export_model(
+            trained(job), job, tmp_path / "export", FIGURES, step=2, keep_previous=True, before_replacing=superseded
+        )
+    assert exports(tmp_path) == {"export": (1, first)}
+
+
+def test_exports_that_users_made_of_checkpoints_are_not_deleted(sources: dict[Task, Path], tmp_path: Path) -> None:
+    job = make_job(sources["seq2seq"])
+    export_model(trained(job), job, tmp_path / "export-step-00000001", FIGURES, step=1)
+    for step in (2, 3, 4):
+        export_step(job, tmp_path, step)
+    assert exports(tmp_path).keys() == {"export", "previous-export-step-3", "export-step-00000001"}
 
 
 @pytest.mark.parametrize(

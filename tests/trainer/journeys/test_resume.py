@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from spotune.prompting.export_manifest import ExportManifest, previous_export, previous_exports
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, surviving_steps
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
@@ -117,13 +118,20 @@ def test_group_that_yields_commits_and_the_next_group_resumes_there(runs: Runs) 
 
 
 def test_run_with_more_epochs_continues_after_the_last_step(runs: Runs) -> None:
-    """`epochs` may grow. A constant learning rate makes both schedules equal."""
+    """`epochs` may grow. A constant learning rate makes both schedules equal. The first model is kept."""
     constant = {"scheduler": "constant", "warmupSteps": 0}
     longer, resumed = runs.empty("longer"), runs.empty("resumed")
     train_generation(longer, runs.job(training=constant), ALONE)
     train_generation(resumed, runs.job(training={**constant, "epochs": 1}), ALONE)
+    first = (resumed.export / "model.safetensors").read_bytes()
+    steps = len(losses(resumed))
     train_generation(resumed, runs.job(training=constant), ALONE)
     assert losses(resumed) == losses(longer)
+    assert {step: path.name for step, path in previous_exports(resumed.export).items()} == {
+        steps: f"previous-export-step-{steps}"
+    }
+    assert (previous_export(resumed.export, steps) / "model.safetensors").read_bytes() == first
+    assert ExportManifest.read(resumed.export).step == STEPS
 
 
 def test_interrupted_export_is_repeated_without_training(runs: Runs) -> None:

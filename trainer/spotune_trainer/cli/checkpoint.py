@@ -84,8 +84,9 @@ def export_command(
     except CorruptCheckpointError as error:
         raise JobError(f"{error}. Give another step with --step.") from error
     job = FinetuneJob.model_validate(files.read_json(run.job))
-    destination = to or run.root / f"export-step-{chosen.name.step:08d}"
-    sha256 = export_model(parameters, job, destination, _evaluation_results(run, chosen.name.step))
+    trained = chosen.name.step
+    destination = to or run.root / f"export-step-{trained:08d}"
+    sha256 = export_model(parameters, job, destination, _evaluation_results(run, trained), step=trained)
     if output == "json":
         typer.echo(json.dumps({"checkpoint": str(chosen.name), "export": str(destination), "exportSha256": sha256}))
     else:

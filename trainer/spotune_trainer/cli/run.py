@@ -67,6 +67,9 @@ def run(
         # A supervisor that was killed just after training has left supervisor.json, and perhaps its Ray head.
         if not run_directory.result.exists() or run_directory.supervisor.exists():
             _train(run_directory, requested, progress, port=port, verbose=verbose)
+    if requested.spec.serving is not None:
+        hint = f"spec.serving is for clusters. On this machine, serve the model: spotune serve {run_directory.root}"
+        progress.print(hint, soft_wrap=True, highlight=False, markup=False)
     _show(files.read_json(run_directory.result) or {}, requested.metadata.name, progress, as_json=output == "json")
 
 

@@ -1,6 +1,7 @@
 """Exports the trained model as a directory for `transformers.AutoModel*.from_pretrained`.
 
-The directory is written under a temporary name and renamed, so a kill leaves the old export or none. The weight files
+The directory is written under a temporary name and renamed, so a kill leaves the old export or none. Services may still
+load the old one: on request it is kept beside the new one under another name. The weight files
 depend only on the parameters and `model.dtype`: the same training gives the same SHA-256.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from transformers import GenerationConfig
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
-from spotune.prompting.export_manifest import MANIFEST, ExportManifest
+from spotune.prompting.export_manifest import MANIFEST, ExportManifest, previous_export, previous_exports
 from spotune_trainer import files
 from spotune_trainer.export.model_card import model_card
 from spotune_trainer.models.decoding import generation_config_with_special_tokens
@@ -39,6 +40,10 @@ def export_model(
     output: Path,
     result: Mapping[str, Any],
     max_shard_size: str = _MAX_SHARD_SIZE,
+    *,
+    step: int | None = None,
+    keep_previous: bool = False,
+    before_replacing: Callable[[], None] = lambda: None,
 ) -> str:
     """Write the model with its tokenizer, generation configuration and model card to the directory `output`.
 
@@ -49,6 +54,11 @@ def export_model(
         output: the directory; replaced if it exists.
         result: fields of `result.json` for the model card; unknown ones are None or absent.
         max_shard_size: maximum size of a weight file, as transformers writes it ("50GB"); larger weights are split.
+        step: optimizer steps that the parameters were trained for; recorded in the export.
+        keep_previous: rename an existing export of another step (`previous_export`) instead of deleting it. One is
+            kept: those of earlier steps are deleted.
+        before_replacing: called when the export is written, before it takes its place; what it raises leaves the old
+            export.
 
     Returns:
         SHA-256, in hex, over the contents of the weight files in the order of their names.
@@ -56,16 +66,21 @@ def export_model(
     Raises:
         JobError: the parameters do not match the job's model.
     """
-    temporary = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}")
+    temporary = _hidden(output)
     _remove_unfinished_exports(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(parameters, job, temporary, max_shard_size)
+        _write(parameters, job, temporary, max_shard_size, step)
         sha256 = weights_sha256(temporary)
         card = model_card(job, {**result, "exportSha256": sha256})
         files.write_text(temporary / "README.md", card)
         files.fsync_tree(temporary)
+        before_replacing()
+        if keep_previous:
+            _rename_previous(output, step)
         _replace(temporary, output)
+        if keep_previous:
+            _delete_older_exports(output, step)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return sha256
@@ -81,7 +96,9 @@ def weights_sha256(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _write(parameters: Mapping[str, Tensor], job: FinetuneJob, directory: Path, max_shard_size: str) -> None:
+def _write(
+    parameters: Mapping[str, Tensor], job: FinetuneJob, directory: Path, max_shard_size: str, step: int | None
+) -> None:
     tokenizer = load_tokenizer(job)
     model, saved = _trained_model(parameters, job)
     config = _saveable_config(
@@ -92,7 +109,7 @@ def _write(parameters: Mapping[str, Tensor], job: FinetuneJob, directory: Path, 
         saved.save_pretrained(str(directory), max_shard_size=max_shard_size)
     config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    files.write_json(directory / MANIFEST, asdict(ExportManifest.from_job(job)))
+    files.write_json(directory / MANIFEST, asdict(ExportManifest.from_job(job, step)))
 
 
 def _saveable_config(config: GenerationConfig) -> GenerationConfig:
@@ -162,10 +179,50 @@ def _check_names(parameters: Mapping[str, Tensor], trained: Mapping[str, Tensor]
         )
 
 
+def _rename_previous(output: Path, step: int | None) -> None:
+    """Keep an existing export of another step under another name; one whose step is not recorded is replaced.
+
+    Replicas that have opened it read on. A kill after the rename leaves no `output` until the next attempt has written
+    it, but those who know the step find it under the other name.
+    """
+    try:
+        existing = ExportManifest.read(output).step
+    except JobError:
+        return
+    if existing is None or existing == step:
+        return
+    kept = previous_export(output, existing)
+    _delete(kept, output)
+    output.rename(kept)
+
+
+def _delete_older_exports(output: Path, step: int | None) -> None:
+    """Delete all kept exports but the newest, and one of the step that `output` has now."""
+    kept = previous_exports(output)
+    same = kept.pop(step, None) if step is not None else None
+    newest = max(kept, default=None)
+    for path in [same, *(path for number, path in kept.items() if number != newest)]:
+        if path is not None:
+            _delete(path, output)
+
+
+def _delete(directory: Path, output: Path) -> None:
+    """Delete a directory beside `output` if it exists; a kill in between leaves nothing under its name."""
+    if directory.exists():
+        hidden = _hidden(output)
+        directory.rename(hidden)
+        shutil.rmtree(hidden)
+
+
+def _hidden(output: Path) -> Path:
+    """A new name for a temporary directory beside `output`; `_remove_unfinished_exports` finds it after a kill."""
+    return output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}")
+
+
 def _replace(temporary: Path, output: Path) -> None:
     """Replace a directory by a complete one. A kill in between leaves the new one or none."""
     if output.exists():
-        old = output.with_name(f".{output.name}.{uuid.uuid4().hex[:8]}")
+        old = _hidden(output)
         output.rename(old)
         temporary.rename(output)
         shutil.rmtree(old)

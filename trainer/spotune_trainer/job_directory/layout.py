@@ -6,7 +6,7 @@ generations/0000007/restored.json
 checkpoints/step-00000120.gen-7/{manifest.json, rank-00000.safetensors, rank-00000.ok}
 logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-00000.txt}
 logs/driver-3.log logs/tensorboard/
-export/
+export/ previous-export-step-900/
 compiled/
 profile/{flops.txt, flops.json}
 ```
@@ -90,7 +90,7 @@ class JobDirectory:
 
     @property
     def export(self) -> Path:
-        """The finished model."""
+        """The finished model. `previous_export` of spotune has the name of the one before it."""
         return self.root / "export"
 
     @property

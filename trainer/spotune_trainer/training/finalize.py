@@ -50,7 +50,15 @@ def finalize(context: TrainContext, checkpoint: CheckpointName, release: Callabl
     assert isinstance(opened, Checkpoint)
     raise_if_superseded(context.directory, context.task.generation)
     release()
-    sha256 = export_model(read_parameters(opened), context.job, context.directory.export, summary)
+    sha256 = export_model(
+        read_parameters(opened),
+        context.job,
+        context.directory.export,
+        summary,
+        step=checkpoint.step,
+        keep_previous=True,
+        before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
+    )
     context.reporter.record_event("exported", sha256=sha256)
     return {**summary, "exportSha256": sha256}
 

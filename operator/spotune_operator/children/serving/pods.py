@@ -62,6 +62,9 @@ _READINESS: Final = {
 }
 """Ray Serve's proxy on the node is ready, as in KubeRay's own probe, without a program in the image."""
 
+_LOGS: Final = {"RAY_LOG_TO_STDERR": "1", "RAY_BACKEND_LOG_LEVEL": "warning"}
+"""Processes of Ray Serve log to the pod, where ``spotune logs`` reads, and not to files. Ray itself logs warnings."""
+
 
 def service_head_pod(resolved: ResolvedService) -> Pod:
     """The pod template of the head.
@@ -73,7 +76,7 @@ def service_head_pod(resolved: ResolvedService) -> Pod:
     """
     section = PodSection("spec.gateway", _placement(resolved), ResourcesSpec())
     amounts = container_resources(section, HEAD_CONTAINER, HEAD, 0, _GPUS_ADVICE)
-    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS})
+    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS, **_LOGS})
     container = enforced_container(HEAD_CONTAINER, resolved.image, settings, [])
     enforced = enforced_pod_spec(
         resolved.provider,
@@ -153,7 +156,7 @@ def _worker(
     """The enforced ``v1.PodSpec`` of a pod that reads the model."""
     # With Redis, workers survive the loss of the head: KubeRay lets them wait for ten minutes.
     head_loss = {} if resolved.service.spec.cluster.redis_address else HEAD_LOSS
-    environment = [*variables({**drain_settings(grace), **head_loss}), *_hub_token(resolved)]
+    environment = [*variables({**drain_settings(grace), **head_loss, **_LOGS}), *_hub_token(resolved)]
     mounts = [
         {"name": _volume_name(number), "mountPath": str(MODELS / claim), "readOnly": True}
         for number, claim in enumerate(resolved.claims)

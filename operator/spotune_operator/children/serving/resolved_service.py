@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,8 @@ from spotune_operator.children.resolved_job import RAY_VERSION
 from spotune_operator.kube.digest import digest
 from spotune_operator.providers import Capacity, Provider
 from spotune_operator.settings import OPERATOR_NAMESPACE
+
+_STEP: Final = re.compile(r".+-step-(\d+)")
 
 SERVICE_LABEL: Final = "spotune.dev/service"
 """Label of all objects of a service; its value is the name of the service."""
@@ -49,6 +52,12 @@ class ModelLocation:
     path: str = ""
     source: str = ""
     version: str = ""
+
+    @property
+    def step(self) -> int | None:
+        """The step of a FinetuneJob's export, which its version ends with; None for other models."""
+        match = _STEP.fullmatch(self.version) if self.version != self.path else None
+        return int(match[1]) if match and self.claim else None
 
     @property
     def directory(self) -> str:

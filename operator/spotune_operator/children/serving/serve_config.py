@@ -7,6 +7,7 @@ weights, are options. Arguments never change in a running cluster: those of the 
 and a version with other arguments is another application.
 """
 
+import math
 from typing import Any, Final
 
 import yaml
@@ -30,14 +31,10 @@ _NOTICE_DELAY_SECONDS: Final = 2
 """Seconds until Ray Serve's controller has noticed that a node is draining."""
 _KEEP_ALIVE_SECONDS: Final = 90
 """Longer than the 60 s of ingress controllers: the side that reuses connections must be the first to close them."""
-_AUTOSCALING: Final = {
-    "look_back_period_s": 20,
-    "upscale_delay_s": 10,
-    "downscale_delay_s": 300,
-    "downscale_to_zero_delay_s": 600,
-}
-"""Delays in seconds. Upscaling is quick, because a new node takes minutes anyway. Downscaling is slow, because the next
-request waits for a node and for the model."""
+_AUTOSCALING: Final = {"look_back_period_s": 20, "upscale_delay_s": 10}
+"""Of ``spotune_serve``, in seconds: an option replaces all of its own values."""
+_LAST_REPLICA: Final = 2
+"""So many times longer is the delay for the last replica, because the next request waits for a node and the model."""
 
 
 def serve_config(resolved: ResolvedService) -> str:
@@ -74,7 +71,13 @@ def _listed(version: DeployedVersion) -> dict[str, Any]:
         "adapters": {name: location.directory for name, location in version.adapters.items()},
         "version": version.name,
         "weight": version.weight,
+        **_step(version),
     }
+
+
+def _step(version: DeployedVersion) -> dict[str, int]:
+    """The argument for the step of a FinetuneJob's export."""
+    return {"step": version.model.step} if version.model.step is not None else {}
 
 
 def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any]:
@@ -85,6 +88,7 @@ def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any
     }
     arguments = {
         "directory": version.model.directory,
+        **_step(version),
         **{name: value for name, value in optional.items() if value},
         "gpus": resolved.service.spec.gpus,
         "drainSeconds": drain_seconds(resolved),
@@ -134,4 +138,6 @@ def _number_of_replicas(replicas: ReplicasSpec) -> dict[str, Any]:
         "max_replicas": replicas.max,
         "target_ongoing_requests": replicas.target_ongoing_requests,
     }
-    return {"num_replicas": "auto", "autoscaling_config": config | _AUTOSCALING}
+    delay = math.ceil(replicas.scale_down_delay.seconds)
+    delays = {"downscale_delay_s": delay, "downscale_to_zero_delay_s": _LAST_REPLICA * delay}
+    return {"num_replicas": "auto", "autoscaling_config": config | _AUTOSCALING | delays}

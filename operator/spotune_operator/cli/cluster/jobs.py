@@ -1,30 +1,17 @@
-"""FinetuneJobs as the API server returns them: find one by name, and read its status.
-
-They are plain mappings and not Pydantic models, so that this version can show jobs of other versions.
-"""
+"""FinetuneJobs as the API server returns them: find one by name, and read its status."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from spotune.crd.definition import PLURAL
-from spotune.custom_resource import API_VERSION
-from spotune.errors import UsageError
+from spotune.crd.definition import FINETUNE_JOBS
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.cli.cluster.client import Cluster, Manifest
-from spotune_operator.errors import KubernetesError, NotFoundError
+from spotune_operator.cli.cluster.resources import get_object, list_objects, object_path, pods_with
 from spotune_operator.kube import conditions
 
 Job = Mapping[str, Any]
-
-_NOT_INSTALLED: Final = (
-    "this cluster has no FinetuneJob resource: spotune is not installed, or this is the wrong cluster. Run "
-    "`spotune doctor` to see what is missing"
-)
-
-_NAMES_SHOWN: Final = 10
 
 
 def list_jobs(cluster: Cluster, *, everywhere: bool = False) -> list[Manifest]:
@@ -33,12 +20,7 @@ def list_jobs(cluster: Cluster, *, everywhere: bool = False) -> list[Manifest]:
     Raises:
         KubernetesError: The user may not list them, or FinetuneJobs are not installed.
     """
-    path = f"/apis/{API_VERSION}/{PLURAL}" if everywhere else cluster.path(PLURAL, group_version=API_VERSION)
-    try:
-        found = cluster.items(path)
-    except NotFoundError as error:
-        raise KubernetesError(_NOT_INSTALLED, error.status) from error
-    return sorted(found, key=lambda job: (job["metadata"]["namespace"], job["metadata"]["name"]))
+    return list_objects(cluster, FINETUNE_JOBS, everywhere=everywhere)
 
 
 def get_job(cluster: Cluster, name: str) -> Manifest:
@@ -48,16 +30,12 @@ def get_job(cluster: Cluster, name: str) -> Manifest:
         UsageError: It does not exist; the message suggests a similar name.
         KubernetesError: The user may not read it, or FinetuneJobs are not installed.
     """
-    try:
-        return cluster.get(job_path(cluster, name))
-    except NotFoundError as error:
-        names = [job["metadata"]["name"] for job in list_jobs(cluster)]
-        raise UsageError(unknown_job_message(name, cluster.namespace, names)) from error
+    return get_object(cluster, FINETUNE_JOBS, name)
 
 
 def job_path(cluster: Cluster, name: str) -> str:
     """URL path of a job."""
-    return cluster.path(PLURAL, name, API_VERSION)
+    return object_path(cluster, FINETUNE_JOBS, name)
 
 
 def pods_of(cluster: Cluster, name: str, component: str = "") -> list[Manifest]:
@@ -68,19 +46,7 @@ def pods_of(cluster: Cluster, name: str, component: str = "") -> list[Manifest]:
         name: Name of the job.
         component: ``head`` or ``workers``; empty: both.
     """
-    labels = [f"{JOB_LABEL}={name}", *([f"app.kubernetes.io/component={component}"] if component else [])]
-    return cluster.items(cluster.path("pods"), labelSelector=",".join(labels))
-
-
-def unknown_job_message(name: str, namespace: str, names: Sequence[str]) -> str:
-    """The message for a job that does not exist, with a similar name or the existing names."""
-    near = get_close_matches(name, names, n=1)
-    if near:
-        return f"namespace {namespace} has no FinetuneJob {name}; did you mean {near[0]}?"
-    existing = "it has none"
-    if names:
-        existing = f"it has {', '.join(names[:_NAMES_SHOWN])}{' and more' if len(names) > _NAMES_SHOWN else ''}"
-    return f"namespace {namespace} has no FinetuneJob {name}: {existing} (use --namespace for another namespace)"
+    return pods_with(cluster, JOB_LABEL, name, component)
 
 
 def status_of(job: Job) -> Mapping[str, Any]:

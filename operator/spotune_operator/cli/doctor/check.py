@@ -18,7 +18,7 @@ class Verdict(StrEnum):
     WARNING = "warning"
     """It may work, or cannot be determined."""
     FAILED = "failed"
-    """Jobs, or commands, will not work."""
+    """Jobs, services or commands will not work."""
 
 
 _STYLES: Final = {Verdict.PASSED: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}

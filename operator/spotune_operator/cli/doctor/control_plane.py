@@ -1,4 +1,4 @@
-"""Checks of the API server, KubeRay and spotune's CRD and operator: installed, and recent enough."""
+"""Checks of the API server, KubeRay and spotune's CRDs and operator: installed, and recent enough."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from spotune.crd.definition import GROUP, VERSION, custom_resource_definition
+from spotune.crd.definition import (
+    FINETUNE_JOBS,
+    GROUP,
+    MODEL_SERVICES,
+    VERSION,
+    CustomResource,
+    custom_resource_definition,
+)
 from spotune.job import KIND
+from spotune.service import SERVICE_KIND
 from spotune_operator.cli.doctor.check import Check, Forbidden, failed, passed, warning
 
 Manifest = Mapping[str, Any]
@@ -22,6 +30,7 @@ _APPLY_DEFINITION: Final = "spotune crd | kubectl apply --server-side --filename
 _INSTALL_OPERATOR: Final = (
     "install the operator: helm install spotune charts/spotune --namespace spotune-system --create-namespace --wait"
 )
+_RAY_SERVICE_FIELDS: Final = ("upgradeStrategy", "rayClusterDeletionDelaySeconds", "excludeHeadPodFromServeSvc")
 _FIELDS_SHOWN: Final = 4
 _IGNORED_KEYWORDS: Final = frozenset({"description", "anyOf", "x-kubernetes-group-version-kind"})
 """Keywords that the API server adds to a published schema, and texts; the comparison ignores them."""
@@ -80,22 +89,53 @@ def job_definition(published: Manifest | None) -> Check:
     Args:
         published: OpenAPI document of spotune's API group; None if the API server does not serve it.
     """
-    name = "finetunejob-crd"
     theirs = _schema_of(published, KIND)
     if not theirs:
-        return failed(name, "FinetuneJobs are not defined in this cluster", f"install the CRD: {_APPLY_DEFINITION}")
-    ours = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        message = "FinetuneJobs are not defined in this cluster"
+        return failed(f"{KIND.lower()}-crd", message, f"install the CRD: {_APPLY_DEFINITION}")
+    return _comparison(FINETUNE_JOBS, theirs)
+
+
+def service_definition(published: Manifest | None) -> Check:
+    """The CRD of ModelServices, compared with the one of this spotune version; ``published`` as for jobs."""
+    theirs = _schema_of(published, SERVICE_KIND)
+    if not theirs:
+        message = "ModelServices are not defined in this cluster: it can train models and not serve them"
+        return warning(f"{SERVICE_KIND.lower()}-crd", message, f"install the CRD: {_APPLY_DEFINITION}")
+    return _comparison(MODEL_SERVICES, theirs)
+
+
+def ray_service_definition(published: Manifest | None) -> Check:
+    """The CRD of RayServices, with the fields that ModelServices need.
+
+    Args:
+        published: OpenAPI document of ``ray.io/v1``; None if the API server does not serve this group.
+    """
+    name, remedy = "rayservice-crd", f"{_INSTALL_KUBERAY}; helm does not upgrade CRDs that are already installed"
+    spec = _properties(_schema_of(published, "RayService")).get("spec")
+    if spec is None:
+        return warning(name, "RayServices are not defined in this cluster: it cannot serve models", remedy)
+    if missing := [field for field in _RAY_SERVICE_FIELDS if field not in _properties(spec)]:
+        message = f"the RayService CRD has no {' and no '.join(missing)}: KubeRay is too old to serve models"
+        return warning(name, message, remedy)
+    return passed(name, "the RayService CRD has all fields that ModelServices need")
+
+
+def _comparison(resource: CustomResource, theirs: Mapping[str, Any]) -> Check:
+    """Compare a CRD of the cluster with the one of this spotune version."""
+    name, kind = f"{resource.kind.lower()}-crd", resource.kind
+    ours = custom_resource_definition(resource)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     fields, known = dict(_fields(ours)), dict(_fields(theirs))
     if missing := _shortest(fields.keys() - known.keys()):
-        message = f"the FinetuneJob CRD is older than this spotune: it lacks {_joined(missing)}"
+        message = f"the {kind} CRD is older than this spotune: it lacks {_joined(missing)}"
         return warning(name, message, f"upgrade it: {_APPLY_DEFINITION}")
     if unknown := _shortest(known.keys() - fields.keys()):
-        message = f"the FinetuneJob CRD is newer than this spotune: this version lacks {_joined(unknown)}"
+        message = f"the {kind} CRD is newer than this spotune: this version lacks {_joined(unknown)}"
         return warning(name, message, "install the operator's version of spotune on this machine")
     if other := [path for path, content in fields.items() if known[path] != content]:
-        message = f"the FinetuneJob CRD differs from this spotune's version in {_joined(other)}"
+        message = f"the {kind} CRD differs from this spotune's version in {_joined(other)}"
         return warning(name, message, f"use the same version; to apply this one: {_APPLY_DEFINITION}")
-    return passed(name, f"the CRD of {GROUP}/{VERSION} matches this spotune")
+    return passed(name, f"the {kind} CRD of {GROUP}/{VERSION} matches this spotune")
 
 
 def operator(deployments: Sequence[Manifest] | Forbidden) -> Check:
@@ -103,10 +143,15 @@ def operator(deployments: Sequence[Manifest] | Forbidden) -> Check:
     name = "operator"
     if isinstance(deployments, Forbidden):
         return warning(name, f"cannot check whether it runs: {deployments.reason}")
-    found = next(filter(_is_ours, deployments), None)
+    found = operator_deployment(deployments)
     if found is None:
         return failed(name, "no Deployment of spotune's operator was found: jobs will not start", _INSTALL_OPERATOR)
     return _readiness(name, found, _image(found))
+
+
+def operator_deployment(deployments: Sequence[Manifest]) -> Manifest | None:
+    """The Deployment of spotune's operator; None if there is none."""
+    return next(filter(_is_ours, deployments), None)
 
 
 def _readiness(name: str, deployment: Manifest, image: str) -> Check:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from spotune.crd.definition import GROUP, VERSION
+from spotune.crd.definition import GROUP, MODEL_SERVICES, VERSION
 from spotune_operator.cli.cluster.client import Cluster, Manifest
+from spotune_operator.cli.cluster.resources import list_objects
 from spotune_operator.cli.cluster.volume_pod import Notify
 from spotune_operator.cli.doctor import control_plane
 from spotune_operator.cli.doctor.check import Check, Forbidden, failed, warning
 from spotune_operator.cli.doctor.gpus import gpus
 from spotune_operator.cli.doctor.image import image_pull
 from spotune_operator.cli.doctor.permissions import permissions
+from spotune_operator.cli.doctor.service_references import named_objects
+from spotune_operator.cli.doctor.serving import serving
 from spotune_operator.cli.doctor.storage import storage
 from spotune_operator.errors import KubernetesError, NotFoundError, ProviderError, RefusedError
 from spotune_operator.observe.nodes import NodeView, node_view
 from spotune_operator.providers import NONE, detect
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_SUBJECT_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 def examine(cluster: Cluster, storage_class: str, image: str, notify: Notify) -> Iterator[Check]:
@@ -45,6 +49,7 @@ def examine(cluster: Cluster, storage_class: str, image: str, notify: Notify) ->
         "finetunejob-crd", lambda: control_plane.job_definition(_published(cluster, f"{GROUP}/{VERSION}"))
     )
     yield control_plane.operator(deployments)
+    yield from _serving_checks(cluster, deployments)
     nodes = _nodes(cluster)
     try:
         provider = NONE if isinstance(nodes, Forbidden) else detect(node.provider_id for node in nodes)
@@ -58,6 +63,32 @@ def examine(cluster: Cluster, storage_class: str, image: str, notify: Notify) ->
     if image:
         yield _check_or_failure("image", lambda: image_pull(cluster, image, notify))
     yield network_policy()
+
+
+def _serving_checks(cluster: Cluster, deployments: Sequence[Manifest] | Forbidden) -> Iterator[Check]:
+    """The checks of what ModelServices need."""
+    yield _check_or_failure(
+        "modelservice-crd", lambda: control_plane.service_definition(_published(cluster, f"{GROUP}/{VERSION}"))
+    )
+    yield _check_or_failure(
+        "rayservice-crd", lambda: control_plane.ray_service_definition(_published(cluster, "ray.io/v1"))
+    )
+    services = _services(cluster)
+    yield _check_or_failure(
+        "serving", lambda: serving(deployments, services, lambda body: cluster.create(_SUBJECT_REVIEWS, body))
+    )
+    try:
+        yield from named_objects(services, cluster.get)
+    except KubernetesError as error:
+        yield failed("services", str(error), "fix this, then run spotune doctor again")
+
+
+def _services(cluster: Cluster) -> Sequence[Manifest]:
+    """The ModelServices of the namespace; none if the kind is not installed or hidden, which other checks report."""
+    try:
+        return list_objects(cluster, MODEL_SERVICES)
+    except KubernetesError:
+        return []
 
 
 def network_policy() -> Check:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spotune.crd.definition import GROUP, PLURAL
+from spotune.crd.definition import GROUP, PLURAL, SERVICE_PLURAL
 from spotune_operator.cli.doctor.check import Check, failed, passed, warning
 
 
@@ -32,12 +32,14 @@ class Permission:
 PERMISSIONS: Final = (
     Permission(GROUP, PLURAL, ("get", "list"), "every command", essential=True),
     Permission(GROUP, PLURAL, ("create", "patch", "delete"), "applying, suspending, resuming and deleting jobs"),
-    Permission("", "pods", ("get", "list"), "logs, events, suspend --wait"),
+    Permission(GROUP, SERVICE_PLURAL, ("get", "list"), "status, logs and events of services"),
+    Permission(GROUP, SERVICE_PLURAL, ("create", "patch", "delete"), "applying, suspending and deleting services"),
+    Permission("", "pods", ("get", "list"), "logs, events, status of a service, suspend --wait"),
     # The API server requires `get` for a WebSocket, and since Kubernetes 1.35 also `create`.
     Permission("", "pods/portforward", ("get", "create"), "logs, tensorboard"),
     Permission("", "pods", ("create", "delete"), "tensorboard, and logs of a job without a head"),
-    Permission("", "pods/log", ("get",), "tensorboard, and logs of a job without a head"),
-    Permission("", "events", ("list",), "events"),
+    Permission("", "pods/log", ("get",), "tensorboard, logs of services, and logs of a job without a head"),
+    Permission("", "events", ("list",), "events, status of a service"),
 )
 
 

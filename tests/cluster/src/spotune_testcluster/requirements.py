@@ -29,8 +29,8 @@ BRIDGE_PLUGIN = Path("/usr/lib/cni/bridge")
 
 
 def packages() -> list[str]:
-    """The Debian packages that a cluster needs."""
-    return sorted({*PROGRAMS.values(), "containernetworking-plugins", "libc6-dev"})
+    """The Debian packages that a cluster needs, and the Redis of the tests of services."""
+    return sorted({*PROGRAMS.values(), "containernetworking-plugins", "libc6-dev", "redis-tools"})
 
 
 def check() -> None:

@@ -14,23 +14,28 @@ from spotune.errors import UsageError
 from spotune_operator.cli.cluster.client import Cluster
 from spotune_operator.cli.cluster.jobs import get_job, list_jobs
 from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
+from spotune_operator.cli.cluster.resources import find_object, job_name, parse_name
 from spotune_operator.errors import KubernetesError
 from tests.operator.cli.cluster.test_kubeconfig import kubeconfig
 
+SERVICES = "/apis/spotune.dev/v1alpha1/namespaces/team/modelservices"
 JOBS = "/apis/spotune.dev/v1alpha1/namespaces/team/finetunejobs"
 EVERYWHERE = "/apis/spotune.dev/v1alpha1/finetunejobs"
 TEN = "a, b, c, d, e, f, g, h, i, j"
 
 
 class ApiServer:
-    """Serves the pages that a test sets, and responds with 404 to all other paths."""
+    """Serves the pages and objects that a test sets, and responds with 404 to all other paths."""
 
     def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
         self.pages: dict[str, list[list[dict[str, Any]]]] = {}
         self.asked: list[tuple[str, dict[str, str], str | None]] = []
 
     def answer(self, path: str, query: dict[str, str], token: str | None) -> tuple[int, str]:
         self.asked.append((path, query, token))
+        if path in self.objects:
+            return 200, json.dumps(self.objects[path])
         collection, _, name = path.rpartition("/")
         if path in self.pages:
             number = int(query.get("continue", "0"))
@@ -123,3 +128,48 @@ def test_a_missing_crd_is_not_reported_as_a_missing_job(server: tuple[ApiServer,
     ):
         with pytest.raises(KubernetesError, match="this cluster has no FinetuneJob resource: spotune is not installed"):
             look()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        ("t5-sql", None, "t5-sql"),
+        ("ftj/t5-sql", "FinetuneJob", "t5-sql"),
+        ("finetunejob/t5-sql", "FinetuneJob", "t5-sql"),
+        ("ms/t5-sql", "ModelService", "t5-sql"),
+        ("ModelService/t5-sql", "ModelService", "t5-sql"),
+        ("modelservices/t5-sql", "ModelService", "t5-sql"),
+    ],
+)
+def test_names_have_a_kind_as_for_kubectl(text: str, kind: str | None, name: str) -> None:
+    resource, parsed = parse_name(text)
+    assert (resource.kind if resource is not None else None, parsed) == (kind, name)
+
+
+@pytest.mark.parametrize("text", ["pods/t5-sql", "ms/", "a/b/c"])
+def test_a_name_of_another_kind_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="write ftj/NAME for a FinetuneJob, ms/NAME for a ModelService"):
+        parse_name(text)
+
+
+def test_a_service_is_refused_where_only_jobs_are_meant() -> None:
+    assert job_name("ftj/t5-sql", "watch") == "t5-sql"
+    with pytest.raises(UsageError, match="`spotune watch` works on FinetuneJobs, and ms/t5-sql is a ModelService"):
+        job_name("ms/t5-sql", "watch")
+
+
+def test_a_name_alone_means_the_job_or_else_the_service(server: tuple[ApiServer, Cluster]) -> None:
+    api, cluster = server
+    job, service = ({"metadata": {"name": "both", "uid": uid}} for uid in ("job", "service"))
+    api.pages = {JOBS: [named("both")], SERVICES: [named("both", "answers")]}
+    api.objects = {f"{JOBS}/both": job, f"{SERVICES}/both": service, f"{SERVICES}/answers": service}
+    found = {text: find_object(cluster, text) for text in ("both", "ftj/both", "ms/both", "answers")}
+    assert {text: each["metadata"]["uid"] for text, (_, each) in found.items()} == {
+        "both": "job",
+        "ftj/both": "job",
+        "ms/both": "service",
+        "answers": "service",
+    }
+    assert found["answers"][0].kind == "ModelService"
+    with pytest.raises(UsageError, match=r"no FinetuneJob answer: .* \(there is a ModelService ms/answers\)"):
+        find_object(cluster, "answer")

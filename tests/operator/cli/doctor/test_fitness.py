@@ -66,7 +66,10 @@ def test_only_missing_verbs_are_named() -> None:
     check = judged(("create", "pods/portforward"), ("list", "events"))
     assert found(check) == (
         "warning",
-        "in namespace team you may not create pods/portforward (logs, tensorboard); list events (events)",
+        (
+            "in namespace team you may not create pods/portforward (logs, tensorboard); "
+            "list events (events, status of a service)"
+        ),
     )
 
 

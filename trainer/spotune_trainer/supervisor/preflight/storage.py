@@ -42,7 +42,8 @@ class StorageNeed:
 
     Attributes:
         checkpoint: bytes of one checkpoint over all workers; None if unknown.
-        export: bytes of the exported model; None if unknown.
+        export: bytes of the exported model; None if unknown. The previous one stays until the new one is complete,
+            and is not in the free space.
         keep: number of checkpoints that are kept; one more exists while it is written.
         commits: maximum number of commits of the run; None if unknown.
         existing: number of complete checkpoints on the volume.

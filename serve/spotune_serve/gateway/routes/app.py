@@ -19,14 +19,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError
-from spotune_serve.gateway.answers import Answerer, api_error_of
-from spotune_serve.gateway.backend import Backend, NoReplicaError
-from spotune_serve.gateway.metrics import GatewayMetrics
-from spotune_serve.gateway.openai_api import openai_routes
-from spotune_serve.gateway.predict_api import predict_routes
-from spotune_serve.gateway.served_model import ServedModel
+from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError, UnsupportedFormatError
+from spotune_serve.gateway.answers import api_error_of
+from spotune_serve.gateway.backend import NoReplicaError
+from spotune_serve.gateway.routes.openai_api import openai_routes
+from spotune_serve.gateway.routes.predict_api import predict_routes
+from spotune_serve.gateway.routes.stats_api import stats_routes
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
+from spotune_serve.gateway.tracing import TracingMiddleware, tracer_provider
+from spotune_serve.gateway.versions import VERSION_HEADER, Versions
 from spotune_serve.protocol.errors import ApiError, validation_error
 from spotune_serve.protocol.models import ModelCard, ModelList
 
@@ -34,29 +35,29 @@ _API_PREFIX = "/v1/"
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(model: ServedModel, backend: Backend, settings: GatewaySettings) -> FastAPI:
-    """The gateway of one model and its adapters.
+def create_app(versions: Versions) -> FastAPI:
+    """The gateway of one model, its versions and their adapters.
 
     Args:
-        model: the model as the gateway knows it.
-        backend: the replicas that generate.
-        settings: keys, limits and timeouts.
+        versions: what answers requests. Their list may change while the gateway runs.
     """
-    app = FastAPI(title=f"spotune: {model.name}", docs_url=None, redoc_url=None)
-    metrics = GatewayMetrics(model.name)
-    answerer = Answerer(model, backend, settings, metrics)
-    app.include_router(openai_routes(model, answerer, settings))
-    app.include_router(predict_routes(model, answerer, settings))
-    _add_model_routes(app, model)
-    _add_operations_routes(app, backend, metrics, settings)
+    app = FastAPI(title=f"spotune: {versions.name}", docs_url=None, redoc_url=None)
+    app.include_router(openai_routes(versions))
+    app.include_router(predict_routes(versions))
+    app.include_router(stats_routes(versions))
+    _add_model_routes(app, versions)
+    _add_operations_routes(app, versions)
     _add_page(app)
-    _add_error_handlers(app, settings)
-    app.add_middleware(AccessMiddleware, settings=settings)
+    _add_error_handlers(app, versions.settings)
+    app.add_middleware(AccessMiddleware, settings=versions.settings)
+    provider = tracer_provider()
+    if provider is not None:
+        app.add_middleware(TracingMiddleware, provider=provider)
     return app
 
 
 class AccessMiddleware:
-    """Checks the API key and the size of the body before a request is read, and gives each response an id."""
+    """Checks the API key and the size of the body before a request is read. Responses get an id and their version."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
@@ -68,11 +69,15 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                response_headers = MutableHeaders(scope=message)
+                response_headers["x-request-id"] = request_id
+                if "version" in state:
+                    response_headers[VERSION_HEADER] = state["version"]
             await send(message)
 
         headers = Headers(scope=scope)
@@ -117,44 +122,56 @@ class AccessMiddleware:
         return receive_limited
 
 
-def _add_model_routes(app: FastAPI, model: ServedModel) -> None:
+def _add_model_routes(app: FastAPI, versions: Versions) -> None:
     created = int(time.time())
 
-    def card(name: str) -> ModelCard:
-        parent = None if name == model.name else model.name
-        return ModelCard(
-            id=name, created=created, root=model.name, parent=parent, max_model_len=model.max_sequence_length
-        )
+    def cards() -> dict[str, ModelCard]:
+        """The model, and the adapters of all its versions. The version with the largest weight comes first."""
+        found: dict[str, ModelCard] = {}
+        for version, _weight in reversed(versions.listed):
+            for name in (versions.name, *version.model.adapters):
+                found[name] = ModelCard(
+                    id=name,
+                    created=created,
+                    root=versions.name,
+                    parent=None if name == versions.name else versions.name,
+                    max_model_len=version.model.max_sequence_length,
+                    version=version.name,
+                )
+        first = (versions.name, *versions.main_model.adapters)
+        return {name: found.pop(name) for name in first} | found
 
     @app.get("/v1/models")
     async def list_models() -> ModelList:
-        return ModelList(data=[card(name) for name in (model.name, *model.adapters)])
+        return ModelList(data=list(cards().values()))
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> ModelCard:
-        model.adapter(name)
-        return card(name)
+        found = cards()
+        if name not in found:
+            versions.main_model.adapter(name)  # raises the error that lists the names
+        return found[name]
 
 
-def _add_operations_routes(app: FastAPI, backend: Backend, metrics: GatewayMetrics, settings: GatewaySettings) -> None:
+def _add_operations_routes(app: FastAPI, versions: Versions) -> None:
     @app.get("/healthz")
     async def report_health() -> Response:
         try:
-            ready, reason = await backend.is_ready(), "no replica is ready"
+            ready, reason = await versions.is_ready(), "no replica is ready"
         except NoReplicaError as error:
             ready, reason = False, str(error)
         if ready:
             return JSONResponse({"status": "ok"})
-        headers = {"Retry-After": str(settings.retry_after_seconds)}
+        headers = {"Retry-After": str(versions.settings.retry_after_seconds)}
         return JSONResponse({"status": "unavailable", "reason": reason}, 503, headers)
 
     @app.get("/metrics")
     async def report_metrics() -> Response:
-        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(versions.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_page(app: FastAPI) -> None:
-    page = resources.files("spotune_serve.gateway").joinpath("page.html").read_text(encoding="utf-8")
+    page = resources.files("spotune_serve.gateway.routes").joinpath("page.html").read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _content_policy(page), "X-Content-Type-Options": "nosniff"}
 
     @app.get("/", include_in_schema=False)
@@ -203,5 +220,6 @@ def _add_error_handlers(app: FastAPI, settings: GatewaySettings) -> None:
     async def report_error(_request: Request, error: Exception) -> Response:
         return _error_response(api_error_of(error, settings))
 
-    for error_type in (ApiError, NoReplicaError, PromptTooLongError, UnknownAdapterError, Exception):
+    expected = (ApiError, NoReplicaError, PromptTooLongError, UnknownAdapterError, UnsupportedFormatError)
+    for error_type in (*expected, Exception):
         app.add_exception_handler(error_type, report_error)

@@ -10,12 +10,13 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from spotune_serve.engine.base import GenerationRequest, SamplingParams
-from spotune_serve.gateway.answers import Answer, Answerer, AnswerPart, Choice, ScoredToken, api_error_of
+from spotune_serve.gateway.answers import Answer, AnswerPart, Choice, ScoredToken
+from spotune_serve.gateway.routes.responses import Plan, respond
 from spotune_serve.gateway.served_model import ServedModel
-from spotune_serve.gateway.settings import GatewaySettings
+from spotune_serve.gateway.tracing import current_trace
+from spotune_serve.gateway.versions import Versions
 from spotune_serve.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -38,7 +39,6 @@ from spotune_serve.protocol.completions import (
     CompletionRequest,
 )
 from spotune_serve.protocol.sampling import SamplingFields
-from spotune_serve.protocol.sse import EventStream, started, until_disconnected
 from spotune_serve.protocol.tool_calls import ParsedCall, ToolCallParser
 from spotune_serve.protocol.usage import Usage
 
@@ -46,37 +46,34 @@ _MAX_SEED = 1 << 63
 _INCOMPLETE = "\ufffd"
 
 
-def openai_routes(model: ServedModel, answerer: Answerer, settings: GatewaySettings) -> APIRouter:
+def openai_routes(versions: Versions) -> APIRouter:
     """The routes of completions and chat completions."""
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=Completion)
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        prompts = [
-            model.encode_text(prompt) if isinstance(prompt, str) else model.check_length(prompt, "prompt")
-            for prompt in body.prompts
-        ]
-        limit = body.max_tokens or DEFAULT_MAX_TOKENS
-        choices = plan_choices(model, body, prompts, limit, body.logprobs, request.state.request_id)
-        writer = CompletionWriter(body, prompts, request.state.request_id)
-        if body.stream:
-            parts = await started(request.receive, answerer.parts(choices))
-            return EventStream(writer.chunks(parts), lambda error: api_error_of(error, settings))
-        answers = await until_disconnected(request.receive, answerer.collect(choices))
-        return JSONResponse(writer.response(answers).model_dump(exclude_unset=True))
+        def plan(model: ServedModel) -> Plan:
+            prompts = [
+                model.encode_text(prompt) if isinstance(prompt, str) else model.check_length(prompt, "prompt")
+                for prompt in body.prompts
+            ]
+            limit = body.max_tokens or DEFAULT_MAX_TOKENS
+            choices = plan_choices(model, body, prompts, limit, body.logprobs, request.state.request_id)
+            return Plan(choices, CompletionWriter(body, prompts, request.state.request_id))
+
+        return await respond(versions, request, body.model, plan, stream=bool(body.stream))
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion)
     async def chat(body: ChatRequest, request: Request) -> Response:
         messages = [message.as_template_value() for message in body.messages]
-        prompt = model.encode_chat(messages, body.usable_tools, body.tool_choice)
-        limit = body.answer_limit or model.default_chat_tokens
-        choices = plan_choices(model, body, [prompt], limit, body.num_logprobs, request.state.request_id)
-        writer = ChatWriter(body, prompt, request.state.request_id)
-        if body.stream:
-            parts = await started(request.receive, answerer.parts(choices))
-            return EventStream(writer.chunks(parts), lambda error: api_error_of(error, settings))
-        answers = await until_disconnected(request.receive, answerer.collect(choices))
-        return JSONResponse(writer.response(answers).model_dump(exclude_unset=True))
+
+        def plan(model: ServedModel) -> Plan:
+            prompt = model.encode_chat(messages, body.usable_tools, body.tool_choice)
+            limit = body.answer_limit or model.default_chat_tokens
+            choices = plan_choices(model, body, [prompt], limit, body.num_logprobs, request.state.request_id)
+            return Plan(choices, ChatWriter(body, prompt, request.state.request_id))
+
+        return await respond(versions, request, body.model, plan, stream=bool(body.stream))
 
     return router
 
@@ -110,8 +107,12 @@ def plan_choices(
         logprobs=logprobs,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        json_schema=body.answer_schema,
     )
     n = body.n or 1
+    trace = current_trace()
+    if trace is not None:
+        trace.start(body.model, sampling, sum(map(len, prompts)), n * len(prompts))
     choices = []
     for number, prompt in enumerate(prompts):
         seed = secrets.randbelow(_MAX_SEED) if body.seed is None else body.seed

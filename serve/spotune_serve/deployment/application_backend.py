@@ -1,0 +1,81 @@
+"""The gateway's backend of one version: the replicas in an application of their own, which may come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
+
+from spotune_serve.deployment.ray_backend import RayBackend
+from spotune_serve.engine.base import GenerationRequest, TokenChunk
+from spotune_serve.gateway.backend import NoReplicaError, VersionGoneError
+
+REPLICA: Final = "Replica"
+"""Name of the deployment of replicas."""
+_LEAVING = (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED)
+
+
+class ApplicationBackend:
+    """Sends requests to the replicas of an application, as soon as Ray Serve has it.
+
+    Args:
+        application: name of the application.
+        version: the version that it serves, for messages.
+        scales_to_zero: whether it is no fault that there is no replica.
+    """
+
+    def __init__(self, application: str, version: str, *, scales_to_zero: bool = False) -> None:
+        self._application = application
+        self._version = version
+        self._scales_to_zero = scales_to_zero
+        self._replicas: RayBackend | None = None
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        """The new tokens of a sequence. Closing the iterator aborts the sequence on its replica.
+
+        Raises:
+            ReplicaLostError: the replica died or left.
+            NoReplicaError: the application has failed and has no replica.
+            VersionGoneError: there is no such application.
+        """
+        replicas = self._replicas or await self._connect()
+        try:
+            async with aclosing(replicas.generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except NoReplicaError as error:
+            if await asyncio.to_thread(self._exists):
+                raise
+            raise self._gone() from error
+
+    async def is_ready(self) -> bool:
+        """Whether a replica answers, or would be started by a request."""
+        try:
+            replicas = self._replicas or await self._connect()
+        except VersionGoneError:
+            return False
+        if self._scales_to_zero:
+            return await asyncio.to_thread(self._exists)
+        return await replicas.is_ready()
+
+    async def _connect(self) -> RayBackend:
+        """The replicas. Asking Ray Serve's controller for them blocks, so a thread does it."""
+        try:
+            handle: Any = await asyncio.to_thread(serve.get_deployment_handle, REPLICA, self._application)
+        except (KeyError, RayServeException) as error:
+            raise self._gone() from error
+        self._replicas = RayBackend(handle, scales_to_zero=self._scales_to_zero)
+        return self._replicas
+
+    def _exists(self) -> bool:
+        """Whether Ray Serve has the application and does not delete it."""
+        application = serve.status().applications.get(self._application)
+        return application is not None and application.status not in _LEAVING
+
+    def _gone(self) -> VersionGoneError:
+        return VersionGoneError(f"the application {self._application} of version {self._version} does not exist")

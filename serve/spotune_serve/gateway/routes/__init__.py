@@ -1,0 +1,1 @@
+"""HTTP routes of the gateway, and the application that has them all."""

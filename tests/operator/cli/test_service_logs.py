@@ -1,0 +1,166 @@
+"""The logs of services from a real HTTP server: merged, followed over broken connections, and refused."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from spotune.errors import UsageError
+from spotune_operator.cli.cluster.client import Cluster
+from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
+from spotune_operator.cli.service_logs import LogSelection, ReadPosition, followed_service_lines, service_log_lines
+from spotune_operator.errors import RefusedError
+from tests.operator.cli.cluster.test_kubeconfig import kubeconfig
+from tests.operator.support.model_services import CLUSTER, service_pod, serving
+
+PODS = "/api/v1/namespaces/team/pods"
+SERVICE = "/apis/spotune.dev/v1alpha1/namespaces/team/modelservices/answers"
+GATEWAY, REPLICA = f"{CLUSTER}-gateway-worker-aaaaa", f"{CLUSTER}-spot-worker-aaaaa"
+Answer = tuple[int, str]
+
+
+def line(second: int, text: str) -> str:
+    """A line of a log as the kubelet sends it with timestamps."""
+    return f"2026-01-02T03:04:{second:02}.123456789Z {text}\n"
+
+
+class Logs:
+    """The API server of a service with a gateway, a replica and a head."""
+
+    def __init__(self) -> None:
+        self.pods = [service_pod("gateway", "gateway"), service_pod(), service_pod("head")]
+        self.logs: dict[str, Callable[[dict[str, str]], Answer]] = {}
+        self.asked: list[tuple[str, dict[str, str]]] = []
+
+    def answer(self, path: str, query: dict[str, str]) -> Answer:
+        if path == PODS:
+            component = query["labelSelector"].partition("app.kubernetes.io/component=")[2]
+            wanted = [pod for pod in self.pods if component in pod["metadata"]["labels"]["app.kubernetes.io/component"]]
+            return 200, json.dumps({"items": wanted, "metadata": {}})
+        if path == SERVICE:
+            return 200, json.dumps(serving())
+        name, _, rest = path.removeprefix(f"{PODS}/").partition("/")
+        if rest == "log" and name in self.logs:
+            self.asked.append((name, query))
+            return self.logs[name](query)
+        return 200 if path.endswith("modelservices") else 404, json.dumps({"items": [], "metadata": {}})
+
+
+@contextmanager
+def served(api: Logs, folder: Path) -> Iterator[Cluster]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            status, text = api.answer(url.path, dict(parse_qsl(url.query)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Do not log requests."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.05,))
+        thread.start()
+        file = kubeconfig(folder, test="team")
+        file.write_text(file.read_text().replace("https://127.0.0.1:1", f"http://127.0.0.1:{http.server_port}"))
+        try:
+            yield open_cluster(ClusterOptions(kubeconfig=file))
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def api() -> Logs:
+    logs = Logs()
+    logs.logs[GATEWAY] = lambda _: (200, line(1, "a") + line(3, "c"))
+    logs.logs[REPLICA] = lambda _: (200, line(2, "b") + line(4, "d"))
+    logs.logs[f"{CLUSTER}-head-aaaaa"] = lambda _: (200, line(5, "of the head"))
+    return logs
+
+
+@pytest.fixture
+def cluster(api: Logs, tmp_path: Path) -> Iterator[Cluster]:
+    with served(api, tmp_path) as found:
+        yield found
+
+
+def printed(cluster: Cluster, **options: Any) -> list[str]:
+    return list(service_log_lines(cluster, LogSelection("answers", **options), lambda _: None))
+
+
+def test_lines_of_gateway_and_replicas_come_in_order_of_time_with_their_pod(cluster: Cluster) -> None:
+    assert printed(cluster) == [f"{GATEWAY}: a", f"{REPLICA}: b", f"{GATEWAY}: c", f"{REPLICA}: d"]
+
+
+def test_a_component_is_chosen(cluster: Cluster) -> None:
+    assert printed(cluster, component="head") == [f"{CLUSTER}-head-aaaaa: of the head"]
+
+
+def test_last_lines_and_age_limit_what_is_asked_for(api: Logs, cluster: Cluster) -> None:
+    assert printed(cluster, lines=1, since_seconds=300.0) == [f"{REPLICA}: d"]
+    assert {(query["tailLines"], query["sinceSeconds"]) for _, query in api.asked} == {("1", "300")}
+
+
+def test_the_log_before_a_restart_comes_first(api: Logs, cluster: Cluster) -> None:
+    api.pods[1]["status"]["containerStatuses"][0]["restartCount"] = 1
+    api.logs[REPLICA] = lambda query: (200, line(2, "died") if "previous" in query else line(4, "again"))
+    assert printed(cluster, component="replicas") == [f"{REPLICA}: died", f"{REPLICA}: again"]
+
+
+def test_a_pod_that_has_not_started_or_is_gone_has_no_lines(api: Logs, cluster: Cluster) -> None:
+    api.pods[0]["status"]["containerStatuses"][0]["state"] = {"waiting": {}}
+    api.logs[REPLICA] = lambda _: (400, json.dumps({"message": "container is waiting to start"}))
+    assert printed(cluster) == []
+    assert [name for name, _ in api.asked] == [REPLICA]
+
+
+def test_a_refused_log_is_an_error(api: Logs, cluster: Cluster) -> None:
+    api.logs[REPLICA] = lambda _: (403, json.dumps({"message": "you may not read pods/log"}))
+    with pytest.raises(RefusedError, match="you may not read pods/log"):
+        printed(cluster)
+    with pytest.raises(RefusedError, match="you may not read pods/log"):
+        list(followed_service_lines(cluster, LogSelection("answers", "replicas"), lambda _: None))
+
+
+def test_an_unknown_service_is_an_error(cluster: Cluster) -> None:
+    with pytest.raises(UsageError, match="namespace team has no ModelService answer"):
+        list(service_log_lines(cluster, LogSelection("answer"), lambda _: None))
+
+
+def test_a_followed_log_continues_after_a_broken_connection_and_with_new_pods(api: Logs, cluster: Cluster) -> None:
+    later = service_pod(suffix="bbbbb")
+    answers = iter([line(2, "b") + line(2, "b"), line(2, "b") + line(2, "b") + line(3, "c")])
+
+    def replica(query: dict[str, str]) -> Answer:
+        api.pods = [later] if "sinceTime" in query else api.pods
+        return 200, next(answers, "")
+
+    api.logs[REPLICA], api.logs[later["metadata"]["name"]] = replica, lambda _: (200, line(9, "new"))
+    following = followed_service_lines(cluster, LogSelection("answers", "replicas", lines=10), lambda _: None, 0.05)
+    assert [next(following) for _ in range(4)] == [
+        *[f"{REPLICA}: b"] * 2,
+        f"{REPLICA}: c",
+        f"{later['metadata']['name']}: new",
+    ]
+    first, again = (query for name, query in api.asked[:2] if name == REPLICA)
+    assert (first["tailLines"], first["follow"]) == ("10", "true")
+    assert again["sinceTime"].startswith("2026-01-02T03:04:02")
+    assert "tailLines" not in again
+
+
+def test_read_position_tells_equal_lines_of_one_moment_apart() -> None:
+    position = ReadPosition()
+    same = [line(1, "x").rstrip()] * 2
+    assert [text for _, text in position.filter(same)] == ["x", "x"]
+    assert [text for _, text in position.filter([*same, same[0]])] == ["x"]
+    assert list(position.filter([*same, same[0]])) == []
+    assert list(position.filter(["unable to retrieve container logs"])) == []
