@@ -249,7 +249,7 @@ def test_ray_serve_listens_to_other_pods_on_every_node() -> None:
 def test_arguments_of_a_trained_model_are_as_few_as_possible() -> None:
     directory = "/models/spotune-job/team/job-01234567/export"
     resolved = resolved_service_of(EKS)
-    assert arguments(resolved) == {"directory": directory, "gpus": 0, "drainSeconds": 113}
+    assert arguments(resolved) == {"directory": directory, "step": 9, "gpus": 0, "drainSeconds": 113}
     assert gateway_arguments(resolved) == {
         "name": "answers",
         "requestTimeoutSeconds": 600,
@@ -257,7 +257,14 @@ def test_arguments_of_a_trained_model_are_as_few_as_possible() -> None:
         "scalesToZero": False,
     }
     application = model_application(resolved)["name"]
-    version = {"directory": directory, "revision": "", "adapters": {}, "version": TRAINED.version, "weight": 100}
+    version = {
+        "directory": directory,
+        "revision": "",
+        "adapters": {},
+        "version": TRAINED.version,
+        "weight": 100,
+        "step": 9,
+    }
     assert listed(resolved) == [{"application": application} | version]
 
 
@@ -359,4 +366,4 @@ def test_every_argument_is_one_of_the_applications() -> None:
     assert {"revision", "adapters"} <= arguments(everything).keys() <= fields_of("ModelArguments")
     assert "apiKeysFile" in gateway_arguments(everything)
     assert gateway_arguments(everything).keys() == fields_of("GatewayArguments")
-    assert listed(everything)[0].keys() == fields_of("ListedVersion")
+    assert listed(everything)[0].keys() | {"step"} == fields_of("ListedVersion")
