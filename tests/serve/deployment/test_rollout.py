@@ -99,6 +99,13 @@ def listed(service: RayServe) -> dict[str, float]:
     return {name: stats["weight"] for name, stats in versions.items()}
 
 
+def assert_gone(service: RayServe, version: str) -> None:
+    """A request that names a version without an application is refused at once."""
+    response = service.client.post(COMPLETIONS, json=BODY, headers={VERSION_HEADER: version})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_replica")
+    assert f"version {version}" in response.json()["error"]["message"]
+
+
 @pytest.mark.timeout(600)
 def test_a_new_version_takes_over_without_a_broken_stream(tmp_path: Path) -> None:
     folders = {
@@ -112,6 +119,10 @@ def test_a_new_version_takes_over_without_a_broken_stream(tmp_path: Path) -> Non
         texts = dict([read_stream(service.client)])
         reader = Reader(service.client.base_url)
         reader.start()
+        service.deploy(gateway(folders, old=1, new=99), old)
+        reader.wait_until(lambda: listed(service) == {"new": 99, "old": 1})
+        assert_gone(service, "new")
+        reader.read_more("old")
         service.deploy(gateway(folders, old=100, new=0), old, new)
         service.wait_for(COMPLETIONS, headers={VERSION_HEADER: "new"}, body=BODY)
         texts |= dict([read_stream(service.client, **{VERSION_HEADER: "new"})])
@@ -127,5 +138,6 @@ def test_a_new_version_takes_over_without_a_broken_stream(tmp_path: Path) -> Non
         assert reader.errors == []
         assert set(reader.streams) == set(texts.items())
         assert service.client.get("/stats").json()["process"] == process, "the gateway never restarted"
-        refused = service.client.post(COMPLETIONS, json=BODY, headers={VERSION_HEADER: "old"})
-        assert refused.json()["error"]["code"] == "version_not_found"
+        service.deploy(gateway(folders, new=100, old=0), new)
+        reader.wait_until(lambda: listed(service) == {"new": 100, "old": 0})
+        assert_gone(service, "old")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from spotune_serve.engine.base import GenerationRequest, SamplingParams
-from spotune_serve.gateway.backend import NoReplicaError
+from spotune_serve.engine.base import GenerationRequest, SamplingParams, TokenChunk
+from spotune_serve.gateway.backend import NoReplicaError, VersionGoneError
 from spotune_serve.gateway.streams import resumable
 from tests.serve.support.scripted_backend import ScriptedBackend
 
@@ -111,6 +111,22 @@ def test_a_new_request_without_a_replica_fails_at_once() -> None:
     with pytest.raises(NoReplicaError, match="starting"):
         play(backend)
     assert len(backend.requests) == 1
+
+
+def test_a_request_without_a_token_whose_version_is_gone_does_not_wait() -> None:
+    """Its replica was lost first, so it is no new request. Another version can take it at once."""
+
+    class Deleted(ScriptedBackend):
+        async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+            if self.requests:
+                self.error = VersionGoneError("deleted")
+            async for chunk in super().generate(request):
+                yield chunk
+
+    backend = Deleted(TOKENS, losses=[0])
+    with pytest.raises(VersionGoneError):
+        play(backend)
+    assert len(backend.requests) == 2
 
 
 def test_leaving_a_stream_aborts_the_sequence() -> None:
