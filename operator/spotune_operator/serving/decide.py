@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from spotune.service import ModelService, ModelServiceStatus, ServedVersionStatus
@@ -180,36 +180,25 @@ def _plan(base: _Base, target: ServedVersionStatus, now: float) -> tuple[Rollout
         StalledError: The spec cannot be applied in this cluster.
     """
     observed, previous = base.observed, base.previous
-    given = RolloutInput(
-        spec=base.service.spec,
-        target=target,
-        previous=previous,
-        ray=observed.ray,
-        traffic=observed.traffic,
-        ready_replicas=observed.ready_pods(REPLICAS),
-        obstacle="",
-        now=now,
+    child, planned = observed.ray_service, Planned(target, None, base.service.spec.replicas)
+    has_pods = child is not None and cluster_digest(base.resolve([planned], previous.claims)) == child.cluster_digest
+    rollout = decide_rollout(
+        RolloutInput(
+            spec=base.service.spec,
+            target=target,
+            previous=previous,
+            ray=observed.ray,
+            traffic=observed.traffic,
+            ready_replicas=observed.ready_pods(REPLICAS),
+            has_pods=has_pods,
+            missing_claims=sorted(_deployed(planned).claims - set(previous.claims)),
+            now=now,
+        )
     )
-    given = replace(given, obstacle=_obstacle(base, given))
-    rollout = decide_rollout(given)
-    return rollout, base.resolve(rollout.versions, None if given.obstacle else previous.claims)
-
-
-def _obstacle(base: _Base, given: RolloutInput) -> str:
-    """Why the running cluster cannot run the target beside the served version; empty if it can."""
-    observed, mounted = base.observed, base.previous.claims
-    child = observed.ray_service
-    if child is None or not observed.ray.active_cluster:
-        return "no cluster runs"
-    if observed.ray.is_upgrading:
-        return "a second cluster is starting already"
-    versions = [Planned(each, None, given.spec.replicas) for each in (given.target, base.previous.model) if each]
-    missing = sorted({claim for each in versions for claim in _deployed(each).claims} - set(mounted))
-    if missing:
-        return f"the pods do not mount the claim {missing[0]}"
-    if cluster_digest(base.resolve(versions, mounted)) != child.cluster_digest:
-        return "its pods differ"
-    return ""
+    needed = {claim for each in rollout.versions for claim in _deployed(each).claims}
+    return rollout, base.resolve(
+        rollout.versions, previous.claims if has_pods and needed <= set(previous.claims) else None
+    )
 
 
 def _deployed(planned: Planned) -> DeployedVersion:

@@ -18,6 +18,7 @@ from typing import Final, Self
 
 import aiohttp
 
+from spotune.service import ModelServiceStatus
 from spotune_operator.children.ports import SERVE
 from spotune_operator.observe.json_response import json_object
 from spotune_operator.serving.gateway_stats import GatewayStats, Histogram, Traffic, VersionCounters, parse_stats
@@ -201,6 +202,14 @@ class GatewayPoller:
         milliseconds = round(_rounded(median * 1000)) if median is not None else None
         target.published = now, rate, milliseconds
         return before != [rate, milliseconds]
+
+
+def traffic_window(status: ModelServiceStatus) -> object:
+    """Changes with the weights; None while no rollout is in progress and no version retires."""
+    rollout = status.rollout
+    if rollout is not None:
+        return rollout.application, rollout.weight, rollout.step_started_at
+    return tuple(each.application for each in status.retiring) or None
 
 
 def _rounded(value: float) -> float:

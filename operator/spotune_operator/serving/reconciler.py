@@ -25,8 +25,7 @@ from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
 from spotune_operator.serving.decide import ServiceDecision, decide_service, stalled_service
-from spotune_operator.serving.gateway_poller import GatewayPoller
-from spotune_operator.serving.rollout import traffic_window
+from spotune_operator.serving.gateway_poller import GatewayPoller, traffic_window
 from spotune_operator.serving.scaling import Resize
 from spotune_operator.serving.state import ObservedService, ServiceKey, TrainedModel
 from spotune_operator.settings import Settings

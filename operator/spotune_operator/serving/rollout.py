@@ -63,7 +63,8 @@ class RolloutInput:
         ray: What KubeRay reports.
         traffic: What the gateways report.
         ready_replicas: Number of ready pods with replicas in the active cluster.
-        obstacle: Why the running cluster cannot run the target beside the served version; empty if it can.
+        has_pods: Whether the RayService in the cluster has the newest pod templates, with the mounted claims.
+        missing_claims: Claims of the target that the pods do not mount.
         now: Unix time.
     """
 
@@ -73,8 +74,14 @@ class RolloutInput:
     ray: RayServiceState
     traffic: Traffic
     ready_replicas: int
-    obstacle: str
+    has_pods: bool
+    missing_claims: Sequence[str]
     now: float
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is one cluster, and it is not about to be replaced for its pods."""
+        return self.has_pods and bool(self.ray.active_cluster) and not self.ray.is_upgrading
 
     @property
     def pause_seconds(self) -> float:
@@ -129,16 +136,14 @@ class Rollout:
 
 def decide_rollout(given: RolloutInput) -> Rollout:
     """The decision about the versions of a service."""
-    served, target, previous = served_version(given.previous, given.ray), given.target, given.previous
+    served, target, previous = _served_version(given), given.target, given.previous
     if served is None:
         return _switch(given, None, f"{target.name} is being deployed")
     if target.application == served.application:
         return _steady(given, served)
     rejected = previous.rejected
-    if rejected is not None and (rejected.application, rejected.rollout_spec) == (
-        target.application,
-        given.spec_digest,
-    ):
+    tried = (rejected.application, rejected.rollout_spec) if rejected is not None else None
+    if rejected is not None and tried == (target.application, given.spec_digest):
         return _keep(given, served, Finding(ROLLED_OUT, "False", "RolledBack", f"rolled back: {rejected.reason}"))
     metric = compare_metric(given.spec.rollout.promote_if, given.spec.model.finetune_job, target.scores, served.scores)
     if metric.is_missing:
@@ -147,29 +152,20 @@ def decide_rollout(given: RolloutInput) -> Rollout:
         return _roll_back(given, served, f"{metric.message}; it got no requests")
     if not given.ray.active_cluster:
         return _switch(given, served, f"{target.name} is being deployed")
-    if given.obstacle or _is_switching(previous, target):
-        reason = f": {given.obstacle}" if given.obstacle else ""
-        return _switch(
-            given, served, f"{target.name} replaces it in a second Ray cluster, without a comparison{reason}"
-        )
+    if given.missing_claims:
+        return _second_cluster(given, served, f"the pods do not mount the claim {given.missing_claims[0]}")
+    if not given.is_settled or _is_switching(previous, target):
+        return _second_cluster(given, served, "")
     return _in_place(given, served)
 
 
-def served_version(previous: ModelServiceStatus, ray: RayServiceState) -> ServedVersionStatus | None:
-    """The version that gets the requests; None before the first one does, or if another operator deployed it."""
-    pending = previous.pending_model
-    has_one_cluster = ray.is_current and bool(ray.active_cluster) and not ray.is_upgrading
-    if has_one_cluster and pending is not None and previous.rollout is None and pending.application in ray.applications:
+def _served_version(given: RolloutInput) -> ServedVersionStatus | None:
+    """The version that gets the requests; None before the first one does, or if an older operator deployed it."""
+    previous, ray, pending = given.previous, given.ray, given.previous.pending_model
+    is_switched = given.is_settled and ray.is_current and previous.rollout is None
+    if is_switched and pending is not None and pending.application in ray.applications:
         return pending
     return previous.model if previous.model is not None and previous.model.application else None
-
-
-def traffic_window(status: ModelServiceStatus) -> object:
-    """Changes with the weights; None while no rollout is in progress and no version retires."""
-    rollout = status.rollout
-    if rollout is not None:
-        return rollout.application, rollout.weight, rollout.step_started_at
-    return tuple(each.application for each in status.retiring) or None
 
 
 def _is_switching(previous: ModelServiceStatus, target: ServedVersionStatus) -> bool:
@@ -186,6 +182,15 @@ def _switch(given: RolloutInput, served: ServedVersionStatus | None, message: st
         pending=given.target,
         finding=Finding(ROLLED_OUT, "False", "InProgress", message),
     )
+
+
+def _second_cluster(given: RolloutInput, served: ServedVersionStatus, reason: str) -> Rollout:
+    """The target replaces the served version in a second cluster. The condition keeps the reason of the first time."""
+    message = f"{given.target.name} replaces {served.name} in a second Ray cluster, without a comparison"
+    before = find(given.previous.conditions, ROLLED_OUT)
+    if not reason and before is not None and before.message.startswith(message):
+        return _switch(given, served, before.message)
+    return _switch(given, served, f"{message}: {reason or 'the pods change, too'}")
 
 
 def _steady(given: RolloutInput, served: ServedVersionStatus) -> Rollout:
@@ -222,7 +227,7 @@ def _with_retiring(given: RolloutInput, decided: Rollout) -> Rollout:
     """The decision with the versions that were given up, and finish their requests."""
     running = {planned.version.application for planned in decided.versions}
     left = [each for each in _given_up(given) if each.application not in running and not _has_finished(given, each)]
-    if given.obstacle:  # a second cluster runs none of them, and the first one keeps what it has
+    if not given.is_settled:  # a second cluster runs none of them, and the first one keeps what it has
         left = []
     retiring = [Planned(each, None, _retiring_replicas(given, each)) for each in left]
     requeue = _CHECK_SECONDS if left else None

@@ -59,7 +59,7 @@ spec:
   cleanup:    {cluster: delete, after: 5m}
   serving:    {name: sql, adapters: [{name: finance, finetuneJob: finance}, {name: b, claim: {name: c, path: d}}],
                replicas: {min: 0, max: 2, targetOngoingRequests: 8, scaleDownDelay: 5m},
-               rollout: {steps: [10, 100], pause: 5m, promoteIf: {metric: loss, notWorseBy: 0.05, maxErrorRate: 0.01,
+               rollout: {steps: [10, 100], pause: 5m, promoteIf: {metric: loss, notWorseBy: 0.1, maxErrorRate: 0.01,
                          minRequests: 20}}, gpus: 1, capacity: mixed, onDemandBase: 1,
                resources: {limits: {memory: 64Gi}}, priorityClassName: serving, serviceAccountName: reader,
                podTemplate: {}, gateway: {replicas: 1, resources: {requests: {cpu: 1}}, podTemplate: {}},

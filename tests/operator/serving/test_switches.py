@@ -58,17 +58,12 @@ def test_a_claim_that_is_not_mounted_needs_a_second_cluster() -> None:
     scenario.edit(model={"claim": {"name": "second", "path": "b"}}, rollout=STEPS)
     assert scenario.weights() == {"b": 100}
     assert scenario.condition("RolledOut").message == (
-        "b replaces it in a second Ray cluster, without a comparison: the pods do not mount the claim second"
+        "b replaces a in a second Ray cluster, without a comparison: the pods do not mount the claim second"
     )
     assert scenario.status.claims == ["second"]
-    scenario.ray_service()
-    child = scenario.observed.ray_service
-    assert child is not None
-    assert child.ray is not None
-    scenario.observe(children={("RayService", child.name): replace(child, ray=replace(child.ray, is_current=False))})
-    assert scenario.weights() == {"b": 100}, "KubeRay has not seen the new spec, and reports the first cluster"
     scenario.ray_service("DEPLOYING", pending_cluster=PENDING)
     assert scenario.weights() == {"b": 100}
+    assert "do not mount the claim second" in scenario.condition("RolledOut").message
     assert scenario.status.model is not None
     assert scenario.status.model.version == "a"
     scenario.ray_service("RUNNING", active=PENDING)
@@ -100,8 +95,15 @@ def test_a_changed_pod_during_a_rollout_switches_by_a_second_cluster() -> None:
     scenario.edit(rollout=STEPS, resources={"requests": {"cpu": "3"}})
     assert scenario.weights() == {NEW: 100}
     assert (scenario.status.rollout, scenario.status.retiring) == (None, [])
+    assert scenario.weights() == {NEW: 100}, "the candidate runs in the first cluster, too: that is not the switch"
     assert scenario.status.model is not None
     assert scenario.status.model.version == OLD
+    scenario.ray_service()
+    child = scenario.observed.ray_service
+    assert child is not None
+    assert child.ray is not None
+    scenario.observe(children={("RayService", child.name): replace(child, ray=replace(child.ray, is_current=False))})
+    assert scenario.weights() == {NEW: 100}, "KubeRay has not seen the new spec, and reports the first cluster"
 
 
 def test_a_rolled_back_version_is_not_deployed_by_a_second_cluster_either() -> None:
