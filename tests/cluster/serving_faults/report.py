@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from docs.wrapping import wrap_page
 from tests.cluster.serving_faults.catalogue import CASES, GATEWAY_KILLED, OTHERS, TOKEN_DROPPED, TOKEN_REPEATED
 from tests.cluster.serving_faults.records import Record, read_records
 
@@ -72,7 +73,7 @@ def report(records: Mapping[str, Record]) -> str:
         f"**{passed} of {len(names) + len(OTHERS)} passed.** Under the faults of the first table, {failed} of "
         f"{requests:,} requests failed, and {other} had another text. Commit {tested}. {machines}"
     )
-    return "\n".join(
+    page = "\n".join(
         [
             _TEXT,
             about,
@@ -96,6 +97,7 @@ def report(records: Mapping[str, Record]) -> str:
             "",
         ]
     )
+    return wrap_page(page)
 
 
 def _table(names: Sequence[str], records: Mapping[str, Record]) -> list[str]:
