@@ -52,7 +52,14 @@ _NOTES = """- *Continued elsewhere* counts how often a gateway sent a sequence t
 - *Longest gap* is the longest time between two texts of one stream. The machine has two cores for
   the whole cluster and all clients, so a gap contains much waiting for a processor.
 - *Ready after* is the time from the fault until `Ready` was true for good, with all replicas. It is
-  empty if `Ready` never was false.
+  empty if `Ready` never was false. A replica counts from when Ray Serve runs on its pod, and may
+  still load its model then: the time is a lower bound.
+- The suite waits for `Ready`, and so does not know that every replica takes requests before the
+  next fault. Where as many streams continued as were in mid-answer, one replica probably had all of
+  them. Where none continued, the fault hit no running stream, and the row proves nothing about
+  lost replicas.
+- A commit is that of the checkout when the result was recorded. The pods run the code of when the
+  cluster was started.
 """
 
 

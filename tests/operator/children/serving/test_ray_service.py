@@ -128,6 +128,12 @@ def test_replicas_that_follow_the_load_have_limits_for_pods_and_for_ray_serve() 
     assert limits.items() <= options["autoscaling_config"].items()
 
 
+def test_the_last_replica_stays_twice_as_long_as_the_others() -> None:
+    resolved = resolved_service_of(replicas={"min": 0, "max": 2, "scaleDownDelay": "90s"})
+    config = deployments(resolved)["Replica"]["autoscaling_config"]
+    assert (config["downscale_delay_s"], config["downscale_to_zero_delay_s"]) == (90, 180)
+
+
 def test_a_service_that_scales_to_zero_starts_with_one_replica_and_its_gateway_knows_it() -> None:
     resolved = resolved_service_of(replicas={"min": 0, "max": 4})
     config = deployments(resolved)["Replica"]["autoscaling_config"]
