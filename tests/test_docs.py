@@ -87,6 +87,16 @@ def test_lines_of_a_page_are_short(page: Path) -> None:
     assert long_lines(page) == []
 
 
+@pytest.mark.parametrize("page", WRAPPED, ids=page_name)
+def test_pages_have_no_placeholders(page: Path) -> None:
+    """Such as `TABLE` on a line of its own, or `TEXT_RATIO`, outside code."""
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert (
+        re.findall(r"^(?:TABLE|FIGURE|TEXT)$|\b(?:TABLE|FIGURE|TEXT)_[A-Z]+\b|\bTODO\b|\bTBD\b", prose, re.MULTILINE)
+        == []
+    )
+
+
 def test_long_lines_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{'word ' * 21}\n{'word' * 26}\n| {'word ' * 21}|\n```\n{'word ' * 17}\n{'w' * 81}\n```\n")
