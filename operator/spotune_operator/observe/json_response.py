@@ -1,4 +1,4 @@
-"""JSON objects in the responses of pods, which may be broken or other programs at the same address."""
+"""Addresses of pods, and JSON objects in their responses: they may be broken or of other programs at that address."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Any, Final
 import aiohttp
 
 _MAX_RESPONSE_BYTES: Final = 1 << 20
+
+
+def base_url(ip: str, port: int) -> str:
+    """The URL of a pod, without a path."""
+    return f"http://{f'[{ip}]' if ':' in ip else ip}:{port}"
 
 
 async def json_object(response: aiohttp.ClientResponse) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Final, Self
 import aiohttp
 
 from spotune_operator.children.ports import PROGRESS
-from spotune_operator.observe.json_response import json_object
+from spotune_operator.observe.json_response import base_url, json_object
 from spotune_operator.observe.state import JobKey
 from spotune_operator.observe.supervisor_status import PollResult, ProgressResponse, SupervisorResponse, parse_progress
 from spotune_operator.settings import Settings
@@ -82,7 +82,7 @@ class Poller:
         Returns:
             The newest poll result of this address; None without a head pod.
         """
-        address = f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port}" if ip else ""
+        address = base_url(ip, self._port) if ip else ""
         target = self._targets.get(key)
         if target is not None and target.address != address:
             target.task.cancel()

@@ -18,7 +18,8 @@ from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import CHILDREN, PODS, SERVICES, Kube, Manifest
+from spotune_operator.kube.client import CHILDREN, SERVICES, Kube, Manifest
+from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.state import JobKey, Observed
@@ -128,17 +129,13 @@ class Reconciler:
 
     async def _execute(self, job: CachedJob, decision: Decision, observed: Observed) -> None:
         key = job.key
-        for pod in decision.give_notice:  # first, because the node has only seconds left
-            logger.warning("deleting pod %s: the cloud reclaims its node %s", pod.name, pod.node)
-            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid)
+        await give_notice(self._kube, decision.give_notice)  # first, because the node has only seconds left
         errors = await asyncio.gather(*(self._apply(job, manifest, observed) for manifest in decision.apply))
         for child in decision.delete:
             await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
         for service in decision.delete_services:
             await self._kube.delete(SERVICES, service.namespace, service.name, service.uid)
-        for pod in decision.force_delete:
-            logger.warning("force-deleting pod %s: its node %s is gone or not ready", pod.name, pod.node)
-            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
+        await force_delete(self._kube, decision.force_delete)
         if decision.command:
             await self._poller.send_command(key, decision.command)
         refused = {manifest["kind"]: error for manifest, error in zip(decision.apply, errors, strict=True) if error}

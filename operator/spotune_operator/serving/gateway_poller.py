@@ -20,7 +20,7 @@ import aiohttp
 
 from spotune.service import ModelServiceStatus
 from spotune_operator.children.ports import SERVE
-from spotune_operator.observe.json_response import json_object
+from spotune_operator.observe.json_response import base_url, json_object
 from spotune_operator.serving.gateway_stats import GatewayStats, Histogram, Traffic, VersionCounters, parse_stats
 from spotune_operator.serving.state import ServiceKey
 from spotune_operator.settings import Settings
@@ -164,7 +164,7 @@ class GatewayPoller:
     async def _poll(self, ip: str) -> GatewayStats | str:
         """The response of a gateway, or why there is none."""
         assert self._session is not None, "the poller is used within its context"
-        address = f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port}"
+        address = base_url(ip, self._port)
         try:
             async with self._session.get(f"{address}/stats", allow_redirects=False) as response:
                 return parse_stats(await json_object(response))

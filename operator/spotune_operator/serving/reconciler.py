@@ -19,8 +19,9 @@ from spotune.job_file.yaml_file import Document
 from spotune.service import ModelServiceStatus
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import EVENTS, PODS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
+from spotune_operator.kube.client import EVENTS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
 from spotune_operator.kube.merge_patch import merge_patch
+from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
@@ -117,12 +118,8 @@ class ServiceReconciler:
         )
 
     async def _execute(self, key: ServiceKey, decision: ServiceDecision, observed: ObservedService) -> None:
-        for pod in decision.give_notice:  # first, because the node has only seconds left
-            logger.warning("deleting pod %s: the cloud reclaims its node %s", pod.name, pod.node)
-            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid)
-        for pod in decision.force_delete:
-            logger.warning("force-deleting pod %s: its node %s is gone or not ready", pod.name, pod.node)
-            await self._kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
+        await give_notice(self._kube, decision.give_notice)  # first, because the node has only seconds left
+        await force_delete(self._kube, decision.force_delete)
         refused: dict[str, str] = {}
         for manifest in decision.apply:  # in order: policies before pods
             if error := await self._apply(key, manifest, observed):

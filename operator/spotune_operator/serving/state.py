@@ -13,16 +13,16 @@ from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
 from spotune_operator.kube.applier import ChildKey
 from spotune_operator.kube.digest import content_digest
 from spotune_operator.kube.timestamps import unix_time
+from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem, pod_problem
+from spotune_operator.observe.state import COMPONENT_LABEL, GROUP_LABEL
 from spotune_operator.serving.gateway_stats import Traffic
 from spotune_operator.serving.scaling import RayClusterView, ReplicaPod
 
 ServiceKey = tuple[str, str]
 """Namespace and name of a ModelService."""
 
-_COMPONENT_LABEL: Final = "app.kubernetes.io/component"
-_GROUP_LABEL: Final = "ray.io/group"
 _WORST_FIRST: Final = ("DEPLOY_FAILED", "", "NOT_STARTED", "DELETING", "UNHEALTHY", "DEPLOYING", "RUNNING")
 """Ray Serve's states of an application."""
 
@@ -234,9 +234,9 @@ def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
         name=metadata["name"],
         namespace=metadata["namespace"],
         service=labels.get(SERVICE_LABEL, ""),
-        component=labels.get(_COMPONENT_LABEL, ""),
+        component=labels.get(COMPONENT_LABEL, ""),
         cluster=labels.get(CLUSTER_LABEL, ""),
-        group=labels.get(_GROUP_LABEL, ""),
+        group=labels.get(GROUP_LABEL, ""),
         created=metadata.get("creationTimestamp", ""),
         address=status.get("podIP", ""),
         ready=ready and "deletionTimestamp" not in metadata,
@@ -259,7 +259,7 @@ def service_child_view(raw: Mapping[str, Any], kind: str) -> ServiceChild:
         uid=metadata["uid"],
         service=(metadata.get("labels") or {}).get(SERVICE_LABEL, ""),
         digest=content_digest(raw),
-        owner=next((each["uid"] for each in metadata.get("ownerReferences") or () if each.get("controller")), ""),
+        owner=controller_uid(raw),
         spec_digest=annotations.get(SPEC_ANNOTATION, ""),
         cluster_digest=annotations.get(CLUSTER_ANNOTATION, ""),
         deleting="deletionTimestamp" in metadata,

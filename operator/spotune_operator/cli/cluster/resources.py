@@ -13,6 +13,7 @@ from spotune.crd.definition import CUSTOM_RESOURCES, FINETUNE_JOBS, GROUP, MODEL
 from spotune.errors import UsageError
 from spotune_operator.cli.cluster.client import Cluster, Manifest
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
+from spotune_operator.observe.state import COMPONENT_LABEL
 
 _GROUP_VERSION: Final = f"{GROUP}/{VERSION}"
 _NAMES_SHOWN: Final = 10
@@ -145,7 +146,7 @@ def pods_with(cluster: Cluster, label: str, name: str, component: str = "") -> l
         name: Name of the object.
         component: Component of the pods; empty: all.
     """
-    labels = [f"{label}={name}", *([f"app.kubernetes.io/component={component}"] if component else [])]
+    labels = [f"{label}={name}", *([f"{COMPONENT_LABEL}={component}"] if component else [])]
     return cluster.items(cluster.path("pods"), labelSelector=",".join(labels))
 
 

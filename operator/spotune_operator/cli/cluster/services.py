@@ -15,6 +15,7 @@ from spotune_operator.cli.cluster.resources import label_of, list_objects, pods_
 from spotune_operator.cli.cluster.volume_pod import Notify
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 from spotune_operator.observe.pod_problems import pod_problem
+from spotune_operator.observe.state import COMPONENT_LABEL, GROUP_LABEL
 
 Service = Mapping[str, Any]
 
@@ -23,8 +24,6 @@ COMPONENTS: Final = (GATEWAY, REPLICAS, HEAD_COMPONENT)
 _CAPACITIES: Final = ("spot", "on-demand")
 SERVING_GROUPS: Final = (GATEWAY, *_CAPACITIES)
 """The worker groups of a service; the groups of replicas have the names of their capacity types."""
-_COMPONENT_LABEL: Final = "app.kubernetes.io/component"
-_GROUP_LABEL: Final = "ray.io/group"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class PodRow:
 def list_visible_services(cluster: Cluster, notify: Notify, *, everywhere: bool = False) -> list[Manifest]:
     """The services of the namespace, or of all namespaces.
 
-    None if ModelServices are not installed. If the user may not list them, they are told so.
+    Empty if ModelServices are not installed, or if the user may not list them, which `notify` says.
 
     Raises:
         KubernetesError: The API server does not answer.
@@ -75,23 +74,19 @@ def service_pods(cluster: Cluster, name: str, component: str = "") -> list[Manif
 
 def component_of(pod: Mapping[str, Any]) -> str:
     """The component of a pod."""
-    return label_of(pod, _COMPONENT_LABEL)
+    return label_of(pod, COMPONENT_LABEL)
 
 
 def pod_row(pod: Mapping[str, Any]) -> PodRow:
     """What is shown of a ``v1.Pod``."""
     status = pod.get("status") or {}
     problem = None if pod["metadata"].get("deletionTimestamp") else pod_problem(pod)
-    component, group = component_of(pod), label_of(pod, _GROUP_LABEL)
+    component, group = component_of(pod), label_of(pod, GROUP_LABEL)
     return PodRow(
         name=pod["metadata"]["name"],
         component=component,
         node=(pod.get("spec") or {}).get("nodeName") or "",
-        capacity=group
-        if component == REPLICAS and group in _CAPACITIES
-        else ""
-        if component == REPLICAS
-        else "on-demand",
+        capacity=_capacity(component, group),
         state=f"{problem.reason}: {problem.message}" if problem is not None else _state(pod),
         is_problem=problem is not None,
         restarts=sum(container.get("restartCount") or 0 for container in status.get("containerStatuses") or ()),

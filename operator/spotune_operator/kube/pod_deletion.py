@@ -1,0 +1,45 @@
+"""Deletes pods for what happens to their nodes: before the cloud reclaims one, and after one is gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from spotune_operator.kube.client import PODS, Kube
+
+logger = logging.getLogger(__name__)
+
+
+class ScheduledPod(Protocol):
+    """A pod with a node."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+
+    @property
+    def node(self) -> str:
+        """Its node."""
+
+
+async def give_notice(kube: Kube, pods: Iterable[ScheduledPod]) -> None:
+    """Delete pods with their own grace period, because the cloud reclaims their nodes."""
+    for pod in pods:
+        logger.warning("deleting pod %s: the cloud reclaims its node %s", pod.name, pod.node)
+        await kube.delete(PODS, pod.namespace, pod.name, pod.uid)
+
+
+async def force_delete(kube: Kube, pods: Iterable[ScheduledPod]) -> None:
+    """Delete pods without a grace period, because no kubelet will confirm their end."""
+    for pod in pods:
+        logger.warning("force-deleting pod %s: its node %s is gone or not ready", pod.name, pod.node)
+        await kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
