@@ -16,7 +16,7 @@ from spotune_operator.cli.cluster.resources import get_visible
 from spotune_operator.cli.cluster.services import COMPONENTS, PodRow, Service, pod_row, service_pods
 from spotune_operator.cli.events import EventSummary, summarize_service_events
 from spotune_operator.cli.events import table as event_table
-from spotune_operator.cli.status import age, condition_rows, phase, table
+from spotune_operator.cli.status import age, details_grid, listing_grid, phase, table
 from spotune_operator.errors import RefusedError
 from spotune_operator.kube.conditions import referenced
 
@@ -49,13 +49,8 @@ def service_table(services: Sequence[Service], now: float, *, with_namespace: bo
         now: Unix time in seconds.
         with_namespace: Whether to show a namespace column.
     """
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in [*(["namespace"] if with_namespace else []), *_COLUMNS]:
-        grid.add_column(column.upper(), no_wrap=True)
-    for service in services:
-        namespace = [service["metadata"]["namespace"]] if with_namespace else []
-        grid.add_row(*namespace, *_cells(service, now))
-    return Group(grid, *_problem_lines(services))
+    rows = [_cells(service, now) for service in services]
+    return Group(listing_grid(services, _COLUMNS, rows, with_namespace=with_namespace), *_problem_lines(services))
 
 
 def _cells(service: Service, now: float) -> list[RenderableType]:
@@ -110,17 +105,8 @@ def service_panel(
         events: Its events; the newest ones are shown.
         now: Unix time in seconds.
     """
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    shown = phase(service)
-    grid.add_row(Text(service["metadata"]["name"], style="bold not dim"), Text(shown, f"bold {_STYLES.get(shown, '')}"))
-    for label, content in _rows(service, now):
-        if content:
-            grid.add_row(label, content)
-    for heading, text in condition_rows(notable_service_conditions(service), now):
-        grid.add_row(heading, text)
-    parts: list[RenderableType] = [grid]
+    conditions = notable_service_conditions(service)
+    parts: list[RenderableType] = [details_grid(service, _STYLES, _rows(service, now), conditions, now)]
     if pods:
         parts += [Text(""), _pod_table([pod_row(pod) for pod in pods])]
     if events:

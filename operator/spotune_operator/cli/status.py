@@ -15,6 +15,7 @@ from spotune_operator.cli.cluster.jobs import Job, conditions_of, is_true, reaso
 from spotune_operator.kube.conditions import referenced
 from spotune_operator.kube.timestamps import unix_time
 
+_COLUMNS: Final = ("name", "phase", "progress", "loss", "ETA", "workers", "restarts", "checkpoint", "age")
 _BAR_WIDTH: Final = 16
 _WIDE_BAR_WIDTH: Final = 40
 _PROBLEMS: Final = frozenset({"Stalled", "Failed", "NotProgressing"})
@@ -33,14 +34,31 @@ def table(jobs: Sequence[Job], now: float, *, with_namespace: bool, with_bar: bo
         with_namespace: Whether to show a namespace column.
         with_bar: Whether to draw progress bars.
     """
-    columns = ["name", "phase", "progress", "loss", "ETA", "workers", "restarts", "checkpoint", "age"]
+    rows = [_cells(job, now, with_bar=with_bar) for job in jobs]
+    return Group(listing_grid(jobs, _COLUMNS, rows, with_namespace=with_namespace), *_problem_lines(jobs))
+
+
+def listing_grid(
+    found: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[RenderableType]],
+    *,
+    with_namespace: bool,
+) -> Table:
+    """The table of jobs or services.
+
+    Args:
+        found: The objects as the API server returns them.
+        columns: The headings.
+        rows: The cells of each object, in the order of the columns.
+        with_namespace: Whether a column with the namespace comes first.
+    """
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in [*(["namespace"] if with_namespace else []), *columns]:
         grid.add_column(column.upper(), no_wrap=True)
-    for job in jobs:
-        namespace = [job["metadata"]["namespace"]] if with_namespace else []
-        grid.add_row(*namespace, *_cells(job, now, with_bar=with_bar))
-    return Group(grid, *_problem_lines(jobs))
+    for each, row in zip(found, rows, strict=True):
+        grid.add_row(*([each["metadata"]["namespace"]] if with_namespace else []), *row)
+    return grid
 
 
 def _cells(job: Job, now: float, *, with_bar: bool) -> list[RenderableType]:
@@ -90,20 +108,39 @@ def panel(job: Job, now: float, bar_width: int = _WIDE_BAR_WIDTH) -> RenderableT
         now: Unix time in seconds.
         bar_width: Width of the progress bar in characters.
     """
+    return details_grid(job, STYLES, _rows(job, now, bar_width), notable_conditions(job), now)
+
+
+def details_grid(
+    found: Mapping[str, Any],
+    styles: Mapping[str, str],
+    rows: Iterable[tuple[str, RenderableType]],
+    conditions: Iterable[Mapping[str, Any]],
+    now: float,
+) -> Table:
+    """Name, phase, rows and conditions of a job or service.
+
+    Args:
+        found: The object as the API server returns it.
+        styles: Style of each phase.
+        rows: Label and content; rows without content are left out.
+        conditions: The conditions to show.
+        now: Unix time in seconds.
+    """
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    shown = phase(job)
-    grid.add_row(Text(job["metadata"]["name"], style="bold not dim"), Text(shown, f"bold {STYLES.get(shown, '')}"))
-    for label, content in _rows(job, now, bar_width):
+    shown = phase(found)
+    grid.add_row(Text(found["metadata"]["name"], style="bold not dim"), Text(shown, f"bold {styles.get(shown, '')}"))
+    for label, content in rows:
         if content:
             grid.add_row(label, content)
-    for heading, content in condition_rows(notable_conditions(job), now):
-        grid.add_row(heading, content)
+    for heading, text in _condition_rows(conditions, now):
+        grid.add_row(heading, text)
     return grid
 
 
-def condition_rows(conditions: Iterable[Mapping[str, Any]], now: float) -> Iterator[tuple[str, Text]]:
+def _condition_rows(conditions: Iterable[Mapping[str, Any]], now: float) -> Iterator[tuple[str, Text]]:
     """Heading and content of the row of each condition."""
     for found in conditions:
         since = unix_time(found.get("lastTransitionTime"))
