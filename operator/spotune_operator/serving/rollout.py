@@ -230,13 +230,12 @@ def _with_retiring(given: RolloutInput, decided: Rollout) -> Rollout:
     if not given.is_settled:  # a second cluster runs none of them, and the first one keeps what it has
         left = []
     retiring = [Planned(each, None, _retiring_replicas(given, each)) for each in left]
-    requeue = _CHECK_SECONDS if left else None
     return replace(
         decided,
         versions=[*decided.versions, *retiring],
         retiring=left,
         rejected=decided.rejected or given.previous.rejected,
-        requeue_after=min((each for each in (requeue, decided.requeue_after) if each is not None), default=None),
+        requeue_after=_CHECK_SECONDS if left else decided.requeue_after,
     )
 
 
@@ -287,7 +286,7 @@ def _in_place(given: RolloutInput, served: ServedVersionStatus) -> Rollout:
     rollout = _with_health(given, rollout)
     if failure := _failure(given, rollout, served):
         return _roll_back(given, served, failure)
-    waits_for, requeue = "", _CHECK_SECONDS
+    waits_for = ""
     if rollout.step > rollout.weight:
         waits_for = _not_ready(given, rollout)
         if not waits_for and rollout.step == _ALL:
@@ -314,7 +313,7 @@ def _in_place(given: RolloutInput, served: ServedVersionStatus) -> Rollout:
         pending=target,
         status=rollout,
         finding=Finding(ROLLED_OUT, "False", "InProgress", message),
-        requeue_after=requeue,
+        requeue_after=_CHECK_SECONDS,
     )
     return replace(_with_retiring(given, decided), rejected=None)
 

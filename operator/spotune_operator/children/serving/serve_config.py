@@ -32,7 +32,7 @@ _NOTICE_DELAY_SECONDS: Final = 2
 _KEEP_ALIVE_SECONDS: Final = 90
 """Longer than the 60 s of ingress controllers: the side that reuses connections must be the first to close them."""
 _AUTOSCALING: Final = {"look_back_period_s": 20, "upscale_delay_s": 10}
-"""Of ``spotune_serve``, in seconds: an option replaces all of its own values."""
+"""Delays in seconds. Upscaling is quick, because a new node takes minutes anyway."""
 _LAST_REPLICA: Final = 2
 """So many times longer is the delay for the last replica, because the next request waits for a node and the model."""
 
@@ -66,12 +66,19 @@ def _listed(version: DeployedVersion) -> dict[str, Any]:
     """A version as the gateway knows it."""
     return {
         "application": version.application,
-        "directory": version.model.directory,
-        "revision": version.model.version if version.model.source else "",
-        "adapters": {name: location.directory for name, location in version.adapters.items()},
+        **_location(version),
         "version": version.name,
         "weight": version.weight,
         **_step(version),
+    }
+
+
+def _location(version: DeployedVersion) -> dict[str, Any]:
+    """The arguments that say where a version and its adapters are."""
+    return {
+        "directory": version.model.directory,
+        "revision": version.model.version if version.model.source else "",
+        "adapters": {name: location.directory for name, location in version.adapters.items()},
     }
 
 
@@ -82,14 +89,10 @@ def _step(version: DeployedVersion) -> dict[str, int]:
 
 def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any]:
     """The application of a version: replicas without a route."""
-    optional = {
-        "revision": version.model.version if version.model.source else "",
-        "adapters": {name: location.directory for name, location in version.adapters.items()},
-    }
     arguments = {
         "directory": version.model.directory,
         **_step(version),
-        **{name: value for name, value in optional.items() if value},
+        **{name: value for name, value in _location(version).items() if value},
         "gpus": resolved.service.spec.gpus,
         "drainSeconds": drain_seconds(resolved),
     }
