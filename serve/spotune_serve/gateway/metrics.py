@@ -49,15 +49,19 @@ class GatewayMetrics:
         self.clock = clock
         self._model_name = model_name
         self._versions: dict[str, VersionMetrics] = {}
+        self._families: list[Gauge | Counter | Histogram] = []
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, _LABELS, registry=self.registry)
+            self._families.append(found := Gauge(name, text, _LABELS, registry=self.registry))
+            return found
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, _LABELS, registry=self.registry)
+            self._families.append(found := Counter(name, text, _LABELS, registry=self.registry))
+            return found
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
+            self._families.append(found := Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry))
+            return found
 
         self.running = gauge("vllm:num_requests_running", "Sequences that generate tokens.")
         self.waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for their first token.")
@@ -95,7 +99,11 @@ class GatewayMetrics:
 
     def drop(self, version: str) -> None:
         """Remove the time series of a version that has left: their number must not grow with each new version."""
-        self._versions.pop(version).remove(self)
+        del self._versions[version]
+        for family in self._families:
+            family.remove(self._model_name, version)
+        for reason in _REASONS:
+            self.success.remove(self._model_name, version, reason)
 
     def exposition(self) -> bytes:
         """The metrics in Prometheus' text format."""
@@ -111,7 +119,6 @@ class VersionMetrics:
     """
 
     def __init__(self, metrics: GatewayMetrics, labels: tuple[str, str]) -> None:
-        self._labels = labels
         self.clock = metrics.clock
         self.waiting_now = 0
         self.running = metrics.running.labels(*labels)
@@ -124,23 +131,6 @@ class VersionMetrics:
         self.mean_token_seconds = metrics.mean_token_seconds.labels(*labels)
         self.request_seconds = metrics.request_seconds.labels(*labels)
         self.finished = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
-
-    def remove(self, metrics: GatewayMetrics) -> None:
-        """Remove the series from the gateway's registry."""
-        for family in (
-            metrics.running,
-            metrics.waiting,
-            metrics.prompt_tokens,
-            metrics.generation_tokens,
-            metrics.resumptions,
-            metrics.first_token_seconds,
-            metrics.token_seconds,
-            metrics.mean_token_seconds,
-            metrics.request_seconds,
-        ):
-            family.remove(*self._labels)
-        for reason in _REASONS:
-            metrics.success.remove(*self._labels, reason)
 
 
 class SequenceTimer:

@@ -51,13 +51,13 @@ async def resumable(
         PromptTooLongError: the sequence has no space for a new token.
         UnknownAdapterError: the adapter is not loaded.
     """
-    failing_since: float | None = None
+    patience = _Patience(timeout_seconds, clock)
     while True:
         try:
             async with _closing(backend.generate(request)) as chunks:
                 async for chunk in chunks:
                     if chunk.tokens:
-                        failing_since = None
+                        patience.renew()
                     tokens = tuple(token.token for token in chunk.tokens)
                     request = replace(request, generated=request.generated + tokens)
                     yield chunk
@@ -65,14 +65,7 @@ async def resumable(
                         return
             raise ReplicaLostError(f"the stream of request {request.request_id} was cut off")
         except (ReplicaLostError, NoReplicaError) as error:
-            is_new = failing_since is None or isinstance(error, VersionGoneError)
-            if isinstance(error, NoReplicaError) and is_new and not request.generated:
-                raise  # a new request: the client may try again, or another version may take it
-            failing_since = clock() if failing_since is None else failing_since
-            if clock() - failing_since >= timeout_seconds:
-                raise NoReplicaError(
-                    f"no replica continued the request within {timeout_seconds:g} s: {error}"
-                ) from error
+            patience.check(error, is_new=not request.generated)
             logger.warning(
                 "request %s lost its replica after %d tokens and continues: %s",
                 request.request_id, len(request.generated), error,
@@ -83,6 +76,42 @@ async def resumable(
             return
         await sleep(retry_seconds)
         on_resumption()
+
+
+class _Patience:
+    """How long a sequence waits for a replica without a new token.
+
+    Args:
+        seconds: maximum time, counted from the first failure.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._failing_since: float | None = None
+
+    def renew(self) -> None:
+        """A token has arrived."""
+        self._failing_since = None
+
+    def check(self, error: ReplicaLostError | NoReplicaError, *, is_new: bool) -> None:
+        """Return if the sequence is to be sent again after a failure.
+
+        Args:
+            error: the failure.
+            is_new: whether the sequence has no token yet: its client may try again, or another version may take it.
+
+        Raises:
+            NoReplicaError: it is not sent again.
+        """
+        is_first = self._failing_since is None or isinstance(error, VersionGoneError)
+        if isinstance(error, NoReplicaError) and is_first and is_new:
+            raise error
+        now = self._clock()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since >= self._seconds:
+            raise NoReplicaError(f"no replica continued the request within {self._seconds:g} s: {error}") from error
 
 
 def _finish_reason(request: GenerationRequest, stop_tokens: Set[int]) -> FinishReason | None:
