@@ -5,11 +5,10 @@ Usage:
 """
 
 import argparse
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.cluster.fault_records import num_passed, result_cell, tested_commits
 from tests.cluster.faults.catalogue import CASES, Case
 from tests.cluster.faults.records import Record, read_records
 from tests.provenance import machine
@@ -45,9 +44,7 @@ def report(cases: Sequence[Case], records: Mapping[str, Record], machine: str) -
     """
     rows = ["| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
     rows += ["| " + " | ".join(_row(case, records.get(case.name))) + " |" for case in cases]
-    passed = sum(record.result == "passed" for record in records.values())
-    commits = Counter(record.commit for record in records.values())
-    tested = " and ".join(f"{commit} ({count} faults)" for commit, count in commits.most_common())
+    passed, tested = num_passed(records.values()), tested_commits(records.values())
     about = f"**{passed} of {len(cases)} passed.** Commit {tested}. {machine}"
     times = (
         "Times are those of a tiny model on one machine that runs the whole cluster. Use them only to compare faults\n"
@@ -65,15 +62,11 @@ def _row(case: Case, record: Record | None) -> Iterator[str]:
     yield ", ".join(f"{cause} {count}" for cause, count in record.restarts.items()) or "none"
     yield _seconds(record.detect_seconds)
     yield _seconds(record.new_step_seconds)
-    yield "passed" if record.result == "passed" else f"**failed**: {_cell(record.result)}"
+    yield result_cell(record)
 
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.0f} s"
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
 def main() -> None:

@@ -7,12 +7,11 @@ Usage:
 from __future__ import annotations
 
 import argparse
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from docs.wrapping import wrap_page
+from tests.cluster.fault_records import num_passed, result_cell, tested_commits
 from tests.cluster.serving_faults.catalogue import CASES, GATEWAY_KILLED, OTHERS, TOKEN_DROPPED, TOKEN_REPEATED
 from tests.cluster.serving_faults.records import Record, read_records
 
@@ -71,11 +70,9 @@ def report(records: Mapping[str, Record]) -> str:
     """
     names = [case.name for case in CASES]
     survived = [records[name] for name in names if name in records]
-    passed = sum(record.result == "passed" for record in records.values())
-    commits = Counter(record.commit for record in records.values())
-    tested = " and ".join(f"{commit} ({count} faults)" for commit, count in commits.most_common())
     machines = " ".join(sorted({record.machine for record in records.values()}))
     requests, failed, other = (sum(getattr(r, n) for r in survived) for n in ("requests", "failed", "other_text"))
+    passed, tested = num_passed(records.values()), tested_commits(records.values())
     about = (
         f"**{passed} of {len(names) + len(OTHERS)} passed.** Under the faults of the first table, {failed} of "
         f"{requests:,} requests failed, and {other} had another text. Commit {tested}. {machines}"
@@ -122,11 +119,7 @@ def _row(name: str, record: Record | None) -> Iterator[str]:
     yield f"{record.gap_p50_seconds:.1f} s"
     yield f"{record.gap_max_seconds:.1f} s"
     yield "" if record.ready_seconds is None else f"{record.ready_seconds:.0f} s"
-    yield "passed" if record.result == "passed" else f"**failed**: {_cell(record.result)}"
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|")
+    yield result_cell(record)
 
 
 def main() -> None:

@@ -1,22 +1,18 @@
 """The logs of services from a real HTTP server: merged, followed over broken connections, and refused."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from spotune.errors import UsageError
 from spotune_operator.cli.cluster.client import Cluster
-from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
 from spotune_operator.cli.service_logs import LogSelection, ReadPosition, followed_service_lines, service_log_lines
 from spotune_operator.errors import RefusedError
-from tests.operator.cli.cluster.test_kubeconfig import kubeconfig
+from tests.operator.support.cli_server import serving_cluster
 from tests.operator.support.model_services import CLUSTER, service_pod, serving
 
 PODS = "/api/v1/namespaces/team/pods"
@@ -52,30 +48,8 @@ class Logs:
         return 200 if path.endswith("modelservices") else 404, json.dumps({"items": [], "metadata": {}})
 
 
-@contextmanager
-def served(api: Logs, folder: Path) -> Iterator[Cluster]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            status, text = api.answer(url.path, dict(parse_qsl(url.query)))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: Any) -> None:
-            """Do not log requests."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.05,))
-        thread.start()
-        file = kubeconfig(folder, test="team")
-        file.write_text(file.read_text().replace("https://127.0.0.1:1", f"http://127.0.0.1:{http.server_port}"))
-        try:
-            yield open_cluster(ClusterOptions(kubeconfig=file))
-        finally:
-            http.shutdown()
-            thread.join()
+def served(api: Logs, folder: Path) -> AbstractContextManager[Cluster]:
+    return serving_cluster(lambda path, query, _headers: api.answer(path, query), folder)
 
 
 @pytest.fixture

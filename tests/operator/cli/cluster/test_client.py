@@ -1,22 +1,18 @@
 """Requests to the API server: pages, unknown kinds, and misspelt names."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from spotune.errors import UsageError
 from spotune_operator.cli.cluster.client import Cluster
 from spotune_operator.cli.cluster.jobs import get_job, list_jobs
-from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
 from spotune_operator.cli.cluster.resources import find_object, job_name, parse_name
 from spotune_operator.errors import KubernetesError
-from tests.operator.cli.cluster.test_kubeconfig import kubeconfig
+from tests.operator.support.cli_server import serving_cluster
 
 SERVICES = "/apis/spotune.dev/v1alpha1/namespaces/team/modelservices"
 JOBS = "/apis/spotune.dev/v1alpha1/namespaces/team/finetunejobs"
@@ -51,29 +47,10 @@ class ApiServer:
 def server(tmp_path: Path) -> Iterator[tuple[ApiServer, Cluster]]:
     """A fake API server, and a client for it in namespace `team`."""
     api = ApiServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            status, text = api.answer(url.path, dict(parse_qsl(url.query)), self.headers["Authorization"])
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: Any) -> None:
-            """Do not log requests."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.05,))
-        thread.start()
-        file = kubeconfig(tmp_path, test="team")
-        file.write_text(file.read_text().replace("https://127.0.0.1:1", f"http://127.0.0.1:{http.server_port}"))
-        try:
-            yield api, open_cluster(ClusterOptions(kubeconfig=file))
-        finally:
-            http.shutdown()
-            thread.join()
+    with serving_cluster(
+        lambda path, query, headers: api.answer(path, query, headers["Authorization"]), tmp_path
+    ) as cluster:
+        yield api, cluster
 
 
 def named(*names: str, namespace: str = "team") -> list[dict[str, Any]]:
