@@ -10,7 +10,7 @@ from spotune_operator.children.resolved_job import ResolvedJob
 def model_service(resolved: ResolvedJob) -> dict[str, Any] | None:
     """The ModelService that serves the job's model; None without ``spec.serving``.
 
-    It is deleted with the job, because the volume with the model is, too, unless ``storage.retain`` keeps it.
+    It is deleted with the job, as its other children are, even if ``storage.retain`` keeps the volume.
     """
     job = resolved.job
     if job.spec.serving is None:
