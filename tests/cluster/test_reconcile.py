@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spotune_operator.children.ports import PROGRESS
-from spotune_operator.kube.client import CHILDREN, JOBS, RAY_CLUSTERS, Login, Manifest
+from spotune_operator.kube.client import CHILDREN, JOBS, RAY_CLUSTERS, Login, Manifest, Resource
 from spotune_operator.main import login
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
@@ -185,12 +185,24 @@ def test_every_child_that_is_changed_is_repaired(namespace: Kubectl, credentials
     within(namespace, credentials, test)
 
 
+async def _end_of(here: World, kind: Resource, deleted: Manifest) -> None:
+    """Wait until a deleted object is gone: a claim is Terminating until Kubernetes has removed its finalizer."""
+
+    async def uids() -> list[str]:
+        return [each["metadata"]["uid"] for each in await listed(here.kube, kind, here.namespace)]
+
+    async with asyncio.timeout(20):
+        while deleted["metadata"]["uid"] in await uids():  # noqa: ASYNC110 - no watch runs in the test
+            await asyncio.sleep(0.02)
+
+
 def test_every_child_that_is_deleted_is_made_again(namespace: Kubectl, credentials: Login) -> None:
     async def test(here: World) -> None:
         (*_, before) = await live(here, TRAINING)
         for kind in MADE:
             (child,) = await listed(here.kube, CHILDREN[kind], here.namespace)
             await here.kube.delete(CHILDREN[kind], here.namespace, f"spotune-{NAME}", child["metadata"]["uid"])
+            await _end_of(here, CHILDREN[kind], child)
             await here.settle()
             (again,) = await listed(here.kube, CHILDREN[kind], here.namespace)
             assert again["metadata"]["uid"] != child["metadata"]["uid"]
