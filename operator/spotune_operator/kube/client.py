@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -238,7 +238,7 @@ class Kube:
 
     async def watch(
         self, resource: Resource, namespace: str, labels: str, version: str, seconds: int
-    ) -> AsyncIterator[tuple[str, Manifest]]:
+    ) -> AsyncGenerator[tuple[str, Manifest], None]:
         """Watch changes since a version for a number of seconds, as pairs of event type and object.
 
         The event type is ``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``.
@@ -251,11 +251,14 @@ class Kube:
         parameters |= {"timeoutSeconds": str(seconds)} | ({"labelSelector": labels} if labels else {})
         timeout = aiohttp.ClientTimeout(total=seconds + self._request_seconds, sock_read=self._silence_seconds)
         async with self._request("GET", resource.path(namespace), parameters, client_timeout=timeout) as response:
-            async for line in _lines(response):
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise _error_of(int(event["object"].get("code", 0)), str(event["object"].get("message")))
-                yield event["type"], event["object"]
+            try:
+                async for line in _lines(response):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise _error_of(int(event["object"].get("code", 0)), str(event["object"].get("message")))
+                    yield event["type"], event["object"]
+            finally:
+                _abort(response)
 
     async def _json(
         self,
@@ -327,6 +330,15 @@ class Kube:
         headers = {"Accept": "application/json", "User-Agent": "spotune-operator", **connection.as_http_headers()}
         connector = aiohttp.TCPConnector(ssl=connection.as_ssl_context(), limit=0)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=connection.trust_env)
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Drop the connection of a response that was not read to its end.
+
+    An ordinary close waits in the background for the server's TLS close, beyond the end of its session.
+    """
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
 
 
 def _plural(path: str) -> str:
