@@ -22,7 +22,7 @@ from spotune_operator.settings import GpuHealing, Settings
 CHART = Path(__file__).parent / "spotune"
 DEFINITIONS = Path(__file__).parent.parent / "manifests/crd.yaml"
 _OF_THE_CHART = {
-    *("image", "ray_version", "serving", "serve_image"),
+    *("image", "ray_version", "serving", "serve_image", "serve_vllm_image"),
     *("namespace", "monitoring_namespace", "watch_namespaces", "host", "port"),
 }
 """Settings that the templates set or depend on."""

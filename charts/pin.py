@@ -1,7 +1,7 @@
 r"""Copies the chart, with the images of a release in its values, by digest: what is then packaged and signed.
 
 python -m charts.pin build/chart --operator REGISTRY/operator@sha256:... --trainer REGISTRY/trainer@sha256:... \
-    --serve REGISTRY/serve@sha256:...
+    --serve REGISTRY/serve@sha256:... --serve-vllm REGISTRY/serve-vllm@sha256:...
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from charts import generate
 _REFERENCE = re.compile(r"([^@\s]+)@(sha256:[0-9a-f]{64})")
 
 
-def pinned(folder: Path, operator: str, trainer: str, serve: str) -> None:
+def pinned(folder: Path, operator: str, trainer: str, serve: str, serve_vllm: str) -> None:
     """Write a copy of the chart whose defaults are these images.
 
     Raises:
@@ -28,13 +28,14 @@ def pinned(folder: Path, operator: str, trainer: str, serve: str) -> None:
         FileExistsError: The folder is there already.
     """
     repository, digest = _parts("operator", operator)
-    for name, reference in {"trainer": trainer, "serve": serve}.items():
+    for name, reference in {"trainer": trainer, "serve": serve, "serve-vllm": serve_vllm}.items():
         _parts(name, reference)
     values = {
         "image.repository": repository,
         "image.digest": digest,
         "trainer.image": trainer,
         "serving.image": serve,
+        "serving.vllmImage": serve_vllm,
     }
     shutil.copytree(generate.CHART, folder)
     path = folder / "values.yaml"
@@ -77,5 +78,6 @@ if __name__ == "__main__":
     parser.add_argument("--operator", required=True, help="image of the operator, with its digest")
     parser.add_argument("--trainer", required=True, help="image of jobs that name none, with its digest")
     parser.add_argument("--serve", required=True, help="image of services that name none, with its digest")
+    parser.add_argument("--serve-vllm", required=True, help="the same with vLLM, for services with GPUs")
     given = parser.parse_args()
-    pinned(given.folder, given.operator, given.trainer, given.serve)
+    pinned(given.folder, given.operator, given.trainer, given.serve, given.serve_vllm)

@@ -19,6 +19,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 OPERATOR = f"registry.example:5000/spotune/operator@sha256:{64 * 'a'}"
 TRAINER = f"registry.example:5000/spotune/trainer@sha256:{64 * 'b'}"
 SERVE = f"registry.example:5000/spotune/serve@sha256:{64 * 'c'}"
+SERVE_VLLM = f"registry.example:5000/spotune/serve-vllm@sha256:{64 * 'd'}"
 
 
 def test_chart_has_the_version_of_the_project() -> None:
@@ -51,11 +52,11 @@ def test_build_context_holds_what_the_images_are_made_of() -> None:
 
 def test_pinned_chart_names_images_by_digest_and_is_otherwise_the_same(tmp_path: Path) -> None:
     copy = tmp_path / "spotune"
-    pin.pinned(copy, OPERATOR, TRAINER, SERVE)
+    pin.pinned(copy, OPERATOR, TRAINER, SERVE, SERVE_VLLM)
     was, now = (yaml.safe_load((each / "values.yaml").read_text()) for each in (generate.CHART, copy))
     was["image"] |= {"repository": "registry.example:5000/spotune/operator", "digest": f"sha256:{64 * 'a'}"}
     was["trainer"]["image"] = TRAINER
-    was["serving"]["image"] = SERVE
+    was["serving"] |= {"image": SERVE, "vllmImage": SERVE_VLLM}
     assert now == was
     assert TRAINER in (copy / "README.md").read_text()
     for path in generate.CHART.rglob("*"):
@@ -72,10 +73,10 @@ def test_pinned_values_keep_their_comments() -> None:
         pin.with_values(text, {"image.name": "y"})
 
 
-@pytest.mark.parametrize("image", ["operator", "trainer", "serve"])
+@pytest.mark.parametrize("image", ["operator", "trainer", "serve", "serve-vllm"])
 @pytest.mark.parametrize("reference", ["spotune/image:0.1.0", "spotune/image@sha256:12", f"@sha256:{64 * 'a'}"])
 def test_image_without_a_digest_is_not_pinned(image: str, reference: str, tmp_path: Path) -> None:
-    images = {"operator": OPERATOR, "trainer": TRAINER, "serve": SERVE} | {image: reference}
+    images = {"operator": OPERATOR, "trainer": TRAINER, "serve": SERVE, "serve-vllm": SERVE_VLLM} | {image: reference}
     with pytest.raises(ValueError, match=f"{image}'s image must be named by its digest"):
-        pin.pinned(tmp_path / "spotune", **images)
+        pin.pinned(tmp_path / "spotune", *images.values())
     assert not (tmp_path / "spotune").exists()

@@ -91,6 +91,8 @@ class Settings:
         image: Image of the trainer for jobs that name none; empty: the one of this version.
         serving: Whether ModelServices are reconciled.
         serve_image: Image for ModelServices that name none; empty: the one of this version.
+        serve_vllm_image: The same, with vLLM, for replicas with GPUs whose model vLLM may serve; empty: the one of this
+            version.
         ray_version: Version of Ray in these images; empty: the one of this version.
         namespace: The operator's own namespace, for the NetworkPolicy of jobs.
         monitoring_namespace: Namespace of the Prometheus that scrapes jobs; empty: no PodMonitor is created.
@@ -117,6 +119,7 @@ class Settings:
     image: str = ""
     serving: bool = False
     serve_image: str = ""
+    serve_vllm_image: str = ""
     ray_version: str = ""
     namespace: str = OPERATOR_NAMESPACE
     monitoring_namespace: str = ""

@@ -108,13 +108,16 @@ def test_digest_wins_over_the_tag() -> None:
 
 def test_settings_become_variables() -> None:
     values = ("settings.pollSeconds=5", "settings.healAfterSeconds=9", "trainer.image=a/b:1", "watchNamespaces={a,b}")
-    found = environment(rendered(*values, "healing.cordon=true"))
+    images = ("serving.image=a/serve:1", "serving.vllmImage=a/serve-vllm:1")
+    found = environment(rendered(*values, *images, "healing.cordon=true"))
     assert found == {
         "NAMESPACE": "",  # a field reference to the pod
         "POLL_SECONDS": "5",
         "HEAL_AFTER_SECONDS": "9",
         "HEAL_CORDON": "true",
         "IMAGE": "a/b:1",
+        "SERVE_IMAGE": "a/serve:1",
+        "SERVE_VLLM_IMAGE": "a/serve-vllm:1",
         "WATCH_NAMESPACES": "a,b",
     }
 

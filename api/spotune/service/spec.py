@@ -180,7 +180,8 @@ class ServingClusterSpec(Section):
     provider: Literal["auto", "aks", "gke", "eks", "none"] = "auto"
     """Cloud provider, which determines spot labels and taints. auto: detected from the nodes."""
     image: str = ""
-    """Container image for serving. Empty: the image of the operator's version."""
+    """Container image for serving. Empty: an image of the operator's version. With GPUs it has vLLM, unless the model
+    is that of a FinetuneJob with task seq2seq."""
     ray_version: str = ""
     """Ray version of the image. Empty: the version in the operator's default image."""
     redis_address: OptionalAddress = ""

@@ -25,6 +25,8 @@ class ServedVersionStatus(LocationStatus):
     """Its adapters, by model id."""
     scores: dict[str, float] = Field(default={})
     """Metrics of the FinetuneJob's evaluation of this version."""
+    task: str = ""
+    """Task of the FinetuneJob: causal or seq2seq. Empty: not known."""
 
 
 class RetiringVersionStatus(ServedVersionStatus):
@@ -107,8 +109,10 @@ class ModelServiceStatus(StatusSection):
     """Container image of the pods. It is pinned: an operator upgrade does not change it."""
     default_image: str = ""
     """The operator's default image when the service was created."""
+    default_vllm_image: str = ""
+    """The operator's default image with vLLM when the service was created."""
     default_ray_version: str = ""
-    """Ray version of the default image."""
+    """Ray version of the default images."""
     provider: str = ""
     """Cloud provider of the nodes when the service was created."""
     conditions: Conditions = Field(default=[])

@@ -10,7 +10,12 @@ from spotune.service import ModelService, ModelServiceStatus, ServedVersionStatu
 from spotune_operator.children.serving import build_service_children
 from spotune_operator.children.serving.groups import REPLICAS, min_replicas
 from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION, cluster_digest
-from spotune_operator.children.serving.resolved_service import DeployedVersion, ResolvedService, resolve_service
+from spotune_operator.children.serving.resolved_service import (
+    DefaultImages,
+    DeployedVersion,
+    ResolvedService,
+    resolve_service,
+)
 from spotune_operator.kube.conditions import Finding, find, updated
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
@@ -162,12 +167,21 @@ class _Base:
             _provider(self.service, previous, self.observed),
             versions=[_deployed(each) for each in planned],
             claims=claims,
-            image=previous.default_image or settings.serve_image,
+            images=self._images,
             ray_version=previous.default_ray_version or settings.ray_version,
             uid=self.uid,
             operator_namespace=settings.namespace,
             monitoring_namespace=settings.monitoring_namespace,
             active_cluster=self.observed.ray.active_cluster,
+        )
+
+    @property
+    def _images(self) -> DefaultImages:
+        """The default images, pinned when the service is created. A service with one pinned image keeps that one."""
+        previous, settings = self.previous, self.settings
+        return DefaultImages.of(
+            serve=previous.default_image or settings.serve_image,
+            serve_vllm=previous.default_vllm_image or previous.default_image or settings.serve_vllm_image,
         )
 
 
@@ -210,6 +224,7 @@ def _deployed(planned: Planned) -> DeployedVersion:
         adapters={name: location_of(found) for name, found in version.adapters.items()},
         weight=planned.weight,
         replicas=planned.replicas,
+        task=version.task,
     )
 
 
@@ -270,7 +285,8 @@ def _status(
             "adapters": {name: location_status(found) for name, found in context.models.adapters.items()},
             "url": resolved.url,
             "image": resolved.image,
-            "default_image": previous.default_image if cluster.image else resolved.image,
+            "default_image": previous.default_image if cluster.image else resolved.images.serve,
+            "default_vllm_image": previous.default_vllm_image if cluster.image else resolved.images.serve_vllm,
             "default_ray_version": previous.default_ray_version if cluster.ray_version else resolved.ray_version,
             "provider": previous.provider if cluster.provider != "auto" else resolved.provider.name.value,
         }

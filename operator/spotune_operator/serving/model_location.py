@@ -108,6 +108,7 @@ def newest_version(
         application=application,
         adapters={name: location_status(found) for name, found in models.adapters.items()},
         scores=dict(job.scores) if job is not None else {},
+        task=job.task if job is not None else "",
     )
 
 

@@ -189,4 +189,5 @@ def _trained_model(job: CachedJob) -> TrainedModel:
         phase=job.phase,
         has_failed=job.phase == "Failed",
         scores=loss | (status.get("evalScores") or {}),
+        task=str((job.body["spec"].get("model") or {}).get("task") or ""),
     )

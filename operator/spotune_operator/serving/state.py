@@ -154,6 +154,7 @@ class TrainedModel:
         phase: ``status.phase``.
         has_failed: Whether the job has failed for good.
         scores: Metrics of its last evaluation by name, the loss as ``loss``.
+        task: ``spec.model.task``; empty: not known.
     """
 
     output: str
@@ -161,6 +162,7 @@ class TrainedModel:
     phase: str
     has_failed: bool = False
     scores: Mapping[str, float] = field(default_factory=dict)
+    task: str = ""
 
 
 @dataclass(frozen=True)

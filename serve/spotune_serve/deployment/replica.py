@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import AsyncIterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from spotune_serve.deployment.config import ModelConfig
 from spotune_serve.deployment.exports import load_version
 from spotune_serve.engine.base import Engine, EngineStats, GenerationRequest, TokenChunk
+
+logger = logging.getLogger(__name__)
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 """Limits of this container."""
@@ -61,12 +64,12 @@ def start_engine(folder: Path, config: ModelConfig) -> Engine:
 
     from spotune_serve.engine.grammar import Grammars
     from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
-    from spotune_serve.engine.vllm_engine import obstacle, start_vllm
+    from spotune_serve.engine.vllm_engine import start_vllm
     from spotune_serve.engine.vllm_parameters import VllmSettings
     from spotune_serve.engine.weights.load import load_adapters, load_model
     from spotune_serve.engine.weights.shared import share_or_copy_weights
 
-    if config.engine == "vllm" or (config.engine == "auto" and not obstacle(folder, config.gpus)):
+    if uses_vllm(folder, config):
         settings = VllmSettings.for_gpus(config.gpus, config.max_batch_size)
         return start_vllm(folder, config.adapters, settings, config.gpus)
     torch.set_num_threads(config.threads or available_processors())
@@ -78,6 +81,18 @@ def start_engine(folder: Path, config: ModelConfig) -> Engine:
         return TransformersEngine(loaded, batch_size, grammars=grammars, check_weights=check)
     model = load_model(folder, "cuda" if config.gpus else "cpu")
     return TransformersEngine(load_adapters(model, config.adapters), batch_size, grammars=grammars)
+
+
+def uses_vllm(folder: Path, config: ModelConfig) -> bool:
+    """Whether the engine of a replica is vLLM. On a GPU, the log says why it is not."""
+    from spotune_serve.engine.vllm_engine import obstacle
+
+    if config.engine != "auto":
+        return config.engine == "vllm"
+    reason = obstacle(folder, config.gpus)
+    if reason and config.gpus > 0:
+        logger.warning("the engine is transformers, which is slower on a GPU than vLLM: %s", reason)
+    return not reason
 
 
 def available_processors(control_group: Path = _CONTROL_GROUP) -> int:

@@ -26,7 +26,7 @@ from spotune_operator.serving.state import (
 from spotune_operator.settings import Settings
 
 NOW = 1_800_000_000.0
-SETTINGS = Settings(serve_image="spotune/serve:1")
+SETTINGS = Settings(serve_image="spotune/serve:1", serve_vllm_image="spotune/serve-vllm:1")
 ACTIVE = "spotunems-answers-aaaaa"
 PENDING = "spotunems-answers-bbbbb"
 OUTPUT = "pvc://spotune-sql/team/sql-0123abcd/export"
@@ -81,9 +81,10 @@ class Scenario:
         *,
         has_failed: bool = False,
         scores: Mapping[str, float] | None = None,
+        task: str = "seq2seq",
     ) -> None:
         """Set the state of the FinetuneJob `sql`."""
-        self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed, scores or {})})
+        self.observe(jobs={"sql": TrainedModel(output, step, phase, has_failed, scores or {}, task)})
 
     def applications(self) -> dict[str, Any]:
         """The applications of Ray Serve that the next decision asks for, by name."""

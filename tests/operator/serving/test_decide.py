@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from spotune.service import ModelServiceStatus
 from spotune_operator.errors import ProviderError
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem
@@ -259,6 +260,40 @@ def test_an_image_of_the_spec_replaces_the_pinned_one() -> None:
     scenario.edit()
     scenario.decide()
     assert scenario.status.image == "spotune/serve:1"
+
+
+def test_a_causal_model_on_gpus_gets_the_image_with_vllm_which_stays() -> None:
+    scenario = Scenario()
+    scenario.job(OUTPUT, 120, "Complete", task="causal")
+    scenario.edit(gpus=1)
+    scenario.ray_service()
+    assert scenario.status.image == "spotune/serve-vllm:1"
+    scenario.settings = replace(scenario.settings, serve_vllm_image="spotune/serve-vllm:2")
+    before = scenario.decide().apply
+    assert scenario.status.image == "spotune/serve-vllm:1"
+    scenario.observe(jobs={})  # the job is deleted, and its model is still served
+    assert scenario.decide().apply == before
+    scenario.edit(gpus=0)
+    scenario.decide()
+    assert scenario.status.image == "spotune/serve:1"
+
+
+def test_an_encoder_decoder_model_on_gpus_keeps_the_image_without_vllm() -> None:
+    scenario = Scenario()
+    scenario.job(OUTPUT, 120, "Complete", task="seq2seq")
+    scenario.edit(gpus=1)
+    scenario.ray_service()
+    scenario.observe(jobs={})
+    scenario.decide()
+    assert scenario.status.image == "spotune/serve:1"
+
+
+def test_a_service_of_an_operator_with_one_image_keeps_that_one() -> None:
+    scenario = Scenario(status=ModelServiceStatus(default_image="spotune/serve:0", default_ray_version="2.60.0"))
+    scenario.job(OUTPUT, 120, "Complete", task="causal")
+    scenario.edit(gpus=1)
+    scenario.decide()
+    assert scenario.status.image == "spotune/serve:0"
 
 
 @pytest.mark.parametrize(("reason", "stalls"), [("ErrImagePull", True), ("Unschedulable", False)])

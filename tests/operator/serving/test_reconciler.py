@@ -120,10 +120,13 @@ class FakeCaches:
 class FakeJobs:
     """The cache of FinetuneJobs: one that is trained."""
 
+    task: str = "causal"
+
     def job(self, key: tuple[str, str]) -> CachedJob | None:
         metadata = {"namespace": "team", "name": "sql", "uid": "j", "resourceVersion": "1", "generation": 1}
         status = {"output": "pvc://spotune-sql/team/sql-0123abcd/export", "step": 9, "phase": "Complete"}
-        return CachedJob.of({"metadata": metadata, "spec": {}, "status": status}) if key == ("team", "sql") else None
+        body = {"metadata": metadata, "spec": {"model": {"task": self.task}}, "status": status}
+        return CachedJob.of(body) if key == ("team", "sql") else None
 
     def provider_ids(self) -> list[str]:
         return []
@@ -137,6 +140,7 @@ class Bench:
     """A reconciler with its fakes."""
 
     kube: FakeKube = field(default_factory=FakeKube)
+    jobs: FakeJobs = field(default_factory=FakeJobs)
 
     def __post_init__(self) -> None:
         service = a_service().model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -146,7 +150,7 @@ class Bench:
         self.reconciler = ServiceReconciler(
             cast("Kube", self.kube),
             cast("ServiceCaches", self.caches),
-            cast("Caches", FakeJobs()),
+            cast("Caches", self.jobs),
             GatewayPoller(SETTINGS, lambda _: None),
             SETTINGS,
             lambda: NOW,
@@ -201,6 +205,15 @@ def test_invalid_spec_is_reported_and_tried_again(bench: Bench) -> None:
     assert bench.reconcile() == SETTINGS.refused_seconds
     assert "replicas" in bench.condition("Stalled")["message"]
     assert bench.kube.applied == []
+
+
+@pytest.mark.parametrize(("task", "image"), [("causal", "spotune/serve-vllm"), ("seq2seq", "spotune/serve")])
+def test_the_task_of_the_job_decides_whether_gpus_need_vllm(task: str, image: str, bench: Bench) -> None:
+    bench.jobs.task = task
+    bench.kube.body["spec"]["gpus"] = 1
+    bench.reconcile()
+    assert bench.kube.body["status"]["image"].partition(":")[0] == image
+    assert bench.kube.body["status"]["pendingModel"]["task"] == task
 
 
 def test_suspended_service_loses_its_ray_service(bench: Bench) -> None:

@@ -1,5 +1,6 @@
 """Resolved services for tests, and accessors of their children."""
 
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -31,17 +32,19 @@ def resolved_service_of(
     name: str = "answers",
     location: ModelLocation = TRAINED,
     adapters: dict[str, ModelLocation] | None = None,
-    options: dict[str, str] | None = None,
+    options: dict[str, Any] | None = None,
+    task: str = "",
     **spec: Any,
 ) -> ResolvedService:
     """A resolved service of the model at `location`.
 
-    `adapters` are locations by model id, `options` those of `resolve_service`, and `spec` replaces parts of the spec.
+    `adapters` are locations by model id, `options` those of `resolve_service`, `task` that of the model, and `spec`
+    replaces parts of the spec.
     """
     if location.source:
         spec = {"model": {"source": location.source}} | spec
     service = a_service(name, **spec)
-    version = only_version(service, location, adapters or {})
+    version = replace(only_version(service, location, adapters or {}), task=task)
     return resolve_service(service, provider, versions=[version], **(options or {}))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, Self
 
 from spotune.service import SERVICE_KIND, ModelService, ReplicasSpec
 from spotune_operator.children.owner import Owner
@@ -31,10 +31,27 @@ _MAX_CHILD_NAME: Final = 44
 _DIGEST_CHARACTERS: Final = 8
 
 
+@dataclass(frozen=True)
+class DefaultImages:
+    """Images of services that name none.
+
+    Attributes:
+        serve: Without vLLM.
+        serve_vllm: With vLLM. It has the engine on transformers, too.
+    """
+
+    serve: str
+    serve_vllm: str
+
+    @classmethod
+    def of(cls, serve: str = "", serve_vllm: str = "") -> Self:
+        """These images; empty: those of this version."""
+        return cls(serve or _image("serve"), serve_vllm or _image("serve-vllm"))
+
+
 @cache
-def default_serve_image() -> str:
-    """This version's image for serving."""
-    return f"spotune/serve:{version('spotune')}"
+def _image(name: str) -> str:
+    return f"spotune/{name}:{version('spotune')}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,7 @@ class DeployedVersion:
         adapters: Where its adapters are, by model id.
         weight: Percent of the requests that it gets; None: it only finishes the requests that it has.
         replicas: Number of its replicas.
+        task: ``causal`` or ``seq2seq``; empty: not known.
     """
 
     application: str
@@ -84,6 +102,7 @@ class DeployedVersion:
     adapters: Mapping[str, ModelLocation]
     weight: int | None
     replicas: ReplicasSpec
+    task: str = ""
 
     @property
     def claims(self) -> set[str]:
@@ -106,8 +125,8 @@ class ResolvedService:
         provider: Provider of the nodes.
         versions: The versions of its model that run, the served one first.
         claims: Names of the claims that the pods mount, in alphabetical order.
-        image: Image of all containers.
-        ray_version: Version of Ray in that image.
+        images: Default images.
+        ray_version: Version of Ray in the images.
         uid: ``metadata.uid`` of the ModelService; empty outside a cluster: the children then have no owner.
         operator_namespace: Namespace of the operator.
         monitoring_namespace: Namespace of the Prometheus that scrapes the pods; empty: none.
@@ -118,7 +137,7 @@ class ResolvedService:
     provider: Provider
     versions: Sequence[DeployedVersion]
     claims: Sequence[str]
-    image: str
+    images: DefaultImages
     ray_version: str
     uid: str = ""
     operator_namespace: str = OPERATOR_NAMESPACE
@@ -129,6 +148,20 @@ class ResolvedService:
     def name(self) -> str:
         """Name of every child."""
         return child_name(self.service.metadata.name)
+
+    @property
+    def image(self) -> str:
+        """Image of all containers."""
+        default = self.images.serve_vllm if self.may_use_vllm else self.images.serve
+        return self.service.spec.cluster.image or default
+
+    @property
+    def may_use_vllm(self) -> bool:
+        """Whether replicas have GPUs, and a model that is not known to be an encoder-decoder model.
+
+        ``spotune_serve`` chooses the engine when it sees the model. vLLM has no encoder-decoder models.
+        """
+        return self.service.spec.gpus > 0 and any(version.task != "seq2seq" for version in self.versions)
 
     @property
     def owner(self) -> Owner:
@@ -180,7 +213,7 @@ def resolve_service(
     *,
     versions: Sequence[DeployedVersion],
     claims: Sequence[str] | None = None,
-    image: str = "",
+    images: DefaultImages | None = None,
     ray_version: str = "",
     uid: str = "",
     operator_namespace: str = OPERATOR_NAMESPACE,
@@ -194,8 +227,8 @@ def resolve_service(
         provider: Provider of the nodes.
         versions: The versions of its model that run, the served one first.
         claims: Names of the claims that the pods mount; None: those that the versions need.
-        image: Default image; empty: this version's.
-        ray_version: Version of Ray in that image; empty: this version's.
+        images: Default images; None: this version's.
+        ray_version: Version of Ray in them; empty: this version's.
         uid: ``metadata.uid`` of the ModelService.
         operator_namespace: Namespace of the operator.
         monitoring_namespace: Namespace of the Prometheus that scrapes the pods; empty: none.
@@ -209,7 +242,7 @@ def resolve_service(
         provider=provider,
         versions=versions,
         claims=sorted(needed if claims is None else claims),
-        image=cluster.image or image or default_serve_image(),
+        images=images or DefaultImages.of(),
         ray_version=cluster.ray_version or ray_version or RAY_VERSION,
         uid=uid,
         operator_namespace=operator_namespace,

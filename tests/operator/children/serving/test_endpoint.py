@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from spotune_operator.children.serving import build_service_children
-from spotune_operator.children.serving.resolved_service import ResolvedService, child_name, default_serve_image
+from spotune_operator.children.serving.resolved_service import DefaultImages, ResolvedService, child_name
 from tests.operator.support.resolved_jobs import resolved_job_of
-from tests.operator.support.resolved_services import child, cluster, resolved_service_of, templates
+from tests.operator.support.resolved_services import child, cluster, pods, resolved_service_of, templates
 
 UID = "8a1f0c52-4a0c-4f0e-9a57-1d6f5c1f4d11"
 INGRESS = {"host": "models.example.com"}
@@ -167,7 +167,7 @@ def test_metrics_of_ray_are_read_from_all_pods_and_those_of_the_gateway_once() -
 
 
 def test_image_is_the_services_else_the_operators_else_this_versions() -> None:
-    options = {"image": "registry.example/ours:2", "ray_version": "2.61.0"}
+    options = {"images": DefaultImages.of("registry.example/ours:2"), "ray_version": "2.61.0"}
 
     def image_and_ray(**spec: Any) -> tuple[str, str]:
         resolved = resolved_service_of(options=options, **spec)
@@ -175,5 +175,20 @@ def test_image_is_the_services_else_the_operators_else_this_versions() -> None:
 
     assert image_and_ray() == ("registry.example/ours:2", "2.61.0")
     assert image_and_ray(cluster={"image": "mine:1", "rayVersion": "2.59.0"}) == ("mine:1", "2.59.0")
-    assert resolved_service_of().image == default_serve_image()
-    assert default_serve_image().startswith("spotune/serve:")
+    assert resolved_service_of().image.startswith("spotune/serve:")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "task", "image"),
+    [
+        (0, "causal", "serve"),
+        (1, "causal", "serve-vllm"),
+        (2, "", "serve-vllm"),
+        (1, "seq2seq", "serve"),
+    ],
+)
+def test_only_services_that_vllm_may_serve_get_its_image(gpus: int, task: str, image: str) -> None:
+    resolved = resolved_service_of(gpus=gpus, task=task)
+    containers = [each for pod in pods(resolved).values() for each in pod["containers"]]
+    assert {each["image"].partition(":")[0] for each in containers} == {f"spotune/{image}"}
+    assert resolved_service_of(gpus=gpus, task=task, cluster={"image": "mine:1"}).image == "mine:1"
