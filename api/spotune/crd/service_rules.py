@@ -56,6 +56,12 @@ SERVING_RULES: Final = (
         "must not be more than replicas.max",
         "onDemandBase",
     ),
+    Rule("self.engine != 'vllm' || self.gpus > 0", "vllm needs a GPU: set gpus, or leave engine to auto", "engine"),
+    Rule(
+        "!self.batchInvariant || (self.engine != 'transformers' && self.gpus > 0)",
+        "is only used with vLLM, which runs on GPUs",
+        "batchInvariant",
+    ),
 )
 """Rules of a spec with the fields of `spotune.service.ServingSpec`."""
 

@@ -209,7 +209,13 @@ class ServingSpec(Section):
     replicas: ReplicasSpec = ReplicasSpec()
     """Number of replicas."""
     gpus: NonNegativeInt = 1
-    """GPUs per replica. 0: replicas run on processors."""
+    """GPUs per replica. 0: replicas run on processors. vLLM splits each layer of the model over them (tensor
+    parallelism)."""
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """Engine of the replicas. auto: vllm for causal models on GPUs, else transformers."""
+    batch_invariant: bool = False
+    """With vLLM: kernels whose results do not depend on the batch. An answer that moves to another replica then keeps
+    its text in bfloat16, too, unless it uses penalties or top_p."""
     capacity: Literal["spot", "on-demand", "mixed"] = "spot"
     """Kind of nodes for the replicas. mixed: the first onDemandBase replicas on on-demand nodes, the rest on spot."""
     on_demand_base: PositiveInt = 1
@@ -243,6 +249,14 @@ class ServingSpec(Section):
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             invalid("adapters", f"the name {repeated[0]!r} is given more than once: every adapter needs its own")
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "vllm" and self.gpus == 0:
+            invalid("engine", "vllm needs a GPU: set gpus, or leave engine to auto")
+        if self.batch_invariant and (self.engine == "transformers" or self.gpus == 0):
+            invalid("batchInvariant", "is only used with vLLM, which runs on GPUs")
         return self
 
     @model_validator(mode="after")

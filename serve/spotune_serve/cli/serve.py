@@ -38,6 +38,12 @@ def serve(
         Literal["auto", "transformers", "vllm"],
         typer.Option(help="auto: vllm for causal models on a GPU where it is installed, else transformers."),
     ] = "auto",
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant", help="With vllm: an answer has the same tokens whatever else the GPU computes."
+        ),
+    ] = False,
     replicas: Annotated[int, typer.Option(min=1, help="Processes that generate. On GPUs they share the GPUs.")] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0: any free port.")] = 8000,
@@ -73,6 +79,7 @@ def serve(
         adapters=adapters,
         replicas=replicas,
         engine=engine,
+        batch_invariant=batch_invariant,
         gpus=_gpus_per_replica(replicas),
         threads=max(1, (os.cpu_count() or 1) // replicas),
         drain_seconds=drain,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -77,6 +77,10 @@ class ModelArguments(_ModelLocation):
 
     gpus: float = Field(default=0.0, ge=0)
     """GPUs per replica. 0: replicas run on processors."""
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """Engine of the replicas. auto: vllm for causal models on GPUs where it is installed, else transformers."""
+    batch_invariant: bool = False
+    """With vllm: kernels whose results do not depend on the batch."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """Time that a leaving replica has to finish its sequences."""
 
@@ -135,6 +139,8 @@ def model_config(args: Mapping[str, Any]) -> ModelConfig:
         step=arguments.step,
         adapters=arguments.adapter_folders,
         gpus=arguments.gpus,
+        engine=arguments.engine,
+        batch_invariant=arguments.batch_invariant,
         drain_seconds=arguments.drain_seconds,
         placement=Placement({REPLICA_RESOURCE: 1}, max_per_node=1),
     )

@@ -59,6 +59,7 @@ class ModelConfig:
         gpus: GPUs per replica; a fraction shares a GPU.
         threads: PyTorch threads per replica; 0: one per processor of its container.
         engine: auto: vllm for causal models on a GPU where vLLM is installed, transformers for all others.
+        batch_invariant: with vllm, use kernels whose results do not depend on the batch.
         max_batch_size: maximum sequences that a replica decodes at once; None: the engine's default.
         drain_seconds: time that a leaving replica has to finish its sequences.
         placement: nodes for replicas.
@@ -71,6 +72,7 @@ class ModelConfig:
     gpus: float = 0.0
     threads: int = 0
     engine: Literal["auto", "transformers", "vllm"] = "auto"
+    batch_invariant: bool = False
     max_batch_size: int | None = None
     drain_seconds: float = 30.0
     placement: Placement = field(default_factory=Placement)

@@ -6,8 +6,10 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
+from spotune.errors import JobError
 from spotune_serve.deployment.config import ModelConfig
 from spotune_serve.deployment.exports import load_version
 from spotune_serve.engine.base import Engine, EngineStats, GenerationRequest, TokenChunk
@@ -70,7 +72,9 @@ def start_engine(folder: Path, config: ModelConfig) -> Engine:
     from spotune_serve.engine.weights.shared import share_or_copy_weights
 
     if uses_vllm(folder, config):
-        settings = VllmSettings.for_gpus(config.gpus, config.max_batch_size)
+        settings = replace(
+            VllmSettings.for_gpus(config.gpus, config.max_batch_size), batch_invariant=config.batch_invariant
+        )
         return start_vllm(folder, config.adapters, settings, config.gpus)
     torch.set_num_threads(config.threads or available_processors())
     batch_size, grammars = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE, Grammars.of(folder)
@@ -84,12 +88,20 @@ def start_engine(folder: Path, config: ModelConfig) -> Engine:
 
 
 def uses_vllm(folder: Path, config: ModelConfig) -> bool:
-    """Whether the engine of a replica is vLLM. On a GPU, the log says why it is not."""
+    """Whether the engine of a replica is vLLM. On a GPU, the log says why it is not.
+
+    Raises:
+        JobError: only vLLM has the batch-invariant kernels that were asked for, and it cannot be used.
+    """
     from spotune_serve.engine.vllm_engine import obstacle
 
-    if config.engine != "auto":
-        return config.engine == "vllm"
-    reason = obstacle(folder, config.gpus)
+    if config.engine == "vllm":
+        return True
+    reason = obstacle(folder, config.gpus) if config.engine == "auto" else "the engine is transformers"
+    if reason and config.batch_invariant:
+        raise JobError(f"batch-invariant kernels need the engine vllm: {reason}. Serve the model without them.")
+    if config.engine == "transformers":
+        return False
     if reason and config.gpus > 0:
         logger.warning("the engine is transformers, which is slower on a GPU than vLLM: %s", reason)
     return not reason

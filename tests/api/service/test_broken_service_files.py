@@ -15,7 +15,8 @@ MODEL = "{finetuneJob: t5-wikisql}"
 ADAPTER = "{name: finance, finetuneJob: t5-finance}"
 REPLICAS = "  replicas: {min: 1, max: 3}\n"
 SECTIONS = (
-    "model, adapters, replicas, gpus, capacity, onDemandBase, resources, priorityClassName, serviceAccountName, "
+    "model, adapters, replicas, gpus, engine, batchInvariant, capacity, onDemandBase, resources, priorityClassName, "
+    "serviceAccountName, "
     "podTemplate, gateway, apiKeysSecretRef, requestTimeout, rollout, ingress, cluster, suspend"
 )
 ID = "expected letters and digits, with . _ - : / between them, at most 128 characters"
@@ -199,6 +200,24 @@ WRONG_COMBINATIONS = [
         REPLICAS,
         "  capacity: mixed\n  onDemandBase: 2\n",
         ":10: spec.onDemandBase: 2 is more than replicas.max, 1",
+    ),
+    (
+        "vLLM without GPUs",
+        REPLICAS,
+        "  engine: vllm\n  gpus: 0\n",
+        ":9: spec.engine: vllm needs a GPU: set gpus, or leave engine to auto",
+    ),
+    (
+        "batch-invariant kernels on processors",
+        REPLICAS,
+        "  batchInvariant: true\n  gpus: 0\n",
+        ":9: spec.batchInvariant: is only used with vLLM, which runs on GPUs",
+    ),
+    (
+        "batch-invariant kernels of the other engine",
+        REPLICAS,
+        "  batchInvariant: true\n  engine: transformers\n",
+        ":9: spec.batchInvariant: is only used with vLLM, which runs on GPUs",
     ),
     (
         "steps that go back",

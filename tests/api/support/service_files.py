@@ -27,6 +27,8 @@ spec:
   adapters:   [{name: sql, finetuneJob: sql}, {name: chat, claim: {name: exports, path: team/chat}}]
   replicas:   {min: 1, max: 4, targetOngoingRequests: 16, scaleDownDelay: 10m}
   gpus: 1
+  engine: vllm
+  batchInvariant: true
   capacity: mixed
   onDemandBase: 2
   resources:  {requests: {cpu: 500m}, limits: {cpu: 8, memory: 64Gi}}

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import socket
-import ssl
-import threading
-import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import kopf
@@ -29,7 +23,6 @@ from spotune_operator.kube.client import (
     GoneError,
     Kube,
 )
-from spotune_testcluster.pki import Authority
 from tests.operator.support.local_server import (
     Answer,
     LocalServer,
@@ -386,47 +379,6 @@ def test_cut_watch_yields_its_events_and_then_fails() -> None:
                 await anext(events)
 
     run(test())
-
-
-@contextmanager
-def tls_server_that_never_closes(folder: Path) -> Iterator[kopf.ConnectionInfo]:
-    """An API server that sends one event of a watch, and reads nothing more, not even the end of the connection."""
-    authority = Authority(folder)
-    authority.issue("server", "server", addresses=["127.0.0.1"])
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / "server.crt", folder / "server.key")
-    ended = threading.Event()
-
-    def serve() -> None:
-        with context.wrap_socket(listener.accept()[0], server_side=True) as connection:
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + line("ADDED", name="a"))
-            ended.wait(20)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-            yield kopf.ConnectionInfo(server=url, ca_path=str(authority.certificate))
-        finally:
-            ended.set()
-            thread.join()
-
-
-def test_connection_of_a_watch_that_is_left_closes_without_the_server(tmp_path: Path) -> None:
-    async def test(connection: kopf.ConnectionInfo) -> None:
-        async with Kube(lambda: connection) as kube:
-            events = kube.watch(PODS, "", "", "7", 300)
-            assert await anext(events) == ("ADDED", {"metadata": {"name": "a"}})
-            await events.aclose()
-
-    # Each transport that is still open when the event loop ends warns of itself.
-    with tls_server_that_never_closes(tmp_path) as connection, warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", ResourceWarning)
-        run(test(connection))
-        gc.collect()
-    assert [str(warning.message) for warning in found] == []
 
 
 def test_watch_without_events_times_out() -> None:

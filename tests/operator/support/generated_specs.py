@@ -54,6 +54,8 @@ _SERVICES: tuple[Spec, ...] = (
         "adapters": [{"name": "sql", "finetuneJob": "sql"}, {"name": "a/b", "claim": {"name": "c", "path": "d/e"}}],
         "replicas": {"min": 2, "max": 8},
         "capacity": "mixed",
+        "engine": "vllm",
+        "batchInvariant": True,
     },
     {
         "model": {"name": "team/llama", "claim": {"name": "models", "path": "llama"}},

@@ -45,6 +45,8 @@ MODEL_ARGUMENTS = {
     "adapters": {"polite": "/adapters/polite"},
     "revision": "",
     "gpus": 1,
+    "engine": "vllm",
+    "batchInvariant": True,
     "drainSeconds": 20,
 }
 
@@ -117,6 +119,7 @@ def test_every_argument_reaches_the_processes() -> None:
     assert (gateway.settings.request_timeout_seconds, gateway.drain_seconds, gateway.scales_to_zero) == (600, 20, True)
     assert (model.directory, model.adapters) == (Path("/model/export"), {"polite": Path("/adapters/polite")})
     assert (model.gpus, model.drain_seconds) == (1, 20)
+    assert (model.engine, model.batch_invariant) == ("vllm", True)
 
 
 def test_the_head_reads_neither_model_nor_keys_and_sends_plain_values() -> None:

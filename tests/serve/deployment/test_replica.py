@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spotune.errors import JobError
 from spotune_serve.deployment.config import ModelConfig
 from spotune_serve.deployment.replica import available_processors, uses_vllm
 from tests.serve.support.toy_models import toy_model
@@ -47,3 +48,12 @@ def test_the_log_says_why_a_gpu_is_used_without_vllm(
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_a_given_engine_is_used(engine: Any, tmp_path: Path) -> None:
     assert uses_vllm(tmp_path, ModelConfig(tmp_path, gpus=1, engine=engine)) == (engine == "vllm")
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"), [("auto", "vLLM is not installed"), ("transformers", "the engine is transformers")]
+)
+def test_batch_invariant_kernels_need_vllm(engine: Any, reason: str, tmp_path: Path) -> None:
+    toy_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(JobError, match=reason):
+        uses_vllm(tmp_path, ModelConfig(tmp_path, gpus=1, engine=engine, batch_invariant=True))

@@ -159,9 +159,12 @@ class ResolvedService:
     def may_use_vllm(self) -> bool:
         """Whether replicas have GPUs, and a model that is not known to be an encoder-decoder model.
 
-        ``spotune_serve`` chooses the engine when it sees the model. vLLM has no encoder-decoder models.
+        With engine ``auto``, ``spotune_serve`` chooses when it sees the model. vLLM has no encoder-decoder models.
         """
-        return self.service.spec.gpus > 0 and any(version.task != "seq2seq" for version in self.versions)
+        spec = self.service.spec
+        if spec.engine != "auto":
+            return spec.engine == "vllm"
+        return spec.gpus > 0 and any(version.task != "seq2seq" for version in self.versions)
 
     @property
     def owner(self) -> Owner:

@@ -87,6 +87,13 @@ def _step(version: DeployedVersion) -> dict[str, int]:
     return {"step": version.model.step} if version.model.step is not None else {}
 
 
+def _engine(resolved: ResolvedService) -> dict[str, Any]:
+    """The arguments of a model that choose its engine, without those that have their defaults."""
+    spec = resolved.service.spec
+    name = {"engine": spec.engine} if spec.engine != "auto" else {}
+    return name | ({"batchInvariant": True} if spec.batch_invariant else {})
+
+
 def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any]:
     """The application of a version: replicas without a route."""
     arguments = {
@@ -94,6 +101,7 @@ def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any
         **_step(version),
         **{name: value for name, value in _location(version).items() if value},
         "gpus": resolved.service.spec.gpus,
+        **_engine(resolved),
         "drainSeconds": drain_seconds(resolved),
     }
     return {
@@ -120,8 +128,11 @@ def gateway_arguments(resolved: ResolvedService) -> dict[str, Any]:
 
 
 def arguments_digest(resolved: ResolvedService) -> str:
-    """Changes with the arguments of the gateway."""
-    return digest(gateway_arguments(resolved))
+    """Changes with the arguments of the gateway, and with those of the models that all versions share.
+
+    Ray Serve would restart the processes of the running cluster.
+    """
+    return digest(gateway_arguments(resolved) | _engine(resolved))
 
 
 def drain_seconds(resolved: ResolvedService) -> int:

@@ -12,6 +12,8 @@ EVERYTHING: dict[str, Any] = {
     "replicas": {"min": 0, "max": 4},
     "capacity": "mixed",
     "gpus": 2,
+    "engine": "vllm",
+    "batchInvariant": True,
     "priorityClassName": "serving",
     "serviceAccountName": "reader",
     "podTemplate": {"metadata": {"annotations": {"why": "because"}}, "spec": {"nodeSelector": {"pool": "gpu"}}},

@@ -178,6 +178,11 @@ def test_image_is_the_services_else_the_operators_else_this_versions() -> None:
     assert resolved_service_of().image.startswith("spotune/serve:")
 
 
+@pytest.mark.parametrize(("engine", "image"), [("vllm", "serve-vllm"), ("transformers", "serve")])
+def test_given_engine_chooses_the_image(engine: str, image: str) -> None:
+    assert resolved_service_of(gpus=1, engine=engine).image.startswith(f"spotune/{image}:")
+
+
 @pytest.mark.parametrize(
     ("gpus", "task", "image"),
     [

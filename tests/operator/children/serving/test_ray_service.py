@@ -373,3 +373,10 @@ def test_every_argument_is_one_of_the_applications() -> None:
     assert "apiKeysFile" in gateway_arguments(everything)
     assert gateway_arguments(everything).keys() == fields_of("GatewayArguments")
     assert listed(everything)[0].keys() | {"step"} == fields_of("ListedVersion")
+
+
+def test_engine_settings_reach_the_model_and_start_a_second_cluster() -> None:
+    plain = resolved_service_of(gpus=1, cluster={"image": "mine:1"})
+    chosen = resolved_service_of(gpus=1, cluster={"image": "mine:1"}, engine="vllm", batchInvariant=True)
+    assert arguments(chosen) == arguments(plain) | {"engine": "vllm", "batchInvariant": True}
+    assert without_sizes(chosen) != without_sizes(plain)

@@ -1,0 +1,62 @@
+"""The end of a watch over TLS, against a server that does not close its side."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import ssl
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import kopf
+
+from spotune_operator.kube.client import PODS, Kube
+from spotune_testcluster.pki import Authority
+
+_EVENT = json.dumps({"type": "ADDED", "object": {"metadata": {"name": "a"}}}).encode() + b"\n"
+
+
+@contextmanager
+def tls_server_that_never_closes(folder: Path) -> Iterator[kopf.ConnectionInfo]:
+    """An API server that sends one event of a watch, and reads nothing more, not even the end of the connection."""
+    authority = Authority(folder)
+    authority.issue("server", "server", addresses=["127.0.0.1"])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    ended = threading.Event()
+
+    def serve() -> None:
+        with context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + _EVENT)
+            ended.wait(20)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+            yield kopf.ConnectionInfo(server=url, ca_path=str(authority.certificate))
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_connection_of_a_watch_that_is_left_closes_without_the_server(tmp_path: Path) -> None:
+    async def test(connection: kopf.ConnectionInfo) -> None:
+        async with Kube(lambda: connection) as kube:
+            events = kube.watch(PODS, "", "", "7", 300)
+            assert await anext(events) == ("ADDED", {"metadata": {"name": "a"}})
+            await events.aclose()
+
+    # Each transport that is still open when the event loop ends warns of itself.
+    with tls_server_that_never_closes(tmp_path) as connection, warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(asyncio.wait_for(test(connection), 30))
+        gc.collect()
+    assert [str(warning.message) for warning in found] == []
