@@ -17,6 +17,7 @@ from spotune.errors import JobError
 from spotune.job_file.load import parse_service
 from spotune.job_file.yaml_file import Document
 from spotune.service import ModelServiceStatus
+from spotune_operator.children.serving.groups import REPLICAS
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
@@ -84,7 +85,8 @@ class ServiceReconciler:
             return None
         previous = _status_of(service)
         observed = self._observe(service)
-        traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous))
+        pods = [(pod.uid, pod.ready_since) for pod in observed.ready_pods(REPLICAS)]
+        traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous), pods)
         observed = replace(observed, traffic=traffic)
         try:
             decision = decide_service(

@@ -15,6 +15,7 @@ from spotune_serve.deployment.arguments import version_configs
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig, Placement, VersionConfig
 from spotune_serve.deployment.exports import load_version
 from spotune_serve.deployment.replica import Replica
+from spotune_serve.deployment.replica_states import ReplicaStates
 from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import read_api_keys
@@ -48,10 +49,11 @@ class Gateway:
             settings = replace(settings, api_keys=read_api_keys(config.api_keys_file))
         self._scales_to_zero = config.scales_to_zero
         self._versions = Versions(config.name, settings)
+        self._replicas = ReplicaStates()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application, built inside the replica of this deployment: it cannot be pickled."""
-        return create_app(self._versions)
+        return create_app(self._versions, self._replicas)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Serve the versions of a user_config from now on. Running requests stay with their versions.

@@ -24,7 +24,7 @@ from spotune_serve.gateway.answers import api_error_of
 from spotune_serve.gateway.backend import NoReplicaError
 from spotune_serve.gateway.routes.openai_api import openai_routes
 from spotune_serve.gateway.routes.predict_api import predict_routes
-from spotune_serve.gateway.routes.stats_api import stats_routes
+from spotune_serve.gateway.routes.stats_api import ReplicaReport, no_replicas, stats_routes
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
 from spotune_serve.gateway.tracing import TracingMiddleware, tracer_provider
 from spotune_serve.gateway.versions import VERSION_HEADER, Versions
@@ -35,16 +35,17 @@ _API_PREFIX = "/v1/"
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(versions: Versions) -> FastAPI:
+def create_app(versions: Versions, replicas: ReplicaReport = no_replicas) -> FastAPI:
     """The gateway of one model, its versions and their adapters.
 
     Args:
         versions: what answers requests. Their list may change while the gateway runs.
+        replicas: reports the states of the replicas for `/stats`.
     """
     app = FastAPI(title=f"spotune: {versions.name}", docs_url=None, redoc_url=None)
     app.include_router(openai_routes(versions))
     app.include_router(predict_routes(versions))
-    app.include_router(stats_routes(versions))
+    app.include_router(stats_routes(versions, replicas))
     _add_model_routes(app, versions)
     _add_operations_routes(app, versions)
     _add_page(app)
