@@ -62,7 +62,7 @@ class _Target:
         pods: Identifies the ready pods with replicas.
         pods_changed: Set when they change: the next poll is due.
         running_replicas: The number of replicas that the last poll found; None: unknown, or their pods changed since.
-        told: ``running_replicas`` and ``no_replica_report`` as returned or reported last.
+        reported: ``running_replicas`` and ``no_replica_report`` as returned last, or at the last call of ``changed``.
     """
 
     addresses: tuple[str, ...]
@@ -78,7 +78,7 @@ class _Target:
     pods: Sequence[Hashable] = ()
     pods_changed: asyncio.Event = field(default_factory=asyncio.Event)
     running_replicas: int | None = None
-    told: tuple[int | None, bool] = (None, False)
+    reported: tuple[int | None, bool] = (None, False)
 
 
 class GatewayPoller:
@@ -151,7 +151,7 @@ class GatewayPoller:
             target.pods_changed.set()
         if target.window != window:
             target.window, target.before_window = window, dict(target.totals)
-        target.told = target.running_replicas, self._no_replica_report(target)
+        target.reported = target.running_replicas, self._no_replica_report(target)
         return self._traffic(target)
 
     def _traffic(self, target: _Target) -> Traffic:
@@ -197,8 +197,8 @@ class GatewayPoller:
             if not target.pods_changed.is_set():
                 numbers = [answer.running_replicas for answer in answers if isinstance(answer, GatewayStats)]
                 target.running_replicas = min((each for each in numbers if each is not None), default=None)
-            before, target.told = target.told, (target.running_replicas, self._no_replica_report(target))
-            if self._publish(target) or target.told != before:
+            before, target.reported = target.reported, (target.running_replicas, self._no_replica_report(target))
+            if self._publish(target) or target.reported != before:
                 self._changed(key)
             with suppress(TimeoutError):
                 await asyncio.wait_for(target.pods_changed.wait(), self._interval(target) * random.uniform(0.8, 1.2))
