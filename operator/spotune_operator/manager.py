@@ -14,13 +14,11 @@ from spotune_operator.errors import KubernetesError
 from spotune_operator.gpu_healing.healer import Healer
 from spotune_operator.kube.client import JOBS, Kube, Manifest
 from spotune_operator.observe.caches import Caches
-from spotune_operator.observe.state import JobKey
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.reconciler import Reconciler
 from spotune_operator.runtime.health import HealthServer
-from spotune_operator.runtime.logs import log_context
 from spotune_operator.runtime.metrics import Metrics
-from spotune_operator.runtime.queue import WorkQueue
+from spotune_operator.runtime.workers import ReconcileWorkers
 from spotune_operator.serving.controller import ServiceController
 from spotune_operator.settings import Settings
 
@@ -48,9 +46,9 @@ class Manager:
         max_reconcile_seconds: float = _MAX_RECONCILE_SECONDS,
     ) -> None:
         self.metrics = Metrics()
-        self.queue: WorkQueue[JobKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)
-        self.poller = Poller(settings, self._changed, clock)
-        self.caches = Caches(kube, settings, self._changed, self._node_changed)
+        self.workers = ReconcileWorkers("job", settings, self.metrics)
+        self.poller = Poller(settings, self.workers.enqueue, clock)
+        self.caches = Caches(kube, settings, self.workers.enqueue, self._node_changed)
         self.healer = Healer(kube, self.caches, settings, clock)
         self.reconciler = Reconciler(kube, self.caches, self.poller, settings, self.metrics, clock)
         self.services = (
@@ -61,7 +59,6 @@ class Manager:
         self._max_reconcile_seconds = max_reconcile_seconds
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
-        self._reconciling_since: dict[JobKey, float] = {}
         self._synced = False
         self._jobs_listed = asyncio.Event()
         self.health_server = HealthServer(settings, self.health_problem, lambda: self._synced, self._exposition)
@@ -105,7 +102,7 @@ class Manager:
             self.caches.forget_job(key)
         else:
             self.caches.put_job(body)
-        self._changed(key)
+        self.workers.enqueue(key)
         if self.services is not None:
             self.services.job_changed(key)
 
@@ -114,10 +111,13 @@ class Manager:
         failed = [task.get_name() for task in self._tasks if task.done() and not _has_succeeded(task)]
         if failed:
             return f"{', '.join(failed)} ended"
-        now = time.monotonic()
-        since = [*self._reconciling_since.items(), *(self.services.reconciling_since() if self.services else ())]
-        hung = ["/".join(key) for key, start in since if now - start > self._max_reconcile_seconds]
+        hung = ["/".join(key) for workers in self._all_workers for key in workers.hung(self._max_reconcile_seconds)]
         return f"the reconcile of {', '.join(hung)} hangs" if hung else ""
+
+    @property
+    def _all_workers(self) -> list[ReconcileWorkers]:
+        """The workers of jobs, and those of services if the operator serves models."""
+        return [self.workers, *([self.services.workers] if self.services is not None else ())]
 
     async def _start_workers(self) -> None:
         """Start the reconcile workers once all caches are filled."""
@@ -137,32 +137,7 @@ class Manager:
         self.metrics.synced.set(1)
         logger.info("all caches are filled; %d jobs", len(self.caches.keys()))
         for number in range(self._settings.passes):
-            self._create_task(self._work(), f"reconcile worker {number}")
-
-    async def _work(self) -> None:
-        while True:
-            key = await self.queue.get()
-            self._reconciling_since[key] = time.monotonic()
-            with log_context(key):
-                await self._reconcile(key)
-            self.metrics.pass_seconds.observe(time.monotonic() - self._reconciling_since.pop(key))
-
-    async def _reconcile(self, key: JobKey) -> None:
-        try:
-            requeue_after = await self.reconciler.reconcile(key)
-        except KubernetesError as error:
-            self.metrics.passes.labels("error").inc()
-            logger.warning("reconcile failed: %s; retrying in %.0f s", error, self.queue.failed(key))
-        except Exception:  # a bug that one job triggers must not stop the reconciles of all others
-            self.metrics.passes.labels("error").inc()
-            logger.exception("reconcile failed with a bug of the operator; retrying in %.0f s", self.queue.failed(key))
-        else:
-            self.queue.done(key)
-            if requeue_after is not None:
-                self.queue.add(key, requeue_after)
-
-    def _changed(self, key: JobKey) -> None:
-        self.queue.add(key, self._settings.settle_seconds)
+            self._create_task(self.workers.run(self.reconciler.reconcile), f"reconcile worker {number}")
 
     def _node_changed(self, name: str) -> None:
         self.healer.wake()
@@ -170,7 +145,7 @@ class Manager:
             self.services.node_changed(name)
 
     def _exposition(self) -> bytes:
-        self.metrics.queue_depth.set(len(self.queue) + (len(self.services.queue) if self.services else 0))
+        self.metrics.queue_depth.set(sum(len(workers) for workers in self._all_workers))
         self.metrics.count_phases(self.caches.phases())
         return self.metrics.exposition()
 

@@ -231,7 +231,7 @@ class ServingSpec(Section):
     gateway: GatewaySpec = GatewaySpec()
     """The gateway pods."""
     api_keys_secret_ref: SecretKeyRef | None = None
-    """Secret with API keys, one per line. Requests then need one of them. Absent: no keys are needed."""
+    """Secret with API keys, one per line, which may change. Requests then need one of them. Absent: none is needed."""
     request_timeout: PositiveDuration = Duration("10m")
     """Maximum duration of a request."""
     rollout: RolloutSpec = RolloutSpec()

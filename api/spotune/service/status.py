@@ -98,9 +98,9 @@ class ModelServiceStatus(StatusSection):
     adapters: dict[str, LocationStatus] = Field(default={})
     """The newest versions of the adapters, by model id."""
     replicas: str = ""
-    """Ready and desired replica pods, such as 1/3."""
+    """Ready and desired replicas, such as 1/3."""
     ready_replicas: int = 0
-    """Number of ready replica pods."""
+    """Number of replicas that have loaded the model and take requests."""
     url: str = ""
     """Base URL of the API."""
     ray_service: str = ""

@@ -18,16 +18,18 @@ from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import CHILDREN, SERVICES, Kube, Manifest
+from spotune_operator.kube.client import CHILDREN, JOBS, SERVICES, Kube, Manifest
 from spotune_operator.kube.pod_deletion import force_delete, give_notice
+from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.state import JobKey, Observed
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.decide import Decision, decide, stalled
 from spotune_operator.reconcile.desired_children import DesiredChildren, DesiredChildrenCache, render
+from spotune_operator.reconcile.events import job_events
 from spotune_operator.reconcile.job_serving import not_of_this_job
-from spotune_operator.reconcile.status_writer import StatusWriter
+from spotune_operator.reconcile.restart_metrics import RestartMetrics
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import Settings
 
@@ -61,7 +63,10 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._status = StatusWriter(kube, caches, metrics, clock)
+        self._restarts = RestartMetrics(metrics, clock)
+        self._status: StatusWriter[CachedJob, FinetuneJobStatus] = StatusWriter(
+            kube, JOBS, lambda job, previous, status: job_events(job, previous, status, clock()), caches.put_job
+        )
         self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
         self._applier = ChildApplier(kube, caches.version_of)
         self._refused: dict[JobKey, dict[str, str]] = {}
@@ -92,17 +97,25 @@ class Reconciler:
             )
         except JobError as error:
             self._metrics.passes.labels("stalled").inc()
-            await self._status.write(job, previous, stalled(previous, error, job.generation, self._clock()))
+            await self._write(job, previous, stalled(previous, error, job.generation, self._clock()))
             return None
         # The status first: it records what later reconciles rely on (the preflight passed, the model is trained, the
         # pinned templates), also after a restart of the operator in the middle of this one.
-        if not await self._status.write(job, previous, decision.status):
+        if not await self._write(job, previous, decision.status):
             return None
         await self._execute(job, decision, observed)
         if self._refused.get(key, {}) != observed.refused:
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         self._metrics.passes.labels("ok").inc()
         return decision.requeue_after
+
+    async def _write(self, job: CachedJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:
+        """Write a status that has changed; returns whether the job still exists."""
+        exists = await self._status.write(job, previous, status)
+        self._restarts.record(job.key, previous, status)
+        if not exists:
+            self._caches.forget_job(job.key)
+        return exists
 
     def _observe(self, job: CachedJob) -> Observed:
         key = job.key
@@ -158,7 +171,7 @@ class Reconciler:
     def _forget(self, key: JobKey) -> None:
         """Forget a deleted job."""
         self._poller.set_target(key, "")
-        self._status.forget(key)
+        self._restarts.forget(key)
         self._desired.forget(key)
         self._refused.pop(key, None)
         self._applier.forget(key)

@@ -91,7 +91,8 @@ def decide_service(
         base = _Base(service, uid, previous, observed, settings)
         rollout, resolved = _plan(base, target, now)
     children = build_service_children(resolved) if resolved is not None else []
-    context = ServiceContext(service, models, observed, _is_applied(children, observed), rollout)
+    ready = observed.ready_replicas(previous.ready_replicas)
+    context = ServiceContext(service, models, observed, _is_applied(children, observed), rollout, ready)
     return ServiceDecision(
         apply=children,
         delete=_unwanted(service, children, observed),
@@ -107,11 +108,12 @@ def stalled_service(
     previous: ModelServiceStatus, error: Exception, observed: ObservedService, generation: int, now: float
 ) -> ModelServiceStatus:
     """The status of a service whose spec cannot be applied; its running pods are left alone."""
-    findings = stalled_service_findings(error, observed)
+    ready = observed.ready_replicas(previous.ready_replicas)
+    findings = stalled_service_findings(error, observed, ready)
     changes = {
         "observed_generation": generation,
         "phase": "Stalled",
-        "ready_replicas": observed.ready_pods(REPLICAS),
+        "ready_replicas": ready,
         "conditions": updated(previous.conditions, findings, generation, now),
     }
     return previous.model_copy(update=changes)
@@ -203,7 +205,7 @@ def _plan(base: _Base, target: ServedVersionStatus, now: float) -> tuple[Rollout
             previous=previous,
             ray=observed.ray,
             traffic=observed.traffic,
-            ready_replicas=observed.ready_pods(REPLICAS),
+            ready_replicas=observed.ready_replicas(previous.ready_replicas),
             has_pods=has_pods,
             missing_claims=sorted(_deployed(planned).claims - set(previous.claims)),
             now=now,
@@ -259,12 +261,11 @@ def _status(
 ) -> ModelServiceStatus:
     findings = {finding.type: finding for finding in service_findings(context)}
     spec, observed = context.service.spec, context.observed
-    ready = observed.ready_pods(REPLICAS)
     changes: dict[str, Any] = {
         "observed_generation": generation,
         "phase": _phase(context, findings),
-        "replicas": f"{ready}/{_expected_pods(context, resolved)}",
-        "ready_replicas": ready,
+        "replicas": f"{context.ready_replicas}/{_expected_replicas(context, resolved)}",
+        "ready_replicas": context.ready_replicas,
         "ray_service": observed.ray_service.name if observed.ray_service is not None else "",
         "conditions": updated(previous.conditions, findings.values(), generation, now),
     }
@@ -293,8 +294,8 @@ def _status(
     return previous.model_copy(update=changes)
 
 
-def _expected_pods(context: ServiceContext, resolved: ResolvedService | None) -> int:
-    """Number of pods with replicas that there should be; as many as exist, if it follows the load."""
+def _expected_replicas(context: ServiceContext, resolved: ResolvedService | None) -> int:
+    """Number of replicas that there should be; as many as there are pods for them, if it follows the load."""
     expected = min_replicas(resolved) if resolved is not None else context.service.spec.replicas.min
     if not context.service.spec.replicas.autoscales:
         return expected

@@ -27,6 +27,7 @@ class ServiceContext:
         observed: The state of the cluster.
         is_applied: Whether the RayService in the cluster has the desired spec.
         rollout: The versions that run; None while the model is not available.
+        ready_replicas: Number of replicas in the active cluster that take requests.
     """
 
     service: ModelService
@@ -34,6 +35,7 @@ class ServiceContext:
     observed: ObservedService
     is_applied: bool
     rollout: Rollout | None
+    ready_replicas: int
 
     @property
     def ray(self) -> RayServiceState:
@@ -69,25 +71,25 @@ def service_findings(context: ServiceContext) -> list[Finding]:
     return [ready, reconciling, stalled, _suspended(context), model, replicas, *([rolled_out] if rolled_out else [])]
 
 
-def stalled_service_findings(error: Exception, observed: ObservedService) -> list[Finding]:
+def stalled_service_findings(error: Exception, observed: ObservedService, ready_replicas: int) -> list[Finding]:
     """The conditions of a service whose spec cannot be applied; a running one still answers requests."""
     ready, *others = stalled_findings(error)
-    return [_SERVING if _answers(observed) else ready, *others]
+    return [_SERVING if _answers(observed, ready_replicas) else ready, *others]
 
 
 _SERVING = Finding("Ready", "True", "Serving", "the endpoint answers requests")
 
 
-def _answers(observed: ObservedService, *, scales_to_zero: bool = False) -> bool:
+def _answers(observed: ObservedService, ready_replicas: int, *, scales_to_zero: bool = False) -> bool:
     """Whether the active cluster has a gateway, and a replica unless the service may have none."""
-    return observed.ready_pods(GATEWAY) > 0 and (scales_to_zero or observed.ready_pods(REPLICAS) > 0)
+    return bool(observed.ready_pods(GATEWAY)) and (scales_to_zero or ready_replicas > 0)
 
 
 def _ready(context: ServiceContext, model: Finding, replicas: Finding, stalled: Finding) -> Finding:
     """Whether the endpoint answers requests, be it with the former model or with fewer replicas than desired."""
     if context.service.spec.suspend:
         return Finding("Ready", "False", "Suspended", "spec.suspend is true")
-    if _answers(context.observed, scales_to_zero=context.service.spec.replicas.min == 0):
+    if _answers(context.observed, context.ready_replicas, scales_to_zero=context.service.spec.replicas.min == 0):
         return _SERVING
     if stalled.status == "True":
         return Finding("Ready", "False", stalled.reason, reference("Stalled"))
@@ -142,18 +144,25 @@ def _replicas_ready(context: ServiceContext) -> Finding:
     application = context.application
     if application.status == "DEPLOY_FAILED":
         return Finding("ReplicasReady", "False", "DeployFailed", last_line(application.message))
-    ready, minimum = observed.ready_pods(REPLICAS), context.service.spec.replicas.min
+    ready, minimum = context.ready_replicas, context.service.spec.replicas.min
     is_short = ready < minimum or application.status != "RUNNING" or not observed.ready_pods(GATEWAY)
     if is_short and observed.pod_problem is not None:
         return Finding("ReplicasReady", "False", observed.pod_problem.reason, observed.pod_problem.message)
     if ready < minimum:
-        return Finding("ReplicasReady", "False", "WaitingForReplicas", f"{ready} of {minimum} replica pods are ready")
+        message = f"{ready} of {minimum} replicas are ready{_hint_about_loading(context)}"
+        return Finding("ReplicasReady", "False", "WaitingForReplicas", message)
     if application.status != "RUNNING":
         state = application.status or "not deployed yet"
         detail = f": {application.message}" if application.message else ""
         return Finding("ReplicasReady", "False", "Deploying", f"the Ray Serve application is {state}{detail}")
-    message = f"{ready} replica pods are ready" if ready else "scaled to zero: the next request starts a replica"
+    message = f"{ready} replicas are ready" if ready else "scaled to zero: the next request starts a replica"
     return Finding("ReplicasReady", "True", "Ready", message)
+
+
+def _hint_about_loading(context: ServiceContext) -> str:
+    """Ready pods whose replica does not take requests yet; empty if there is none, or if it is not known."""
+    loading = len(context.observed.ready_pods(REPLICAS)) - context.ready_replicas
+    return f", {loading} loading the model" if loading and context.observed.traffic.running_replicas is not None else ""
 
 
 def _stalled(context: ServiceContext, replicas: Finding) -> Finding:

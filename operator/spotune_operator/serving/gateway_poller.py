@@ -1,8 +1,11 @@
-"""Polls ``/stats`` of the gateways of each service, and adds up the differences of their counters.
+"""Polls ``/stats`` of the gateways of each service: adds up the differences of their counters, and counts replicas.
 
 Ray Serve may pass a poll on to the gateway of another pod, so gateways are told apart by their process and not by their
 address. A gateway that is seen for the first time adds nothing: its counters began before. After a restart of the
 operator, the comparison of a rollout's step therefore counts from then on.
+
+A number of replicas holds until their pods change: a pod whose container restarted is ready again before its replica
+has loaded the model.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -54,6 +58,11 @@ class _Target:
         window: Identifies the last change of weights; ``before_window`` has the totals of that time.
         samples: The totals of the last minute.
         published: Unix time at which the load was published, requests per second, and milliseconds to the first token.
+        since: Unix time of the first poll.
+        pods: Identifies the ready pods with replicas.
+        pods_changed: Set when they change: the next poll is due.
+        running_replicas: The number of replicas that the last poll found; None: unknown, or their pods changed since.
+        reported: ``running_replicas`` and ``no_replica_report`` as returned last, or at the last call of ``changed``.
     """
 
     addresses: tuple[str, ...]
@@ -65,6 +74,11 @@ class _Target:
     samples: deque[_Sample] = field(default_factory=deque)
     published: tuple[float, float | None, int | None] = (0.0, None, None)
     error: str = ""
+    since: float = 0.0
+    pods: Sequence[Hashable] = ()
+    pods_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    running_replicas: int | None = None
+    reported: tuple[int | None, bool] = (None, False)
 
 
 class GatewayPoller:
@@ -72,7 +86,7 @@ class GatewayPoller:
 
     Args:
         settings: Poll interval and timeout.
-        changed: Called with the key of a service when its load has changed.
+        changed: Called with the key of a service when its load or its number of replicas has changed.
         clock: Returns Unix time.
         port: Port of the gateways.
     """
@@ -112,7 +126,9 @@ class GatewayPoller:
         if target is not None:
             target.task.cancel()
 
-    def traffic(self, key: ServiceKey, addresses: Sequence[str], window: object) -> Traffic:
+    def traffic(
+        self, key: ServiceKey, addresses: Sequence[str], window: object, pods: Sequence[Hashable] = ()
+    ) -> Traffic:
         """The traffic of a service, whose gateways are polled from now on.
 
         Args:
@@ -120,22 +136,26 @@ class GatewayPoller:
             addresses: Addresses of its gateway pods; empty: polling stops.
             window: Changes with the weights: counters of ``since_change`` then begin anew. None: no rollout is in
                 progress, so polls are rarer.
+            pods: Identifies the ready pods with replicas, and their last start.
         """
         if not addresses:
             self.forget(key)
             return Traffic()
-        target = self._targets.get(key)
+        target, pods = self._targets.get(key), tuple(pods)
         if target is None:
             task = asyncio.get_running_loop().create_task(self._poll_forever(key), name=f"stats of {'/'.join(key)}")
-            target = self._targets[key] = _Target((), task, window=window)
+            target = self._targets[key] = _Target((), task, window=window, since=self._clock(), pods=pods)
         target.addresses = tuple(addresses)
+        if target.pods != pods:
+            target.pods, target.running_replicas = pods, None
+            target.pods_changed.set()
         if target.window != window:
             target.window, target.before_window = window, dict(target.totals)
+        target.reported = target.running_replicas, self._no_replica_report(target)
         return self._traffic(target)
 
     def _traffic(self, target: _Target) -> Traffic:
-        oldest = self._clock() - _MISSING_AFTER_POLLS * self._settings.poll_seconds
-        recent = [(at, stats) for at, stats in target.newest.values() if at >= oldest]
+        recent = self._recent(target)
         missing = f"{len(recent)} of {len(target.addresses)} gateways have answered"
         before, nothing = target.before_window, VersionCounters()
         since = {name: total.plus(before.get(name, nothing), -1) for name, total in target.totals.items()}
@@ -146,20 +166,48 @@ class GatewayPoller:
             since_change=since,
             requests_per_second=target.published[1],
             first_token_milliseconds=target.published[2],
+            running_replicas=target.running_replicas,
+            no_replica_report=self._no_replica_report(target),
         )
+
+    def _recent(self, target: _Target) -> list[tuple[float, GatewayStats]]:
+        """The newest response, with its time, of each gateway that has answered lately."""
+        return [(at, stats) for at, stats in target.newest.values() if at >= self._missing_before()]
+
+    def _missing_before(self) -> float:
+        """A gateway whose last response is older than this Unix time is missing."""
+        return self._clock() - _MISSING_AFTER_POLLS * self._settings.poll_seconds
+
+    def _no_replica_report(self, target: _Target) -> bool:
+        """Whether no gateway can tell the number of replicas: see ``Traffic``."""
+        recent = self._recent(target)
+        if not recent:
+            return target.since < self._missing_before()
+        return not any(stats.reports_replicas for _, stats in recent)
 
     async def _poll_forever(self, key: ServiceKey) -> None:
         while True:
             target = self._targets[key]
+            target.pods_changed.clear()
             answers = await asyncio.gather(*(self._poll(address) for address in target.addresses))
             target.error = next((answer for answer in answers if isinstance(answer, str)), "")
             for answer in answers:
                 if isinstance(answer, GatewayStats):
                     self._add(target, answer)
-            if self._publish(target):
+            if not target.pods_changed.is_set():
+                numbers = [answer.running_replicas for answer in answers if isinstance(answer, GatewayStats)]
+                target.running_replicas = min((each for each in numbers if each is not None), default=None)
+            before, target.reported = target.reported, (target.running_replicas, self._no_replica_report(target))
+            if self._publish(target) or target.reported != before:
                 self._changed(key)
-            every = self._settings.poll_seconds if target.window is None else self._settings.start_poll_seconds
-            await asyncio.sleep(every * random.uniform(0.8, 1.2))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(target.pods_changed.wait(), self._interval(target) * random.uniform(0.8, 1.2))
+
+    def _interval(self, target: _Target) -> float:
+        """Seconds until the next poll: few during a rollout, and while a replica loads its model."""
+        is_loading = target.running_replicas != len(target.pods) and not self._no_replica_report(target)
+        is_starting = target.window is not None or is_loading
+        return self._settings.start_poll_seconds if is_starting else self._settings.poll_seconds
 
     async def _poll(self, ip: str) -> GatewayStats | str:
         """The response of a gateway, or why there is none."""

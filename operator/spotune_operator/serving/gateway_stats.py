@@ -1,4 +1,4 @@
-"""What the gateways of a service report at ``/stats``: cumulative counters of each version of the model.
+"""What the gateways of a service report at ``/stats``: cumulative counters of each version, and its replicas.
 
 The response is parsed leniently: a gateway may be older or newer than the operator, or another program at its address.
 """
@@ -13,6 +13,11 @@ from typing import Any, Final
 _MAX_VERSIONS: Final = 50
 _MAX_BUCKETS: Final = 200
 _MAX_TEXT_LENGTH: Final = 2000
+
+_TAKES_REQUESTS: Final = frozenset({"RUNNING", "PENDING_MIGRATION"})
+"""Ray Serve's states of replicas that have loaded their model and get requests; the latter is on a draining node."""
+_RECOVERING: Final = "RECOVERING"
+"""Ray Serve's controller has restarted and does not know yet whether the replica runs."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +122,15 @@ class GatewayStats:
         process: Identifies its process.
         versions: Its versions by name.
         error: Why it does not use the newest list of versions; empty if it does.
+        reports_replicas: Whether it reports replicas; one of an older image does not.
+        running_replicas: Number of replicas of all versions that take requests; None: Ray Serve does not know now.
     """
 
     process: str
     versions: Mapping[str, VersionStats]
     error: str = ""
+    reports_replicas: bool = False
+    running_replicas: int | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,8 @@ class Traffic:
         since_change: By version, the counters since its weight changed last.
         requests_per_second: Requests that ended per second over the last minute; None if unknown.
         first_token_milliseconds: Median time to the first token over the last minute; None without requests.
+        running_replicas: Number of replicas of all versions that take requests; None: unknown since their pods changed.
+        no_replica_report: Whether no gateway can tell: none answers, or all have an older image.
     """
 
     gateways: Sequence[GatewayStats] = ()
@@ -143,6 +154,8 @@ class Traffic:
     since_change: Mapping[str, VersionCounters] = field(default_factory=dict)
     requests_per_second: float | None = None
     first_token_milliseconds: int | None = None
+    running_replicas: int | None = None
+    no_replica_report: bool = False
 
     def of(self, version: str) -> VersionCounters:
         """The counters of a version since its weight changed last."""
@@ -187,7 +200,19 @@ def parse_stats(content: Mapping[str, Any]) -> GatewayStats:
             if isinstance(value, dict)
         },
         error=_text(content.get("error")),
+        reports_replicas="replicas" in content,
+        running_replicas=_running_replicas(content.get("replicas")),
     )
+
+
+def _running_replicas(content: Any) -> int | None:
+    """The number of replicas that take requests, from their number by application and state; None if it is unknown."""
+    if not isinstance(content, dict):
+        return None
+    states = [each for each in content.values() if isinstance(each, dict)]
+    if any(_number(each.get(_RECOVERING)) for each in states):
+        return None
+    return sum(int(_number(count)) for each in states for state, count in each.items() if state in _TAKES_REQUESTS)
 
 
 def _version_stats(content: Mapping[str, Any]) -> VersionStats:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,12 @@ from spotune.errors import JobError
 from spotune.job_file.load import parse_service
 from spotune.job_file.yaml_file import Document
 from spotune.service import ModelServiceStatus
+from spotune_operator.children.serving.groups import REPLICAS
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import EVENTS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
-from spotune_operator.kube.merge_patch import merge_patch
+from spotune_operator.kube.client import RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
 from spotune_operator.kube.pod_deletion import force_delete, give_notice
+from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
@@ -62,6 +63,9 @@ class ServiceReconciler:
         self._settings = settings
         self._clock = clock
         self._applier = ChildApplier(kube, caches.version_of)
+        self._status: StatusWriter[CachedService, ModelServiceStatus] = StatusWriter(
+            kube, SERVICES, self._events, caches.put_written
+        )
         self._refused: dict[ServiceKey, dict[str, str]] = {}
 
     async def reconcile(self, key: ServiceKey) -> float | None:
@@ -81,7 +85,8 @@ class ServiceReconciler:
             return None
         previous = _status_of(service)
         observed = self._observe(service)
-        traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous))
+        pods = [(pod.uid, pod.ready_since) for pod in observed.ready_pods(REPLICAS)]
+        traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous), pods)
         observed = replace(observed, traffic=traffic)
         try:
             decision = decide_service(
@@ -95,9 +100,9 @@ class ServiceReconciler:
             )
         except JobError as error:
             status = stalled_service(previous, error, observed, service.generation, self._clock())
-            await self._write(service, previous, status)
+            await self._status.write(service, previous, status)
             return self._settings.refused_seconds  # an object that the error is about may have changed
-        if not await self._write(service, previous, decision.status):
+        if not await self._status.write(service, previous, decision.status):
             return None
         await self._execute(key, decision, observed)
         if self._refused.get(key, {}) != observed.refused:
@@ -153,22 +158,12 @@ class ServiceReconciler:
             return str(error)
         return ""
 
-    async def _write(self, service: CachedService, previous: ModelServiceStatus, status: ModelServiceStatus) -> bool:
-        """Write a status that has changed, after the Events for its changes; returns whether the service exists."""
-        content = status.model_dump(mode="json", exclude_none=True)
-        missing = {name: content[name] for name in content.keys() - service.status.keys()}
-        changes = merge_patch(previous.model_dump(mode="json", exclude_none=True), content) | missing
-        if not changes:
-            return True
-        involved = Involved(service.body["kind"], service.namespace, service.name, service.uid)
-        for event in condition_events(involved, previous.conditions, status.conditions, self._clock()):
-            await self._kube.create(EVENTS, event)
-        try:
-            patch = {"metadata": {"uid": service.uid}, "status": changes}
-            self._caches.put_written(await self._kube.patch(SERVICES, *service.key, patch, "status"))
-        except NotFoundError:
-            return False
-        return True
+    def _events(
+        self, service: CachedService, previous: ModelServiceStatus, status: ModelServiceStatus
+    ) -> Iterator[dict[str, Any]]:
+        """The Events for the difference of two statuses."""
+        involved = Involved(SERVICES.kind, service.namespace, service.name, service.uid)
+        return condition_events(involved, previous.conditions, status.conditions, self._clock())
 
 
 def _status_of(service: CachedService) -> ModelServiceStatus:

@@ -62,7 +62,7 @@ class RolloutInput:
         previous: The status of the last reconcile.
         ray: What KubeRay reports.
         traffic: What the gateways report.
-        ready_replicas: Number of ready pods with replicas in the active cluster.
+        ready_replicas: Number of replicas of all versions in the active cluster that take requests.
         has_pods: Whether the RayService in the cluster has the newest pod templates, with the mounted claims.
         missing_claims: Claims of the target that the pods do not mount.
         now: Unix time.
@@ -366,7 +366,7 @@ def _not_ready(given: RolloutInput, rollout: RolloutStatus) -> str:
         return "its Ray Serve application is not deployed yet"
     needed = spec.replicas.min + replicas_at(spec.replicas, rollout.step).min
     if given.ready_replicas < needed:
-        return f"{given.ready_replicas} of {needed} replica pods are ready"
+        return f"{given.ready_replicas} of {needed} replicas are ready"
     if state.status != "RUNNING" or not state.is_complete:
         detail = f": {last_line(state.message)}" if state.message else ""
         return f"its Ray Serve application is {state.status or 'not deployed yet'}{detail}"

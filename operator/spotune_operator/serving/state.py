@@ -42,6 +42,7 @@ class ServicePod:
         address: Its IP address; empty before it has one.
         ready: Whether it is ready and not terminating. For a replica this means that Ray Serve runs on it; the model
             may still be loading.
+        ready_since: RFC 3339 time since which ``ready`` has its value.
         problem: Why it does not start; None if no problem is known.
         uid: Its uid.
         node: Its node; empty before it is scheduled.
@@ -58,6 +59,7 @@ class ServicePod:
     created: str = ""
     address: str = ""
     ready: bool = False
+    ready_since: str = ""
     problem: PodProblem | None = None
     uid: str = ""
     node: str = ""
@@ -210,8 +212,7 @@ class ObservedService:
     @property
     def gateways(self) -> list[str]:
         """Addresses of the ready gateway pods of the active cluster."""
-        cluster = self.ray.active_cluster
-        return [pod.address for pod in self.pods if pod.ready and pod.component == GATEWAY and pod.cluster == cluster]
+        return [pod.address for pod in self.ready_pods(GATEWAY)]
 
     @property
     def replica_pods(self) -> list[ReplicaPod]:
@@ -219,10 +220,23 @@ class ObservedService:
         pods = sorted(self.pods, key=lambda pod: (pod.created, pod.name))
         return [ReplicaPod(pod.name, pod.cluster, pod.group) for pod in pods if pod.component == REPLICAS]
 
-    def ready_pods(self, component: str) -> int:
-        """Number of ready pods of a component in the active cluster."""
+    def ready_pods(self, component: str) -> list[ServicePod]:
+        """The ready pods of a component in the active cluster."""
         cluster = self.ray.active_cluster
-        return sum(pod.ready for pod in self.pods if pod.component == component and pod.cluster == cluster)
+        return [pod for pod in self.pods if pod.ready and pod.component == component and pod.cluster == cluster]
+
+    def ready_replicas(self, before: int) -> int:
+        """Number of replicas in the active cluster that have loaded their model and take requests, on ready pods.
+
+        While Ray Serve's number is not known, it can only become less.
+
+        Args:
+            before: The number of the last reconcile.
+        """
+        pods, traffic = len(self.ready_pods(REPLICAS)), self.traffic
+        if traffic.running_replicas is not None:
+            return min(pods, traffic.running_replicas)
+        return pods if traffic.no_replica_report else min(pods, before)
 
 
 def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
@@ -231,7 +245,8 @@ def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
     labels = metadata.get("labels") or {}
     deadline = unix_time(metadata.get("deletionTimestamp"))
     grace = float(metadata.get("deletionGracePeriodSeconds") or 0)
-    ready = any(item["type"] == "Ready" and item["status"] == "True" for item in status.get("conditions") or ())
+    conditions: dict[str, Mapping[str, str]] = {item["type"]: item for item in status.get("conditions") or ()}
+    condition = conditions.get("Ready", {})
     return ServicePod(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -241,7 +256,8 @@ def service_pod_view(raw: Mapping[str, Any]) -> ServicePod:
         group=labels.get(GROUP_LABEL, ""),
         created=metadata.get("creationTimestamp", ""),
         address=status.get("podIP", ""),
-        ready=ready and "deletionTimestamp" not in metadata,
+        ready=condition.get("status") == "True" and "deletionTimestamp" not in metadata,
+        ready_since=condition.get("lastTransitionTime", ""),
         problem=pod_problem(raw) if "deletionTimestamp" not in metadata else None,
         uid=metadata["uid"],
         node=(raw.get("spec") or {}).get("nodeName", ""),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ray import serve
@@ -15,9 +14,10 @@ from spotune_serve.deployment.arguments import version_configs
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig, Placement, VersionConfig
 from spotune_serve.deployment.exports import load_version
 from spotune_serve.deployment.replica import Replica
+from spotune_serve.deployment.replica_states import ReplicaStates
+from spotune_serve.gateway.api_keys import ApiKeyFile
 from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
-from spotune_serve.gateway.settings import read_api_keys
 from spotune_serve.gateway.version import VersionSource
 from spotune_serve.gateway.versions import Versions
 
@@ -43,15 +43,14 @@ class Gateway:
     """
 
     def __init__(self, config: GatewayConfig) -> None:
-        settings = config.settings
-        if config.api_keys_file is not None:
-            settings = replace(settings, api_keys=read_api_keys(config.api_keys_file))
+        self._keys = ApiKeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self._scales_to_zero = config.scales_to_zero
-        self._versions = Versions(config.name, settings)
+        self._versions = Versions(config.name, config.settings)
+        self._replicas = ReplicaStates()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application, built inside the replica of this deployment: it cannot be pickled."""
-        return create_app(self._versions)
+        return create_app(self._versions, self._replicas, self._keys)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Serve the versions of a user_config from now on. Running requests stay with their versions.

@@ -31,8 +31,8 @@ class GatewayConfig:
     Attributes:
         name: model id in the API.
         settings: keys, limits and timeouts.
-        api_keys_file: file with the API keys, one per line, read by each gateway when it starts; None: those of
-            `settings`.
+        api_keys_file: file with the API keys, one per line, which each gateway reads, and reads again when it has
+            changed; None: the keys of `settings`.
         drain_seconds: time that a leaving gateway has to finish its requests.
         scales_to_zero: whether it is no fault that a version has no replica.
         placement: nodes for gateways.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from spotune_serve.engine.base import GenerationRequest, TokenChunk
+
+StatesByApplication = Mapping[str, Mapping[str, int]]
+"""Number of replicas by Ray Serve application and state, such as RUNNING or STARTING."""
 
 
 class ReplicaLostError(Exception):

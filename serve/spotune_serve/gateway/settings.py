@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
-
-from spotune.errors import JobError
 
 
 @dataclass(frozen=True)
@@ -39,24 +36,3 @@ class GatewaySettings:
 def hash_key(key: str) -> str:
     """The SHA-256 hex digest of an API key, for `GatewaySettings.api_keys`."""
     return hashlib.sha256(key.encode("utf-8")).hexdigest()
-
-
-def read_api_keys(path: Path) -> tuple[str, ...]:
-    """The digests of the keys in a file, for `GatewaySettings.api_keys`.
-
-    Args:
-        path: one key per line; blank lines are ignored.
-
-    Raises:
-        JobError: the file cannot be read or has no key. Without this error the service would take all requests.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(
-            f"the file with API keys {path} cannot be read: {error}. Mount the Secret with the keys there."
-        ) from error
-    keys = [line.strip() for line in lines if line.strip()]
-    if not keys:
-        raise JobError(f"the file with API keys {path} is empty. Write at least one key into it, one per line.")
-    return tuple(hash_key(key) for key in keys)

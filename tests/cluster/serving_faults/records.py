@@ -25,6 +25,7 @@ class Record(FaultRecord):
         gap_p50_seconds: Longest time between two texts of a stream: median over the streams.
         gap_max_seconds: Its maximum.
         ready_seconds: From the fault until the service was Ready with all replicas.
+        replicas_had_loaded: Whether a ready replica had loaded its model. In old records, Ray Serve ran on its pod.
         machine: Date, machine and versions.
     """
 
@@ -36,12 +37,13 @@ class Record(FaultRecord):
     gap_p50_seconds: float = 0.0
     gap_max_seconds: float = 0.0
     ready_seconds: float | None = None
+    replicas_had_loaded: bool = False
     machine: str = ""
 
 
 def recorded(fault: str) -> AbstractContextManager[Record]:
     """Append a record to the file in $SPOTUNE_SERVING_FAULTS_RECORDS, if set, whether the block passes or raises."""
-    return recording(Record(fault, commit=commit(), machine=machine()), VARIABLE)
+    return recording(Record(fault, replicas_had_loaded=True, commit=commit(), machine=machine()), VARIABLE)
 
 
 def read_records(path: Path) -> dict[str, Record]:

@@ -51,15 +51,16 @@ _NOTES = """- *Continued elsewhere* counts how often a gateway sent a sequence t
 - *Longest gap* is the longest time between two texts of one stream. The machine has two cores for
   the whole cluster and all clients, so a gap contains much waiting for a processor.
 - *Ready after* is the time from the fault until `Ready` was true for good, with all replicas. It is
-  empty if `Ready` never was false. A replica counts from when Ray Serve runs on its pod, and may
-  still load its model then: the time is a lower bound.
-- The suite waits for `Ready`, and so does not know that every replica takes requests before the
-  next fault. Where as many streams continued as were in mid-answer, one replica probably had all of
-  them. Where none continued, the fault hit no running stream, and the row proves nothing about
-  lost replicas.
+  empty if `Ready` never was false.{loading}
+- Where none continued, the fault hit no running stream, and the row proves nothing about lost
+  replicas.
 - A commit is that of the checkout when the result was recorded. The pods run the code of when the
   cluster was started.
 """
+_LOADING = """ A replica counted from when Ray Serve ran on its pod, and may
+  still have been loading its model then: the time is a lower bound.
+- The suite waited for `Ready`, and so did not know that every replica took requests before the next
+  fault. Where as many streams continued as were in mid-answer, one replica probably had all of them."""
 
 
 def report(records: Mapping[str, Record]) -> str:
@@ -84,7 +85,7 @@ def report(records: Mapping[str, Record]) -> str:
             "",
             *_table(names, records),
             "",
-            _NOTES,
+            _NOTES.format(loading="" if all(r.replicas_had_loaded for r in records.values()) else _LOADING),
             "## A lost gateway",
             "",
             "The gateway holds the connections, so its own streams end with an error that names the connection.",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.serving_faults import records
 from tests.cluster.serving_faults.catalogue import CASES, OTHERS
-from tests.cluster.serving_faults.records import VARIABLE, read_records, recorded
+from tests.cluster.serving_faults.records import VARIABLE, Record, read_records, recorded
 from tests.cluster.serving_faults.report import report
 
 
@@ -35,6 +35,12 @@ def test_every_fault_has_a_row(page: str) -> None:
     assert all(_row(page, name) for name in [*(case.name for case in CASES), *OTHERS])
     assert f"**1 of {len(CASES) + len(OTHERS)} passed.**" in page
     assert "0 of 440 requests failed, and 3 had another text. Commit `0123` (2 faults)." in " ".join(page.split())
+
+
+def test_page_says_that_replicas_of_old_records_may_still_have_loaded(page: str) -> None:
+    assert "may still have been loading its model" not in " ".join(page.split())
+    old = report({CASES[0].name: Record(CASES[0].name)})
+    assert "may still have been loading its model" in " ".join(old.split())
 
 
 def test_row_shows_what_was_measured(page: str) -> None:

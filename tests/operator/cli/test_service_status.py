@@ -129,7 +129,7 @@ def test_only_notable_conditions_of_services_are_shown(conditions: list[tuple[st
 
 
 def test_a_cause_is_shown_once() -> None:
-    message = "1 of 2 replica pods are ready"
+    message = "1 of 2 replicas are ready"
     service = model_service(
         condition("Ready", "False", "WaitingForReplicas", "see condition ReplicasReady"),
         condition("Reconciling", "True", "WaitingForReplicas", message),

@@ -118,8 +118,14 @@ class Scenario:
         ray = RayServiceState(applications, is_current=True, active_cluster=active, **state)
         self.observe(children={("RayService", child.name): replace(child, ray=ray)})
 
-    def pods(self, cluster: str = ACTIVE, **ready: int) -> None:
-        """Set ready pods of a cluster by component."""
+    def pods(self, cluster: str = ACTIVE, loading: int = 0, **ready: int) -> None:
+        """Set ready pods of a cluster by component; the gateways of the active one report the replicas.
+
+        Args:
+            cluster: The cluster.
+            loading: Number of replicas that load the model.
+            ready: Number of ready pods.
+        """
         others = [pod for pod in self.observed.pods if pod.cluster != cluster]
         self.observe(
             pods=[
@@ -131,6 +137,9 @@ class Scenario:
                 ),
             ]
         )
+        if cluster == self.observed.ray.active_cluster:
+            running = ready.get("replicas", 0) - loading
+            self.observe(traffic=replace(self.observed.traffic, running_replicas=running))
 
     def traffic(self, seconds: float = 5.0, **versions: VersionStats) -> None:
         """Let the gateway report these versions after a time; others have the weight that was decided, and no request.
@@ -145,7 +154,15 @@ class Scenario:
         reported = {name: VersionStats(weight, "", 0, VersionCounters()) for name, weight in weights.items()}
         reported |= given
         since = {name: stats.counters for name, stats in reported.items()}
-        self.observe(traffic=Traffic([GatewayStats("a", reported)], self.now, error="", since_change=since))
+        self.observe(
+            traffic=Traffic(
+                [GatewayStats("a", reported)],
+                self.now,
+                error="",
+                since_change=since,
+                running_replicas=self.observed.traffic.running_replicas,
+            )
+        )
 
     def serves(self, **scores: float) -> None:
         """Train the model, and let everything run."""

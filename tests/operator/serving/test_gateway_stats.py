@@ -58,6 +58,24 @@ def test_a_response_is_read_with_all_its_counters() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "reports", "running"),
+    [
+        ({}, False, None),
+        ({"replicas": None}, True, None),
+        ({"replicas": {}}, True, 0),
+        ({"replicas": {"model-1": {"RUNNING": 2, "STARTING": 1}, "model-2": {"RUNNING": 1, "STOPPING": 4}}}, True, 3),
+        ({"replicas": {"model-1": {"RUNNING": 1, "PENDING_MIGRATION": 1, "UPDATING": 1}}}, True, 2),
+        ({"replicas": {"model-1": {"RUNNING": 1}, "model-2": {"RECOVERING": 1}}}, True, None),
+        ({"replicas": {"model-1": {"RUNNING": "many", "PENDING_MIGRATION": -1}, "model-2": 7}}, True, 0),
+        ({"replicas": [1]}, True, None),
+    ],
+)
+def test_replicas_that_take_requests_are_counted(content: dict[str, Any], reports: bool, running: int | None) -> None:
+    stats = parse_stats(content)
+    assert (stats.reports_replicas, stats.running_replicas) == (reports, running)
+
+
+@pytest.mark.parametrize(
     "content",
     [
         {},

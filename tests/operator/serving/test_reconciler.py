@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
 
 from spotune_operator.errors import RefusedError
 from spotune_operator.kube.client import SERVICE_CHILDREN, Kube, Resource
@@ -22,7 +23,7 @@ from spotune_operator.settings import Settings
 from tests.operator.serving.scenario import NOW, a_service
 
 KEY = ("team", "answers")
-SETTINGS = Settings(serve_image="spotune/serve:1")
+SETTINGS = Settings(serve_image="spotune/serve:1", start_poll_seconds=0.01)
 
 
 @dataclass
@@ -141,6 +142,7 @@ class Bench:
 
     kube: FakeKube = field(default_factory=FakeKube)
     jobs: FakeJobs = field(default_factory=FakeJobs)
+    poller: GatewayPoller = field(default_factory=lambda: GatewayPoller(SETTINGS, lambda _: None))
 
     def __post_init__(self) -> None:
         service = a_service().model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -151,7 +153,7 @@ class Bench:
             cast("Kube", self.kube),
             cast("ServiceCaches", self.caches),
             cast("Caches", self.jobs),
-            GatewayPoller(SETTINGS, lambda _: None),
+            self.poller,
             SETTINGS,
             lambda: NOW,
         )
@@ -236,6 +238,61 @@ def test_a_pod_that_ends_on_a_dead_node_is_deleted_by_force(bench: Bench) -> Non
     bench.caches.pods_ = [replace(lost, grace_seconds=30)]
     bench.reconcile()
     assert bench.kube.forced == {"replica": 0}
+
+
+async def report_states(states: dict[str, int], check: Callable[[Bench], Awaitable[None]]) -> None:
+    """Run a check beside a gateway that reports these states of replicas, which the check may change."""
+
+    async def stats(_request: web.Request) -> web.Response:
+        return web.json_response({"process": "a", "versions": {}, "replicas": {"model-1": states}})
+
+    application = web.Application()
+    application.router.add_get("/stats", stats)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with GatewayPoller(SETTINGS, lambda _: None, port=runner.addresses[0][1]) as poller:
+            await check(Bench(poller=poller))
+    finally:
+        await runner.cleanup()
+
+
+def test_replica_of_a_restarted_pod_is_ready_again_once_its_gateway_says_so() -> None:
+    gateway = ServicePod("g", "team", "answers", "gateway", "c", uid="g", address="127.0.0.1", ready=True)
+    replica = ServicePod("r", "team", "answers", "replicas", "c", uid="r", ready=True, ready_since="10:00")
+    states = {"RUNNING": 1}
+
+    async def until_ready(bench: Bench) -> None:
+        async with asyncio.timeout(30):
+            while bench.kube.body["status"]["readyReplicas"] != 1:
+                await bench.reconciler.reconcile(KEY)
+                await asyncio.sleep(0.01)
+
+    async def check(bench: Bench) -> None:
+        await bench.reconciler.reconcile(KEY)
+        key, service = next((key, found) for key, found in bench.kube.objects.items() if key[0] == "RayService")
+        bench.kube.objects[key] = {**service, "status": {"activeServiceStatus": {"rayClusterName": "c"}}}
+        bench.caches.pods_ = [gateway, replica]
+        await bench.reconciler.reconcile(KEY)
+        assert bench.condition("Ready")["status"] == "False", "no gateway has answered yet"
+        await until_ready(bench)
+        assert bench.condition("Ready")["status"] == "True"
+        bench.caches.pods_ = [gateway, replace(replica, ready=False, ready_since="10:05")]
+        await bench.reconciler.reconcile(KEY)
+        assert bench.condition("Ready")["status"] == "False"
+        states.clear()
+        states["STARTING"] = 1
+        bench.caches.pods_ = [gateway, replace(replica, ready_since="10:06")]
+        for _ in range(5):
+            await bench.reconciler.reconcile(KEY)
+            assert bench.condition("Ready")["status"] == "False", "it loads its model"
+            await asyncio.sleep(0.01)
+        states["RUNNING"] = states.pop("STARTING")
+        await until_ready(bench)
+        assert bench.condition("Ready")["status"] == "True"
+
+    asyncio.run(report_states(states, check))
 
 
 def test_deleted_service_is_forgotten(bench: Bench) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from spotune.service import ReplicasSpec
 from spotune_operator.children.serving.groups import replicas_at
+from spotune_operator.serving.gateway_stats import Traffic
 from spotune_operator.serving.state import ApplicationState
 from tests.operator.serving.rollouts import NEW, OLD, STEPS, application, comparing, counted, rolling, served
 from tests.operator.serving.scenario import OUTPUT
@@ -73,9 +74,23 @@ def test_a_switch_at_once_needs_no_statistics() -> None:
     scenario.decide()
     scenario.ray_service()
     scenario.pods(head=1, gateway=1, replicas=2)
+    scenario.observe(traffic=Traffic(no_replica_report=True))
     assert scenario.weights() == {OLD: 100, NEW: 0}
     scenario.now += 61
     assert scenario.weights() == {NEW: 100}
+
+
+def test_a_step_waits_until_the_replicas_have_loaded_the_version() -> None:
+    scenario = served(STEPS)
+    scenario.job(OUTPUT, 240, "Complete")
+    scenario.decide()
+    scenario.ray_service()
+    scenario.pods(head=1, gateway=1, replicas=2, loading=1)
+    scenario.traffic()
+    assert scenario.weights() == {OLD: 100, NEW: 0}
+    assert "1 of 2 replicas are ready" in scenario.condition("RolledOut").message
+    scenario.pods(head=1, gateway=1, replicas=2)
+    assert scenario.weights() == {OLD: 80, NEW: 20}
 
 
 def test_the_former_version_keeps_its_replicas_until_its_requests_have_ended() -> None:

@@ -73,9 +73,10 @@ def test_refused_spec_has_the_message_of_kuberay() -> None:
 def test_pod_belongs_to_a_component_and_a_cluster() -> None:
     labels = {**LABELS, "app.kubernetes.io/component": "gateway", "ray.io/cluster": "a"}
     metadata = {"name": "pod", "namespace": "team", "uid": "p", "labels": labels}
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    ready = {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}
     pod = service_pod_view({"metadata": metadata, "status": ready})
     assert (pod.service, pod.component, pod.cluster, pod.ready) == ("answers", "gateway", "a", True)
+    assert pod.ready_since == "2026-01-01T00:00:00Z"
     deletion = {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
     deleted = service_pod_view({"metadata": metadata | deletion, "spec": {"nodeName": "n1"}, "status": ready})
     assert not deleted.ready

@@ -26,7 +26,7 @@ from spotune_serve.deployment.arguments import (
 )
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig
 from spotune_serve.deployment.hub import HubModel
-from spotune_serve.gateway.settings import read_api_keys
+from spotune_serve.gateway.api_keys import ApiKeyFile
 from tests import ROOT
 from tests.pages import blocks
 from tests.serve.support.served_models import SQL_TEMPLATE, save_model
@@ -220,4 +220,4 @@ def test_an_empty_key_file_does_not_open_the_service(content: str, tmp_path: Pat
     keys = tmp_path / "keys"
     keys.write_text(content)
     with pytest.raises(JobError, match="is empty"):
-        read_api_keys(keys)
+        ApiKeyFile(keys)

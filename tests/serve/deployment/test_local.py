@@ -74,6 +74,19 @@ def test_streams_survive_the_loss_of_their_replica(service: LiveService, client:
     assert_streams_survive(client, name, undisturbed, lose_a_replica)
 
 
+def test_stats_count_a_replica_as_running_once_it_has_loaded_its_model(service: LiveService) -> None:
+    service.wait_for_states(RUNNING=2)
+    service.kill_replica()
+    deadline = time.monotonic() + 120
+    seen: list[tuple[int, dict[str, int]]] = []
+    while len(seen) < 2 or seen[-1] != (2, {"RUNNING": 2}):
+        assert time.monotonic() < deadline, seen
+        now = len(service.replicas()), service.states()
+        seen += [now] if not seen or now != seen[-1] else []
+        time.sleep(0.1)
+    assert (2, {"RUNNING": 1, "STARTING": 1}) in seen, "its process runs and loads the model"
+
+
 def test_a_client_that_leaves_ends_its_sequence(service: LiveService, client: OpenAI) -> None:
     name = str(service.ready["model"])
     endless = client.completions.create(

@@ -75,6 +75,19 @@ def counters(stats: dict[str, Any]) -> tuple[int, int, int]:
     return stats["running"], stats["requests"], stats["errors"]
 
 
+@pytest.mark.parametrize("states", [{"model-1": {"RUNNING": 2, "STARTING": 1}}, {}, None])
+def test_statistics_have_the_states_of_the_replicas(states: dict[str, dict[str, int]] | None) -> None:
+    async def replicas() -> dict[str, dict[str, int]] | None:
+        return states
+
+    async def test() -> Any:
+        transport = httpx.ASGITransport(create_app(Versions("tiny", SETTINGS), replicas))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return (await client.get("/stats")).json()["replicas"]
+
+    assert asyncio.run(test()) == states
+
+
 def test_requests_are_divided_by_the_weights(chat_model: ServedModel) -> None:
     async def test(service: Service) -> None:
         await service.weigh(90, 10)

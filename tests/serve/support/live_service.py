@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -75,6 +76,19 @@ class LiveService:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while len(self.replicas()) < count:
             assert time.monotonic() < deadline, f"{len(self.replicas())} of {count} replicas run"
+            time.sleep(0.2)
+
+    def states(self) -> dict[str, int]:
+        """Number of replicas by state, as the gateway reports it at `/stats`."""
+        with urllib.request.urlopen(f"{self.url}/stats", timeout=_PATIENCE_SECONDS) as response:
+            states: dict[str, int] = json.load(response)["replicas"]["model"]
+        return states
+
+    def wait_for_states(self, **states: int) -> None:
+        """Wait until the gateway reports these numbers of replicas."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (found := self.states()) != states:
+            assert time.monotonic() < deadline, found
             time.sleep(0.2)
 
     def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:

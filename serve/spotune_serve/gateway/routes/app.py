@@ -21,10 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spotune_serve.engine.base import PromptTooLongError, UnknownAdapterError, UnsupportedFormatError
 from spotune_serve.gateway.answers import api_error_of
+from spotune_serve.gateway.api_keys import ApiKeyFile
 from spotune_serve.gateway.backend import NoReplicaError
 from spotune_serve.gateway.routes.openai_api import openai_routes
 from spotune_serve.gateway.routes.predict_api import predict_routes
-from spotune_serve.gateway.routes.stats_api import stats_routes
+from spotune_serve.gateway.routes.stats_api import ReplicaReport, no_replicas, stats_routes
 from spotune_serve.gateway.settings import GatewaySettings, hash_key
 from spotune_serve.gateway.tracing import TracingMiddleware, tracer_provider
 from spotune_serve.gateway.versions import VERSION_HEADER, Versions
@@ -35,21 +36,23 @@ _API_PREFIX = "/v1/"
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def create_app(versions: Versions) -> FastAPI:
+def create_app(versions: Versions, replicas: ReplicaReport = no_replicas, keys: ApiKeyFile | None = None) -> FastAPI:
     """The gateway of one model, its versions and their adapters.
 
     Args:
         versions: what answers requests. Their list may change while the gateway runs.
+        replicas: reports the states of the replicas for `/stats`.
+        keys: the valid API keys; None: those of the settings.
     """
     app = FastAPI(title=f"spotune: {versions.name}", docs_url=None, redoc_url=None)
     app.include_router(openai_routes(versions))
     app.include_router(predict_routes(versions))
-    app.include_router(stats_routes(versions))
+    app.include_router(stats_routes(versions, replicas))
     _add_model_routes(app, versions)
     _add_operations_routes(app, versions)
     _add_page(app)
     _add_error_handlers(app, versions.settings)
-    app.add_middleware(AccessMiddleware, settings=versions.settings)
+    app.add_middleware(AccessMiddleware, settings=versions.settings, keys=keys)
     provider = tracer_provider()
     if provider is not None:
         app.add_middleware(TracingMiddleware, provider=provider)
@@ -59,9 +62,10 @@ def create_app(versions: Versions) -> FastAPI:
 class AccessMiddleware:
     """Checks the API key and the size of the body before a request is read. Responses get an id and their version."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, keys: ApiKeyFile | None) -> None:
         self._app = app
         self._settings = settings
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -92,8 +96,8 @@ class AccessMiddleware:
         await self._app(scope, self._limited(receive), send_with_id)
 
     def _check_key(self, headers: Headers) -> None:
-        digests = self._settings.api_keys
-        if not digests:
+        digests = self._keys.digests() if self._keys is not None else self._settings.api_keys
+        if self._keys is None and not digests:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         digest = hash_key(key.strip()) if scheme.lower() == "bearer" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,6 +10,7 @@ from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from spotune_serve.gateway.backend import StatesByApplication
 from spotune_serve.gateway.version import Version
 from spotune_serve.gateway.versions import Versions
 
@@ -53,27 +55,39 @@ class GatewayStats(_Body):
     """Why the last list of versions was refused as a whole; empty if it was not."""
     versions: dict[str, VersionStats]
     """By version."""
+    replicas: dict[str, dict[str, int]] | None = None
+    """Number of replicas by Ray Serve application and state. None: Ray Serve's controller does not answer."""
 
 
-def stats_routes(versions: Versions) -> APIRouter:
+ReplicaReport = Callable[[], Awaitable[StatesByApplication | None]]
+"""Returns the number of replicas by application and state; None if it is not known."""
+
+
+async def no_replicas() -> StatesByApplication | None:
+    """The report where Ray Serve does not run."""
+    return None
+
+
+def stats_routes(versions: Versions, replicas: ReplicaReport) -> APIRouter:
     """The route of the statistics."""
     router = APIRouter()
 
     @router.get("/stats")
     async def report_stats() -> GatewayStats:
-        return gateway_stats(versions)
+        return gateway_stats(versions, await replicas())
 
     return router
 
 
-def gateway_stats(versions: Versions) -> GatewayStats:
-    """The statistics of all versions that are listed, or have running requests."""
+def gateway_stats(versions: Versions, replicas: StatesByApplication | None) -> GatewayStats:
+    """The statistics of all versions that are listed, or have running requests; and the replicas."""
     found = {version.name: _stats(version, 0.0) for version in versions.leaving}
     found |= {version.name: _stats(version, weight) for version, weight in versions.listed}
     for name, (weight, error) in versions.unreadable.items():
         # The version may be served still, as it was before its files or arguments changed.
         found[name] = (found.get(name) or VersionStats(weight=weight)).model_copy(update={"error": error})
-    return GatewayStats(process=versions.process, error=versions.error, versions=found)
+    states = {name: dict(each) for name, each in replicas.items()} if replicas is not None else None
+    return GatewayStats(process=versions.process, error=versions.error, versions=found, replicas=states)
 
 
 def _stats(version: Version, weight: float) -> VersionStats:

@@ -1,0 +1,101 @@
+"""Writes the status of a custom resource after the Events for its changes; without a change it writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from spotune_operator.errors import NotFoundError
+from spotune_operator.kube.client import EVENTS, Manifest, Resource
+from spotune_operator.kube.merge_patch import merge_patch
+
+
+class Server(Protocol):
+    """Patches and creates objects; implemented by ``Kube``."""
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, changes: Manifest, subresource: str = ""
+    ) -> Manifest:
+        """Merge changes into an object; returns the object afterwards."""
+
+    async def create(self, resource: Resource, manifest: Manifest) -> bool:
+        """Create an object; returns False if one of this name exists."""
+
+
+class CachedObject(Protocol):
+    """A custom resource in a cache."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """The status of the API server; empty before the first reconcile."""
+
+
+Object = TypeVar("Object", bound=CachedObject)
+Status = TypeVar("Status", bound=BaseModel)
+
+
+class StatusWriter(Generic[Object, Status]):
+    """Writes statuses of one kind of custom resources.
+
+    Args:
+        server: The API server.
+        resource: The kind.
+        events: The ``v1.Event``s for an object whose status changes from the second argument to the third.
+        written: Called with the object that the API server returned.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        resource: Resource,
+        events: Callable[[Object, Status, Status], Iterable[Manifest]],
+        written: Callable[[Manifest], None],
+    ) -> None:
+        self._server = server
+        self._resource = resource
+        self._events = events
+        self._written = written
+
+    async def write(self, cached: Object, previous: Status, status: Status) -> bool:
+        """Write a status that has changed, after the Events for its changes.
+
+        Args:
+            cached: The object in the cache.
+            previous: Its status, as this version parses it.
+            status: Its new status.
+
+        Returns:
+            Whether the object still exists.
+
+        Raises:
+            KubernetesError: The API server failed.
+        """
+        content = _content(status)
+        missing = {name: content[name] for name in content.keys() - cached.status.keys()}
+        changes = merge_patch(_content(previous), content) | missing
+        if not changes:
+            return True
+        for event in self._events(cached, previous, status):
+            await self._server.create(EVENTS, event)
+        try:
+            patch = {"metadata": {"uid": cached.uid}, "status": changes}
+            written = await self._server.patch(self._resource, *cached.key, patch, "status")
+        except NotFoundError:
+            return False
+        self._written(written)
+        return True
+
+
+def _content(status: BaseModel) -> dict[str, Any]:
+    content: dict[str, Any] = status.model_dump(mode="json", exclude_none=True)
+    return content
