@@ -47,7 +47,7 @@ async def resumable(
 
     Raises:
         NoReplicaError: no replica took the request, or no replica continued it in time.
-        VersionGoneError: no replica is left, and the request has no token yet.
+        VersionGoneError: no replica is left, nor will there be one.
         PromptTooLongError: the sequence has no space for a new token.
         UnknownAdapterError: the adapter is not loaded.
     """
@@ -105,8 +105,9 @@ class _Patience:
         Raises:
             NoReplicaError: it is not sent again.
         """
-        is_first = self._failing_since is None or isinstance(error, VersionGoneError)
-        if isinstance(error, NoReplicaError) and is_first and is_new:
+        if isinstance(error, VersionGoneError):
+            raise error
+        if isinstance(error, NoReplicaError) and is_new and self._failing_since is None:
             raise error
         now = self._clock()
         self._failing_since = now if self._failing_since is None else self._failing_since

@@ -100,7 +100,7 @@ async def _counted(
     with version.counts.count_running():
         try:
             async with aclosing(version.answerer.parts(choices)) as parts:
-                async with version.waiting():
+                async with version.waiters.wait():
                     first = await anext(parts)
                 has_begun = True
                 yield first
