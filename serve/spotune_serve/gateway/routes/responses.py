@@ -29,8 +29,8 @@ class Writer(Protocol):
     def response(self, answers: Sequence[Answer]) -> BaseModel:
         """The whole response."""
 
-    def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[BaseModel, None]:
-        """The events of a stream."""
+    def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, as JSON."""
 
 
 @dataclass(frozen=True)
