@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tokenizers.decoders import ByteLevel
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _INCOMPLETE = "\ufffd"
 """Decoders write it for bytes that are not (yet) a character."""
-_CONTEXT_TOKENS = 16
-_MAX_WINDOW_TOKENS = 64
+_CONTEXT_TOKENS = 8
+_MAX_WINDOW_TOKENS = 24
 
 
 class TokenDecoder:
@@ -22,6 +26,8 @@ class TokenDecoder:
     Attributes:
         special: ids of special tokens, which are not part of a text.
         byte_tokens: ids of byte tokens such as `<0x0A>`. A decoder turns a whole run of them into text.
+        joins_bytes: whether each token stands for bytes, whatever the others are, and the text is all bytes in order:
+            byte-level BPE. Then a token after a whole character is decoded on its own.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -30,15 +36,24 @@ class TokenDecoder:
         self.byte_tokens = frozenset(
             token for text, token in tokenizer.get_vocab().items() if _BYTE_TOKEN.fullmatch(text)
         )
-        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+        self._decode, backend = _decode_function(tokenizer)
+        self.joins_bytes = backend is not None and isinstance(backend.decoder, ByteLevel)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens as `spotune predict` writes it, without special tokens."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return self._decode(list(tokens), skip_special_tokens=True)
+
+    def text_of(self, token: int) -> str:
+        """`decode` of one token. Texts are kept: there are no more of them than tokens in the vocabulary."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.decode([token])
+        return text
 
     def decode_one(self, token: int) -> str:
         """The text of a token on its own, special or not, as log probabilities name it."""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._decode([token], skip_special_tokens=False)
 
 
 class IncrementalDecoder:
@@ -56,16 +71,21 @@ class IncrementalDecoder:
 
     def push(self, token: int) -> str:
         """The characters that are complete with this token."""
-        if token in self._decoder.special:
+        decoder = self._decoder
+        if token in decoder.special:
             return ""
+        if decoder.joins_bytes and not self._window and not (text := decoder.text_of(token)).endswith(_INCOMPLETE):
+            return text
         self._window.append(token)
-        self._text = self._decoder.decode(self._window)
-        if token in self._decoder.byte_tokens:
+        self._text = decoder.decode(self._window)
+        if token in decoder.byte_tokens:
             return ""
         stable = self._text.rstrip(_INCOMPLETE)
         new = stable[self._returned :]
         self._returned = max(self._returned, len(stable))
-        if len(self._window) >= _MAX_WINDOW_TOKENS:
+        if decoder.joins_bytes and stable == self._text:
+            self._window, self._text, self._returned = [], "", 0
+        elif len(self._window) >= _MAX_WINDOW_TOKENS:
             self._shorten()
         return new
 
@@ -85,6 +105,21 @@ class IncrementalDecoder:
         if len(text) < held or not (text.endswith(common) and self._text.endswith(common) and len(common) > held):
             return
         self._window, self._text, self._returned = kept, text, len(text) - held
+
+
+def _decode_function(tokenizer: PreTrainedTokenizerBase) -> tuple[Callable[..., str], Tokenizer | None]:
+    """What decodes tokens without cleaning the text up, and the tokenizer of the library tokenizers that does it.
+
+    transformers would look at the type of every token. Without a method of its own, its tokenizer adds nothing else.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    kind: Any = type(tokenizer)
+    plain = PreTrainedTokenizerFast
+    if isinstance(tokenizer, plain) and (kind.decode, kind._decode) == (plain.decode, plain._decode):
+        return tokenizer.backend_tokenizer.decode, tokenizer.backend_tokenizer
+    decode: Any = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+    return decode, None
 
 
 class StopStrings:

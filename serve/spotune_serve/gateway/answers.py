@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -82,9 +82,19 @@ class AnswerPart:
     scores: tuple[ScoredToken, ...] = ()
     finish_reason: FinishReason | None = None
 
+    def with_next(self, part: AnswerPart) -> AnswerPart:
+        """This part and the next one of the same answer as one."""
+        return AnswerPart(
+            self.choice,
+            self.text + part.text,
+            self.num_tokens + part.num_tokens,
+            self.scores + part.scores,
+            part.finish_reason,
+        )
 
-_Queue = asyncio.Queue["AnswerPart | asyncio.Task[None]"]
-"""New parts, and the tasks that have finished."""
+
+_Item = AnswerPart | asyncio.Task[None] | ApiError
+"""A new part, a task that has finished, or the error that ends the request."""
 
 
 @dataclass
@@ -95,6 +105,39 @@ class Answer:
     num_tokens: int = 0
     scores: list[ScoredToken] = field(default_factory=list)
     finish_reason: FinishReason = "length"
+
+
+class _Inbox:
+    """What has happened to the answers of a request since it was looked at last."""
+
+    def __init__(self) -> None:
+        self._items: list[_Item] = []
+        self._arrival: asyncio.Future[None] | None = None
+
+    def put(self, item: _Item) -> None:
+        """Add an item."""
+        self._items.append(item)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def take(self) -> list[_Item]:
+        """All items, at least one. An answer whose parts arrived faster than they are read has one part."""
+        if not self._items:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        items, self._items = self._items, []
+        return items if len(items) == 1 else _joined(items)
+
+
+def _joined(items: Iterable[_Item]) -> list[_Item]:
+    found: dict[object, _Item] = {}
+    for item in items:
+        if isinstance(item, AnswerPart):
+            first = found.get(item.choice)
+            found[item.choice] = first.with_next(item) if isinstance(first, AnswerPart) else item
+        else:
+            found[item] = item
+    return list(found.values())
 
 
 class Answerer:
@@ -118,38 +161,36 @@ class Answerer:
         """
         self._admit(len(choices))
         self._metrics.prompt_tokens.inc(sum(len(choice.request.prompt) for choice in choices))
-        queue: _Queue = asyncio.Queue()
+        inbox = _Inbox()
         trace = current_trace()
         timers = [SequenceTimer(self._metrics, trace, choice.index) for choice in choices]
         tasks = [
-            asyncio.create_task(self._run(choice, timer, queue)) for choice, timer in zip(choices, timers, strict=True)
+            asyncio.create_task(self._run(choice, timer, inbox.put))
+            for choice, timer in zip(choices, timers, strict=True)
         ]
         for task in tasks:
-            task.add_done_callback(queue.put_nowait)
-        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_seconds
+            task.add_done_callback(inbox.put)
+        seconds = self._settings.request_timeout_seconds
+        too_late = ApiError(504, f"The request took longer than {seconds:g} s.", code="request_timeout")
+        deadline = asyncio.get_running_loop().call_later(seconds, inbox.put, too_late)
         unfinished = len(tasks)
         try:
             while unfinished:
-                item = await self._next(queue, deadline)
-                if isinstance(item, AnswerPart):
-                    yield item
-                else:
-                    unfinished -= 1
-                    item.result()
+                for item in await inbox.take():
+                    if isinstance(item, AnswerPart):
+                        yield item
+                    elif isinstance(item, ApiError):
+                        raise item
+                    else:
+                        unfinished -= 1
+                        item.result()
         finally:
+            deadline.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for timer in timers:
                 timer.finish("abort")  # of tasks that were cancelled before they started
-
-    async def _next(self, queue: _Queue, deadline: float) -> AnswerPart | asyncio.Task[None]:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await queue.get()
-        except TimeoutError as error:
-            seconds = self._settings.request_timeout_seconds
-            raise ApiError(504, f"The request took longer than {seconds:g} s.", code="request_timeout") from error
 
     def _admit(self, num_sequences: int) -> None:
         settings = self._settings
@@ -165,20 +206,8 @@ class Answerer:
                 code="rate_limit_exceeded", headers={"Retry-After": str(settings.retry_after_seconds)},
             )  # fmt: skip
 
-    async def _run(self, choice: Choice, timer: SequenceTimer, queue: _Queue) -> None:
-        reason: str | None = None
-        try:
-            async with aclosing(self._answer(choice, timer)) as parts:
-                async for part in parts:
-                    reason = part.finish_reason
-                    queue.put_nowait(part)
-        except asyncio.CancelledError:
-            reason = "abort"
-            raise
-        finally:
-            timer.finish(reason)
-
-    async def _answer(self, choice: Choice, timer: SequenceTimer) -> AsyncGenerator[AnswerPart, None]:
+    async def _run(self, choice: Choice, timer: SequenceTimer, put: Callable[[AnswerPart], None]) -> None:
+        """Generate one answer and pass on its parts."""
         sampling = choice.request.sampling
         eos_tokens: frozenset[int] = frozenset() if sampling.ignore_eos else self._model.eos_token_ids
         stop_tokens = eos_tokens | set(sampling.stop_token_ids)
@@ -191,13 +220,21 @@ class Answerer:
             stop_tokens=stop_tokens,
             on_resumption=timer.add_resumption,
         )
-        async with aclosing(stream) as chunks:
-            async for chunk in chunks:
-                timer.add_tokens(len(chunk.tokens))
-                part = self._part(choice.index, text, chunk)
-                yield part
-                if part.finish_reason is not None:
-                    return
+        reason: str | None = None
+        try:
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    timer.add_tokens(len(chunk.tokens))
+                    part = self._part(choice.index, text, chunk)
+                    put(part)
+                    reason = part.finish_reason
+                    if reason is not None:
+                        break
+        except asyncio.CancelledError:
+            reason = "abort"
+            raise
+        finally:
+            timer.finish(reason)
 
     def _part(self, index: int, text: AnswerText, chunk: TokenChunk) -> AnswerPart:
         """A chunk as text. The answer stops early at a stop string."""

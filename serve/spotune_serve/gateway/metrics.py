@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from spotune_serve.gateway.tracing import RequestTrace
 
@@ -36,7 +40,7 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2
 _REQUEST_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 
 
-class GatewayMetrics:
+class GatewayMetrics(Collector):
     """Counts sequences and tokens of the versions of one model; each answer of a request is a sequence.
 
     Args:
@@ -66,15 +70,11 @@ class GatewayMetrics:
         self.running = gauge("vllm:num_requests_running", "Sequences that generate tokens.")
         self.waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for their first token.")
         self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self.generation_tokens = counter("vllm:generation_tokens", "Generated tokens.")
         self.resumptions = counter(
             "spotune:stream_resumptions", "Sequences sent to another replica after theirs was lost."
         )
         self.first_token_seconds = histogram(
             "vllm:time_to_first_token_seconds", "Time to the first token.", _FIRST_TOKEN_SECONDS
-        )
-        self.token_seconds = histogram(
-            "vllm:time_per_output_token_seconds", "Time between two tokens of a sequence.", _TOKEN_SECONDS
         )
         self.mean_token_seconds = histogram(
             "vllm:request_time_per_output_token_seconds",
@@ -90,6 +90,7 @@ class GatewayMetrics:
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
+        self.registry.register(self)
 
     def of(self, version: str) -> VersionMetrics:
         """The metrics of one version; they begin at zero when it is asked for the first time."""
@@ -105,9 +106,46 @@ class GatewayMetrics:
         for reason in _REASONS:
             self.success.remove(self._model_name, version, reason)
 
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of tokens, for the registry."""
+        generated = CounterMetricFamily("vllm:generation_tokens", "Generated tokens.", labels=_LABELS)
+        seconds = HistogramMetricFamily(
+            "vllm:time_per_output_token_seconds", "Time between two tokens of a sequence.", labels=_LABELS
+        )
+        for version, metrics in self._versions.items():
+            labels, tokens = (self._model_name, version), metrics.tokens
+            generated.add_metric(labels, tokens.generated)
+            seconds.add_metric(labels, tokens.buckets(), tokens.sum_seconds)
+        yield generated
+        yield seconds
+
     def exposition(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class TokenCounts:
+    """The generated tokens of one version. Plain numbers: Prometheus' classes are slow for each token.
+
+    Attributes:
+        generated: number of tokens.
+        sum_seconds: sum of the times between two tokens of a sequence.
+    """
+
+    def __init__(self) -> None:
+        self.generated = 0
+        self.sum_seconds = 0.0
+        self._counts = [0] * (len(_TOKEN_SECONDS) + 1)
+
+    def observe(self, seconds: float, count: int) -> None:
+        """Count tokens that came this long after the token before them."""
+        self.sum_seconds += seconds * count
+        self._counts[bisect_left(_TOKEN_SECONDS, seconds)] += count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound."""
+        names = [str(float(bound)) for bound in _TOKEN_SECONDS]
+        return list(zip([*names, "+Inf"], accumulate(self._counts), strict=True))
 
 
 class VersionMetrics:
@@ -120,14 +158,13 @@ class VersionMetrics:
 
     def __init__(self, metrics: GatewayMetrics, labels: tuple[str, str]) -> None:
         self.clock = metrics.clock
+        self.tokens = TokenCounts()
         self.waiting_now = 0
         self.running = metrics.running.labels(*labels)
         self.waiting = metrics.waiting.labels(*labels)
         self.prompt_tokens = metrics.prompt_tokens.labels(*labels)
-        self.generation_tokens = metrics.generation_tokens.labels(*labels)
         self.resumptions = metrics.resumptions.labels(*labels)
         self.first_token_seconds = metrics.first_token_seconds.labels(*labels)
-        self.token_seconds = metrics.token_seconds.labels(*labels)
         self.mean_token_seconds = metrics.mean_token_seconds.labels(*labels)
         self.request_seconds = metrics.request_seconds.labels(*labels)
         self.finished = {reason: metrics.success.labels(*labels, reason) for reason in _REASONS}
@@ -157,9 +194,10 @@ class SequenceTimer:
 
     def add_tokens(self, count: int) -> None:
         """Count tokens that arrived together."""
-        metrics, now = self._metrics, self._metrics.clock()
         if not count:
             return
+        metrics = self._metrics
+        now = metrics.clock()
         if self._last_token is None:
             self._leave_queue()
             metrics.running.inc()
@@ -168,11 +206,10 @@ class SequenceTimer:
             if self._trace is not None:
                 self._trace.add_first_token(self._answer)
         else:
-            for _ in range(count):
-                metrics.token_seconds.observe((now - self._last_token) / count)
+            metrics.tokens.observe((now - self._last_token) / count, count)
         self._last_token = now
         self._num_tokens += count
-        metrics.generation_tokens.inc(count)
+        metrics.tokens.generated += count
 
     def add_resumption(self) -> None:
         """Count that the sequence is sent to another replica."""

@@ -47,28 +47,29 @@ async def resumable(
 
     Raises:
         NoReplicaError: no replica took the request, or no replica continued it in time.
-        VersionGoneError: no replica is left, and the request has no token yet.
+        VersionGoneError: no replica is left, nor will there be one.
         PromptTooLongError: the sequence has no space for a new token.
         UnknownAdapterError: the adapter is not loaded.
     """
     patience = _Patience(timeout_seconds, clock)
+    generated = list(request.generated)
     while True:
         try:
             async with _closing(backend.generate(request)) as chunks:
                 async for chunk in chunks:
                     if chunk.tokens:
                         patience.renew()
-                    tokens = tuple(token.token for token in chunk.tokens)
-                    request = replace(request, generated=request.generated + tokens)
+                        generated += [token.token for token in chunk.tokens]
                     yield chunk
                     if chunk.finish_reason is not None:
                         return
             raise ReplicaLostError(f"the stream of request {request.request_id} was cut off")
         except (ReplicaLostError, NoReplicaError) as error:
-            patience.check(error, is_new=not request.generated)
+            request = replace(request, generated=tuple(generated))
+            patience.check(error, is_new=not generated)
             logger.warning(
                 "request %s lost its replica after %d tokens and continues: %s",
-                request.request_id, len(request.generated), error,
+                request.request_id, len(generated), error,
             )  # fmt: skip
         missed_reason = _finish_reason(request, stop_tokens)
         if missed_reason is not None:
@@ -105,8 +106,9 @@ class _Patience:
         Raises:
             NoReplicaError: it is not sent again.
         """
-        is_first = self._failing_since is None or isinstance(error, VersionGoneError)
-        if isinstance(error, NoReplicaError) and is_first and is_new:
+        if isinstance(error, VersionGoneError):
+            raise error
+        if isinstance(error, NoReplicaError) and is_new and self._failing_since is None:
             raise error
         now = self._clock()
         self._failing_since = now if self._failing_since is None else self._failing_since

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from spotune_serve.gateway.answers import Answerer
 from spotune_serve.gateway.backend import Backend, VersionGoneError
 from spotune_serve.gateway.metrics import VersionMetrics
 from spotune_serve.gateway.served_model import ServedModel
+from spotune_serve.gateway.waiting import Waiters
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Version:
         answerer: generates with them.
         metrics: its Prometheus metrics.
         counts: its requests.
+        waiters: those of them without a token.
     """
 
     name: str
@@ -83,35 +84,11 @@ class Version:
     answerer: Answerer
     metrics: VersionMetrics
     counts: RequestCounts = field(default_factory=RequestCounts)
-    _waiting: set[asyncio.Timeout] = field(default_factory=set)
+    waiters: Waiters = field(init=False)
 
-    @asynccontextmanager
-    async def waiting(self) -> AsyncGenerator[None, None]:
-        """A request waits for its first token here.
-
-        Raises:
-            VersionGoneError: `abandon` ended the wait.
-        """
-        wait = asyncio.timeout(None)
-        try:
-            async with wait:
-                self._waiting.add(wait)
-                try:
-                    yield
-                finally:
-                    self._waiting.discard(wait)
-        except TimeoutError as error:
-            if wait.expired():
-                raise self.gone() from error
-            raise
-
-    def abandon(self) -> None:
-        """End the wait of all requests without a token, so that another version takes them."""
-        now = asyncio.get_running_loop().time()
-        for wait in self._waiting:
-            if not wait.expired():
-                wait.reschedule(now)
+    def __post_init__(self) -> None:
+        self.waiters = Waiters(self.gone)
 
     def gone(self) -> VersionGoneError:
         """The error that says that the version is gone."""
-        return VersionGoneError(f"version {self.name} is not served any more")
+        return VersionGoneError(f"version {self.name} is not deployed")

@@ -151,7 +151,7 @@ class Versions:
             main_model.adapter(model)
         possible = [each for each in possible if each.weight > 0 and each.version not in gone]
         if not possible:
-            raise VersionGoneError(f"no version with the model {model!r} gets requests")
+            raise gone[-1].gone() if gone else VersionGoneError(f"no version with the model {model!r} gets requests")
         digest = hashlib.blake2b(request_id.encode(), digest_size=_HASH_BYTES).digest()
         point = int.from_bytes(digest) / 2 ** (8 * _HASH_BYTES) * sum(each.weight for each in possible)
         for each in possible:
@@ -191,7 +191,7 @@ class Versions:
         await asyncio.sleep(self._poll_seconds)  # a request may have been assigned just now
         while version.counts.running:
             if not await version.backend.is_ready():
-                version.abandon()
+                version.waiters.abandon()
             await asyncio.sleep(self._poll_seconds)
         del self._leaving[version]
         in_use = {*(each.version.name for each in self._snapshot.listed), *(each.name for each in self._leaving)}

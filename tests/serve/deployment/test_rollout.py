@@ -101,7 +101,10 @@ def listed(service: RayServe) -> dict[str, float]:
 
 def assert_gone(service: RayServe, version: str) -> None:
     """A request that names a version without an application is refused at once."""
-    response = service.client.post(COMPLETIONS, json=BODY, headers={VERSION_HEADER: version})
+    assert_refused(service.client.post(COMPLETIONS, json=BODY, headers={VERSION_HEADER: version}), version)
+
+
+def assert_refused(response: httpx.Response, version: str) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (503, "no_replica")
     assert f"version {version}" in response.json()["error"]["message"]
 
@@ -134,7 +137,40 @@ def test_a_new_version_takes_over_without_a_broken_stream(tmp_path: Path) -> Non
         reader.wait_until(lambda: listed(service) == {"new": 100})
         service.deploy(gateway(folders, new=100), new)
         reader.read_more("new")
+        service.deploy(gateway(folders, new=100, old=0), new)
+        reader.wait_until(lambda: listed(service) == {"new": 100, "old": 0})
+        assert_gone(service, "old")
         reader.finish()
         assert reader.errors == []
         assert set(reader.streams) == set(texts.items())
         assert service.client.get("/stats").json()["process"] == process, "the gateway never restarted"
+
+
+@pytest.mark.timeout(600)
+def test_requests_leave_a_version_whose_application_is_deleted_while_it_is_listed(tmp_path: Path) -> None:
+    """A stream keeps the deleted replica busy: meanwhile Ray Serve neither gives the others a replica nor refuses."""
+    folders = {
+        name: export_tiny_model(tmp_path / name, "causal", seed=seed) for seed, name in enumerate(("old", "new"), 3)
+    }
+    old, new = model(folders, "old"), model(folders, "new")
+    with RayServe() as service:
+        service.deploy(gateway(folders, old=99, new=1), old, new)
+        for name in ("old", "new"):
+            service.wait_for(COMPLETIONS, headers={VERSION_HEADER: name}, body=BODY)
+        readers = [Reader(service.client.base_url) for _ in range(8)]
+        for reader in readers:
+            reader.start()
+            reader.read_more("old", 1)
+        service.deploy(gateway(folders, old=99, new=1), new)
+        for reader in readers:
+            reader.wait_until(lambda reader=reader: {name for name, _text in reader.streams[-3:]} == {"new"})
+            reader.finish()
+        assert [reader.errors for reader in readers] == [[]] * len(readers)
+        assert len({stream for reader in readers for stream in reader.streams}) == 2, "one text for each version"
+        assert_gone(service, "old")
+        assert listed(service) == {"old": 99, "new": 1}
+        service.deploy(gateway(folders, old=99, new=1))
+        while service.client.post(COMPLETIONS, json=BODY).status_code == 200:
+            pass
+        assert_gone(service, "new")
+        assert_refused(service.client.post(COMPLETIONS, json=BODY), "")

@@ -139,8 +139,10 @@ def test_a_lost_replica_leaves_no_trace_in_the_text(chat_model: ServedModel, los
         chat_model, ScriptedBackend(tokens, losses=[lost_after, 2]), GatewaySettings(retry_seconds=0)
     )
     events = client.stream(PATH, model="tiny", prompt="x", max_tokens=99)
-    assert [event["choices"] for event in events] == [event["choices"] for event in undisturbed]
+    assert text_of(events) == text_of(undisturbed) == ANSWER
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
     assert client.metric("spotune:stream_resumptions_total") == 2
+    assert client.metric("vllm:generation_tokens_total") == len(tokens) + 1
 
 
 @pytest.mark.parametrize("fault", [{"dropped": 1}, {"repeated": 1}])

@@ -113,8 +113,9 @@ def test_a_new_request_without_a_replica_fails_at_once() -> None:
     assert len(backend.requests) == 1
 
 
-def test_a_request_without_a_token_whose_version_is_gone_does_not_wait() -> None:
-    """Its replica was lost first, so it is no new request. Another version can take it at once."""
+@pytest.mark.parametrize("lost_after", [0, 3])
+def test_a_request_whose_version_is_gone_does_not_wait(lost_after: int) -> None:
+    """Its replica was lost first, so it is no new request."""
 
     class Deleted(ScriptedBackend):
         async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
@@ -123,7 +124,7 @@ def test_a_request_without_a_token_whose_version_is_gone_does_not_wait() -> None
             async for chunk in super().generate(request):
                 yield chunk
 
-    backend = Deleted(TOKENS, losses=[0])
+    backend = Deleted(TOKENS, losses=[lost_after])
     with pytest.raises(VersionGoneError):
         play(backend)
     assert len(backend.requests) == 2

@@ -39,6 +39,7 @@ from spotune_serve.protocol.completions import (
     CompletionRequest,
 )
 from spotune_serve.protocol.sampling import SamplingFields
+from spotune_serve.protocol.sse import TextBodies, json_of
 from spotune_serve.protocol.tool_calls import ParsedCall, ToolCallParser
 from spotune_serve.protocol.usage import Usage
 
@@ -149,30 +150,30 @@ class CompletionWriter:
         completion.usage = Usage.of(self._prompt_tokens, sum(answer.num_tokens for answer in answers))
         return completion
 
-    async def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[Completion, None]:
-        """The events of a stream."""
+    async def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, as JSON."""
         num_tokens = 0
+        texts = TextBodies(lambda index, text: self._chunk(AnswerPart(index, text, num_tokens=1)))
         async with aclosing(parts):
             async for part in parts:
                 num_tokens += part.num_tokens
-                if part.text or part.scores or part.finish_reason:
-                    chunk = self._completion(
-                        [
-                            CompletionChoice(
-                                index=part.choice,
-                                text=part.text,
-                                logprobs=self._logprobs(part.scores),
-                                finish_reason=part.finish_reason,
-                            )
-                        ]
-                    )
-                    if self._body.includes_usage:
-                        chunk.usage = None
-                    yield chunk
+                if part.scores or part.finish_reason:
+                    yield json_of(self._chunk(part))
+                elif part.text:
+                    yield texts.json(part.choice, part.text)
         if self._body.includes_usage:
             last = self._completion([])
             last.usage = Usage.of(self._prompt_tokens, num_tokens)
-            yield last
+            yield json_of(last)
+
+    def _chunk(self, part: AnswerPart) -> Completion:
+        choice = CompletionChoice(
+            index=part.choice, text=part.text, logprobs=self._logprobs(part.scores), finish_reason=part.finish_reason
+        )
+        chunk = self._completion([choice])
+        if self._body.includes_usage:
+            chunk.usage = None
+        return chunk
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(
@@ -210,26 +211,32 @@ class ChatWriter:
             usage=Usage.of(self._prompt_tokens, sum(answer.num_tokens for answer in answers)),
         )
 
-    async def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[ChatChunk, None]:
-        """The events of a stream: the role of each answer, its text and calls, and last its finish reason."""
+    async def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, as JSON: the role of each answer, its text and calls, and last its finish reason."""
         parsers = {index: _parser(self._body) for index in range(self._body.n or 1)}
+        texts = TextBodies(lambda index, text: self._chunk(index, AnswerMessage(content=text), self._logprobs(())))
         num_tokens = 0
         async with aclosing(parts):
             for index in parsers:
-                yield self._chunk(index, AnswerMessage(role="assistant", content=""))
+                yield json_of(self._chunk(index, AnswerMessage(role="assistant", content="")))
             async for part in parts:
                 num_tokens += part.num_tokens
-                for chunk in self._chunks_of_part(part, parsers[part.choice]):
-                    yield chunk
+                parser = parsers[part.choice]
+                text, calls = _divide(parser, part.text, is_last=part.finish_reason is not None)
+                if part.scores:
+                    yield json_of(self._chunk(part.choice, AnswerMessage(content=text), self._logprobs(part.scores)))
+                elif text:
+                    yield texts.json(part.choice, text)
+                for chunk in self._last_chunks(part, parser, calls):
+                    yield json_of(chunk)
         if self._body.includes_usage:
             last = self._empty_chunk()
             last.usage = Usage.of(self._prompt_tokens, num_tokens)
-            yield last
+            yield json_of(last)
 
-    def _chunks_of_part(self, part: AnswerPart, parser: ToolCallParser | None) -> list[ChatChunk]:
-        text, calls = _divide(parser, part.text, is_last=part.finish_reason is not None)
-        logprobs = self._logprobs(part.scores)
-        chunks = [self._chunk(part.choice, AnswerMessage(content=text), logprobs)] if text or part.scores else []
+    def _last_chunks(self, part: AnswerPart, parser: ToolCallParser | None, calls: list[ParsedCall]) -> list[ChatChunk]:
+        """What follows the text of a part: its calls, and the finish reason of its answer."""
+        chunks = []
         first = (parser.num_calls if parser else 0) - len(calls)
         for number, call in enumerate(calls, start=first):
             delta = AnswerMessage(tool_calls=[_tool_call(call, number)])

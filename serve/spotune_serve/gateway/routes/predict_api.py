@@ -14,6 +14,7 @@ from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.versions import Versions
 from spotune_serve.protocol.predict import ModelInfo, PredictEvent, Prediction, PredictRequest, PredictResponse
 from spotune_serve.protocol.sampling import SamplingFields
+from spotune_serve.protocol.sse import json_of
 
 _GREEDY = 0.0
 
@@ -64,16 +65,16 @@ class PredictionWriter:
         ]
         return PredictResponse(model=self._model, predictions=predictions)
 
-    async def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[PredictEvent, None]:
+    async def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[bytes, None]:
         """The events of a stream: the prompts, the answers in parts, and for each its finish reason."""
         async with aclosing(parts):
             for index, prompt in enumerate(self._prompts):
-                yield PredictEvent(index=index, text="", prompt=prompt, tokens=0)
+                yield json_of(PredictEvent(index=index, text="", prompt=prompt, tokens=0))
             async for part in parts:
                 event = PredictEvent(index=part.choice, text=part.text, tokens=part.num_tokens)
                 if part.finish_reason is not None:
                     event.finish_reason = part.finish_reason
-                yield event
+                yield json_of(event)
 
 
 def model_info(model: ServedModel) -> ModelInfo:

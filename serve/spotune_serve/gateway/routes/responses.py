@@ -29,8 +29,8 @@ class Writer(Protocol):
     def response(self, answers: Sequence[Answer]) -> BaseModel:
         """The whole response."""
 
-    def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[BaseModel, None]:
-        """The events of a stream."""
+    def chunks(self, parts: AsyncGenerator[AnswerPart, None]) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ async def _counted(
     with version.counts.count_running():
         try:
             async with aclosing(version.answerer.parts(choices)) as parts:
-                async with version.waiting():
+                async with version.waiters.wait():
                     first = await anext(parts)
                 has_begun = True
                 yield first
