@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,11 @@ def read_stream(client: httpx.Client, **headers: str) -> tuple[str, str]:
     return response.headers[VERSION_HEADER], text
 
 
+def reads_only(reader: Reader, version: str) -> bool:
+    """Whether the reader's latest streams all came from this version."""
+    return {name for name, _text in reader.streams[-3:]} == {version}
+
+
 def listed(service: RayServe) -> dict[str, float]:
     versions = service.client.get("/stats").json()["versions"]
     return {name: stats["weight"] for name, stats in versions.items()}
@@ -163,7 +169,7 @@ def test_requests_leave_a_version_whose_application_is_deleted_while_it_is_liste
             reader.read_more("old", 1)
         service.deploy(gateway(folders, old=99, new=1), new)
         for reader in readers:
-            reader.wait_until(lambda reader=reader: {name for name, _text in reader.streams[-3:]} == {"new"})
+            reader.wait_until(partial(reads_only, reader, "new"))
             reader.finish()
         assert [reader.errors for reader in readers] == [[]] * len(readers)
         assert len({stream for reader in readers for stream in reader.streams}) == 2, "one text for each version"
