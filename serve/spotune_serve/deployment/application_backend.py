@@ -90,9 +90,9 @@ class ApplicationBackend:
 
     def _start_watch(self) -> None:
         if self._watch is None or self._watch.done():
-            self._watch = asyncio.create_task(self._end_waits_if_gone())
+            self._watch = asyncio.create_task(self._abandon_waiters_if_gone())
 
-    async def _end_waits_if_gone(self) -> None:
+    async def _abandon_waiters_if_gone(self) -> None:
         """Run as long as requests wait, and end their wait if the application is deleted meanwhile."""
         while self._waiters:
             await asyncio.sleep(_POLL_SECONDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 from spotune_operator.serving.gateway_stats import Traffic
 from tests.operator.serving.scenario import ACTIVE, OUTPUT, Scenario, a_service
 
