@@ -36,15 +36,16 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import load_file
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from spotune_serve.engine.weights.block import weights_of
 from spotune_serve.engine.weights.load import load_model
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -103,29 +104,39 @@ def bytes_read() -> int:
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 
-def without_weights(model: Any) -> tuple[bytes, list[Any]]:
-    """A pickled model without its weights, and the weights as arrays with their types and shapes."""
-    weights = weights_of(model)
-    arrays = [
-        (tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
-        for tensor in weights.values()
-    ]
-    for tensor in weights.values():
-        tensor.data = torch.empty(0, dtype=tensor.dtype)
-    return pickle.dumps(model), arrays
+def without_weights(model: Any) -> tuple[bytes, dict[str, Any]]:
+    """A pickled model whose modules have no parameters, and the parameters as arrays with their types and shapes.
+
+    Empty tensors in their places would take most of the time to unpickle.
+    """
+    named = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in named.items()}
+    places: list[tuple[int, str, str]] = []
+    for number, module in enumerate(model.modules()):
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                places.append((number, attribute, names[id(parameter)]))
+                module._parameters[attribute] = None
+    arrays = {
+        name: (tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
+        for name, tensor in named.items()
+    }
+    return pickle.dumps((model, places), protocol=pickle.HIGHEST_PROTOCOL), arrays
 
 
-def with_weights(skeleton: bytes, arrays: list[Any]) -> Any:
-    """The model again, over the memory of the arrays."""
-    model: Any = pickle.loads(skeleton)  # noqa: S301 - made by this script
-    assign(model, arrays)
+def with_weights(skeleton: bytes, tensors: Mapping[str, Tensor]) -> Any:
+    """The model again, with these tensors as its parameters; tied ones stay tied."""
+    model, places = pickle.loads(skeleton)  # noqa: S301 - made by this script
+    parameters = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
+    modules = list(model.modules())
+    for number, attribute, name in places:
+        modules[number]._parameters[attribute] = parameters[name]
     return model
 
 
-def assign(model: Any, arrays: list[Any]) -> None:
-    """Make the arrays the weights of the model."""
-    for tensor, (array, dtype, shape) in zip(weights_of(model).values(), arrays, strict=True):
-        tensor.data = torch.from_numpy(array).view(dtype).view(shape)
+def tensors_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors over the memory of the arrays."""
+    return {name: torch.from_numpy(array).view(dtype).view(shape) for name, (array, dtype, shape) in arrays.items()}
 
 
 class Store:
@@ -157,7 +168,8 @@ def load_from_store(reference: Any) -> Any:
     """The model, with weights in the object store."""
     import ray
 
-    return with_weights(*ray.get(reference))
+    skeleton, arrays = ray.get(reference)
+    return with_weights(skeleton, tensors_of(arrays))
 
 
 def load_ordinary(folder: Path) -> Any:
@@ -206,23 +218,21 @@ def run_attach(folder: Path) -> None:
 
     skeleton, _ = without_weights(load_model(folder))
     found: dict[str, dict[str, list[float]]] = {"with_model": {}, "weights_only": {}}
-
-    def from_file(model: Any) -> None:
-        weights = weights_of(model)
-        for name, tensor in load_file(folder / "model.safetensors").items():
-            weights[name].data = tensor
-
-    def from_store(model: Any) -> None:
-        assign(model, ray.get(reference)[1])
-
-    for name, replace in {"file": from_file, "object_store": from_store}.items():
+    sources: dict[str, Callable[[], dict[str, Tensor]]] = {
+        "file": lambda: load_file(folder / "model.safetensors"),
+        "object_store": lambda: tensors_of(ray.get(reference)[1]),
+    }
+    for name, tensors in sources.items():
+        model = with_weights(skeleton, tensors())
         for kind, times in found.items():
-            model = pickle.loads(skeleton)  # noqa: S301 - made here
             for _ in range(ATTACH_ROUNDS):
                 start = time.perf_counter()
                 if kind == "with_model":
-                    model = pickle.loads(skeleton)  # noqa: S301 - made here
-                replace(model)
+                    model = with_weights(skeleton, tensors())
+                else:
+                    weights = tensors()
+                    for parameter_name, parameter in model.named_parameters():
+                        parameter.data = weights[parameter_name]
                 times.setdefault(name, []).append(round(time.perf_counter() - start, 5))
     print(json.dumps(found), flush=True)
 
