@@ -103,7 +103,7 @@ faults: cluster-build ## Put training jobs through every fault on a real Kuberne
 
 .PHONY: serving-faults
 serving-faults: cluster-build ## Put a service with 220 open streams through every fault on a real Kubernetes, and write docs/serving-faults.md (an hour)
-	@command -v redis-server > /dev/null || { echo "Redis is not installed: apt-get install --no-install-recommends redis-tools"; exit 1; }
+	@command -v redis-check-rdb > /dev/null || { echo "Redis is not installed: apt-get install --no-install-recommends redis-tools"; exit 1; }
 	@rm -f $(SERVING_FAULTS)
 	failed=0; SPOTUNE_SERVING_FAULTS_RECORDS=$(SERVING_FAULTS) $(BIN)/pytest tests/cluster/serving_faults/suite.py || failed=1; \
 	$(BIN)/python -m tests.cluster.serving_faults.report $(SERVING_FAULTS) --output docs/serving-faults.md; exit $$failed
