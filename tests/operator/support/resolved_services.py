@@ -31,7 +31,7 @@ def resolved_service_of(
     name: str = "answers",
     location: ModelLocation = TRAINED,
     adapters: dict[str, ModelLocation] | None = None,
-    options: dict[str, str] | None = None,
+    options: dict[str, Any] | None = None,
     **spec: Any,
 ) -> ResolvedService:
     """A resolved service of the model at `location`.

@@ -7,6 +7,7 @@ weights, are options. Arguments never change in a running cluster: those of the 
 and a version with other arguments is another application.
 """
 
+import json
 import math
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import yaml
 from spotune.service import ReplicasSpec
 from spotune_operator.children.pod_template.ray_pods import DRAIN_MARGIN_SECONDS, grace_seconds
 from spotune_operator.children.ports import SERVE
+from spotune_operator.children.serving.pinned import matching_pin
 from spotune_operator.children.serving.resolved_service import DeployedVersion, ResolvedService
 from spotune_operator.kube.digest import digest
 
@@ -57,7 +59,7 @@ def _gateway(resolved: ResolvedService) -> dict[str, Any]:
         "name": APPLICATION,
         "import_path": _GATEWAY_IMPORT,
         "route_prefix": "/",
-        "args": gateway_arguments(resolved),
+        "args": serve_arguments(resolved)["gateway"],
         "deployments": [deployment],
     }
 
@@ -93,8 +95,7 @@ def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any
         "directory": version.model.directory,
         **_step(version),
         **{name: value for name, value in _location(version).items() if value},
-        "gpus": resolved.service.spec.gpus,
-        "drainSeconds": drain_seconds(resolved),
+        **serve_arguments(resolved)["model"],
     }
     return {
         "name": version.application,
@@ -105,11 +106,18 @@ def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any
     }
 
 
-def gateway_arguments(resolved: ResolvedService) -> dict[str, Any]:
-    """The arguments of the gateway's application, without absent optional ones."""
+def serve_arguments(resolved: ResolvedService) -> dict[str, dict[str, Any]]:
+    """The arguments of the applications, without absent optional ones: as pinned, if there is a pin.
+
+    ``gateway`` are those of the gateway, ``model`` those that all versions have in common.
+    """
+    pinned = matching_pin(resolved)
+    if pinned is not None:
+        arguments: dict[str, dict[str, Any]] = json.loads(pinned.arguments)
+        return arguments
     spec = resolved.service.spec
     keys = {"apiKeysFile": f"{API_KEYS_FOLDER}/{API_KEYS_FILE}"} if spec.api_keys_secret_ref is not None else {}
-    return {
+    gateway = {
         "name": resolved.service.model_id,
         **keys,
         "requestTimeoutSeconds": resolved.request_timeout_seconds,
@@ -117,11 +125,12 @@ def gateway_arguments(resolved: ResolvedService) -> dict[str, Any]:
         # With it, the first request waits for a replica.
         "scalesToZero": spec.replicas.min == 0,
     }
+    return {"gateway": gateway, "model": {"gpus": spec.gpus, "drainSeconds": drain_seconds(resolved)}}
 
 
 def arguments_digest(resolved: ResolvedService) -> str:
     """Changes with the arguments of the gateway."""
-    return digest(gateway_arguments(resolved))
+    return digest(serve_arguments(resolved)["gateway"])
 
 
 def drain_seconds(resolved: ResolvedService) -> int:
