@@ -17,6 +17,7 @@ from spotune.service.spec import (
 from spotune.service.status import (
     LocationStatus,
     ModelServiceStatus,
+    PinnedServiceStatus,
     RejectedStatus,
     RetiringVersionStatus,
     RolloutStatus,
@@ -32,6 +33,7 @@ __all__ = [
     "ModelService",
     "ModelServiceSpec",
     "ModelServiceStatus",
+    "PinnedServiceStatus",
     "PromotionSpec",
     "RejectedStatus",
     "ReplicasSpec",

@@ -72,6 +72,17 @@ class RejectedStatus(StatusSection):
     """Hash of spec.rollout at that time."""
 
 
+class PinnedServiceStatus(StatusSection):
+    """What the running pods were rendered to. A change of the spec updates it; an operator upgrade does not."""
+
+    inputs: str
+    """Hash of all that it was rendered from."""
+    ray_cluster: str
+    """The rendered spec of the RayCluster without its numbers of pods, as JSON."""
+    arguments: str
+    """The rendered arguments of gateway and model in Ray Serve, as JSON."""
+
+
 class ModelServiceStatus(StatusSection):
     """Health of a service."""
 
@@ -115,5 +126,7 @@ class ModelServiceStatus(StatusSection):
     """Ray version of the default images."""
     provider: str = ""
     """Cloud provider of the nodes when the service was created."""
+    pinned: PinnedServiceStatus | None = None
+    """Pod templates and arguments of the running cluster."""
     conditions: Conditions = Field(default=[])
     """Conditions: Ready, Reconciling, Stalled, Suspended, ModelAvailable, ReplicasReady, RolledOut."""

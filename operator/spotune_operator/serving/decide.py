@@ -9,7 +9,7 @@ from typing import Any, Final
 from spotune.service import ModelService, ModelServiceStatus, ServedVersionStatus
 from spotune_operator.children.serving import build_service_children
 from spotune_operator.children.serving.groups import REPLICAS, min_replicas
-from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION, cluster_digest
+from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION, cluster_digest, pin
 from spotune_operator.children.serving.resolved_service import (
     DefaultImages,
     DeployedVersion,
@@ -175,6 +175,7 @@ class _Base:
             operator_namespace=settings.namespace,
             monitoring_namespace=settings.monitoring_namespace,
             active_cluster=self.observed.ray.active_cluster,
+            pinned=previous.pinned,
         )
 
     @property
@@ -283,6 +284,8 @@ def _status(
             "rejected": rollout.rejected,
             "retiring": list(rollout.retiring),
             "claims": list(resolved.claims),
+            # A suspended service has no pods: it starts again with the templates of this version of the operator.
+            "pinned": pin(resolved) if not spec.suspend else None,
             "adapters": {name: location_status(found) for name, found in context.models.adapters.items()},
             "url": resolved.url,
             "image": resolved.image,

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from spotune.service import ModelServiceStatus
+from spotune_operator.children.serving import pods
 from spotune_operator.errors import ProviderError
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem
@@ -219,6 +220,38 @@ def test_the_image_stays_when_the_operator_is_upgraded() -> None:
     scenario.settings = replace(scenario.settings, serve_image="spotune/serve:2")
     assert scenario.decide().apply == before
     assert scenario.status.image == "spotune/serve:1"
+
+
+def test_an_upgraded_operator_starts_no_second_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario(a_service(replicas={"min": 1, "max": 1}))
+    scenario.serves()
+    before = scenario.decide().apply
+    monkeypatch.setitem(pods._LOGS, "RAY_NEW_SETTING", "1")
+    assert scenario.decide().apply == before
+    assert scenario.status.phase == "Serving"
+    scenario.job(OUTPUT, 240, "Complete")
+    scenario.decide()
+    assert scenario.condition("RolledOut").reason == "InProgress"
+    assert "second Ray cluster" not in scenario.condition("RolledOut").message
+    scenario.edit(resources={"requests": {"memory": "9Gi"}})
+    assert "RAY_NEW_SETTING" in json.dumps(scenario.decide().apply)
+    assert "second Ray cluster" in scenario.condition("RolledOut").message
+    pinned = scenario.status.pinned
+    assert pinned is not None
+    assert "RAY_NEW_SETTING" in pinned.ray_cluster
+
+
+def test_a_suspended_service_starts_again_with_the_templates_of_this_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario()
+    scenario.serves()
+    scenario.edit(suspend=True)
+    scenario.decide()
+    scenario.observe(children={}, pods=[])
+    scenario.decide()
+    assert scenario.status.pinned is None
+    monkeypatch.setitem(pods._LOGS, "RAY_NEW_SETTING", "1")
+    scenario.edit()
+    assert "RAY_NEW_SETTING" in json.dumps(scenario.decide().apply)
 
 
 def test_an_image_of_the_spec_replaces_the_pinned_one() -> None:

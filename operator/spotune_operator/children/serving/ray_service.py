@@ -9,14 +9,16 @@ not replace it when an application there fails (``shouldPrepareNewCluster`` comp
 import json
 from typing import Any, Final
 
+from spotune.service import PinnedServiceStatus
 from spotune_operator.children.pod_template.environment import secret_source
 from spotune_operator.children.pod_template.layers import Pod
 from spotune_operator.children.pod_template.ray_pods import head_start_parameters, object_store_parameters
 from spotune_operator.children.pod_template.resources import whole_cpus
 from spotune_operator.children.serving.groups import GroupSize, group_sizes
+from spotune_operator.children.serving.pinned import inputs_digest, matching_pin
 from spotune_operator.children.serving.pods import autoscaler_options, gateway_pod, replica_pod, service_head_pod
 from spotune_operator.children.serving.resolved_service import ResolvedService
-from spotune_operator.children.serving.serve_config import serve_config
+from spotune_operator.children.serving.serve_config import serve_arguments, serve_config
 from spotune_operator.kube.digest import digest
 
 GATEWAY_RESOURCE: Final = "spotune_gateway"
@@ -60,15 +62,47 @@ def cluster_digest(resolved: ResolvedService) -> str:
     return _digest_without_sizes(_cluster(resolved))
 
 
+def pin(resolved: ResolvedService) -> PinnedServiceStatus:
+    """The pin unchanged, or a new one if a field has changed that the pods depend on.
+
+    Raises:
+        StalledError: A pod template or the resources are invalid.
+    """
+    return matching_pin(resolved) or PinnedServiceStatus(
+        inputs=inputs_digest(resolved),
+        ray_cluster=_compact(_without_sizes(_rendered_cluster(resolved))),
+        arguments=_compact(serve_arguments(resolved)),
+    )
+
+
+def _compact(content: dict[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"))
+
+
 def _digest_without_sizes(cluster: dict[str, Any]) -> str:
+    return digest(_without_sizes(cluster))
+
+
+def _without_sizes(cluster: dict[str, Any]) -> dict[str, Any]:
     sizes = ("replicas", "minReplicas", "maxReplicas")
     groups = [
         {name: value for name, value in group.items() if name not in sizes} for group in cluster["workerGroupSpecs"]
     ]
-    return digest(cluster | {"workerGroupSpecs": groups})
+    return cluster | {"workerGroupSpecs": groups}
 
 
 def _cluster(resolved: ResolvedService) -> dict[str, Any]:
+    """The spec of the RayCluster: as pinned, with the numbers of pods of now; else rendered."""
+    pinned = matching_pin(resolved)
+    if pinned is None:
+        return _rendered_cluster(resolved)
+    cluster: dict[str, Any] = json.loads(pinned.ray_cluster)
+    numbers = {size.name: _numbers(size) for size in group_sizes(resolved)}
+    groups = [group | numbers[group["groupName"]] for group in cluster["workerGroupSpecs"]]
+    return cluster | {"workerGroupSpecs": groups}
+
+
+def _rendered_cluster(resolved: ResolvedService) -> dict[str, Any]:
     autoscales = resolved.service.spec.replicas.autoscales
     optional = {
         "autoscalerOptions": autoscaler_options(resolved) if autoscales else {},
@@ -105,12 +139,15 @@ def _group(size: GroupSize, pod: Pod, resource: str, gpus: int) -> dict[str, Any
     }
     return {
         "groupName": size.name,
-        "replicas": size.min,
-        "minReplicas": size.min,
-        "maxReplicas": size.max,
+        **_numbers(size),
         "rayStartParams": parameters,
         "template": pod.template,
     }
+
+
+def _numbers(size: GroupSize) -> dict[str, int]:
+    """The numbers of pods of a group."""
+    return {"replicas": size.min, "minReplicas": size.min, "maxReplicas": size.max}
 
 
 def _fault_tolerance(resolved: ResolvedService) -> dict[str, Any]:

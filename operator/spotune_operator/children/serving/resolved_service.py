@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Final, Self
 
-from spotune.service import SERVICE_KIND, ModelService, ReplicasSpec
+from spotune.service import SERVICE_KIND, ModelService, PinnedServiceStatus, ReplicasSpec
 from spotune_operator.children.owner import Owner
 from spotune_operator.children.resolved_job import RAY_VERSION
 from spotune_operator.kube.digest import digest
@@ -131,6 +131,7 @@ class ResolvedService:
         operator_namespace: Namespace of the operator.
         monitoring_namespace: Namespace of the Prometheus that scrapes the pods; empty: none.
         active_cluster: Name of the RayCluster that gets the requests; empty: any cluster of the service.
+        pinned: The pin in its status; None without one.
     """
 
     service: ModelService
@@ -143,6 +144,7 @@ class ResolvedService:
     operator_namespace: str = OPERATOR_NAMESPACE
     monitoring_namespace: str = ""
     active_cluster: str = ""
+    pinned: PinnedServiceStatus | None = None
 
     @property
     def name(self) -> str:
@@ -222,6 +224,7 @@ def resolve_service(
     operator_namespace: str = OPERATOR_NAMESPACE,
     monitoring_namespace: str = "",
     active_cluster: str = "",
+    pinned: PinnedServiceStatus | None = None,
 ) -> ResolvedService:
     """Resolve the defaults of a service.
 
@@ -237,6 +240,7 @@ def resolve_service(
         monitoring_namespace: Namespace of the Prometheus that scrapes the pods; empty: none.
         active_cluster: ``status.activeServiceStatus.rayClusterName`` of the RayService. During an upgrade there are two
             clusters: clients must not connect to the gateway of the one whose replicas are still starting.
+        pinned: The pin in the status of the service.
     """
     cluster = service.spec.cluster
     needed = {claim for version in versions for claim in version.claims}
@@ -251,4 +255,5 @@ def resolve_service(
         operator_namespace=operator_namespace,
         monitoring_namespace=monitoring_namespace,
         active_cluster=active_cluster,
+        pinned=pinned,
     )

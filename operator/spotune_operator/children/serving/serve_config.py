@@ -7,6 +7,7 @@ weights, are options. Arguments never change in a running cluster: those of the 
 and a version with other arguments is another application.
 """
 
+import json
 import math
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import yaml
 from spotune.service import ReplicasSpec
 from spotune_operator.children.pod_template.ray_pods import DRAIN_MARGIN_SECONDS, grace_seconds
 from spotune_operator.children.ports import SERVE
+from spotune_operator.children.serving.pinned import matching_pin
 from spotune_operator.children.serving.resolved_service import DeployedVersion, ResolvedService
 from spotune_operator.kube.digest import digest
 
@@ -26,6 +28,8 @@ _GATEWAY_IMPORT: Final = "spotune_serve.deployment.cluster:build_gateway"
 _MODEL_IMPORT: Final = "spotune_serve.deployment.cluster:build_model"
 _GATEWAY: Final = "Gateway"
 _REPLICA: Final = "Replica"
+_ENGINE_ARGUMENTS: Final = ("engine", "batchInvariant")
+"""Arguments of a model that its pods do not show otherwise. They are left out if they have their defaults."""
 """Names of the deployments in ``spotune_serve``."""
 _NOTICE_DELAY_SECONDS: Final = 2
 """Seconds until Ray Serve's controller has noticed that a node is draining."""
@@ -57,7 +61,7 @@ def _gateway(resolved: ResolvedService) -> dict[str, Any]:
         "name": APPLICATION,
         "import_path": _GATEWAY_IMPORT,
         "route_prefix": "/",
-        "args": gateway_arguments(resolved),
+        "args": serve_arguments(resolved)["gateway"],
         "deployments": [deployment],
     }
 
@@ -88,10 +92,10 @@ def _step(version: DeployedVersion) -> dict[str, int]:
 
 
 def _engine(resolved: ResolvedService) -> dict[str, Any]:
-    """The arguments of a model that choose its engine, without those that have their defaults."""
+    """The arguments that choose the engine."""
     spec = resolved.service.spec
-    name = {"engine": spec.engine} if spec.engine != "auto" else {}
-    return name | ({"batchInvariant": True} if spec.batch_invariant else {})
+    given = {"engine": spec.engine if spec.engine != "auto" else "", "batchInvariant": spec.batch_invariant}
+    return {name: given[name] for name in _ENGINE_ARGUMENTS if given[name]}
 
 
 def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any]:
@@ -100,9 +104,7 @@ def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any
         "directory": version.model.directory,
         **_step(version),
         **{name: value for name, value in _location(version).items() if value},
-        "gpus": resolved.service.spec.gpus,
-        **_engine(resolved),
-        "drainSeconds": drain_seconds(resolved),
+        **serve_arguments(resolved)["model"],
     }
     return {
         "name": version.application,
@@ -113,11 +115,18 @@ def _model(resolved: ResolvedService, version: DeployedVersion) -> dict[str, Any
     }
 
 
-def gateway_arguments(resolved: ResolvedService) -> dict[str, Any]:
-    """The arguments of the gateway's application, without absent optional ones."""
+def serve_arguments(resolved: ResolvedService) -> dict[str, dict[str, Any]]:
+    """The arguments of the applications, without absent optional ones: as pinned, if there is a pin.
+
+    ``gateway`` are those of the gateway, ``model`` those that all versions have in common.
+    """
+    pinned = matching_pin(resolved)
+    if pinned is not None:
+        arguments: dict[str, dict[str, Any]] = json.loads(pinned.arguments)
+        return arguments
     spec = resolved.service.spec
     keys = {"apiKeysFile": f"{API_KEYS_FOLDER}/{API_KEYS_FILE}"} if spec.api_keys_secret_ref is not None else {}
-    return {
+    gateway = {
         "name": resolved.service.model_id,
         **keys,
         "requestTimeoutSeconds": resolved.request_timeout_seconds,
@@ -125,14 +134,18 @@ def gateway_arguments(resolved: ResolvedService) -> dict[str, Any]:
         # With it, the first request waits for a replica.
         "scalesToZero": spec.replicas.min == 0,
     }
+    model = {"gpus": spec.gpus, **_engine(resolved), "drainSeconds": drain_seconds(resolved)}
+    return {"gateway": gateway, "model": model}
 
 
 def arguments_digest(resolved: ResolvedService) -> str:
-    """Changes with the arguments of the gateway, and with those of the models that all versions share.
+    """Changes with the arguments of the gateway and the choice of the engine.
 
     Ray Serve would restart the processes of the running cluster.
     """
-    return digest(gateway_arguments(resolved) | _engine(resolved))
+    arguments = serve_arguments(resolved)
+    engine = {name: value for name, value in arguments["model"].items() if name in _ENGINE_ARGUMENTS}
+    return digest(arguments["gateway"] | engine)
 
 
 def drain_seconds(resolved: ResolvedService) -> int:
