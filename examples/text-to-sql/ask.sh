@@ -12,6 +12,6 @@ until [ -s "$ready" ]; do
 done
 url=$(sed -E 's/.*"url": "([^"]+)".*/\1/' "$ready")
 row='{"row": {"question": "Which ferry is the one captained by Ada Lindberg?", "columns": "ferry captain speed year"}}'
-echo "curl $url/v1/predict --json '$row'"
+echo "curl $url/v1/predict -H 'Content-Type: application/json' -d '$row'"
 curl --silent --show-error --fail "$url/v1/predict" --header 'Content-Type: application/json' --data "$row"
 echo

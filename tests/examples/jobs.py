@@ -1,4 +1,4 @@
-"""The job files of examples/."""
+"""The files of examples/: jobs, and services of their models."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
+from spotune.job_file.load import load_job
 from spotune.plan.known_models import known_config
 from tests import ROOT
 
 EXAMPLES = ROOT / "examples"
 JOB_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneJob" in file.read_text())
+JOBS = {job.metadata.name: job for job in map(load_job, JOB_FILES)}
+SERVICE_FILES = sorted(EXAMPLES.glob("serving/*.yaml"))
 PUBLISHED = [file for file in JOB_FILES if file.parent.name != "text-to-sql"]
 """Jobs that need published models and datasets. The remaining example generates its own."""
 

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spotune.job_file.load import load_job, load_service
+from spotune.job_file.load import load_service
 from spotune_operator.children.serving import build_service_children
 from spotune_operator.children.serving.resolved_service import ModelLocation, only_version, resolve_service
 from spotune_operator.providers import AKS, EKS, GKE, Provider
-from tests.examples.jobs import EXAMPLES, JOB_FILES
-
-SERVICE_FILES = sorted(EXAMPLES.glob("serving/*.yaml"))
-JOBS = {job.metadata.name: job for job in map(load_job, JOB_FILES)}
+from tests.examples.jobs import EXAMPLES, JOBS, SERVICE_FILES
 
 
 @pytest.mark.parametrize("file", SERVICE_FILES, ids=lambda file: file.stem)

@@ -40,6 +40,9 @@ train; run the same command again to resume
 [cyan]spotune predict runs/my-job "How many singers are there?"[/cyan]
 query the trained model
 
+[cyan]spotune serve runs/my-job[/cyan]
+serve it with OpenAI's API and a page
+
 [bold]Exit codes[/bold]
 
 0 success; 2 wrong usage; 10 infrastructure failure, run it again; 20 the job's model, data or configuration is wrong;

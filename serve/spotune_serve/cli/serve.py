@@ -44,10 +44,12 @@ def serve(
             "--batch-invariant", help="With vllm: an answer has the same tokens whatever else the GPU computes."
         ),
     ] = False,
-    replicas: Annotated[int, typer.Option(min=1, help="Processes that generate. On GPUs they share the GPUs.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Processes that generate. The machine's GPUs are divided among them.")
+    ] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0: any free port.")] = 8000,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds that running requests get at the stop.")] = 30.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that running requests have to finish at a stop.")] = 30.0,
     output: Annotated[
         Literal["text", "json"], typer.Option(help="json: one line with URL and model once it is ready.")
     ] = "text",
@@ -57,6 +59,12 @@ def serve(
     Keys: with SPOTUNE_API_KEYS=key1,key2 requests need one of them as "Authorization: Bearer KEY".
 
     Example: spotune serve runs/text-to-sql --port 8000
+
+    Example: spotune serve finetunejob.yaml --replicas 2
+
+    Example: spotune serve models/llama3-8b --adapter dolly=runs/llama3-8b-lora/export
+
+    Example: SPOTUNE_API_KEYS=secret spotune serve runs/text-to-sql --host 0.0.0.0
     """
     from spotune.prompting.export_manifest import find_export
     from spotune_serve.deployment.config import GatewayConfig, ModelConfig

@@ -1,4 +1,4 @@
-"""A private Ray with Ray Serve in a process of its own. A test deploys configurations in it, as `serve deploy` does."""
+"""A private Ray with Ray Serve in a process of its own. A test deploys configurations in it, as KubeRay does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ from typing import Any, Self
 import httpx
 
 _PATIENCE_SECONDS = 180.0
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _RESOURCES = {"spotune_gateway": 1.0, "spotune_replica": 2.0}
 _ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -28,16 +30,20 @@ _ENVIRONMENT = {
 class RayServe:
     """Ray Serve on this machine, with an HTTP client of its proxy.
 
+    Args:
+        nodes: the resources of each Ray node beside the head, which has none then; empty: the head runs everything.
+        environment: variables of all processes, besides those of this one.
+
     Attributes:
         client: asks the proxy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[Mapping[str, float]] = (), environment: Mapping[str, str] = {}) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(port)],
-            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+            [sys.executable, "-m", __name__, str(port), json.dumps([dict(node) for node in nodes])],
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -59,11 +65,26 @@ class RayServe:
 
     def deploy(self, *applications: dict[str, Any]) -> None:
         """Deploy these applications and no others. Returns when Ray Serve has taken the configuration."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"applications": applications}) + "\n")
-        self._process.stdin.flush()
-        assert self._process.stdout.readline() == "deployed\n"
+        self.deploy_config({"applications": list(applications)})
+
+    def deploy_config(self, config: dict[str, Any]) -> None:
+        """Deploy the content of a serveConfigV2, and nothing else.
+
+        The HTTP options of the first one apply, without host and port.
+        """
+        self._tell(config)
+
+    def wait_until_running(self) -> dict[str, int]:
+        """Wait until all applications run; returns the number of running replicas of each deployment, by its name."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            applications = self._tell(None)
+            failed = [each["message"] for each in applications if each["status"] == "DEPLOY_FAILED"]
+            assert not failed, failed
+            if all(each["status"] == "RUNNING" for each in applications):
+                return {name: count for each in applications for name, count in each["replicas"].items()}
+            assert time.monotonic() < deadline, f"applications do not run: {applications}"
+            time.sleep(0.2)
 
     def wait_for(self, path: str, *, headers: dict[str, str] | None = None, body: dict[str, Any] | None = None) -> None:
         """Wait until a request has status 200."""
@@ -81,9 +102,20 @@ class RayServe:
             time.sleep(0.2)
         raise AssertionError(f"{path} does not answer: {problem}")
 
+    def _tell(self, config: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Deploy a configuration, if there is one; returns the state of all applications."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(config) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the process with Ray Serve has ended"
+        applications: list[dict[str, Any]] = json.loads(answer)
+        return applications
 
-def _run(port: int) -> None:
-    """Run Ray Serve, and deploy each line of the standard input, until it ends."""
+
+def _run(port: int, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Run Ray Serve until the standard input ends. Each line is a configuration to deploy, or null."""
     import ray
     from ray import serve
     from ray.serve.context import _get_global_client
@@ -92,22 +124,65 @@ def _run(port: int) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="spotune-test-") as folder:
         ray.init(
             address="local",
+            num_cpus=0 if nodes else None,
             num_gpus=0,
-            resources=_RESOURCES,
+            resources={} if nodes else _RESOURCES,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            object_store_memory=80 * 1024 * 1024,
+            object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=str(Path(folder) / "ray"),
         )
-        serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "WARNING"})
-        controller: Any = _get_global_client()
+        started = [_start_node(ray.get_runtime_context().gcs_address, resources) for resources in nodes]
         for line in sys.stdin:
-            controller.deploy_apps(ServeDeploySchema.model_validate_json(line))
-            print("deployed", flush=True)  # noqa: T201 - the answer to the test
+            config = json.loads(line)
+            if config is not None:
+                options = {**config.get("http_options", {}), "host": "127.0.0.1", "port": port}
+                serve.start(proxy_location="EveryNode", http_options=options, logging_config={"log_level": "WARNING"})
+                controller: Any = _get_global_client()
+                controller.deploy_apps(ServeDeploySchema.model_validate(config))
+            print(json.dumps(_states()), flush=True)  # noqa: T201 - the answer to the test
         serve.shutdown()
+        for node in started:
+            node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
         ray.shutdown()
 
 
+def _start_node(address: str, resources: Mapping[str, float]) -> Any:
+    """Start a Ray node on this machine. `ray start` would not: it takes 127.0.0.1 for the address of another laptop."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    parameters: dict[str, Any] = {
+        "gcs_address": address,
+        "node_ip_address": "127.0.0.1",
+        "num_cpus": 1,
+        "num_gpus": 0,
+        "resources": dict(resources),
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "node_manager_port": 0,
+        "dashboard_agent_listen_port": None,
+        "include_log_monitor": False,
+    }
+    return Node(RayParams(**parameters), head=False, shutdown_at_exit=True, spawn_reaper=False)
+
+
+def _states() -> list[dict[str, Any]]:
+    """The applications: their status and message, and the number of running replicas of each deployment."""
+    from ray import serve
+
+    return [
+        {
+            "status": application.status,
+            "message": "; ".join([application.message, *(each.message for each in application.deployments.values())]),
+            "replicas": {
+                name: sum(count for state, count in each.replica_states.items() if state == "RUNNING")
+                for name, each in application.deployments.items()
+            },
+        }
+        for application in serve.status().applications.values()
+    ]
+
+
 if __name__ == "__main__":
-    _run(int(sys.argv[1]))
+    _run(int(sys.argv[1]), json.loads(sys.argv[2]))

@@ -5,36 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel, MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from spotune.errors import JobError
 from spotune_serve.engine.model import LoadedModel
 from spotune_serve.engine.weights.load import load_adapters, load_model
 from tests.serve.support.generating import ask, request
+from tests.serve.support.toy_adapters import PEFT_WARNING, save_adapter
 from tests.serve.support.toy_models import generated_by_transformers, prompts, toy_model
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing`:FutureWarning"
-)  # of peft, with transformers
-
-_TARGETS = {"llama": ["q_proj", "v_proj"], "t5": ["q", "v"]}
+pytestmark = pytest.mark.filterwarnings(PEFT_WARNING)
 
 
 def saved(model: PreTrainedModel, directory: Path) -> Path:
     model.save_pretrained(directory)
     return directory
-
-
-def save_adapter(directory: Path, family: str = "llama", seed: int = 0, **values: Any) -> tuple[Path, PreTrainedModel]:
-    """A random LoRA adapter of a toy model, and that model with the adapter merged into its weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = LoraConfig(r=2, lora_alpha=8, target_modules=_TARGETS[family], init_lora_weights=False, **values)
-        model: Any = get_peft_model(toy_model(family), config)
-    model.save_pretrained(directory)
-    merged: PreTrainedModel = model.merge_and_unload()
-    return directory, merged
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])

@@ -1,0 +1,31 @@
+"""LoRA adapters of toy models, with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel
+
+from tests.serve.support.toy_models import toy_model
+
+PEFT_WARNING = "ignore:`is_gradient_checkpointing`:FutureWarning"
+"""A filter for tests with adapters: peft calls a deprecated method of transformers."""
+_TARGETS = {"llama": ["q_proj", "v_proj"], "t5": ["q", "v"]}
+
+
+def save_adapter(directory: Path, family: str = "llama", seed: int = 0, **values: Any) -> tuple[Path, PreTrainedModel]:
+    """Save a random LoRA adapter of a toy model; returns the folder, and the model with the merged adapter.
+
+    Keyword arguments are values of the model's configuration.
+    """
+    base = toy_model(family, **values)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = LoraConfig(r=2, lora_alpha=8, target_modules=_TARGETS[family], init_lora_weights=False)
+        model: Any = get_peft_model(base, config)
+    model.save_pretrained(directory)
+    merged: PreTrainedModel = model.merge_and_unload()
+    return directory, merged
