@@ -30,7 +30,8 @@ from tests.cluster.serving_faults.trained_model import trained_once
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 NAME = "counting"
-TOKENS = 256
+TOKENS = 512
+"""Of each answer: so many that no stream has ended before the last one begins, even if one replica has most of them."""
 _MODEL = "counting-model"
 _CLIENT_RETRY_SECONDS = 60.0
 _SPARE = NodeSettings(number=4, provider=Provider.AKS, zone="westeurope-1")
