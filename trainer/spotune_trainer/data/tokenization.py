@@ -352,10 +352,10 @@ def _split_at_offsets(
     """
     if not offsets:
         return None
-    starts, ends = np.array(offsets).T
+    starts, stops_of_tokens = np.array(offsets).T
     stops = np.cumsum([len(segment.text) for segment in segments])[:-1]
-    cuts = np.searchsorted(ends, stops, side="right")  # the first token that ends after a segment
-    if np.any(np.append(starts, stops[-1:])[cuts] != stops) or np.any(np.append(0, ends)[cuts] != stops):
+    cuts = np.searchsorted(stops_of_tokens, stops, side="right")  # the first token that ends after a segment
+    if np.any(np.append(starts, stops[-1:])[cuts] != stops) or np.any(np.append(0, stops_of_tokens)[cuts] != stops):
         return None  # a token lies in two segments, or a gap, since some tokenizers leave spaces out of offsets
     bounds = [0, *cuts.tolist(), len(ids)]
     return [ids[start:stop] for start, stop in pairwise(bounds)]

@@ -59,7 +59,7 @@ class MarkedMessages:
         self.fields: dict[Field, str] = {}
         self._fields_of: dict[str, Field] = {}
         self.messages = [
-            message if index in unmarked else self._mark_message(index, message)
+            message if index in unmarked else self._put_into_message(index, message)
             for index, message in enumerate(messages)
         ]
 
@@ -76,44 +76,44 @@ class MarkedMessages:
                 positions.setdefault(field, []).append(length)
         return Located("".join([*pieces, rendered[copied:]]), positions)
 
-    def _mark_message(self, index: int, message: Message) -> Message:
+    def _put_into_message(self, index: int, message: Message) -> Message:
         marked = dict(message)
         content = message.get("content")
         if isinstance(content, list):  # one part of type text: see messages.message_variants
             marked["content"] = [
-                {**part, "text": self._mark(part["text"], Field(index, "content"))} for part in content
+                {**part, "text": self._insert_last(part["text"], Field(index, "content"))} for part in content
             ]
         elif content:
-            marked["content"] = self._mark(content, Field(index, "content"))
+            marked["content"] = self._insert_last(content, Field(index, "content"))
         for name in REASONING_FIELDS:
             if message.get(name):
-                marked[name] = self._mark(message[name], Field(index, "reasoning"))
+                marked[name] = self._insert_last(message[name], Field(index, "reasoning"))
         if "tool_calls" in message:
             marked["tool_calls"] = [
-                {**call, "function": self._mark_call(index, number, call["function"])}
+                {**call, "function": self._put_into_call(index, number, call["function"])}
                 for number, call in enumerate(message["tool_calls"])
             ]
         return marked
 
-    def _mark_call(self, index: int, number: int, function: Mapping[str, Any]) -> dict[str, Any]:
-        marked = {**function, "name": self._mark(function["name"], Field(index, "name", number))}
+    def _put_into_call(self, index: int, number: int, function: Mapping[str, Any]) -> dict[str, Any]:
+        marked = {**function, "name": self._insert_last(function["name"], Field(index, "name", number))}
         arguments, field = function["arguments"], Field(index, "arguments", number)
         if isinstance(arguments, str):
             word = _LAST_WORD.search(arguments)  # inside of the JSON text, so that it stays an object
             if word:
                 marked["arguments"] = self._insert(arguments, word.end(), field)
         else:
-            marked["arguments"] = self._mark_leaves(arguments, field)
+            marked["arguments"] = self._put_into_leaves(arguments, field)
         return marked
 
-    def _mark_leaves(self, value: Any, field: Field) -> Any:
+    def _put_into_leaves(self, value: Any, field: Field) -> Any:
         if isinstance(value, dict):
-            return {key: self._mark_leaves(item, field) for key, item in value.items()}
+            return {key: self._put_into_leaves(item, field) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._mark_leaves(item, field) for item in value]
-        return self._mark(value, field) if isinstance(value, str) else value
+            return [self._put_into_leaves(item, field) for item in value]
+        return self._insert_last(value, field) if isinstance(value, str) else value
 
-    def _mark(self, text: str, field: Field) -> str:
+    def _insert_last(self, text: str, field: Field) -> str:
         tail = _TAIL.search(text)
         assert tail is not None, "the pattern matches the empty end of any text"
         return self._insert(text, tail.start(), field) if text.strip() else text

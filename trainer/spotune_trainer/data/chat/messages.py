@@ -69,7 +69,7 @@ def message_variants(messages: Sequence[Message]) -> Iterator[tuple[Message, ...
     Templates disagree about a message without content beside tool calls (no content, or ''), about arguments of tool
     calls (objects or JSON text), and about content (text or a list of parts).
     """
-    seen: list[tuple[Message, ...]] = []
+    variants: list[tuple[Message, ...]] = []
     for text_arguments, no_content, parts in (
         (False, True, False),
         (False, False, False),
@@ -78,8 +78,8 @@ def message_variants(messages: Sequence[Message]) -> Iterator[tuple[Message, ...
         (False, False, True),
     ):
         variant = tuple(_variant(message, text_arguments, no_content, parts) for message in messages)
-        if variant not in seen:
-            seen.append(variant)
+        if variant not in variants:
+            variants.append(variant)
             yield variant
 
 

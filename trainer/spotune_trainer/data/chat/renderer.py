@@ -128,14 +128,14 @@ class ChatRenderer:
     def _find_turns(self, chat: Chat, rendered: RenderedChat, turns: list[int], draft: _Draft) -> None:
         finder = TurnFinder(self._template, rendered, chat.tools)
         text = rendered.whole.text
-        marks = None
-        if turns and self._template.has_generation_marks(chat.tools):
-            marked_text, marks = self._template.generation_marks(rendered.messages, chat.tools)
+        segments = None
+        if turns and self._template.has_generation_segments(chat.tools):
+            marked_text, segments = self._template.generation_segments(rendered.messages, chat.tools)
             if marked_text != text:
-                marks = None
+                segments = None
         for turn in turns:
             try:
-                spans = [finder.find(turn)] if marks is None else finder.find_marked(turn, marks)
+                spans = [finder.find(turn)] if segments is None else finder.find_marked(turn, segments)
             except TurnError as error:
                 draft.outcomes[turn] = error.reason
                 draft.problems.append(str(error))
@@ -174,20 +174,20 @@ class ChatRenderer:
         for start, end in joined[:-1]:
             yield TrainedSpan(start, end, turn)
         start, end = joined[-1]
-        yield TrainedSpan(start, self._end_of_turn(text, start, end), turn)
+        yield TrainedSpan(start, self._cut_after_stop(text, start, end), turn)
 
-    def _end_of_turn(self, text: str, start: int, end: int) -> int:
+    def _cut_after_stop(self, text: str, start: int, end: int) -> int:
         """The end of a turn that ``text[start:end]`` contains, at the token that ends it.
 
         Whitespace after that token is left out, because generation has stopped. A turn without such a token ends with
         the special token that begins the next one: models such as GLM stop there.
         """
-        said = text[start:end].rstrip()
-        if said.endswith(tuple(self._template.added_tokens)):
+        answer = text[start:end].rstrip()
+        if answer.endswith(tuple(self._template.added_tokens)):
             # Generation may stop only at the end-of-text token, which tokenization adds. The model has to get there.
             adds_eos = not text[end:] and self._template.eos_token not in text[start:end]
-            return end if self._trailing_whitespace or adds_eos else start + len(said)
-        rest = text[end:]
-        following = rest.lstrip()
+            return end if self._trailing_whitespace or adds_eos else start + len(answer)
+        remainder = text[end:]
+        following = remainder.lstrip()
         token = next((token for token in self._template.special_tokens if following.startswith(token)), "")
-        return end + len(rest) - len(following) + len(token) if token else end
+        return end + len(remainder) - len(following) + len(token) if token else end

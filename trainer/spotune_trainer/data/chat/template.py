@@ -15,7 +15,7 @@ from spotune_trainer.data.chat.messages import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_GENERATION_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _RENDERING_ERRORS = (TemplateError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 
 
@@ -66,11 +66,11 @@ class ChatTemplate:
         except _RENDERING_ERRORS as error:
             raise TemplateRefusalError(f"{self.name} cannot render the messages: {error}") from error
 
-    def has_generation_marks(self, tools: Sequence[dict[str, Any]]) -> bool:
+    def has_generation_segments(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Whether the template marks what the assistant generates, by ``{% generation %}``."""
-        return bool(_GENERATION_MARK.search(self._text(tools)))
+        return bool(_GENERATION_TAG.search(self._text(tools)))
 
-    def generation_marks(
+    def generation_segments(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
     ) -> tuple[str, list[tuple[int, int]]]:
         """The rendered messages, and the ranges of characters that the template marks.
@@ -81,7 +81,7 @@ class ChatTemplate:
         special: dict[str, Any] = dict(self._tokenizer.special_tokens_map)
         render: Any = render_jinja_template  # its annotation says that it returns text
         try:
-            texts, marks = render(
+            texts, segments = render(
                 [list(messages)],
                 tools=list(tools) or None,
                 chat_template=self._text(tools),
@@ -90,7 +90,7 @@ class ChatTemplate:
             )
         except _RENDERING_ERRORS as error:
             raise TemplateRefusalError(f"{self.name} cannot render the messages: {error}") from error
-        return texts[0], [(start, end) for start, end in marks[0]]
+        return texts[0], [(start, end) for start, end in segments[0]]
 
     def _text(self, tools: Sequence[dict[str, Any]]) -> str:
         return self._tokenizer.get_chat_template(tools=list(tools) or None)

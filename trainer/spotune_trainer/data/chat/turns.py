@@ -159,20 +159,20 @@ class TurnFinder:
         start = self._find_start(turn)
         # After the result of a tool, DiffusionGemma writes the role into the chat, but not into the prompt.
         start += len(self._role) if self._role and self._whole.text.startswith(self._role, start) else 0
-        end = self._find_end(turn, start)
+        end = self._find_stop(turn, start)
         self._check_markers(turn, [(start, end)])
         self.check_text(turn, self._whole.text[start:end])
         return start, end
 
-    def find_marked(self, turn: int, marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def find_marked(self, turn: int, segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Those of the template's generation marks that belong to the answer ``turn``.
 
         Raises:
             TurnError: The template does not render the answer, or not within marks.
         """
         self.check_rendered(turn)
-        visible = [(start, end) for start, end in marks if self._whole.text[start:end].strip()]
-        owned = [mark for mark, owner in zip(visible, self._owners(visible), strict=True) if owner == turn]
+        visible = [(start, end) for start, end in segments if self._whole.text[start:end].strip()]
+        owned = [segment for segment, owner in zip(visible, self._owners(visible), strict=True) if owner == turn]
         if not owned:
             raise TurnError("notPlaced", f"{self._template.name} has {_place(turn)} outside its generation marks")
         self._check_markers(turn, owned)
@@ -270,10 +270,10 @@ class TurnFinder:
         except TemplateRefusalError:
             return ""
 
-    def _find_end(self, turn: int, start: int) -> int:
+    def _find_stop(self, turn: int, start: int) -> int:
         text = self._whole.text
         if turn == len(self._chat.messages) - 1:
-            return self._find_last_end(turn, start)
+            return self._find_last_stop(turn, start)
         until = self._locate(turn + 1, generation=False)
         if text.startswith(until.text):
             return len(until.text)
@@ -289,22 +289,22 @@ class TurnFinder:
             return here + len(closing)
         raise self._not_placed(turn, "its end cannot be told from the next message")
 
-    def _find_last_end(self, turn: int, start: int) -> int:
+    def _find_last_stop(self, turn: int, start: int) -> int:
         """The end of an answer that ends the chat; without what the template writes after the end of every chat."""
         text = self._whole.text
         here = self._whole.last_position(turn) or start
-        rest = text[here:]
-        if sum(rest.count(token) for token in self._template.added_tokens) <= 1 and self._role:
+        remainder = text[here:]
+        if sum(remainder.count(token) for token in self._template.added_tokens) <= 1 and self._role:
             return len(text)
         # A template may write the beginning of another answer after every chat, asked for or not.
         user: Message = {"role": "user", "content": "?"}
         longer = self._chat.marked.locate(self._template.render([*self._marked, user], self._tools))
-        common = _common_length(rest, longer.text[longer.last_position(turn) or start :])
-        if rest[:common].strip() and rest[common:].strip() not in ("", self._template.eos_token):
+        common = _common_length(remainder, longer.text[longer.last_position(turn) or start :])
+        if remainder[:common].strip() and remainder[common:].strip() not in ("", self._template.eos_token):
             raise self._not_placed(turn, "the template writes the beginning of another answer after it")
         closing = self._closing(turn)
-        if closing and closing.strip() and rest.startswith(closing):
-            after = rest[len(closing) :].strip()
+        if closing and closing.strip() and remainder.startswith(closing):
+            after = remainder[len(closing) :].strip()
             return here + len(closing) if after not in ("", self._template.eos_token) else len(text)
         return len(text)
 
@@ -325,7 +325,7 @@ class TurnFinder:
                 return there, here
         raise self._not_placed(turn, "nothing before it can be found in the chat")
 
-    def _owners(self, marks: Sequence[tuple[int, int]]) -> list[int | None]:
+    def _owners(self, segments: Sequence[tuple[int, int]]) -> list[int | None]:
         """For each generation mark, the answer that it belongs to.
 
         That is the answer with a field in it. A mark without fields, such as one of an end-of-text token, belongs to
@@ -333,7 +333,7 @@ class TurnFinder:
         """
         turns = [index for index, message in enumerate(self._chat.messages) if message["role"] == "assistant"]
         owners: list[int | None] = []
-        for number, (start, end) in enumerate(marks):
+        for number, (start, end) in enumerate(segments):
             found = {
                 field.message
                 for field, positions in self._whole.positions.items()
@@ -341,7 +341,7 @@ class TurnFinder:
             }
             if found.intersection(turns):
                 owners.append(min(found.intersection(turns)))
-            elif len(marks) == len(turns):  # one mark for each answer, also for those that say nothing
+            elif len(segments) == len(turns):  # one mark for each answer, also for those that say nothing
                 owners.append(turns[number])
             else:
                 owners.append(owners[-1] if owners else None)
