@@ -154,6 +154,16 @@ def test_a_last_turn_that_ends_with_another_token_goes_on_to_the_end_of_text(
     assert text_with_loss(row, ends_with_user) == "ten<|user|>count<|user|>\n</s>"
 
 
+def test_the_reference_answer_is_that_of_the_last_trained_turn(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Evaluation generates what follows the tokens before the last label."""
+    chat = [*CHAT[:3], CHAT[3] | {"train": False}]
+    assert render(TextOptions("causal", messages="chat"), tokenizer, {"chat": chat}).completion == "ten"
+    none = [CHAT[0], CHAT[1] | {"train": False}]
+    document = render(TextOptions("causal", messages="chat"), tokenizer, {"chat": none})
+    assert document.completion == ""
+    assert not any(segment.has_loss for segment in document.segments)
+
+
 def metaspace_tokenizer() -> PreTrainedTokenizerBase:
     """A tokenizer that writes spaces as `_` and, like SentencePiece, puts one before every text."""
     words = {f"{space}{word}" for space in ("", "_") for word in ("Q", "how", "many", "ten", "A", "_")}

@@ -205,9 +205,9 @@ class RowRenderer:
 
     def _render_chat(self, chats: ChatRenderer, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
         chat = read_chat(row, self._options.messages, self._options.tools)
-        last = chat.assistant_turns[-1]
-        answer = chat.messages[last]["content"] or ""
         if self._options.task == "seq2seq":
+            last = chat.assistant_turns[-1]
+            answer = chat.messages[last]["content"]
             if not answer:
                 raise RowError(f"message {last + 1} has no content, which a seq2seq model could learn")
             return Document((Segment(chats.prompt(chat, last), False), Segment(answer, True)), answer, kept)
@@ -221,7 +221,7 @@ class RowRenderer:
             position = span.end
         if position < len(trained.text) or not segments:
             segments.append(Segment(trained.text[position:], False))
-        return Document(tuple(segments), answer, kept, trained)
+        return Document(tuple(segments), trained.answer, kept, trained)
 
 
 class DocumentTokenizer:

@@ -92,7 +92,10 @@ def test_malformed_messages_are_rejected(message: dict[str, Any], error: str) ->
         read(message, assistant("Ten."))
 
 
-@pytest.mark.parametrize(("tools", "error"), [("{", "not a JSON list of tools"), (["f"], "is not an object")])
+@pytest.mark.parametrize(
+    ("tools", "error"),
+    [("{", "not a JSON list of tools"), (["f"], "not an object"), ([{"function": "f"}], "not an object")],
+)
 def test_malformed_tools_are_rejected(tools: Any, error: str) -> None:
     with pytest.raises(RowError, match=error):
         read(assistant("Hi."), tools=tools)

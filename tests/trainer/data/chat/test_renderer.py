@@ -165,6 +165,25 @@ def test_calls_of_any_arguments_are_trained(template: str, arguments: Any) -> No
     assert "Sunny." in second
 
 
+def test_the_answer_of_a_turn_without_content_is_its_call() -> None:
+    row = conversation_row("tools")
+    chat = render(tokenizer_of("trl/qwen2_5"), row["chat"][:2], tools=TOOLS)
+    assert chat.answer == '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert render(tokenizer_of("trl/qwen2_5"), row["chat"], tools=TOOLS).answer == "Welcome."
+
+
+@pytest.mark.parametrize(
+    "template", [name for name, reference in REFERENCES.items() if isinstance(reference.expected("tools"), tuple)]
+)
+def test_a_chat_may_end_with_a_call(template: str) -> None:
+    expected = REFERENCES[template].expected("tools")
+    assert isinstance(expected, tuple)
+    chat = render(tokenizer_of(template), CONVERSATIONS["tools"][:2], tools=TOOLS)
+    (call,) = trained(chat)
+    assert "get_weather" in call
+    assert call[-12:] == expected[0].removesuffix("<|observation|>")[-12:]  # GLM's is that of the next message
+
+
 def test_several_calls_in_one_turn_are_trained() -> None:
     calls = [
         {"type": "function", "function": {"name": "get_weather", "arguments": {"city": city}}} for city in ("A", "B")
@@ -198,6 +217,17 @@ def test_templates_that_want_lists_of_parts_get_them() -> None:
     )
     chat = render(tokenizer_with_template(template), MULTI[:4])
     assert trained(chat) == ["Ten.<|im_end|>", "Because.<|im_end|>"]
+
+
+def test_a_list_that_a_template_writes_as_python_is_lost() -> None:
+    """A template that refuses text must not be given parts, which it writes as they are."""
+    refusing = tokenizer_with_template(
+        "{% for m in messages %}{% if m.content == 'A' %}{{ raise_exception('no A') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    chat = render(refusing, [user("1?"), assistant("A")])
+    assert chat.outcomes == {1: "refused"}
+    assert chat.problems == ("the chat template of own cannot render the messages: no A",)
 
 
 MARKED = (

@@ -120,7 +120,7 @@ def _read_tools(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
         return []
     tools = _read_list(row, column, "tools")
     for tool in tools:
-        if not isinstance(tool, dict):
+        if not isinstance(tool, dict) or not isinstance(tool.get("function", tool), dict):
             raise RowError(f"a tool in column {column!r} is not an object with the function's schema: {tool!r:.100}")
     return tools
 

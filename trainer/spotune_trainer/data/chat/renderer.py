@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from spotune_trainer.data.chat.messages import Chat
+from spotune_trainer.data.chat.rendered import RenderedChat, render_chat
 from spotune_trainer.data.chat.template import ChatTemplate, TemplateRefusalError
-from spotune_trainer.data.chat.turns import RenderedChat, TurnError, TurnFinder, render_chat
+from spotune_trainer.data.chat.turns import TurnError, TurnFinder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,6 +49,7 @@ class TrainedChat:
         outcomes: For each assistant message, by its index, what becomes of it.
         problems: For each turn that is skipped, the reason as a sentence.
         reasoning_removed: Trained turns whose reasoning the template removes.
+        answer: Content of the last turn that is trained on, or, if it has none, its text without special tokens.
     """
 
     text: str
@@ -55,6 +57,7 @@ class TrainedChat:
     outcomes: Mapping[int, TurnOutcome]
     problems: tuple[str, ...] = ()
     reasoning_removed: int = 0
+    answer: str = ""
 
 
 @dataclass
@@ -113,6 +116,7 @@ class ChatRenderer:
             dict(sorted(draft.outcomes.items())),
             tuple(draft.problems),
             draft.reasoning_removed,
+            self._last_answer(chat, rendered, draft),
         )
 
     def _choose_turns(self, chat: Chat, draft: _Draft) -> list[int]:
@@ -124,6 +128,15 @@ class ChatRenderer:
             elif self._train_on == "last" and turn != turns[-1]:
                 draft.outcomes[turn] = "earlier"
         return [turn for turn in turns if turn not in draft.outcomes]
+
+    def _last_answer(self, chat: Chat, rendered: RenderedChat, draft: _Draft) -> str:
+        turn = max((turn for turn, outcome in draft.outcomes.items() if outcome == "trained"), default=None)
+        if turn is None:
+            return ""
+        text = "".join(rendered.whole.text[span.start : span.end] for span in draft.spans if span.turn == turn)
+        for token in self._template.special_tokens:
+            text = text.replace(token, "")
+        return chat.messages[turn]["content"] or text.strip()
 
     def _find_turns(self, chat: Chat, rendered: RenderedChat, turns: list[int], draft: _Draft) -> None:
         finder = TurnFinder(self._template, rendered, chat.tools)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from spotune.prompting.template import RowError
-from spotune_trainer.data.chat.markers import Field, Located, MarkedMessages
-from spotune_trainer.data.chat.messages import Message, message_variants
+from spotune_trainer.data.chat.markers import Field, Located
+from spotune_trainer.data.chat.messages import Message
+from spotune_trainer.data.chat.rendered import RenderedChat, content_text
 from spotune_trainer.data.chat.template import ChatTemplate, TemplateRefusalError
 
 # Reasoning within the content, as DeepSeek and Qwen, Seed-OSS, Mistral and Gemma 4 write it.
@@ -26,6 +26,7 @@ _REASONING = re.compile(
     r"(?:</think>|</thinking>|</seed:think>|\[/THINK\]|<channel\|>)",
     re.DOTALL,
 )
+_LONGEST_TAG = 100  # characters
 _OPEN_TAG = re.compile(r"[<\[][^<>\[\]]*\Z|\w+\Z")
 
 Reason = Literal["notRendered", "notPlaced"]
@@ -42,92 +43,6 @@ class TurnError(RowError):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason: Reason = reason
-
-
-@dataclass(frozen=True)
-class RenderedChat:
-    """A whole rendered chat.
-
-    Attributes:
-        messages: The messages, in the form that the template renders.
-        marked: The same with markers.
-        whole: The rendered text, and where the markers are in it.
-        lost: Fields that the template leaves out. Templates remove earlier reasoning on purpose, so it may be lost.
-    """
-
-    messages: Sequence[Message]
-    marked: MarkedMessages
-    whole: Located
-    lost: frozenset[Field]
-
-
-def render_chat(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> RenderedChat:
-    """Render a chat, with its messages in the first form of which the template renders every field.
-
-    If there is none, the form of which it renders most.
-
-    Raises:
-        TemplateRefusalError: The template renders no form.
-    """
-    best: RenderedChat | None = None
-    refusals: list[TemplateRefusalError] = []
-    for variant in message_variants(messages):
-        try:
-            rendered = _render(template, variant, tools)
-        except TemplateRefusalError as error:
-            refusals.append(error)
-            continue
-        if best is None or _losses(rendered) < _losses(best):
-            best = rendered
-        if not _losses(best):
-            return best
-    if best is None:
-        has_null = any(message["content"] is None for message in messages)
-        raise refusals[1] if has_null else refusals[0]  # the first is about the missing content
-    return best
-
-
-def _losses(rendered: RenderedChat) -> int:
-    return sum(field.kind != "reasoning" for field in rendered.lost)
-
-
-def _render(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> RenderedChat:
-    text = template.render(messages, tools)
-    marked = MarkedMessages(messages)
-    whole = marked.locate(template.render(marked.messages, tools))
-    if whole.text != text:
-        everything = set(range(len(messages)))
-        changing = {
-            index
-            for index in everything
-            if (alone := MarkedMessages(messages, everything - {index}))
-            .locate(template.render(alone.messages, tools))
-            .text
-            != text
-        }
-        marked = MarkedMessages(messages, changing)
-        whole = marked.locate(template.render(marked.messages, tools))
-        if whole.text != text:
-            raise TemplateRefusalError(f"{template.name} renders other text when messages differ by one character")
-    lost = {field for field in marked.fields if field not in whole.positions}
-    lost |= {
-        Field(index, "content")
-        for index, message in enumerate(messages)
-        if Field(index, "content") not in marked.fields and _text(message).strip() not in text
-    }
-    lost |= {field for field in marked.fields if field.kind == "arguments" and _is_repr(messages, field, text)}
-    return RenderedChat(messages, marked, whole, frozenset(lost))
-
-
-def _is_repr(messages: Sequence[Message], field: Field, text: str) -> bool:
-    """Whether a template wrote arguments of a tool call as a Python object instead of JSON."""
-    arguments = messages[field.message]["tool_calls"][field.call]["function"]["arguments"]
-    return isinstance(arguments, dict) and repr(arguments) in text and len(arguments) > 0
-
-
-def _text(message: Message) -> str:
-    content = message.get("content")
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 class TurnFinder:
@@ -205,7 +120,7 @@ class TurnFinder:
         Raises:
             TurnError: It does not.
         """
-        content = _text(self._chat.messages[turn]).strip()
+        content = content_text(self._chat.messages[turn]).strip()
         if content in text:
             return
         reasoning = [part.strip() for part in _REASONING.findall(content)]
@@ -220,7 +135,7 @@ class TurnFinder:
         """Whether the template removed reasoning from an answer, which it rendered as ``text``."""
         if Field(turn, "reasoning") in self._chat.lost:
             return True
-        content = _text(self._chat.messages[turn]).strip()
+        content = content_text(self._chat.messages[turn]).strip()
         return content not in text and bool(_REASONING.search(content))
 
     def _is_last(self, turn: int) -> bool:
@@ -294,12 +209,16 @@ class TurnFinder:
         text = self._whole.text
         here = self._whole.last_position(turn) or start
         remainder = text[here:]
-        if sum(remainder.count(token) for token in self._template.added_tokens) <= 1 and self._role:
+        tokens = sum(remainder.count(token) for token in self._template.added_tokens)
+        if tokens <= 1 and self._role:
             return len(text)
         # A template may write the beginning of another answer after every chat, asked for or not.
         user: Message = {"role": "user", "content": "?"}
-        longer = self._chat.marked.locate(self._template.render([*self._marked, user], self._tools))
-        common = _common_length(remainder, longer.text[longer.last_position(turn) or start :])
+        try:
+            longer = self._chat.marked.locate(self._template.render([*self._marked, user], self._tools))
+            common = _common_length(remainder, longer.text[longer.last_position(turn) or start :])
+        except TemplateRefusalError:  # such as a question after a call
+            common = len(remainder) if tokens <= 1 else 1
         if remainder[:common].strip() and remainder[common:].strip() not in ("", self._template.eos_token):
             raise self._not_placed(turn, "the template writes the beginning of another answer after it")
         closing = self._closing(turn)
@@ -310,8 +229,11 @@ class TurnFinder:
 
     def _closing(self, turn: int) -> str | None:
         """What follows an answer's last marker if the assistant is to speak again; None if that cannot be told."""
-        generation_prompt = self._generation_prompt(turn)
-        until = self._locate(turn + 1, generation=True)
+        try:
+            generation_prompt = self._generation_prompt(turn)
+            until = self._locate(turn + 1, generation=True)
+        except TemplateRefusalError:
+            return None
         position = until.last_position(turn)
         if position is None or not generation_prompt or not until.text.endswith(generation_prompt):
             return None
@@ -377,8 +299,9 @@ def _common_length(text: str, other: str) -> int:
         length, differs = (middle, differs) if text[:middle] == other[:middle] else (length, middle)
     if length in (len(text), len(other)):
         return length
-    opened = _OPEN_TAG.search(text[:length])
-    return opened.start() if opened else length
+    nearby = max(0, length - _LONGEST_TAG)
+    opened = _OPEN_TAG.search(text[nearby:length])
+    return nearby + opened.start() if opened else length
 
 
 def _matching_length(expected: str, text: str) -> int | None:

@@ -286,7 +286,8 @@ def _find_existing(output: Path, key: str, *, overwrite: bool, max_skipped: int)
     if not isinstance(manifest, dict) or "key" not in manifest:
         raise JobError(f"{output} exists and was not written by `spotune shard`; choose a folder that does not exist")
     if manifest["key"] == key:
-        _check_skipped(manifest["splits"], max_skipped)
+        counts = [(split.get("turns", {}), split.get("problems", [])) for split in manifest["splits"].values()]
+        _check_skipped(counts, max_skipped)
         return PreparedDataset(output, manifest, reused=True)
     if not overwrite:
         raise JobError(
@@ -296,17 +297,18 @@ def _find_existing(output: Path, key: str, *, overwrite: bool, max_skipped: int)
     return None
 
 
-def _check_skipped(splits: Mapping[str, Any], max_skipped: int) -> None:
+def _check_skipped(counts: Sequence[tuple[Mapping[str, int], list[str]]], max_skipped: int) -> None:
     """Raise JobError if more turns of chats were skipped than are allowed.
 
     Args:
-        splits: The manifest's statistics of each split.
+        counts: Turns by outcome, and problems, of each split.
         max_skipped: How many are allowed, in all splits.
     """
-    skipped = sum(counts.get("turns", {}).get(outcome, 0) for counts in splits.values() for outcome in SKIPPED)
+    skipped = sum(turns.get(outcome, 0) for turns, _ in counts for outcome in SKIPPED)
     if skipped > max_skipped:
-        problems = [problem for counts in splits.values() for problem in counts.get("problems", ())]
-        raise JobError(skipped_message(problems, skipped, max_skipped))
+        raise JobError(
+            skipped_message([problem for _, of_split in counts for problem in of_split], skipped, max_skipped)
+        )
 
 
 def _remove_stale_staging(staging: Path, key: str) -> None:
@@ -340,7 +342,7 @@ def _merge_counts(
     for split, total in merged.items():
         for counts in (summary.splits[split] for summary in summaries):
             total.add(counts)
-    _check_skipped({split: statistics(counts) for split, counts in merged.items()}, options.max_skipped)
+    _check_skipped([(counts.turns, counts.problems) for counts in merged.values()], options.max_skipped)
     if not any(split.documents for split in merged.values()):
         raise JobError(f"the input has no rows: {', '.join(map(str, inputs))}")
     for split, counts in merged.items():
