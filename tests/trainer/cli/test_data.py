@@ -68,7 +68,7 @@ def test_a_job_file_gives_source_and_columns(tmp_path: Path, capsys: pytest.Capt
         """
     )
     assert show("1", "--job", "job.yaml") == 0
-    assert ": 20 tokens, 0 of them trained, 56 more cut\n" in capsys.readouterr().out
+    assert ": 20 tokens, 0 of them trained, 33 more cut\n" in capsys.readouterr().out
 
 
 def test_turns_that_are_left_out_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
