@@ -219,6 +219,16 @@ def test_templates_that_want_lists_of_parts_get_them() -> None:
     assert trained(chat) == ["Ten.<|im_end|>", "Because.<|im_end|>"]
 
 
+def test_arguments_are_json_where_a_template_writes_them_as_they_are() -> None:
+    plain = tokenizer_with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "{{ call.function.name }} {{ call.function.arguments }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = render(plain, CONVERSATIONS["tools"][:2])
+    assert trained(chat) == ['get_weather {"city": "Paris"}<|im_end|>']
+
+
 def test_a_list_that_a_template_writes_as_python_is_lost() -> None:
     """A template that refuses text must not be given parts, which it writes as they are."""
     refusing = tokenizer_with_template(
@@ -280,6 +290,16 @@ def test_a_template_that_looks_at_the_text_is_rendered_with_its_text() -> None:
     first, last = trained(render(tokenizer_of("trl/qwen3"), messages))
     assert first == "<think>\nx\n</think>\n\nLet me see.<|im_end|>"
     assert last == "<think>\n\n</think>\n\nSunny.<|im_end|>"
+
+
+def test_a_message_whose_marker_changes_the_text_is_found_by_its_content() -> None:
+    greeting = tokenizer_with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content == 'Hi.' %}[greets] {% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    messages = [user("Hi."), assistant("Hello."), user("Well?"), assistant("Hi.")]
+    chat = render(greeting, messages)
+    assert trained(chat) == ["Hello.<|im_end|>", "[greets] Hi.<|im_end|>"]
 
 
 def test_a_template_that_cuts_an_answer_is_a_problem() -> None:

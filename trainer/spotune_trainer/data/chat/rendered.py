@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,25 +75,29 @@ def _render(template: ChatTemplate, messages: Sequence[Message], tools: Sequence
         whole = marked.locate(template.render(marked.messages, tools))
         if whole.text != text:
             raise TemplateRefusalError(f"{template.name} renders other text when messages differ by one character")
-    lost = {field for field in marked.fields if field not in whole.positions}
-    lost |= {
-        Field(index, "content")
-        for index, message in enumerate(messages)
-        if Field(index, "content") not in marked.fields and content_text(message).strip() not in text
-    }
-    lost |= {
-        field for field in marked.fields if field.kind == "arguments" and _has_repr(text, _arguments(messages, field))
-    }
-    return RenderedChat(messages, marked, whole, frozenset(lost))
+    return RenderedChat(messages, marked, whole, frozenset(_find_lost(messages, marked, whole)))
+
+
+def _find_lost(messages: Sequence[Message], marked: MarkedMessages, whole: Located) -> Iterator[Field]:
+    """Fields without their marker in the text, and fields without a marker that are not in the text either."""
+    for field in marked.fields:
+        if field not in whole.positions:
+            yield field
+    for index, message in enumerate(messages):
+        content = Field(index, "content")
+        if content not in marked.fields and content_text(message).strip() not in whole.text:
+            yield content
+        for number, call in enumerate(message.get("tool_calls", ())):
+            name = Field(index, "name", number)
+            if name not in marked.fields and call["function"]["name"] not in whole.text:
+                yield name
+            if _has_repr(whole.text, call["function"]["arguments"]):
+                yield Field(index, "arguments", number)
 
 
 def _has_repr(text: str, value: Any) -> bool:
     """Whether a template wrote an object or a list as Python does, instead of reading it or writing JSON."""
     return isinstance(value, dict | list) and len(value) > 0 and repr(value) in text
-
-
-def _arguments(messages: Sequence[Message], field: Field) -> Any:
-    return messages[field.message]["tool_calls"][field.call]["function"]["arguments"]
 
 
 def content_text(message: Message) -> str:
