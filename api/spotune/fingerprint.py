@@ -10,10 +10,10 @@ from spotune.job import FinetuneJob
 _FINGERPRINTED_SECTIONS = {
     "model": {"tokenSecretRef"},
     "adapter": frozenset[str](),
-    "dataset": {"credentials"},
+    "dataset": {"credentials", "maxSkipped"},
     "training": {"epochs", "maxSteps", "maxBadSteps", "evaluation"},
 }
-"""Sections that define what is trained, and their fields that do not: duration, credentials and evaluation."""
+"""Sections that define what is trained, and their fields that do not: duration, credentials, limits and evaluation."""
 
 
 def _fingerprinted_content(job: FinetuneJob) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def test_a_field_within_an_adapter_is_named_if_both_have_one() -> None:
         {"training": TRAINING | {"learningRate": 5e-5, "optimizer": "adamw"}},  # the defaults
         {"model": MODEL | {"tokenSecretRef": {"name": "a", "key": "b"}}},
         {"dataset": DATASET | {"credentials": {"secretName": "a"}}},
+        {"dataset": DATASET | {"trainOn": "assistant", "trainTrailingWhitespace": False}},  # the defaults
         {"execution": {"zeroStage": 3, "microBatchSize": 1}},
         {"workers": {"count": 8, "gpus": 8}},
         {"checkpoint": {"every": 5}},

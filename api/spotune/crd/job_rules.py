@@ -73,6 +73,19 @@ _DATASET = (
         "requires a row format: set prompt with completion, text, or messages",
         "prepare",
     ),
+    *(
+        Rule(
+            f"self.messages != '' || {default}",
+            "is only for chats: set messages, the column with the chat, or remove it",
+            field,
+        )
+        for field, default in {
+            "tools": "self.tools == ''",
+            "trainOn": "self.trainOn == 'assistant'",
+            "trainTrailingWhitespace": "!self.trainTrailingWhitespace",
+            "maxSkipped": "self.maxSkipped == 0",
+        }.items()
+    ),
 )
 
 

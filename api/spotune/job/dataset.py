@@ -111,6 +111,14 @@ class DatasetSpec(Section):
     """Column, or template over columns, of plain text. The loss is computed on all of it."""
     messages: str = ""
     """Column with chat messages (role and content), rendered with the tokenizer's chat template."""
+    tools: str = ""
+    """Column with the tools that the chat's assistant may call: a list of JSON schemas. Empty or null: none."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """The text of a chat that the loss is computed on: every assistant message, only the last, or all text."""
+    train_trailing_whitespace: bool = False
+    """Also compute the loss on whitespace that the chat template writes after the token that ends a turn."""
+    max_skipped: NonNegativeInt = 0
+    """Maximum assistant messages to leave out because the chat template does not render them as they are."""
     keep: list[str] = Field(default=[])
     """Columns to keep in the shards as text, for example the database that a query runs in."""
     prepare: PrepareSpec | None = None
@@ -143,4 +151,12 @@ class DatasetSpec(Section):
             invalid(given[1], "set only one of prompt with completion, text, or messages")
         if self.prepare is not None and not given:
             invalid("prepare", "requires a row format: set prompt with completion, text, or messages")
+        return self
+
+    @model_validator(mode="after")
+    def _check_chat_fields(self) -> Self:
+        for name in ("tools", "train_on", "train_trailing_whitespace", "max_skipped"):
+            field = type(self).model_fields[name]
+            if not self.messages and getattr(self, name) != field.default:
+                invalid(field.alias or name, "is only for chats: set messages, the column with the chat, or remove it")
         return self

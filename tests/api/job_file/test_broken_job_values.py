@@ -185,6 +185,18 @@ WRONG_TOGETHER = [
         ":7: spec.dataset.prepare: requires a row format: set prompt with completion, text, or messages",
     ),
     (
+        "which turns of a chat, without a chat",
+        TRAIN,
+        TRAIN + "    trainOn: last\n",
+        ":8: spec.dataset.trainOn: is only for chats: set messages, the column with the chat, or remove it",
+    ),
+    (
+        "turns that may be left out, without a chat",
+        TRAIN,
+        TRAIN + "    maxSkipped: 3\n",
+        ":8: spec.dataset.maxSkipped: is only for chats: set messages, the column with the chat, or remove it",
+    ),
+    (
         "plain text for seq2seq",
         TRAIN,
         TRAIN + "    text: body\n",

@@ -34,6 +34,7 @@ spec:
   dataset:    {train: {source: "s3://bucket/wikisql/train", format: mds}, eval: {source: "s3://bucket/wikisql/eval"},
                maxLength: 512, maxCompletionLength: 128, packing: false,
                prompt: "{instruction}: {input}", completion: "{output}", keep: [database],
+               tools: "", trainOn: assistant, trainTrailingWhitespace: false, maxSkipped: 0,
                prepare: {source: "s3://bucket/raw/*.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
   training:   {epochs: 3, maxSteps: 1000, globalBatchSize: 96, learningRate: 1e-4, scheduler: cosine, warmupRatio: 0.03,
                warmupSteps: 0, optimizer: adamw, adamBeta1: 0.9, adamBeta2: 0.98, adamEpsilon: 1.0e-9, weightDecay: 0.0,

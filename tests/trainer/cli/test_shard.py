@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from spotune.cli.main import main
 from spotune_trainer.data.shards import ShardedDataset
@@ -99,3 +101,28 @@ def test_errors_are_one_line_with_their_exit_code(
     assert message in error["message"]
     assert "\n" not in error["message"]
     assert sorted(path.name for path in workplace.iterdir()) == ["rows.jsonl", "tokenizer"]
+
+
+def test_the_turns_of_chats_are_reported_by_outcome(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = [
+        {"role": "user", "content": "how many"},
+        {"role": "assistant", "content": "ten", "weight": 0},
+        {"role": "user", "content": "select"},
+        {"role": "assistant", "content": "count"},
+    ]
+    (workplace / "chats.jsonl").write_text(json.dumps({"chat": chat}) + "\n")
+    tokenizer = AutoTokenizer.from_pretrained(workplace / "tokenizer")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    tokenizer.save_pretrained(workplace / "tokenizer")
+    words = ["chats.jsonl", "--directory", "out", "--tokenizer", "tokenizer", "--messages", "chat"]
+    assert shard(*words) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"turns trained on .* 1 ", shown)
+    assert re.search(r"turns left out: marked by train or weight .* 1 ", shown)
+    assert shard(*words, "--train-on", "last", "--overwrite", "--output", "json") == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["splits"]["train"]["turns"] == {"flagged": 1, "trained": 1}
+    assert manifest["options"]["text"]["trainOn"] == "last"

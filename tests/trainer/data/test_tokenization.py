@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -16,6 +19,7 @@ from spotune_trainer.data.tokenization import (
     TextOptions,
     TokenizedDocument,
 )
+from tests.trainer.data.conftest import CHAT_TEMPLATE
 
 EOS = 1  # </s>
 
@@ -110,18 +114,102 @@ def test_target_of_a_seq2seq_chat_is_the_last_answer(tokenizer: PreTrainedTokeni
     assert text_with_loss(row, tokenizer) == "count</s>"
 
 
-def test_a_chat_template_that_drops_earlier_answers_leaves_loss_on_the_last(tokenizer: PreTrainedTokenizerBase) -> None:
-    dropping = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer,
-        eos_token="</s>",
-        chat_template=(
-            "{% for message in messages %}<|{{ message.role }}|>"
-            "{% if message.role == 'user' or loop.last %}{{ message.content }}{% endif %}</s>{% endfor %}"
-            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-        ),
+def with_template(tokenizer: PreTrainedTokenizerBase, template: str, **options: Any) -> PreTrainedTokenizerBase:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, chat_template=template, **{"eos_token": "</s>"} | options
     )
-    (row,) = tokenize(TextOptions("causal", messages="chat"), dropping, {"chat": CHAT})
+
+
+def test_a_chat_template_that_drops_earlier_answers_leaves_loss_on_the_last(tokenizer: PreTrainedTokenizerBase) -> None:
+    dropping = with_template(
+        tokenizer,
+        "{% for message in messages %}<|{{ message.role }}|>"
+        "{% if message.role == 'user' or loop.last %}{{ message.content }}{% endif %}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    )
+    options = TextOptions("causal", messages="chat")
+    (row,) = tokenize(options, dropping, {"chat": CHAT})
     assert text_with_loss(row, dropping) == "count</s>"
+    chat = render(options, dropping, {"chat": CHAT}).chat
+    assert chat is not None
+    assert chat.outcomes == {1: "notRendered", 3: "trained"}
+    assert "does not render the content of message 2" in chat.problems[0]
+
+
+def test_whitespace_after_a_turn_carries_no_loss(tokenizer: PreTrainedTokenizerBase) -> None:
+    lines = with_template(tokenizer, CHAT_TEMPLATE.replace("</s>{% endfor %}", "</s>\n{% endfor %}"))
+    (row,) = tokenize(TextOptions("causal", messages="chat"), lines, {"chat": CHAT})
+    assert text_of(row, lines).endswith("count</s>\n")
+    assert text_with_loss(row, lines) == "ten</s>count</s>"
+    (row,) = tokenize(TextOptions("causal", messages="chat", train_trailing_whitespace=True), lines, {"chat": CHAT})
+    assert text_with_loss(row, lines) == "ten</s>\ncount</s>\n"
+
+
+def test_a_last_turn_that_ends_with_another_token_goes_on_to_the_end_of_text(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Base models stop only at the end-of-text token. The model has to write what leads to it."""
+    ends_with_user = with_template(tokenizer, CHAT_TEMPLATE.replace("</s>{% endfor %}", "<|user|>\n{% endfor %}"))
+    (row,) = tokenize(TextOptions("causal", messages="chat"), ends_with_user, {"chat": CHAT})
+    assert text_with_loss(row, ends_with_user) == "ten<|user|>count<|user|>\n</s>"
+
+
+def test_the_reference_answer_is_that_of_the_last_trained_turn(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Evaluation generates what follows the tokens before the last label."""
+    chat = [*CHAT[:3], CHAT[3] | {"train": False}]
+    assert render(TextOptions("causal", messages="chat"), tokenizer, {"chat": chat}).completion == "ten"
+    none = [CHAT[0], CHAT[1] | {"train": False}]
+    document = render(TextOptions("causal", messages="chat"), tokenizer, {"chat": none})
+    assert document.completion == ""
+    assert not any(segment.has_loss for segment in document.segments)
+
+
+def metaspace_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer that writes spaces as `_` and, like SentencePiece, puts one before every text."""
+    words = {f"{space}{word}" for space in ("", "_") for word in ("Q", "how", "many", "ten", "A", "_")}
+    special = {"<pad>": 0, "</s>": 1, "<|user|>": 2, "<|assistant|>": 3, "?": 4}
+    backend = Tokenizer(WordLevel(special | {word: 5 + number for number, word in enumerate(sorted(words))}, "?"))
+    backend.pre_tokenizer = Metaspace("_", prepend_scheme="always", split=True)
+    backend.add_special_tokens(list(special)[:4])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>", unk_token="?")
+
+
+def test_a_chat_has_the_tokens_of_its_whole_text() -> None:
+    spaces = metaspace_tokenizer()
+    spaces.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}Q {{ m.content }} A{% else %} {{ m.content }}</s>{% endif %}"
+        "{% endfor %}"
+    )
+    (row,) = tokenize(TextOptions("causal", messages="chat"), spaces, {"chat": [
+        {"role": "user", "content": "how many"}, {"role": "assistant", "content": "ten"},
+        {"role": "user", "content": "how"}, {"role": "assistant", "content": "many"},
+    ]})  # fmt: skip
+    whole = spaces("Q how many A ten</s>Q how A many</s>", add_special_tokens=False)["input_ids"]
+    assert row.input_ids.tolist() == whole
+    learned = spaces.convert_ids_to_tokens([token for token in row.labels.tolist() if token != -100])
+    assert learned == ["_ten", "</s>", "_many", "</s>"]
+
+
+def test_a_token_in_two_segments_is_divided(tokenizer: PreTrainedTokenizerBase) -> None:
+    # The vocabulary has "singer" as one token; the prompt ends within it, as it does at inference.
+    within = with_template(
+        tokenizer,
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}sin{% else %}{{ m.content }}</s>{% endif %}"
+        "{% endfor %}",
+    )
+    chat = [{"role": "user", "content": "count "}, {"role": "assistant", "content": "ger"}]
+    (row,) = tokenize(TextOptions("causal", messages="chat"), within, {"chat": chat})
+    assert within("count singer</s>")["input_ids"] != row.input_ids.tolist()
+    assert text_of(row, within) == "count singer</s>"
+    assert text_with_loss(row, within) == "ger</s>"
+
+
+def test_turns_beyond_the_maximum_length_are_counted(tokenizer: PreTrainedTokenizerBase) -> None:
+    (whole,) = tokenize(TextOptions("causal", messages="chat"), tokenizer, {"chat": CHAT})
+    first = int((whole.labels != -100).argmax())
+    for length, cut in ((first, 2), (first + 1, 1), (len(whole.input_ids), 0)):
+        (row,) = tokenize(TextOptions("causal", messages="chat", max_length=length), tokenizer, {"chat": CHAT})
+        assert row.cut_turns == cut
 
 
 @pytest.mark.parametrize(
@@ -141,8 +229,8 @@ def test_a_chat_without_usable_messages_is_rejected(
 
 
 def test_a_tokenizer_without_a_chat_template_is_rejected(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(RowError, match="chat template"):
-        render(TextOptions("causal", messages="chat"), tokenizer_that_adds_eos(tokenizer), {"chat": CHAT})
+    with pytest.raises(ValueError, match="need a tokenizer with a chat template"):
+        RowRenderer(TextOptions("causal", messages="chat"), tokenizer_that_adds_eos(tokenizer))
 
 
 def test_text_with_a_lone_surrogate_is_rejected(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -156,6 +244,8 @@ def test_text_with_a_lone_surrogate_is_rejected(tokenizer: PreTrainedTokenizerBa
         ({"task": "causal"}, "exactly one"),
         ({"task": "causal", "text": "a", "messages": "b"}, "exactly one"),
         ({"task": "seq2seq", "text": "a"}, "plain text is for causal"),
+        ({"task": "seq2seq", "messages": "a", "train_on": "all"}, "trainOn: all is for causal"),
+        ({"task": "causal", "text": "a", "train_on": "last"}, "are for chats"),
         ({"task": "causal", "text": "a", "keep": ("labels",)}, "cannot be called 'labels'"),
         ({"task": "seq2seq", "prompt": "a", "completion": "b", "packing": True}, "packing is for causal"),
         ({"task": "causal", "text": "a", "packing": True, "keep": ("x",)}, "cannot keep columns"),

@@ -14,11 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spotune.custom_resource import API_VERSION
-from spotune.errors import UsageError
-from spotune.job import KIND, FinetuneJob
-from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
-from spotune.job_file.yaml_file import Document
+from spotune_trainer.cli.raw_data import find_sources, read_settings
 
 if TYPE_CHECKING:
     from spotune_trainer.data.preparation.prepare import PreparedDataset, PrepareProgress
@@ -30,7 +26,18 @@ _SUMMARY = {
     "tokens": "tokens",
     "tokens with loss": "lossTokens",
     "rows cut": "truncated",
+    "tokens cut": "cutTokens",
     "rows left out": "dropped",
+    "tokens of rows left out": "droppedTokens",
+}
+_TURNS = {
+    "trained": "turns trained on",
+    "flagged": "turns left out: marked by train or weight",
+    "earlier": "turns left out: not the last (trainOn)",
+    "cut": "turns left out: beyond maxLength",
+    "refused": "turns left out: the template refuses the chat",
+    "notRendered": "turns left out: not rendered by the template",
+    "notPlaced": "turns left out: not told from other text",
 }
 
 Report = Callable[["PrepareProgress"], None]
@@ -51,6 +58,14 @@ def shard(
     completion: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")] = None,
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")] = None,
     messages: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")] = None,
+    tools: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the tools of a chat.")] = None,
+    train_on: Annotated[
+        Literal["assistant", "last", "all"] | None,
+        typer.Option(help="Text of a chat to learn: every answer (default), the last one, or everything."),
+    ] = None,
+    max_skipped: Annotated[
+        int | None, typer.Option(min=0, help="Answers that may be left out because of the chat template. Default: 0.")
+    ] = None,
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Keep a column in the shards; repeatable.")
     ] = None,
@@ -87,13 +102,16 @@ def shard(
         "spec.dataset.completion": completion,
         "spec.dataset.text": text,
         "spec.dataset.messages": messages,
+        "spec.dataset.tools": tools,
+        "spec.dataset.trainOn": train_on,
+        "spec.dataset.maxSkipped": max_skipped,
         "spec.dataset.keep": keep or None,
         "spec.dataset.maxLength": max_length,
         "spec.dataset.maxCompletionLength": max_completion_length,
         "spec.dataset.packing": packing,
     }
-    settings = _settings(job, tokenizer, {path: value for path, value in values.items() if value is not None})
-    sources = inputs or _sources_of(settings)
+    settings = read_settings(job, tokenizer, values)
+    sources = find_sources(inputs, settings)
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
     from spotune_trainer.models.pretrained import load_tokenizer
@@ -111,26 +129,6 @@ def shard(
         typer.echo(json.dumps({"directory": str(dataset.folder), "reused": dataset.reused, **dataset.manifest}))
     else:
         _print_summary(dataset, Console())
-
-
-def _settings(job: Path | None, tokenizer: str | None, values: dict[str, Any]) -> FinetuneJob:
-    """The job whose dataset is made: from the file, or a minimal one, changed by the command's options."""
-    if job is not None:
-        return replace_fields(resolve_paths(load_job(job), job.absolute().parent), values)
-    if tokenizer is None:
-        raise UsageError("give --tokenizer, or --job with a job file that names a model")
-    spec = {"model": {"source": tokenizer}, "dataset": {"train": {"source": "."}}, "training": {"epochs": 1}}
-    content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "shard"}, "spec": spec}
-    settings = replace_fields(parse_job(Document(content)), values)
-    if settings.spec.dataset.row_format is None:
-        raise UsageError("the columns to learn are missing: give --prompt with --completion, --text, or --messages")
-    return settings
-
-
-def _sources_of(job: FinetuneJob) -> list[str]:
-    if job.spec.dataset.prepare is None:
-        raise UsageError("give the files to read, or --job with a job file that has dataset.prepare")
-    return [job.spec.dataset.prepare.source]
 
 
 @contextmanager
@@ -171,10 +169,24 @@ def _print_summary(dataset: PreparedDataset, console: Console) -> None:
         column.justify = "right"
     for label, name in _SUMMARY.items():
         table.add_row(label, *(f"{counts[name]:,}" for counts in splits.values()))
+    turns = [counts.get("turns", {}) for counts in splits.values()]
+    for outcome, label in _TURNS.items():
+        if any(outcome in found for found in turns):
+            table.add_row(label, *(f"{found.get(outcome, 0):,}" for found in turns))
     table.add_row("median tokens of a row", *(f"{counts['inputTokens']['p50']:,}" for counts in splits.values()))
     console.print(table)
     longest = dataset.manifest["options"]["text"]["maxLength"]
     for split, counts in splits.items():
+        for problem in counts.get("problems", ()):
+            console.print(f"{split}: left out: {problem}", style="yellow", highlight=False, soft_wrap=True)
+        if counts.get("reasoningRemoved"):
+            console.print(
+                f"{split}: the chat template removes the reasoning of {counts['reasoningRemoved']:,} turns that are "
+                "followed by others; the model learns their answers without it.",
+                style="yellow",
+                highlight=False,
+                soft_wrap=True,
+            )
         if counts["truncated"]:
             share = counts["truncated"] / counts["documents"]
             console.print(

@@ -6,24 +6,27 @@ Two stages, each one class:
    completion templates, from a plain text column, or from chat messages through the tokenizer's chat template.
 2. `DocumentTokenizer` turns a document into input ids and labels, and truncates them.
 
-Only text that the model has to generate carries loss; prompts carry none. Each segment is tokenized on its own, because
-at inference the model also gets the prompt's tokens alone. A completion ends with the end-of-text token (EOS).
+Only text that the model has to generate carries loss; prompts carry none. Each segment of a prompt with its completion
+is tokenized on its own, because at inference the model also gets the prompt's tokens alone. A chat is tokenized whole,
+as at inference, and divided only where a token would lie in two segments. A completion ends with the end-of-text token
+(EOS).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import TemplateError
 
 from spotune.prompting.encoding import encode_prompts, truncate_prompt
 from spotune.prompting.template import RowError, Template, column_text
 from spotune_trainer.data.batches import NO_LOSS, Task
+from spotune_trainer.data.chat.messages import read_chat
+from spotune_trainer.data.chat.renderer import ChatRenderer, TrainedChat, TrainOn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,6 +49,9 @@ class TextOptions:
         completion: Template of the expected answer.
         text: Column, or template, of plain text.
         messages: Column with chat messages.
+        tools: Column with the tools that a chat may call.
+        train_on: Which text of a chat carries loss.
+        train_trailing_whitespace: Whether whitespace after the token that ends a turn carries loss.
         keep: Columns that are copied into the shards as text.
         max_length: Maximum tokens per row; for seq2seq, of the input.
         max_completion_length: Maximum tokens of a seq2seq target; 0 means ``max_length``.
@@ -64,12 +70,19 @@ class TextOptions:
     max_length: int = 512
     max_completion_length: int = 0
     packing: bool = False
+    tools: str = ""
+    train_on: TrainOn = "assistant"
+    train_trailing_whitespace: bool = False
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.completion, self.text, self.messages))) != 1:
             raise ValueError("give exactly one of prompt with completion, text, and messages")
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
+        if self.task == "seq2seq" and self.messages and self.train_on == "all":
+            raise ValueError("trainOn: all is for causal models: a seq2seq model learns the last answer of a chat")
+        if not self.messages and (self.tools or self.train_on != "assistant" or self.train_trailing_whitespace):
+            raise ValueError("tools, trainOn and trainTrailingWhitespace are for chats: set messages, or remove them")
         taken = _RESERVED.intersection(self.keep)
         if taken:
             raise ValueError(f"a kept column cannot be called {min(taken)!r}: the shards already use that name")
@@ -88,10 +101,17 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a document's text; the model is trained to generate it only if it has loss."""
+    """A piece of a document's text; the model is trained to generate it only if it has loss.
+
+    Attributes:
+        text: The text.
+        has_loss: Whether the model is trained to generate it.
+        turn: Index of the chat message that it belongs to; None for other text.
+    """
 
     text: str
     has_loss: bool
+    turn: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,15 +122,19 @@ class Document:
         segments: The text, in order.
         completion: The reference answer for evaluation; empty for plain text.
         kept: Values of the kept columns, as text.
+        chat: What of a chat is trained on; None for other formats.
     """
 
     segments: tuple[Segment, ...]
     completion: str
     kept: Mapping[str, str]
+    chat: TrainedChat | None = None
 
     @property
     def dedup_key(self) -> bytes:
         """UTF-8 bytes that are equal for duplicates, so that duplicates go into the same split."""
+        if self.chat is not None:
+            return self.chat.text.encode()
         return "\x1e".join(segment.text for segment in self.segments).encode()
 
 
@@ -123,12 +147,14 @@ class TokenizedDocument:
         labels: Causal ``[tokens]``, seq2seq ``[target tokens]``; -100 where there is no loss.
         full_length: Input tokens before truncation.
         truncated: Whether the input or the target was truncated.
+        cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.
     """
 
     input_ids: TokenArray
     labels: TokenArray
     full_length: int
     truncated: bool
+    cut_turns: int = 0
 
 
 class RowRenderer:
@@ -139,12 +165,14 @@ class RowRenderer:
         tokenizer: Its chat template renders chat messages.
 
     Raises:
-        ValueError: A template of the options is malformed.
+        ValueError: A template of the options is malformed, or chats are to be rendered without a chat template.
     """
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
         self._options = options
-        self._tokenizer = tokenizer
+        self._chats = (
+            ChatRenderer(tokenizer, options.train_on, options.train_trailing_whitespace) if options.messages else None
+        )
         self._prompt = Template(options.prompt)
         self._completion = Template(options.completion)
         self._text = Template(options.text if "{" in options.text else f"{{{options.text}}}" if options.text else "")
@@ -153,7 +181,7 @@ class RowRenderer:
     def columns(self) -> frozenset[str]:
         """Columns that every row must have."""
         templates = self._prompt.columns + self._completion.columns + self._text.columns
-        return frozenset(templates) | set(self._options.keep) | ({self._options.messages} - {""})
+        return frozenset(templates) | set(self._options.keep) | ({self._options.messages, self._options.tools} - {""})
 
     def render(self, row: Mapping[str, Any]) -> Document:
         """The document of one row.
@@ -162,8 +190,8 @@ class RowRenderer:
             RowError: The row lacks a column that the options name, or has a value that cannot be rendered.
         """
         kept = {column: column_text(row, column) for column in self._options.keep}
-        if self._options.messages:
-            document = self._render_chat(row, kept)
+        if self._chats is not None:
+            document = self._render_chat(self._chats, row, kept)
         elif self._options.text:
             document = Document((Segment(self._text.render(row), True),), "", kept)
         else:
@@ -175,48 +203,25 @@ class RowRenderer:
             raise RowError(f"the text cannot be encoded as UTF-8: {error.reason}") from error
         return document
 
-    def _render_chat(self, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
-        """A chat as segments: every assistant turn carries loss (seq2seq: the last one only), all other text none.
-
-        Where a turn lies in the rendered chat is found by rendering the messages up to it. A turn is skipped if the
-        chat template renders it differently once more messages follow, because its position is then unknown.
-        """
-        column = self._options.messages
-        messages = _read_messages(row, column)
-        assistant_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not assistant_turns:
-            raise RowError(f"column {column!r} has no message of the role 'assistant' to learn from")
-        last = assistant_turns[-1]
+    def _render_chat(self, chats: ChatRenderer, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
+        chat = read_chat(row, self._options.messages, self._options.tools)
         if self._options.task == "seq2seq":
-            prompt = self._apply_chat_template(messages[:last], generation=True)
-            answer = messages[last]["content"]
-            return Document((Segment(prompt, False), Segment(answer, True)), answer, kept)
-        whole = self._apply_chat_template(messages)
+            last = chat.assistant_turns[-1]
+            answer = chat.messages[last]["content"]
+            if not answer:
+                raise RowError(f"message {last + 1} has no content, which a seq2seq model could learn")
+            return Document((Segment(chats.prompt(chat, last), False), Segment(answer, True)), answer, kept)
+        trained = chats.render(chat)
         segments: list[Segment] = []
         position = 0  # of the first character that is in no segment yet
-        for turn in assistant_turns:
-            before = self._apply_chat_template(messages[:turn], generation=True)
-            after = self._apply_chat_template(messages[: turn + 1])
-            if not (whole.startswith(after) and after.startswith(before)):
-                continue
-            segments += [Segment(whole[position : len(before)], False), Segment(whole[len(before) : len(after)], True)]
-            position = len(after)
-        if not segments:
-            raise RowError(
-                "the tokenizer's chat template renders an answer differently when it renders the whole chat, so the "
-                "answers cannot be separated from the prompts. Use dataset.prompt and dataset.completion instead"
-            )
-        remainder = [Segment(whole[position:], False)] if whole[position:] else []
-        return Document((*segments, *remainder), messages[last]["content"], kept)
-
-    def _apply_chat_template(self, messages: Sequence[Mapping[str, str]], generation: bool = False) -> str:
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation
-            )
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise RowError(f"the tokenizer's chat template cannot render the messages: {error}") from error
-        return str(text)
+        for span in trained.spans:
+            if position < span.start or not segments:  # the tokenizer's own special tokens belong to the first segment
+                segments.append(Segment(trained.text[position : span.start], False))
+            segments.append(Segment(trained.text[span.start : span.end], True, span.turn))
+            position = span.end
+        if position < len(trained.text) or not segments:
+            segments.append(Segment(trained.text[position:], False))
+        return Document(tuple(segments), trained.answer, kept, trained)
 
 
 class DocumentTokenizer:
@@ -263,24 +268,66 @@ class DocumentTokenizer:
             )
 
     def _causal(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
-        # A chat template writes special tokens such as BOS itself. Otherwise the tokenizer adds its own to the first
-        # segment, and none to those after it.
         is_chat = bool(self._options.messages)
-        first_texts = [document.segments[0].text for document in documents]
-        later_texts = [segment.text for document in documents for segment in document.segments[1:]]
-        first_ids = (
-            self._encode_plain(first_texts) if is_chat else encode_prompts(self._tokenizer, "causal", first_texts)
-        )
-        later_ids = iter(self._encode_plain(later_texts))
-        for document, first in zip(documents, first_ids, strict=True):
-            pieces = [first, *(next(later_ids) for _ in document.segments[1:])]
+        encoded = self._encode_chats(documents) if is_chat else self._encode_segments(documents)
+        for document, pieces in zip(documents, encoded, strict=True):
             if document.segments[-1].has_loss and not (is_chat and self._eos_token_id in pieces[-1]):
                 pieces[-1] = self._with_eos(pieces[-1])
             ids = np.array([token for piece in pieces for token in piece], dtype=np.int32)
-            has_loss = np.repeat([segment.has_loss for segment in document.segments], [len(piece) for piece in pieces])
+            sizes = [len(piece) for piece in pieces]
+            has_loss = np.repeat([segment.has_loss for segment in document.segments], sizes)
             max_length = len(ids) if self._options.text and self._options.packing else self._options.max_length
             labels = np.where(has_loss, ids, np.int32(NO_LOSS))[:max_length]
-            yield TokenizedDocument(ids[:max_length], labels, full_length=len(ids), truncated=len(ids) > max_length)
+            yield TokenizedDocument(
+                ids[:max_length],
+                labels,
+                full_length=len(ids),
+                truncated=len(ids) > max_length,
+                cut_turns=_count_cut_turns(document.segments, sizes, max_length),
+            )
+
+    def _encode_segments(self, documents: Sequence[Document]) -> Iterator[list[list[int]]]:
+        """Token ids of each segment. The first has the special tokens that the tokenizer adds, those after it none."""
+        first_ids = encode_prompts(self._tokenizer, "causal", [document.segments[0].text for document in documents])
+        later_ids = iter(self._encode_plain([s.text for document in documents for s in document.segments[1:]]))
+        for document, first in zip(documents, first_ids, strict=True):
+            yield [first, *(next(later_ids) for _ in document.segments[1:])]
+
+    def _encode_chats(self, documents: Sequence[Document]) -> Iterator[list[list[int]]]:
+        """Token ids of each segment. A chat template writes special tokens such as BOS itself.
+
+        The ids are those of the whole text, which the model also gets at inference. Some tokenizers give a text other
+        ids if it is divided: SentencePiece puts a space before every text.
+        """
+        if not documents:
+            return
+        texts = ["".join(segment.text for segment in document.segments) for document in documents]
+        fast = self._tokenizer.is_fast
+        encoded = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=fast, verbose=False)
+        offsets = encoded["offset_mapping"] if fast else [[]] * len(texts)
+        for document, whole, places in zip(documents, encoded["input_ids"], offsets, strict=True):
+            yield _split_at_offsets(document.segments, whole, places) or self._divide(document.segments, whole)
+
+    def _divide(self, segments: Sequence[Segment], whole: list[int]) -> list[list[int]]:
+        """Token ids of each segment: those of the whole text, divided only where a token lies in two segments.
+
+        Args:
+            segments: The segments.
+            whole: Token ids of the segments' whole text.
+        """
+        pieces: list[list[int]] = []
+        text, ids, taken = "", whole, 0  # since the last division: the text so far, all token ids, ids in pieces
+        for number, segment in enumerate(segments):
+            text += segment.text
+            before = self._encode_plain([text])[0] if number + 1 < len(segments) else ids
+            if ids[: len(before)] == before:
+                pieces.append(ids[taken : len(before)])
+                taken = len(before)
+            else:
+                pieces.append(before[taken:])
+                text, taken = "", 0
+                ids = self._encode_plain(["".join(later.text for later in segments[number + 1 :])])[0]
+        return pieces
 
     def _encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids without any special tokens."""
@@ -293,18 +340,32 @@ class DocumentTokenizer:
         return ids if ids and ids[-1] == self._eos_token_id else [*ids, self._eos_token_id]
 
 
-def _read_messages(row: Mapping[str, Any], column: str) -> list[Mapping[str, str]]:
-    if column not in row:
-        raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row)) or 'none'}")
-    value = row[column]
-    if isinstance(value, str):  # a CSV column holds the list as JSON text
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise RowError(f"column {column!r} is text but not a JSON list of messages: {error}") from error
-    if not isinstance(value, list) or not value:
-        raise RowError(f"column {column!r} is not a list of messages")
-    for message in value:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise RowError(f"a message in column {column!r} lacks text in 'role' or 'content': {message!r:.100}")
-    return value
+def _split_at_offsets(
+    segments: Sequence[Segment], ids: list[int], offsets: Sequence[tuple[int, int]]
+) -> list[list[int]] | None:
+    """Token ids of each segment; None if the offsets do not show where each segment ends.
+
+    Args:
+        segments: The segments.
+        ids: Token ids of the segments' whole text.
+        offsets: First character of each token, and the character after its last one.
+    """
+    if not offsets:
+        return None
+    starts, stops_of_tokens = np.array(offsets).T
+    stops = np.cumsum([len(segment.text) for segment in segments])[:-1]
+    cuts = np.searchsorted(stops_of_tokens, stops, side="right")  # the first token that ends after a segment
+    if np.any(np.append(starts, stops[-1:])[cuts] != stops) or np.any(np.append(0, stops_of_tokens)[cuts] != stops):
+        return None  # a token lies in two segments, or a gap, since some tokenizers leave spaces out of offsets
+    bounds = [0, *cuts.tolist(), len(ids)]
+    return [ids[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _count_cut_turns(segments: Sequence[Segment], sizes: Sequence[int], max_length: int) -> int:
+    """Turns with loss whose tokens all lie beyond the maximum length."""
+    starts = np.cumsum([0, *sizes])
+    turns: dict[int, bool] = {}
+    for segment, start in zip(segments, starts, strict=False):
+        if segment.has_loss and segment.turn is not None:
+            turns[segment.turn] = turns.get(segment.turn, True) and bool(start >= max_length)
+    return sum(turns.values())

@@ -149,6 +149,34 @@ def test_rows_without_loss_are_dropped_and_counted(tokenizer: PreTrainedTokenize
         prepare([write_jsonl(tmp_path / "b.jsonl", rows[:1])], tmp_path / "none", options, tokenizer)
 
 
+def test_options_of_later_versions_do_not_change_the_key_of_older_datasets(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(20))
+    manifest = prepare([path], tmp_path / "out", OPTIONS, tokenizer).manifest
+    options = {
+        "evalFraction": 0.0,
+        "evalSeed": 42,
+        "partSize": 2000,
+        "shardSize": 1 << 25,
+        "text": {
+            "completion": "{sql}",
+            "keep": ["database"],
+            "maxCompletionLength": 0,
+            "maxLength": 64,
+            "messages": "",
+            "packing": False,
+            "prompt": "{question}",
+            "task": "seq2seq",
+            "text": "",
+        },
+    }
+    assert manifest["options"] == options
+    content = [[source["bytes"], source["xxh3_128"]] for source in manifest["sources"]]
+    key = json.dumps([1, options, manifest["tokenizerHash"], content], sort_keys=True).encode()
+    assert manifest["key"] == hashlib.sha256(key).hexdigest()[:16]
+
+
 def test_a_rerun_does_nothing_and_changed_options_are_rejected(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

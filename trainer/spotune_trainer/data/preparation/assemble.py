@@ -52,7 +52,12 @@ def assemble_dataset(
 
 
 def statistics(counts: SplitCounts) -> dict[str, Any]:
-    """The counts of a split in the format of the manifest."""
+    """The counts of a split in the format of the manifest: what is trained on, and what is left out."""
+    chats: dict[str, Any] = {}
+    if counts.turns:
+        chats = {"turns": dict(sorted(counts.turns.items())), "reasoningRemoved": counts.reasoning_removed}
+    if counts.problems:
+        chats["problems"] = counts.problems
     return {
         "documents": counts.documents,
         "samples": counts.samples,
@@ -60,9 +65,12 @@ def statistics(counts: SplitCounts) -> dict[str, Any]:
         "lossTokens": counts.loss_tokens,
         "truncated": counts.truncated,
         "dropped": counts.dropped,
+        "cutTokens": counts.cut_tokens,
+        "droppedTokens": counts.dropped_tokens,
         "shards": len(counts.shards),
         "bytes": sum(shard["raw_data"]["bytes"] for shard in counts.shards),
         "inputTokens": _quantiles(counts.lengths),
+        **chats,
     }
 
 

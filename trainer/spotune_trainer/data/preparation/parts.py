@@ -10,7 +10,7 @@ import json
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from streaming.base.format.mds import MDSWriter
 from spotune.errors import JobError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
+from spotune_trainer.data.chat.renderer import SKIPPED
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
 from spotune_trainer.data.tokenization import (
@@ -40,6 +41,7 @@ SPLITS = ("train", "eval")
 SHARD_HASH = "xxh3_64"
 _SUMMARY = "part.json"
 _TOKENIZER_BATCH = 256  # documents per tokenizer call, to amortize its overhead
+_MAX_PROBLEMS = 5  # reported per split
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ class PartOptions:
         eval_fraction: Fraction of the documents that go into the split ``eval``, chosen by a hash of their text.
         eval_seed: Seed of that hash.
         shard_size: Maximum bytes per shard.
+        max_skipped: Maximum assistant turns of chats that may be left out because of the chat template.
     """
 
     text: TextOptions
     eval_fraction: float = 0.0
     eval_seed: int = 42
     shard_size: int = 1 << 25
+    max_skipped: int = 0
 
 
 @dataclass
@@ -70,6 +74,11 @@ class SplitCounts:
         loss_tokens: Labels that carry loss.
         truncated: Documents that were truncated.
         dropped: Documents without a token that carries loss, for example because the prompt fills the whole row.
+        cut_tokens: Input tokens beyond the maximum length.
+        dropped_tokens: Input tokens, within the maximum length, of dropped documents.
+        turns: Assistant turns of chats by outcome: see `TurnOutcome`; ``cut`` are turns beyond the maximum length.
+        reasoning_removed: Trained turns whose reasoning the chat template removes.
+        problems: The first turns that were skipped: file, line and reason.
         lengths: Histogram: number of documents by input tokens before truncation.
         shards: The shards' entries for ``index.json``.
     """
@@ -80,6 +89,11 @@ class SplitCounts:
     loss_tokens: int = 0
     truncated: int = 0
     dropped: int = 0
+    cut_tokens: int = 0
+    dropped_tokens: int = 0
+    turns: Counter[str] = field(default_factory=Counter)
+    reasoning_removed: int = 0
+    problems: list[str] = field(default_factory=list)
     lengths: Counter[int] = field(default_factory=Counter)
     shards: list[dict[str, Any]] = field(default_factory=list)
 
@@ -91,6 +105,11 @@ class SplitCounts:
         self.loss_tokens += other.loss_tokens
         self.truncated += other.truncated
         self.dropped += other.dropped
+        self.cut_tokens += other.cut_tokens
+        self.dropped_tokens += other.dropped_tokens
+        self.turns += other.turns
+        self.reasoning_removed += other.reasoning_removed
+        self.problems = (self.problems + other.problems)[:_MAX_PROBLEMS]
         self.lengths += other.lengths
         self.shards += other.shards
 
@@ -110,6 +129,7 @@ def read_summary(folder: Path) -> PartSummary | None:
         return None
     splits = {name: SplitCounts(**split) for name, split in content.items()}
     for split in splits.values():
+        split.turns = Counter(split.turns)
         split.lengths = Counter({int(length): count for length, count in split.lengths.items()})
     return PartSummary(splits)
 
@@ -118,7 +138,8 @@ def write_part(folder: Path, part: Part, options: PartOptions, tokenizer: PreTra
     """Tokenize a part into ``folder/train`` and ``folder/eval``. Does nothing if the part is complete.
 
     Raises:
-        JobError: A row cannot be read or rendered. The message names file and line.
+        JobError: A row cannot be read or rendered, or too many turns of chats are left out. The message names file and
+            line.
     """
     done = read_summary(folder)
     if done is not None:
@@ -136,23 +157,48 @@ def write_part(folder: Path, part: Part, options: PartOptions, tokenizer: PreTra
     return summary
 
 
+def skipped_message(problems: Sequence[str], skipped: int, max_skipped: int) -> str:
+    """The error message for turns that are left out because of the chat template.
+
+    Args:
+        problems: File, line and reason of the first of them.
+        skipped: Their number so far.
+        max_skipped: How many are allowed.
+    """
+    count = f"{skipped} assistant turns cannot be trained on (maxSkipped: {max_skipped}): " if max_skipped else ""
+    return (
+        f"{count}{'; '.join(problems)}. Correct the data, use another chat template, or raise dataset.maxSkipped to "
+        "leave such turns out"
+    )
+
+
 def _write_documents(
     part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase, writers: dict[str, _SplitWriter]
 ) -> None:
     document_tokenizer = DocumentTokenizer(options.text, tokenizer)
-    documents = _render_rows(part, RowRenderer(options.text, tokenizer))
+    documents = _render_rows(part, RowRenderer(options.text, tokenizer), options.max_skipped)
     while chunk := list(islice(documents, _TOKENIZER_BATCH)):
-        for document, tokens in zip(chunk, document_tokenizer.tokenize(chunk), strict=True):
-            writers[_assign_split(document, options)].add(document, tokens)
+        located = zip(chunk, document_tokenizer.tokenize([document for document, _ in chunk]), strict=True)
+        for (document, problems), tokens in located:
+            writers[_assign_split(document, options)].add(document, tokens, problems)
 
 
-def _render_rows(part: Part, renderer: RowRenderer) -> Iterator[Document]:
+def _render_rows(part: Part, renderer: RowRenderer, max_skipped: int) -> Iterator[tuple[Document, list[str]]]:
+    """Each row's document, and the problems of its chat with file and line."""
+    skipped = 0
     for file_range in part:
         for number, row in file_range.rows(renderer.columns):
             try:
-                yield renderer.render(row)
+                document = renderer.render(row)
             except RowError as error:
                 raise JobError(f"{file_range.location(number)}: {error}") from error
+            problems = []
+            if document.chat is not None and document.chat.problems:
+                problems = [f"{file_range.location(number)}: {problem}" for problem in document.chat.problems]
+                skipped += sum(outcome in SKIPPED for outcome in document.chat.outcomes.values())
+                if skipped > max_skipped:
+                    raise JobError(skipped_message(problems[:1], skipped, max_skipped))
+            yield document, problems
 
 
 def _assign_split(document: Document, options: PartOptions) -> str:
@@ -173,14 +219,23 @@ class _SplitWriter:
             out=str(folder), columns=self._columns(), hashes=[SHARD_HASH], size_limit=options.shard_size
         )
 
-    def add(self, document: Document, tokens: TokenizedDocument) -> None:
+    def add(self, document: Document, tokens: TokenizedDocument, problems: Sequence[str]) -> None:
         counts = self._counts
         counts.documents += 1
         counts.truncated += tokens.truncated
         counts.lengths[tokens.full_length] += 1
+        counts.cut_tokens += tokens.full_length - len(tokens.input_ids)
+        counts.problems += problems[: _MAX_PROBLEMS - len(counts.problems)]
+        if document.chat is not None:
+            counts.turns.update(document.chat.outcomes.values())
+            counts.turns += Counter(cut=tokens.cut_turns)
+            counts.turns -= Counter(trained=tokens.cut_turns)
+            counts.reasoning_removed += document.chat.reasoning_removed
         pieces = split_document(tokens, self._text.max_length) if self._text.task == "causal" else iter([tokens])
         useful = [piece for piece in pieces if self._loss_tokens(piece)]
-        counts.dropped += not useful
+        if not useful:
+            counts.dropped += 1
+            counts.dropped_tokens += len(tokens.input_ids)
         for piece in useful:
             counts.loss_tokens += self._loss_tokens(piece)
             counts.tokens += len(piece.input_ids)

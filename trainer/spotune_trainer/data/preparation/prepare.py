@@ -19,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from spotune.errors import InfrastructureError, JobError
+from spotune_trainer.data.chat.renderer import SKIPPED
 from spotune_trainer.data.preparation.assemble import MANIFEST, assemble_dataset, statistics
 from spotune_trainer.data.preparation.inputs import InputFile, Part, find_inputs, split_into_parts
-from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSummary, SplitCounts
+from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSummary, SplitCounts, skipped_message
 from spotune_trainer.data.preparation.process_pool import write_parts
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 from spotune_trainer.files import read_json
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from spotune.job import FinetuneJob
 
 _VERSION = 1  # of the output; increased when the same input gives different shards
+_CHAT_VERSION = 2  # the same for chats; 2 since labels end with the token that ends a turn
+# Options of later versions. They are no part of the key where they have these values, so older datasets keep theirs.
+_LATER_OPTIONS = {"tools": "", "trainOn": "assistant", "trainTrailingWhitespace": False}
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class PrepareOptions:
         part_size: Approximate bytes of input per part.
         processes: Number of processes; 0 means one per core.
         overwrite: Replace an output folder that was made from other input or with other options.
+        max_skipped: Maximum assistant turns of chats that may be left out because of the chat template.
     """
 
     text: TextOptions
@@ -66,6 +71,7 @@ class PrepareOptions:
     part_size: int = 1 << 25
     processes: int = 0
     overwrite: bool = False
+    max_skipped: int = 0
 
     @staticmethod
     def from_job(job: FinetuneJob) -> PrepareOptions:
@@ -86,15 +92,18 @@ class PrepareOptions:
                 max_length=dataset.max_length,
                 max_completion_length=dataset.max_completion_length,
                 packing=dataset.packing,
+                tools=dataset.tools,
+                train_on=dataset.train_on,
+                train_trailing_whitespace=dataset.train_trailing_whitespace,
             )
         except ValueError as error:
             raise JobError(f"spec.dataset: {error}") from error
-        return PrepareOptions(text)
+        return PrepareOptions(text, max_skipped=dataset.max_skipped)
 
     @property
     def part(self) -> PartOptions:
         """The options for writing one part."""
-        return PartOptions(self.text, self.eval_fraction, self.eval_seed, self.shard_size)
+        return PartOptions(self.text, self.eval_fraction, self.eval_seed, self.shard_size, self.max_skipped)
 
     @property
     def folders(self) -> dict[str, str]:
@@ -104,8 +113,10 @@ class PrepareOptions:
     def as_json(self) -> dict[str, Any]:
         """The options that determine the output, with camelCase keys."""
         options = _camel_case(dataclasses.asdict(self))
-        del options["processes"], options["overwrite"]
-        options["text"]["keep"] = list(self.text.keep)
+        del options["processes"], options["overwrite"], options["maxSkipped"]
+        text = options["text"]
+        text["keep"] = list(self.text.keep)
+        options["text"] = {name: value for name, value in text.items() if _LATER_OPTIONS.get(name) != value}
         return options
 
 
@@ -163,7 +174,7 @@ def prepare(
     with _exclusive_staging(staging, output), _staging_cleanup(staging, output):
         sources = _describe_sources(files)
         key = _output_key(options, tokenizer, sources)
-        existing = _find_existing(output, key, overwrite=options.overwrite)
+        existing = _find_existing(output, key, overwrite=options.overwrite, max_skipped=options.max_skipped)
         if existing is not None:
             return existing
         _remove_stale_staging(staging, key)
@@ -246,7 +257,8 @@ def _checksum(file: InputFile) -> str:
 def _output_key(options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, sources: Sequence[dict[str, Any]]) -> str:
     """Hash of everything that determines the output: options, tokenizer, content and order of the files."""
     content = [(source["bytes"], source["xxh3_128"]) for source in sources]
-    return _hash_json([_VERSION, options.as_json(), tokenizer_hash(tokenizer), content])[:16]
+    version = _CHAT_VERSION if options.text.messages else _VERSION
+    return _hash_json([version, options.as_json(), tokenizer_hash(tokenizer), content])[:16]
 
 
 def _camel_case(options: dict[str, Any]) -> dict[str, Any]:
@@ -258,11 +270,12 @@ def _hash_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _find_existing(output: Path, key: str, *, overwrite: bool) -> PreparedDataset | None:
+def _find_existing(output: Path, key: str, *, overwrite: bool, max_skipped: int) -> PreparedDataset | None:
     """The output, if it already exists with this key; None if it is to be written.
 
     Raises:
-        JobError: The output folder has other content, and ``overwrite`` does not allow to replace it.
+        JobError: The output folder has other content, and ``overwrite`` does not allow to replace it. Or it was made
+            with a higher ``max_skipped``, and leaves out more turns than are allowed now.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
@@ -273,6 +286,8 @@ def _find_existing(output: Path, key: str, *, overwrite: bool) -> PreparedDatase
     if not isinstance(manifest, dict) or "key" not in manifest:
         raise JobError(f"{output} exists and was not written by `spotune shard`; choose a folder that does not exist")
     if manifest["key"] == key:
+        counts = [(split.get("turns", {}), split.get("problems", [])) for split in manifest["splits"].values()]
+        _check_skipped(counts, max_skipped)
         return PreparedDataset(output, manifest, reused=True)
     if not overwrite:
         raise JobError(
@@ -280,6 +295,20 @@ def _find_existing(output: Path, key: str, *, overwrite: bool) -> PreparedDatase
             "another folder, or replace them with --overwrite"
         )
     return None
+
+
+def _check_skipped(counts: Sequence[tuple[Mapping[str, int], list[str]]], max_skipped: int) -> None:
+    """Raise JobError if more turns of chats were skipped than are allowed.
+
+    Args:
+        counts: Turns by outcome, and problems, of each split.
+        max_skipped: How many are allowed, in all splits.
+    """
+    skipped = sum(turns.get(outcome, 0) for turns, _ in counts for outcome in SKIPPED)
+    if skipped > max_skipped:
+        raise JobError(
+            skipped_message([problem for _, of_split in counts for problem in of_split], skipped, max_skipped)
+        )
 
 
 def _remove_stale_staging(staging: Path, key: str) -> None:
@@ -307,12 +336,13 @@ def _merge_counts(
     """The counts of each split, summed over all parts.
 
     Raises:
-        JobError: A split has no samples.
+        JobError: A split has no samples, or too many turns of chats are left out.
     """
     merged = {split: SplitCounts() for split in options.folders}
     for split, total in merged.items():
         for counts in (summary.splits[split] for summary in summaries):
             total.add(counts)
+    _check_skipped([(counts.turns, counts.problems) for counts in merged.values()], options.max_skipped)
     if not any(split.documents for split in merged.values()):
         raise JobError(f"the input has no rows: {', '.join(map(str, inputs))}")
     for split, counts in merged.items():

@@ -1,0 +1,84 @@
+"""`spotune data show` as people and scripts use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spotune.cli.main import main
+from tests.trainer.data.chat.support.conversations import CONVERSATIONS, conversation_row, tokenizer_with
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder, with chats and a tokenizer with Qwen3's chat template in it."""
+    tokenizer_with("trl/qwen3", "<|im_start|>", "<|im_end|>").save_pretrained(tmp_path / "tokenizer")
+    lines = [json.dumps(conversation_row(name)) + "\n" for name in CONVERSATIONS]
+    (tmp_path / "chats.jsonl").write_text("".join(lines))
+    monkeypatch.chdir(tmp_path)
+
+
+OPTIONS = ["chats.jsonl", "--tokenizer", "tokenizer", "--messages", "chat", "--tools", "tools"]
+
+
+def show(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "show", *words])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_brackets_enclose_what_is_trained_where_there_are_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show("5", *OPTIONS) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("chats.jsonl:5: 94 tokens, 41 of them trained\n<|im_start|>user\nHow many?<|im_end|>\n")
+    assert "<|im_start|>assistant\n⟦Ten.<|im_end|>⟧\n" in shown
+    assert "⟦<think>\nI think.\n</think>\n\nBecause.<|im_end|>⟧" in shown
+
+
+def test_colours_show_what_is_trained(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert show("1", *OPTIONS) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[1;32m" in shown.partition("Ten.")[0].rpartition("assistant")[2]
+    assert "⟦" not in shown
+
+
+def test_json_has_spans_and_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show("2", *OPTIONS, "--train-on", "last", "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["turns"] == {"2": "earlier", "4": "earlier", "6": "trained"}
+    assert [span["text"] for span in found["spans"] if span["trained"]] == ["<think>\n\n</think>\n\nYes.<|im_end|>"]
+    assert found["trainedTokens"] == sum(span["tokens"] for span in found["spans"] if span["trained"])
+
+
+def test_a_job_file_gives_source_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.yaml").write_text(
+        """
+        apiVersion: spotune.dev/v1alpha1
+        kind: FinetuneJob
+        metadata: {name: tiny}
+        spec:
+          model: {source: tokenizer}
+          dataset: {prepare: {source: chats.jsonl}, messages: chat, tools: tools, maxLength: 20}
+          training: {epochs: 1}
+        """
+    )
+    assert show("1", "--job", "job.yaml") == 0
+    assert ": 20 tokens, 0 of them trained, 33 more cut\n" in capsys.readouterr().out
+
+
+def test_turns_that_are_left_out_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer_with("trl/llama3", "<|eot_id|>", "<|eot_id|>").save_pretrained(tmp_path / "tokenizer")
+    assert show("4", *OPTIONS) == 0
+    shown = capsys.readouterr().out
+    assert "message 2: notRendered\n" in shown
+    assert "does not render the tool call 1 of message 2 (assistant)" in shown
+
+
+def test_a_row_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show("9", *OPTIONS) == 2
+    assert "there is no row 9: the input has 5 rows" in capsys.readouterr().err

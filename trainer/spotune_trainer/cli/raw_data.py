@@ -1,0 +1,51 @@
+"""Settings of commands that read raw rows: a job file, options that replace its fields, or options alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spotune.custom_resource import API_VERSION
+from spotune.errors import UsageError
+from spotune.job import KIND, FinetuneJob
+from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
+from spotune.job_file.yaml_file import Document
+
+
+def read_settings(job: Path | None, tokenizer: str | None, values: Mapping[str, Any]) -> FinetuneJob:
+    """The job whose dataset is read: from the file, or a minimal one, changed by the command's options.
+
+    Args:
+        job: The job file.
+        tokenizer: The source of a tokenizer, if there is no job file.
+        values: Values by path of the field; None for options that were not given.
+
+    Raises:
+        UsageError: Neither a job file nor a tokenizer is given, or no row format.
+        JobError: The job file or a value is wrong.
+    """
+    given = {path: value for path, value in values.items() if value is not None}
+    if job is not None:
+        return replace_fields(resolve_paths(load_job(job), job.absolute().parent), given)
+    if tokenizer is None:
+        raise UsageError("give --tokenizer, or --job with a job file that names a model")
+    spec = {"model": {"source": tokenizer}, "dataset": {"train": {"source": "."}}, "training": {"epochs": 1}}
+    content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "raw-data"}, "spec": spec}
+    settings = replace_fields(parse_job(Document(content)), given)
+    if settings.spec.dataset.row_format is None:
+        raise UsageError("the columns to learn are missing: give --prompt with --completion, --text, or --messages")
+    return settings
+
+
+def find_sources(inputs: list[str] | None, job: FinetuneJob) -> list[str]:
+    """The raw files: those of the command, or else the job's.
+
+    Raises:
+        UsageError: There are none.
+    """
+    if inputs:
+        return inputs
+    if job.spec.dataset.prepare is None:
+        raise UsageError("give the files to read, or --job with a job file that has dataset.prepare")
+    return [job.spec.dataset.prepare.source]

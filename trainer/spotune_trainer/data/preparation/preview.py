@@ -1,0 +1,110 @@
+"""One raw row as the model will see it: its tokens in spans, with or without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spotune.errors import JobError, UsageError
+from spotune.prompting.template import RowError
+from spotune_trainer.data.batches import NO_LOSS
+from spotune_trainer.data.chat.renderer import TurnOutcome
+from spotune_trainer.data.preparation.inputs import RawRow, find_inputs, split_into_parts
+from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ONE_PART = 1 << 62  # bytes: the files are not split
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tokens, all with or all without loss, and their text."""
+
+    text: str
+    tokens: int
+    trained: bool
+
+
+@dataclass(frozen=True)
+class RowPreview:
+    """A row as the model will see it.
+
+    Attributes:
+        location: File and line.
+        spans: The input, up to the maximum length. Of a seq2seq model the input, then the target.
+        tokens: Tokens of the spans.
+        trained_tokens: Those of them with loss.
+        cut_tokens: Tokens beyond the maximum length.
+        turns: For each assistant message of a chat, numbered from 1, what becomes of it.
+        problems: Why turns are skipped.
+    """
+
+    location: str
+    spans: tuple[Span, ...]
+    tokens: int
+    trained_tokens: int
+    cut_tokens: int
+    turns: dict[int, TurnOutcome]
+    problems: tuple[str, ...]
+
+
+def preview_row(
+    inputs: Sequence[str | Path], number: int, options: TextOptions, tokenizer: PreTrainedTokenizerBase
+) -> RowPreview:
+    """The row ``number``, from 1, of all inputs in order.
+
+    Raises:
+        UsageError: There are fewer rows.
+        JobError: A file or the row is wrong, or the options contradict each other. The message names file and line.
+    """
+    try:
+        renderer, encoder = RowRenderer(options, tokenizer), DocumentTokenizer(options, tokenizer)
+    except ValueError as error:
+        raise JobError(f"spec.dataset: {error}") from error
+    location, row = _find_row(inputs, number, renderer)
+    try:
+        document = renderer.render(row)
+    except RowError as error:
+        raise JobError(f"{location}: {error}") from error
+    (encoded,) = encoder.tokenize([document])
+    ids, labels = encoded.input_ids.tolist(), encoded.labels.tolist()
+    if options.task == "seq2seq":
+        tokens = [(token, False) for token in ids] + [(token, True) for token in labels]
+    else:
+        tokens = [(token, label != NO_LOSS) for token, label in zip(ids, labels, strict=True)]
+    spans = tuple(_spans(tokens, tokenizer))
+    chat = document.chat
+    return RowPreview(
+        location=location,
+        spans=spans,
+        tokens=len(tokens),
+        trained_tokens=sum(span.tokens for span in spans if span.trained),
+        cut_tokens=encoded.full_length - len(ids),
+        turns={turn + 1: outcome for turn, outcome in chat.outcomes.items()} if chat else {},
+        problems=chat.problems if chat else (),
+    )
+
+
+def _find_row(inputs: Sequence[str | Path], number: int, renderer: RowRenderer) -> tuple[str, RawRow]:
+    found = 0
+    for part in split_into_parts(find_inputs(inputs), renderer.columns, _ONE_PART):
+        for file_range in part:
+            for line, row in file_range.rows(renderer.columns):
+                found += 1
+                if found == number:
+                    return file_range.location(line), row
+    raise UsageError(f"there is no row {number}: the input has {found:,} rows")
+
+
+def _spans(tokens: Sequence[tuple[int, bool]], tokenizer: PreTrainedTokenizerBase) -> Iterator[Span]:
+    start = 0
+    for position in range(1, len(tokens) + 1):
+        if position == len(tokens) or tokens[position][1] != tokens[start][1]:
+            ids = [token for token, _ in tokens[start:position]]
+            text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            yield Span(str(text), len(ids), tokens[start][1])
+            start = position
