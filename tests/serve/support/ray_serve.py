@@ -121,6 +121,9 @@ def _run(port: int, nodes: Sequence[Mapping[str, float]]) -> None:
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
+    # Ray prints messages, such as errors of tasks: standard output is for the test alone.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="spotune-test-") as folder:
         ray.init(
             address="local",
@@ -141,7 +144,7 @@ def _run(port: int, nodes: Sequence[Mapping[str, float]]) -> None:
                 serve.start(proxy_location="EveryNode", http_options=options, logging_config={"log_level": "WARNING"})
                 controller: Any = _get_global_client()
                 controller.deploy_apps(ServeDeploySchema.model_validate(config))
-            print(json.dumps(_states()), flush=True)  # noqa: T201 - the answer to the test
+            print(json.dumps(_states()), file=answers, flush=True)
         serve.shutdown()
         for node in started:
             node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
