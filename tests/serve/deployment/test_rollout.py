@@ -25,6 +25,11 @@ BODY = {"model": "tiny", "prompt": "how many", "max_tokens": 200, "temperature":
 PATIENCE_SECONDS = 120.0
 
 
+def exports(folder: Path) -> dict[str, Path]:
+    """The folders of two models that answer with different texts."""
+    return {name: export_tiny_model(folder / name, "causal", seed=seed) for seed, name in enumerate(("old", "new"), 3)}
+
+
 def gateway(folders: dict[str, Path], **weights: float) -> dict[str, Any]:
     """The application of a gateway with these versions."""
     versions = [
@@ -117,9 +122,7 @@ def assert_refused(response: httpx.Response, version: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_new_version_takes_over_without_a_broken_stream(tmp_path: Path) -> None:
-    folders = {
-        name: export_tiny_model(tmp_path / name, "causal", seed=seed) for seed, name in enumerate(("old", "new"), 3)
-    }
+    folders = exports(tmp_path)
     old, new = model(folders, "old"), model(folders, "new")
     with RayServe() as service:
         service.deploy(gateway(folders, old=100), old)
@@ -155,9 +158,7 @@ def test_a_new_version_takes_over_without_a_broken_stream(tmp_path: Path) -> Non
 @pytest.mark.timeout(600)
 def test_requests_leave_a_version_whose_application_is_deleted_while_it_is_listed(tmp_path: Path) -> None:
     """A stream keeps the deleted replica busy: meanwhile Ray Serve neither gives the others a replica nor refuses."""
-    folders = {
-        name: export_tiny_model(tmp_path / name, "causal", seed=seed) for seed, name in enumerate(("old", "new"), 3)
-    }
+    folders = exports(tmp_path)
     old, new = model(folders, "old"), model(folders, "new")
     with RayServe() as service:
         service.deploy(gateway(folders, old=99, new=1), old, new)

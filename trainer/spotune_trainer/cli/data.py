@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from spotune_trainer.cli.raw_data import find_sources, read_settings
+from spotune_trainer.cli import raw_data
 
 if TYPE_CHECKING:
     from spotune_trainer.data.preparation.preview import RowPreview
@@ -33,21 +32,16 @@ def show(
         list[str] | None,
         typer.Argument(metavar="INPUT...", help="Files, folders or patterns; default: dataset.prepare of the job."),
     ] = None,
-    job: Annotated[
-        Path | None, typer.Option(metavar="JOB.yaml", help="Take settings that are not given here from this job file.")
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(metavar="SOURCE", help="A folder, or hf://owner/name.")] = None,
-    task: Annotated[Literal["causal", "seq2seq"] | None, typer.Option(help="Kind of model. Default: causal.")] = None,
-    prompt: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{question}'.")] = None,
-    completion: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")] = None,
-    messages: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")] = None,
-    tools: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the tools of a chat.")] = None,
-    train_on: Annotated[
-        Literal["assistant", "last", "all"] | None,
-        typer.Option(help="Text of a chat to learn: every answer (default), the last one, or everything."),
-    ] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: 512.")] = None,
+    job: raw_data.Job = None,
+    tokenizer: raw_data.Tokenizer = None,
+    task: raw_data.Task = None,
+    prompt: raw_data.Prompt = None,
+    completion: raw_data.Completion = None,
+    text: raw_data.Text = None,
+    messages: raw_data.Messages = None,
+    tools: raw_data.Tools = None,
+    train_on: raw_data.TrainOn = None,
+    max_length: raw_data.MaxLength = None,
     output: Annotated[
         Literal["text", "json"], typer.Option(help="json: the spans of the row and what becomes of its turns.")
     ] = "text",
@@ -60,7 +54,7 @@ def show(
 
     Where colours are not shown, ⟦ and ⟧ enclose what is trained.
     """
-    settings = read_settings(
+    settings = raw_data.read_settings(
         job,
         tokenizer,
         {
@@ -75,7 +69,7 @@ def show(
             "spec.dataset.maxLength": max_length,
         },
     )
-    sources = find_sources(inputs, settings)
+    sources = raw_data.find_sources(inputs, settings)
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions
     from spotune_trainer.data.preparation.preview import preview_row

@@ -1,16 +1,34 @@
-"""Settings of commands that read raw rows: a job file, options that replace its fields, or options alone."""
+"""What commands share that read raw rows: their options, and the job that these and a job file describe."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
 
 from spotune.custom_resource import API_VERSION
 from spotune.errors import UsageError
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
 from spotune.job_file.yaml_file import Document
+
+Job = Annotated[
+    Path | None, typer.Option(metavar="JOB.yaml", help="Take settings that are not given here from this job file.")
+]
+Tokenizer = Annotated[str | None, typer.Option(metavar="SOURCE", help="A folder, or hf://owner/name.")]
+Task = Annotated[Literal["causal", "seq2seq"] | None, typer.Option(help="Kind of model. Default: causal.")]
+Prompt = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{question}'.")]
+Completion = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")]
+Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")]
+Messages = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")]
+Tools = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the tools of a chat.")]
+TrainOn = Annotated[
+    Literal["assistant", "last", "all"] | None,
+    typer.Option(help="Text of a chat to learn: every answer (default), the last one, or everything."),
+]
+MaxLength = Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: 512.")]
 
 
 def read_settings(job: Path | None, tokenizer: str | None, values: Mapping[str, Any]) -> FinetuneJob:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spotune_trainer.cli.raw_data import find_sources, read_settings
+from spotune_trainer.cli import raw_data
 
 if TYPE_CHECKING:
     from spotune_trainer.data.preparation.prepare import PreparedDataset, PrepareProgress
@@ -49,27 +50,22 @@ def shard(
         list[str] | None,
         typer.Argument(metavar="INPUT...", help="Files, folders or patterns of .jsonl, .csv (also .gz) or .parquet."),
     ] = None,
-    job: Annotated[
-        Path | None, typer.Option(metavar="JOB.yaml", help="Take settings that are not given here from this job file.")
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(metavar="SOURCE", help="A folder, or hf://owner/name.")] = None,
-    task: Annotated[Literal["causal", "seq2seq"] | None, typer.Option(help="Kind of model. Default: causal.")] = None,
-    prompt: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{question}'.")] = None,
-    completion: Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")] = None,
-    messages: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")] = None,
-    tools: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the tools of a chat.")] = None,
-    train_on: Annotated[
-        Literal["assistant", "last", "all"] | None,
-        typer.Option(help="Text of a chat to learn: every answer (default), the last one, or everything."),
-    ] = None,
+    job: raw_data.Job = None,
+    tokenizer: raw_data.Tokenizer = None,
+    task: raw_data.Task = None,
+    prompt: raw_data.Prompt = None,
+    completion: raw_data.Completion = None,
+    text: raw_data.Text = None,
+    messages: raw_data.Messages = None,
+    tools: raw_data.Tools = None,
+    train_on: raw_data.TrainOn = None,
     max_skipped: Annotated[
         int | None, typer.Option(min=0, help="Answers that may be left out because of the chat template. Default: 0.")
     ] = None,
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Keep a column in the shards; repeatable.")
     ] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: 512.")] = None,
+    max_length: raw_data.MaxLength = None,
     max_completion_length: Annotated[
         int | None, typer.Option(min=0, help="Tokens of a seq2seq target. Default: as --max-length.")
     ] = None,
@@ -110,8 +106,8 @@ def shard(
         "spec.dataset.maxCompletionLength": max_completion_length,
         "spec.dataset.packing": packing,
     }
-    settings = read_settings(job, tokenizer, values)
-    sources = find_sources(inputs, settings)
+    settings = raw_data.read_settings(job, tokenizer, values)
+    sources = raw_data.find_sources(inputs, settings)
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
     from spotune_trainer.models.pretrained import load_tokenizer
@@ -176,30 +172,20 @@ def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     table.add_row("median tokens of a row", *(f"{counts['inputTokens']['p50']:,}" for counts in splits.values()))
     console.print(table)
     longest = dataset.manifest["options"]["text"]["maxLength"]
+    warn = partial(console.print, style="yellow", highlight=False, soft_wrap=True)
     for split, counts in splits.items():
         for problem in counts.get("problems", ()):
-            console.print(f"{split}: left out: {problem}", style="yellow", highlight=False, soft_wrap=True)
+            warn(f"{split}: left out: {problem}")
         if counts.get("reasoningRemoved"):
-            console.print(
+            warn(
                 f"{split}: the chat template removes the reasoning of {counts['reasoningRemoved']:,} turns that are "
-                "followed by others; the model learns their answers without it.",
-                style="yellow",
-                highlight=False,
-                soft_wrap=True,
+                "followed by others; the model learns their answers without it."
             )
         if counts["truncated"]:
             share = counts["truncated"] / counts["documents"]
-            console.print(
+            warn(
                 f"{split}: {share:.1%} of the rows were cut to {longest} tokens (99 % have at most "
-                f"{counts['inputTokens']['p99']}); raise maxLength to keep them whole.",
-                style="yellow",
-                highlight=False,
-                soft_wrap=True,
+                f"{counts['inputTokens']['p99']}); raise maxLength to keep them whole."
             )
         if counts["dropped"]:
-            console.print(
-                f"{split}: {counts['dropped']:,} rows were left out: no token to learn from within {longest} tokens.",
-                style="yellow",
-                highlight=False,
-                soft_wrap=True,
-            )
+            warn(f"{split}: {counts['dropped']:,} rows were left out: no token to learn from within {longest} tokens.")

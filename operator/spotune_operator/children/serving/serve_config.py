@@ -28,9 +28,9 @@ _GATEWAY_IMPORT: Final = "spotune_serve.deployment.cluster:build_gateway"
 _MODEL_IMPORT: Final = "spotune_serve.deployment.cluster:build_model"
 _GATEWAY: Final = "Gateway"
 _REPLICA: Final = "Replica"
+"""Names of the deployments in ``spotune_serve``."""
 _ENGINE_ARGUMENTS: Final = ("engine", "batchInvariant")
 """Arguments of a model that its pods do not show otherwise. They are left out if they have their defaults."""
-"""Names of the deployments in ``spotune_serve``."""
 _NOTICE_DELAY_SECONDS: Final = 2
 """Seconds until Ray Serve's controller has noticed that a node is draining."""
 _KEEP_ALIVE_SECONDS: Final = 90
