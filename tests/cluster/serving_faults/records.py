@@ -10,6 +10,10 @@ from tests.cluster.fault_records import FaultRecord, newest_records, recording
 from tests.provenance import commit, machine
 
 VARIABLE = "SPOTUNE_SERVING_FAULTS_RECORDS"
+TOKENS = 512
+"""Of each answer: so many that no stream has ended before the last one begins, even if one replica has most of them."""
+_FORMER_TOKENS = 256
+"""Those of records without the number."""
 
 
 @dataclass
@@ -18,6 +22,7 @@ class Record(FaultRecord):
 
     Attributes:
         requests: Number of requests.
+        tokens: Tokens of each answer.
         in_mid_answer: Streams that had text, and not all of it, when the fault was injected.
         resumptions: How often a sequence was sent to another replica.
         failed: Streams that ended with an error, or without their end.
@@ -30,6 +35,7 @@ class Record(FaultRecord):
     """
 
     requests: int = 0
+    tokens: int = _FORMER_TOKENS
     in_mid_answer: int = 0
     resumptions: int = 0
     failed: int = 0
@@ -43,7 +49,8 @@ class Record(FaultRecord):
 
 def recorded(fault: str) -> AbstractContextManager[Record]:
     """Append a record to the file in $SPOTUNE_SERVING_FAULTS_RECORDS, if set, whether the block passes or raises."""
-    return recording(Record(fault, replicas_had_loaded=True, commit=commit(), machine=machine()), VARIABLE)
+    record = Record(fault, tokens=TOKENS, replicas_had_loaded=True, commit=commit(), machine=machine())
+    return recording(record, VARIABLE)
 
 
 def read_records(path: Path) -> dict[str, Record]:

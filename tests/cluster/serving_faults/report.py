@@ -24,7 +24,7 @@ Each test injects one fault into a ModelService on a real Kubernetes cluster wit
 ([tests/cluster](../tests/cluster/README.md)), while 220 clients in a pod of the cluster read
 streams. The service has two gateways and two replicas on processors, and a Redis for Ray's cluster
 state. Its model is a small Llama that the trainer has trained to count. Half of the streams are
-greedy; the other half is sampled with a seed at temperature 1. An answer has 256 tokens. The clients
+greedy; the other half is sampled with a seed at temperature 1. An answer has {tokens} tokens. The clients
 are the `openai` package with `max_retries=0`.
 
 After every fault, the suite checks:
@@ -80,7 +80,7 @@ def report(records: Mapping[str, Record]) -> str:
     )
     page = "\n".join(
         [
-            _TEXT,
+            _TEXT.format(tokens=" or ".join(map(str, sorted({record.tokens for record in records.values()})))),
             about,
             "",
             *_table(names, records),

@@ -23,15 +23,13 @@ from tests.cluster.serving_faults import tampering
 from tests.cluster.serving_faults.catalogue import CASES, GATEWAY_KILLED, TOKEN_DROPPED, TOKEN_REPEATED, Case
 from tests.cluster.serving_faults.client_pod import ClientPod, start_client_pod
 from tests.cluster.serving_faults.harness import GATEWAYS, REPLICAS, STREAMS, ServingHarness
-from tests.cluster.serving_faults.records import recorded
+from tests.cluster.serving_faults.records import TOKENS, recorded
 from tests.cluster.serving_faults.replicas import replica_container_killed
 from tests.cluster.serving_faults.trained_model import trained_once
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 NAME = "counting"
-TOKENS = 512
-"""Of each answer: so many that no stream has ended before the last one begins, even if one replica has most of them."""
 _MODEL = "counting-model"
 _CLIENT_RETRY_SECONDS = 60.0
 _SPARE = NodeSettings(number=4, provider=Provider.AKS, zone="westeurope-1")

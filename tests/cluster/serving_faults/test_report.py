@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.serving_faults import records
 from tests.cluster.serving_faults.catalogue import CASES, OTHERS
-from tests.cluster.serving_faults.records import VARIABLE, Record, read_records, recorded
+from tests.cluster.serving_faults.records import TOKENS, VARIABLE, Record, read_records, recorded
 from tests.cluster.serving_faults.report import report
 
 
@@ -35,6 +35,12 @@ def test_every_fault_has_a_row(page: str) -> None:
     assert all(_row(page, name) for name in [*(case.name for case in CASES), *OTHERS])
     assert f"**1 of {len(CASES) + len(OTHERS)} passed.**" in page
     assert "0 of 440 requests failed, and 3 had another text. Commit `0123` (2 faults)." in " ".join(page.split())
+
+
+def test_page_names_the_lengths_of_the_answers(page: str) -> None:
+    assert f"An answer has {TOKENS} tokens." in " ".join(page.split())
+    former = {CASES[0].name: Record(CASES[0].name, requests=220), CASES[1].name: Record(CASES[1].name, tokens=TOKENS)}
+    assert f"An answer has 256 or {TOKENS} tokens." in " ".join(report(former).split())
 
 
 def test_page_says_that_replicas_of_old_records_may_still_have_loaded(page: str) -> None:
