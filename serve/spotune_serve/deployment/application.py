@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import ray
 from ray import serve
 
 from spotune.errors import JobError, SpotuneError
@@ -15,6 +16,7 @@ from spotune_serve.deployment.config import GatewayConfig, ModelConfig, Placemen
 from spotune_serve.deployment.exports import load_version
 from spotune_serve.deployment.replica import Replica
 from spotune_serve.deployment.replica_states import ReplicaStates
+from spotune_serve.deployment.token_transport.receiver import TokenReceiver
 from spotune_serve.gateway.api_keys import ApiKeyFile
 from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
@@ -30,6 +32,14 @@ GATEWAY: Final = "Gateway"
 _HEALTH_PERIOD_SECONDS = 2.0
 _MAX_STREAMS = 10_000
 """The gateway's own limits refuse requests with a clear error before Ray Serve would queue them."""
+_GATEWAY_ENVIRONMENT: Final = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+"""The gateway has one event loop: nothing in it blocks, and each change of the thread delays a request."""
+_NO_HTTP_PORT: Final = {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
+"""Ray Serve gives each replica of an application's first deployment an HTTP port. On a node of its own, a replica uses it
+to tell the kubelet that the model is loaded. On a node with others, the gateway needs the port."""
 
 
 class Gateway:
@@ -47,6 +57,7 @@ class Gateway:
         self._scales_to_zero = config.scales_to_zero
         self._versions = Versions(config.name, config.settings)
         self._replicas = ReplicaStates()
+        self._receiver = TokenReceiver(ray.util.get_node_ip_address())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application, built inside the replica of this deployment: it cannot be pickled."""
@@ -86,7 +97,9 @@ class Gateway:
             )
 
         identity = (config.application, config.directory, config.step, tuple(config.adapters.items()))
-        backend = ApplicationBackend(config.application, config.version, scales_to_zero=self._scales_to_zero)
+        backend = ApplicationBackend(
+            config.application, config.version, self._receiver, scales_to_zero=self._scales_to_zero
+        )
         return VersionSource(config.version, config.weight, identity, load, backend)
 
 
@@ -100,7 +113,7 @@ def gateway_application(config: GatewayConfig, user_config: Mapping[str, Any] | 
     gateway: Any = serve.deployment(
         name=GATEWAY,
         user_config=user_config,
-        **_process_options(config.placement, config.drain_seconds, {}),
+        **_process_options(config.placement, config.drain_seconds, _GATEWAY_ENVIRONMENT, {}),
     )(serve.ingress()(Gateway))
     application: serve.Application = gateway.bind(config)
     return application
@@ -108,21 +121,26 @@ def gateway_application(config: GatewayConfig, user_config: Mapping[str, Any] | 
 
 def model_application(config: ModelConfig) -> serve.Application:
     """The application of one version of a model: its replicas, without a route."""
+    environment = {} if config.placement.max_per_node == 1 else _NO_HTTP_PORT
     replica: Any = serve.deployment(
         name=REPLICA,
         num_replicas=config.replicas,
         health_check_period_s=_HEALTH_PERIOD_SECONDS,
-        **_process_options(config.placement, config.drain_seconds, {"num_gpus": config.gpus}),
+        **_process_options(config.placement, config.drain_seconds, environment, {"num_gpus": config.gpus}),
     )(Replica)
     application: serve.Application = replica.bind(config)
     return application
 
 
-def _process_options(placement: Placement, drain_seconds: float, actor_options: dict[str, Any]) -> dict[str, Any]:
+def _process_options(
+    placement: Placement, drain_seconds: float, environment: Mapping[str, str], actor_options: Mapping[str, Any]
+) -> dict[str, Any]:
     """The options of a deployment that gateways and replicas share."""
+    resources = {"num_cpus": 0, "resources": dict(placement.resources)}
+    runtime_env = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
     return {
         "max_ongoing_requests": _MAX_STREAMS,
         "graceful_shutdown_timeout_s": drain_seconds,
-        "ray_actor_options": {"num_cpus": 0, "resources": dict(placement.resources), **actor_options},
+        "ray_actor_options": {**resources, **runtime_env, **actor_options},
         "max_replicas_per_node": placement.max_per_node,
     }

@@ -13,6 +13,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from spotune_serve.deployment.ray_backend import RayBackend
+from spotune_serve.deployment.token_transport.receiver import TokenReceiver
 from spotune_serve.engine.base import GenerationRequest, TokenChunk
 from spotune_serve.gateway.backend import NoReplicaError, VersionGoneError
 from spotune_serve.gateway.waiting import Waiters
@@ -33,11 +34,15 @@ class ApplicationBackend:
     Args:
         application: name of the application.
         version: the version that it serves, for messages.
+        receiver: where the tokens of its replicas arrive.
         scales_to_zero: whether it is no fault that there is no replica.
     """
 
-    def __init__(self, application: str, version: str, *, scales_to_zero: bool = False) -> None:
+    def __init__(
+        self, application: str, version: str, receiver: TokenReceiver, *, scales_to_zero: bool = False
+    ) -> None:
         self._application = application
+        self._receiver = receiver
         self._version = version
         self._scales_to_zero = scales_to_zero
         self._replicas: RayBackend | None = None
@@ -85,7 +90,7 @@ class ApplicationBackend:
             handle: Any = await asyncio.to_thread(serve.get_deployment_handle, REPLICA, self._application)
         except (KeyError, RayServeException) as error:
             raise self._gone() from error
-        self._replicas = RayBackend(handle, scales_to_zero=self._scales_to_zero)
+        self._replicas = RayBackend(handle, self._receiver, scales_to_zero=self._scales_to_zero)
         return self._replicas
 
     def _start_watch(self) -> None:

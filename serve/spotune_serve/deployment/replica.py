@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 from spotune.errors import JobError
 from spotune_serve.deployment.config import ModelConfig
 from spotune_serve.deployment.exports import load_version
-from spotune_serve.engine.base import Engine, EngineStats, GenerationRequest, TokenChunk
+from spotune_serve.deployment.token_transport.messages import Destination
+from spotune_serve.deployment.token_transport.sender import TokenSender
+from spotune_serve.engine.base import Engine, EngineStats, GenerationRequest
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +43,19 @@ class Replica:
 
     def __init__(self, config: ModelConfig) -> None:
         self._engine: Engine = load_version(config.directory, config.step, lambda folder: start_engine(folder, config))
+        self._sender = TokenSender()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
-        """The new tokens of a sequence, see `Engine.generate`. Cancelling the call aborts the sequence."""
-        async for chunk in self._engine.generate(request):
-            yield chunk
+    async def generate(self, request: GenerationRequest, destination: Destination) -> None:
+        """Send the new tokens of a sequence to its gateway. Cancelling the call aborts the sequence.
+
+        Raises:
+            GatewayLostError: the gateway cannot be reached, or has closed the connection.
+            Exception: see `Engine.generate`.
+        """
+        sender = await self._sender.open(destination)
+        async with aclosing(self._engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                sender.send(chunk)
 
     async def stats(self) -> EngineStats:
         """The engine's load."""

@@ -6,7 +6,7 @@ replica was lost continues on another replica: the gateway sends the same reques
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -143,7 +143,7 @@ class Engine(Protocol):
     def max_sequence_length(self) -> int:
         """Maximum tokens of a sequence; for encoder-decoder models, of the decoder's sequence."""
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """The new tokens of a sequence, as they are generated. Closing the iterator aborts the sequence.
 
         Raises:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from ray.exceptions import (
@@ -11,11 +13,14 @@ from ray.exceptions import (
     ObjectLostError,
     OutOfMemoryError,
     RayTaskError,
+    TaskCancelledError,
     WorkerCrashedError,
 )
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from spotune_serve.deployment.ray_backend import RayBackend
+from spotune_serve.deployment.token_transport.receiver import ConnectionLostError, TokenReceiver
+from spotune_serve.deployment.token_transport.sender import GatewayLostError
 from spotune_serve.engine.base import (
     EngineLostError,
     GenerationError,
@@ -40,6 +45,9 @@ LOSSES = {
     "left before it took the request": ReplicaUnavailableError("replica"),
     "process of its engine died": RayTaskError("generate", "", EngineLostError("killed")).as_instanceof_cause(),
     "cancelled by its replica": asyncio.CancelledError(),
+    "cancelled by Ray": TaskCancelledError(),
+    "its replica lost the connection": RayTaskError("generate", "", GatewayLostError("broken")).as_instanceof_cause(),
+    "the gateway lost the connection": ConnectionLostError("broken"),
 }
 
 
@@ -47,9 +55,22 @@ def make_request() -> GenerationRequest:
     return GenerationRequest("r", (5, 6), SamplingParams(max_tokens=50, seed=3))
 
 
-async def tokens_of(backend: RayBackend) -> list[int]:
-    stream = resumable(backend, make_request(), timeout_seconds=5.0, retry_seconds=0.0, stop_tokens={EOS})
-    return [token.token async for chunk in stream for token in chunk.tokens]
+@asynccontextmanager
+async def connected(handle: ScriptedHandle, *, scales_to_zero: bool = False) -> AsyncIterator[RayBackend]:
+    receiver = TokenReceiver("127.0.0.1")
+    yield RayBackend(handle, receiver, scales_to_zero=scales_to_zero)
+    receiver.close()
+
+
+async def tokens_of(handle: ScriptedHandle) -> list[int]:
+    async with connected(handle) as backend:
+        stream = resumable(backend, make_request(), timeout_seconds=5.0, retry_seconds=0.0, stop_tokens={EOS})
+        return [token.token async for chunk in stream for token in chunk.tokens]
+
+
+async def is_ready(handle: ScriptedHandle, *, scales_to_zero: bool = False) -> bool:
+    async with connected(handle, scales_to_zero=scales_to_zero) as backend:
+        return await backend.is_ready()
 
 
 @pytest.mark.parametrize("lost_after", [0, 2])
@@ -57,7 +78,7 @@ async def tokens_of(backend: RayBackend) -> list[int]:
 def test_a_sequence_continues_after_any_loss_of_its_replica(loss: BaseException, lost_after: int) -> None:
     played = ScriptedBackend(TOKENS, losses=[lost_after])
     handle = ScriptedHandle(played, loss)
-    assert asyncio.run(tokens_of(RayBackend(handle))) == [*TOKENS, EOS]
+    assert asyncio.run(tokens_of(handle)) == [*TOKENS, EOS]
     assert [request.generated for request in played.requests] == [(), tuple(TOKENS[:lost_after])]
     assert handle.cancelled == 0
 
@@ -67,7 +88,7 @@ def test_an_error_of_the_engine_is_no_loss() -> None:
     error = RayTaskError("generate", "traceback", GenerationError("NaN")).as_instanceof_cause()
     played = ScriptedBackend(TOKENS, losses=[2])
     with pytest.raises(GenerationError):
-        asyncio.run(tokens_of(RayBackend(ScriptedHandle(played, error))))
+        asyncio.run(tokens_of(ScriptedHandle(played, error)))
     assert len(played.requests) == 1
 
 
@@ -87,15 +108,16 @@ def test_a_cancelled_request_is_cancelled_at_its_replica_and_does_not_continue()
     async def cancel() -> None:
         begun = asyncio.Event()
 
-        async def read() -> None:
-            async for _ in resumable(RayBackend(handle), make_request(), timeout_seconds=5.0, stop_tokens={EOS}):
+        async def read(backend: RayBackend) -> None:
+            async for _ in resumable(backend, make_request(), timeout_seconds=5.0, stop_tokens={EOS}):
                 begun.set()
 
-        task = asyncio.create_task(read())
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async with connected(handle) as backend:
+            task = asyncio.create_task(read(backend))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
     asyncio.run(cancel())
     assert (handle.cancelled, len(played.requests)) == (1, 1)
@@ -105,12 +127,12 @@ def test_a_cancelled_request_is_cancelled_at_its_replica_and_does_not_continue()
 def test_a_service_is_ready_when_a_replica_answers(ready: bool) -> None:
     played = ScriptedBackend(TOKENS)
     played.ready = ready
-    assert asyncio.run(RayBackend(ScriptedHandle(played, ActorDiedError())).is_ready()) == ready
+    assert asyncio.run(is_ready(ScriptedHandle(played, ActorDiedError()))) == ready
 
 
 def test_health_checks_do_not_wake_a_service_that_scaled_to_zero() -> None:
     played = ScriptedBackend(TOKENS)
     played.ready = False
     handle = ScriptedHandle(played, ActorDiedError())
-    assert asyncio.run(RayBackend(handle, scales_to_zero=True).is_ready())
+    assert asyncio.run(is_ready(handle, scales_to_zero=True))
     assert handle.questions == 0

@@ -1,11 +1,14 @@
-"""The handle of a Ray Serve deployment whose replicas play a script."""
+"""The handle of a Ray Serve deployment whose replicas play a script, and send its tokens as real ones do."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any, Self
+import asyncio
+from collections.abc import Generator
+from typing import Any
 
-from spotune_serve.engine.base import EngineStats, GenerationRequest, TokenChunk
+from spotune_serve.deployment.token_transport.messages import Destination
+from spotune_serve.deployment.token_transport.sender import TokenSender
+from spotune_serve.engine.base import EngineStats, GenerationRequest
 from spotune_serve.gateway.backend import ReplicaLostError
 from tests.serve.support.scripted_backend import ScriptedBackend
 
@@ -25,16 +28,13 @@ class ScriptedHandle:
     def __init__(self, backend: ScriptedBackend, loss: BaseException) -> None:
         self._backend = backend
         self._loss = loss
+        self._sender = TokenSender()
         self.cancelled = 0
         self.questions = 0
 
-    def options(self, *, stream: bool) -> Self:
-        assert stream
-        return self
-
     @property
     def generate(self) -> Any:
-        return _Method(lambda request: _Response(self, request))
+        return _Method(lambda request, destination: _Response(self, request, destination))
 
     @property
     def stats(self) -> Any:
@@ -46,10 +46,11 @@ class ScriptedHandle:
             raise TimeoutError
         return EngineStats(0, 0, 0)
 
-    async def play(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+    async def play(self, request: GenerationRequest, destination: Destination) -> None:
+        sender = await self._sender.open(destination)
         try:
             async for chunk in self._backend.generate(request):
-                yield chunk
+                sender.send(chunk)
         except ReplicaLostError as error:
             raise self._loss from error
 
@@ -60,12 +61,13 @@ class _Method:
 
 
 class _Response:
-    def __init__(self, handle: ScriptedHandle, request: GenerationRequest) -> None:
+    def __init__(self, handle: ScriptedHandle, request: GenerationRequest, destination: Destination) -> None:
         self._handle = handle
-        self._chunks = handle.play(request)
+        self._call = asyncio.ensure_future(handle.play(request, destination))
 
-    def __aiter__(self) -> AsyncIterator[TokenChunk]:
-        return self._chunks
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._call.__await__()
 
     def cancel(self) -> None:
         self._handle.cancelled += 1
+        self._call.cancel()

@@ -1,0 +1,1 @@
+"""Tokens from replicas to gateways over TCP, beside Ray's calls."""
