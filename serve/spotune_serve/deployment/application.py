@@ -38,8 +38,8 @@ _GATEWAY_ENVIRONMENT: Final = {
 }
 """The gateway has one event loop: nothing in it blocks, and each change of the thread delays a request."""
 _NO_HTTP_PORT: Final = {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
-"""Ray Serve gives each replica of an application's first deployment an HTTP port. On a node of its own, a replica uses it
-to tell the kubelet that the model is loaded. On a node with others, the gateway needs the port."""
+"""Ray Serve would give each process an HTTP port. On a node of its own, a replica uses it to tell the kubelet that the
+model is loaded. On a node with others, the gateway needs the port."""
 
 
 class Gateway:

@@ -125,7 +125,7 @@ def _deploy(gateway: GatewayConfig, model: ModelConfig, host: str, port: int) ->
     from spotune_serve.deployment.application import gateway_application, model_application
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    # Ray Serve starts a proxy in any case. It forwards requests to the gateway, more slowly than the gateway's own port.
+    # Ray Serve starts a proxy in any case. It would forward requests to the gateway, which adds to their latency.
     proxy_port = _bindable_port(host, 0)
     serve.start(http_options={"host": host, "port": proxy_port}, logging_config={"log_level": "WARNING"})
     version = {

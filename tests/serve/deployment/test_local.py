@@ -75,7 +75,9 @@ def test_streams_survive_the_loss_of_their_replica(service: LiveService, client:
 
 
 def test_stats_count_a_replica_as_running_once_it_has_loaded_its_model(service: LiveService) -> None:
-    service.wait_for_replicas(2)  # Ray Serve still counts the replica of the last test as running, if it was just killed
+    service.wait_for_replicas(
+        2
+    )  # Ray Serve still counts the replica of the last test as running, if it was just killed
     service.wait_for_states(RUNNING=2)
     service.kill_replica()
     deadline = time.monotonic() + 120

@@ -58,8 +58,10 @@ def make_request() -> GenerationRequest:
 @asynccontextmanager
 async def connected(handle: ScriptedHandle, *, scales_to_zero: bool = False) -> AsyncIterator[RayBackend]:
     receiver = TokenReceiver("127.0.0.1")
-    yield RayBackend(handle, receiver, scales_to_zero=scales_to_zero)
-    receiver.close()
+    try:
+        yield RayBackend(handle, receiver, scales_to_zero=scales_to_zero)
+    finally:
+        receiver.close()
 
 
 async def tokens_of(handle: ScriptedHandle) -> list[int]:

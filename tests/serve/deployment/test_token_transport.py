@@ -26,8 +26,10 @@ def chunk(*tokens: int) -> TokenChunk:
 async def listening() -> AsyncIterator[TokenReceiver]:
     receiver = TokenReceiver("127.0.0.1")
     await receiver.start()
-    yield receiver
-    receiver.close()
+    try:
+        yield receiver
+    finally:
+        receiver.close()
 
 
 async def read_all(sequence: TokenSequence) -> list[int]:

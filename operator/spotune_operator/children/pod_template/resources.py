@@ -17,7 +17,7 @@ HEAD: Final[Mapping[str, str]] = {"cpu": "1", "memory": "4Gi"}
 """Requests of the head container: Ray's control plane, the driver, and the preparation of data."""
 SUPERVISOR: Final[Amounts] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
 GATEWAY_POD: Final[Mapping[str, str]] = {"cpu": "1", "memory": "2Gi"}
-"""Requests of a gateway container: Ray, the proxy of Ray Serve, and the tokenizer."""
+"""Requests of a gateway container: Ray, the HTTP server, and the tokenizer."""
 AUTOSCALER: Final[Amounts] = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}}
 CPU_WORKER: Final[Mapping[str, str]] = {"cpu": "2", "memory": "4Gi"}
 _CPUS_PER_GPU = 2

@@ -56,11 +56,22 @@ _TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 _TOKEN_SECONDS: Final = 3600
 _READINESS: Final = {
     "httpGet": {"path": "/-/healthz", "port": SERVE.number},
-    "periodSeconds": 5,
+    "periodSeconds": 2,
     "timeoutSeconds": 5,
     "failureThreshold": 2,
 }
-"""Ray Serve's proxy on the node is ready, as in KubeRay's own probe, without a program in the image."""
+"""The gateway takes requests, or the replica has loaded its model. Neither does so any more once it drains."""
+
+_HTTP: Final = {
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(SERVE.number),
+    "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(SERVE.number + 1),  # exclusive
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+    "RAY_SERVE_PORT_QUARANTINE_S": "0",
+}
+"""Gateways and replicas listen themselves, on the same port of their pods: Ray Serve's proxies would delay each token.
+Ray Serve's controller on the head assigns the port. A pod has one of these processes, so its successor needs the port
+at once. A gateway that drains takes requests for 5 s more, until no Service sends it any."""
 
 _LOGS: Final = {"RAY_LOG_TO_STDERR": "1", "RAY_BACKEND_LOG_LEVEL": "warning"}
 """Processes of Ray Serve log to the pod, where ``spotune logs`` reads, and not to files. Ray itself logs warnings."""
@@ -76,7 +87,7 @@ def service_head_pod(resolved: ResolvedService) -> Pod:
     """
     section = PodSection("spec.gateway", _placement(resolved), ResourcesSpec())
     amounts = container_resources(section, HEAD_CONTAINER, HEAD, 0, _GPUS_ADVICE)
-    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS, **_LOGS})
+    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS, **_HTTP, **_LOGS})
     container = enforced_container(HEAD_CONTAINER, resolved.image, settings, [])
     enforced = enforced_pod_spec(
         resolved.provider,
@@ -156,7 +167,7 @@ def _worker(
     """The enforced ``v1.PodSpec`` of a pod that reads the model."""
     # With Redis, workers survive the loss of the head: KubeRay lets them wait for ten minutes.
     head_loss = {} if resolved.service.spec.cluster.redis_address else HEAD_LOSS
-    environment = [*variables({**drain_settings(grace), **head_loss, **_LOGS}), *_hub_token(resolved)]
+    environment = [*variables({**drain_settings(grace), **head_loss, **_HTTP, **_LOGS}), *_hub_token(resolved)]
     mounts = [
         {"name": _volume_name(number), "mountPath": str(MODELS / claim), "readOnly": True}
         for number, claim in enumerate(resolved.claims)

@@ -45,7 +45,7 @@ def serve_config(resolved: ResolvedService) -> str:
     """The configuration as YAML."""
     applications = [_gateway(resolved), *(_model(resolved, version) for version in resolved.versions)]
     http = {"host": "0.0.0.0", "port": SERVE.number, "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS}  # noqa: S104 - the NetworkPolicy restricts access
-    content = {"proxy_location": "EveryNode", "http_options": http, "applications": applications}
+    content = {"proxy_location": "HeadOnly", "http_options": http, "applications": applications}
     return yaml.safe_dump(content, sort_keys=False)
 
 

@@ -117,6 +117,18 @@ def test_a_pod_is_ready_when_ray_serve_answers_on_its_node() -> None:
     assert "readinessProbe" not in first(found["head"])
 
 
+def test_gateways_and_replicas_listen_without_a_proxy_on_the_port_of_the_service() -> None:
+    """The head runs the controller that assigns the port."""
+    expected = {
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "8000",
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": "8001",
+    }
+    for name, pod in pods(resolved_service_of()).items():
+        variables = {each["name"]: each.get("value") for each in first(pod)["env"]}
+        assert variables.items() >= expected.items(), name
+
+
 def test_the_head_names_the_port_of_ray_serve_as_kuberay_requires() -> None:
     head = pods(resolved_service_of())["head"]
     assert {"name": "serve", "containerPort": 8000, "protocol": "TCP"} in first(head)["ports"]
