@@ -5,12 +5,12 @@ Usage, where vllm==0.24.0 and Ray Serve are installed (`benchmarks/gpu_pack_serv
     python -m benchmarks.serving_speed load --output X.json    the load on them, in turns
     python -m benchmarks.serving_speed stop
 
-Both servers have the same wheel, model, share of the GPU, batch size, sequence length and environment. The weights are
-dummies: vLLM fills them with random numbers. Bare vLLM has one API process, and ours has one gateway, as that of `spotune
-serve`. The load is vLLM's own `vllm bench serve`, unchanged: some fixed number of requests at once, each with a prompt of
-219 tokens and an answer of 195 tokens (the means of ShareGPT), streamed by `/v1/completions`. Every measurement has new
-prompts, the same for both servers. The result has the median, the lowest and the highest value of all runs, and the ratio
-of our median to bare vLLM's.
+Both servers have the same wheel, model, share of the GPU, batch size, sequence length and environment. The weights
+are dummies: vLLM fills them with random numbers. Bare vLLM has one API process, and ours has one gateway, as that of
+`spotune serve`: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (64 characters). The load is vLLM's own `vllm bench
+serve`, unchanged: some fixed number of requests at once, each with a prompt of 219 tokens and an answer of 195 tokens
+(the means of ShareGPT), streamed by `/v1/completions`. Every measurement has new prompts, the same for both servers.
+The result has the median, the lowest and the highest value of all runs, and the ratio of our median to bare vLLM's.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from unittest import mock
 from spotune_serve.deployment import application, local
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig
 from spotune_serve.deployment.replica import Replica
+from spotune_serve.deployment.token_transport.sender import TokenSender
 from spotune_serve.engine.base import EngineStats, GeneratedToken, GenerationRequest, TokenChunk
 from spotune_serve.engine.vllm_parameters import VllmSettings
 from spotune_serve.gateway.settings import GatewaySettings
@@ -89,6 +90,7 @@ class ScriptedReplica(Replica):
     def __init__(self, _config: ModelConfig) -> None:
         engine: Any = ScriptedEngine()
         self._engine = engine
+        self._sender = TokenSender()
 
 
 def main() -> None:

@@ -21,4 +21,4 @@ DASHBOARD = Port("dashboard", 8265)
 METRICS = Port("metrics", 8080)
 PROGRESS = Port("progress", 8090)
 SERVE = Port("serve", 8000)
-"""Of the gateway, of each replica, and of Ray Serve's proxy on the head, by the name that KubeRay requires."""
+"""Of the gateway. KubeRay requires the name on the head, too, where nothing listens."""

@@ -14,6 +14,7 @@ from spotune_serve.deployment.application_backend import REPLICA, ApplicationBac
 from spotune_serve.deployment.arguments import version_configs
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig, Placement, VersionConfig
 from spotune_serve.deployment.exports import load_version
+from spotune_serve.deployment.http_server import HttpServer
 from spotune_serve.deployment.replica import Replica
 from spotune_serve.deployment.replica_states import ReplicaStates
 from spotune_serve.deployment.token_transport.receiver import TokenReceiver
@@ -37,31 +38,24 @@ _GATEWAY_ENVIRONMENT: Final = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """The gateway has one event loop: nothing in it blocks, and each change of the thread delays a request."""
-_NO_HTTP_PORT: Final = {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
-"""Ray Serve would give each process an HTTP port. On a node of its own, a replica uses it to tell the kubelet that the
-model is loaded. On a node with others, the gateway needs the port."""
 
 
 class Gateway:
     """The ASGI application of the gateway, with the replicas of other applications as its backends.
 
-    Ray Serve 2.60 calls `__init__`, `__serve_build_asgi_app__` and `reconfigure`, and only then sends requests. Later
-    it calls `reconfigure` alone, in the running process, whenever the `user_config` changes.
+    Attributes:
+        app: the application.
 
     Raises:
         JobError: the API keys cannot be read.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
-        self._keys = ApiKeyFile(config.api_keys_file) if config.api_keys_file is not None else None
+        keys = ApiKeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self._scales_to_zero = config.scales_to_zero
         self._versions = Versions(config.name, config.settings)
-        self._replicas = ReplicaStates()
         self._receiver = TokenReceiver(ray.util.get_node_ip_address())
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        """The application, built inside the replica of this deployment: it cannot be pickled."""
-        return create_app(self._versions, self._replicas, self._keys)
+        self.app: FastAPI = create_app(self._versions, ReplicaStates(), keys)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Serve the versions of a user_config from now on. Running requests stay with their versions.
@@ -103,6 +97,32 @@ class Gateway:
         return VersionSource(config.version, config.weight, identity, load, backend)
 
 
+class ListeningGateway(Gateway):
+    """A gateway with a port of its own: Ray Serve's proxies would delay each token.
+
+    Ray Serve 2.60 calls `__init__` and `reconfigure`. Later it calls `reconfigure` alone, in the running process,
+    whenever the `user_config` changes. Before it ends the process it waits for `__del__`, up to `drain_seconds`.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        super().__init__(config)
+        self._server = HttpServer(
+            config.host,
+            config.port,
+            keep_alive_seconds=config.keep_alive_seconds,
+            linger_seconds=config.linger_seconds,
+        )
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """As `Gateway.reconfigure`. After the first time, it takes connections."""
+        await super().reconfigure(user_config)
+        await self._server.start(self.app)
+
+    async def __del__(self) -> None:
+        """Let running requests finish."""
+        await self._server.drain()
+
+
 def gateway_application(config: GatewayConfig, user_config: Mapping[str, Any] | None = None) -> serve.Application:
     """The application of the gateway, for `serve.run` or a RayService.
 
@@ -113,34 +133,29 @@ def gateway_application(config: GatewayConfig, user_config: Mapping[str, Any] | 
     gateway: Any = serve.deployment(
         name=GATEWAY,
         user_config=user_config,
-        **_process_options(config.placement, config.drain_seconds, _GATEWAY_ENVIRONMENT, {}),
-    )(serve.ingress()(Gateway))
+        **_process_options(config.placement, config.drain_seconds, {"runtime_env": {"env_vars": _GATEWAY_ENVIRONMENT}}),
+    )(ListeningGateway)
     application: serve.Application = gateway.bind(config)
     return application
 
 
 def model_application(config: ModelConfig) -> serve.Application:
     """The application of one version of a model: its replicas, without a route."""
-    environment = {} if config.placement.max_per_node == 1 else _NO_HTTP_PORT
     replica: Any = serve.deployment(
         name=REPLICA,
         num_replicas=config.replicas,
         health_check_period_s=_HEALTH_PERIOD_SECONDS,
-        **_process_options(config.placement, config.drain_seconds, environment, {"num_gpus": config.gpus}),
+        **_process_options(config.placement, config.drain_seconds, {"num_gpus": config.gpus}),
     )(Replica)
     application: serve.Application = replica.bind(config)
     return application
 
 
-def _process_options(
-    placement: Placement, drain_seconds: float, environment: Mapping[str, str], actor_options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _process_options(placement: Placement, drain_seconds: float, actor_options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a deployment that gateways and replicas share."""
-    resources = {"num_cpus": 0, "resources": dict(placement.resources)}
-    runtime_env = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
     return {
         "max_ongoing_requests": _MAX_STREAMS,
         "graceful_shutdown_timeout_s": drain_seconds,
-        "ray_actor_options": {**resources, **runtime_env, **actor_options},
+        "ray_actor_options": {"num_cpus": 0, "resources": dict(placement.resources), **actor_options},
         "max_replicas_per_node": placement.max_per_node,
     }

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from spotune_serve.deployment.ray_backend import RayBackend
+from spotune_serve.deployment.token_transport.ray_backend import RayBackend
 from spotune_serve.deployment.token_transport.receiver import TokenReceiver
 from spotune_serve.engine.base import GenerationRequest, TokenChunk
 from spotune_serve.gateway.backend import NoReplicaError, VersionGoneError

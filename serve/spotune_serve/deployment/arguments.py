@@ -23,6 +23,10 @@ _REPOSITORY = re.compile(r"hf://([\w.-]+(?:/[\w.-]+)?)/?", re.ASCII)
 """A model on the Hub."""
 _DEFAULT_REVISION = "main"
 
+_KEEP_ALIVE_SECONDS = 90
+"""Longer than the 60 s of ingress controllers: the side that reuses connections must be the first to close them."""
+_LINGER_SECONDS = 5.0
+
 Seconds = Annotated[float, Field(gt=0)]
 _Arguments = TypeVar("_Arguments", bound=Section)
 
@@ -34,6 +38,8 @@ class GatewayArguments(Section):
     """Model id in the API."""
     api_keys_file: str = ""
     """File with API keys in the pods of gateways, one key per line. Empty: no keys are needed."""
+    port: int = Field(default=8000, ge=1, le=65535)
+    """TCP port of each gateway, in its pod."""
     request_timeout_seconds: Seconds = 600.0
     """Maximum duration of a request."""
     drain_seconds: float = Field(default=30.0, ge=0)
@@ -121,6 +127,10 @@ def gateway_config(args: Mapping[str, Any]) -> GatewayConfig:
         name=arguments.name,
         settings=GatewaySettings(request_timeout_seconds=arguments.request_timeout_seconds),
         api_keys_file=Path(arguments.api_keys_file) if arguments.api_keys_file else None,
+        host="0.0.0.0",  # noqa: S104 - the NetworkPolicy restricts access
+        port=arguments.port,
+        keep_alive_seconds=_KEEP_ALIVE_SECONDS,
+        linger_seconds=min(_LINGER_SECONDS, arguments.drain_seconds / 2),
         drain_seconds=arguments.drain_seconds,
         scales_to_zero=arguments.scales_to_zero,
         placement=Placement({GATEWAY_RESOURCE: 1}, max_per_node=1),

@@ -4,9 +4,8 @@ Ray builds an application in a task on the head, which has neither the model's v
 nothing is read here: gateways and replicas read both in their own pods.
 
 A node runs a gateway or a replica only if it offers the Ray resource for it, `spotune_gateway` or `spotune_replica`.
-Each listens on the HTTP port of its node, by Ray Serve's direct ingress, whose variables are set on all nodes. Clients
-must connect to the gateways: a connection ends with the process that holds it, and replicas run on nodes that may be
-taken away. Replicas answer `/-/healthz` alone.
+Clients must connect to the gateways: a connection ends with the process that holds it, and replicas run on nodes that
+may be taken away.
 """
 
 from __future__ import annotations

@@ -33,6 +33,11 @@ class GatewayConfig:
         settings: keys, limits and timeouts.
         api_keys_file: file with the API keys, one per line, which each gateway reads, and reads again when it has
             changed; None: the keys of `settings`.
+        host: address that it listens on.
+        port: TCP port that it listens on.
+        keep_alive_seconds: time after which it closes a connection without a request.
+        linger_seconds: part of `drain_seconds` in which a leaving gateway still takes connections: load balancers need
+            time to notice.
         drain_seconds: time that a leaving gateway has to finish its requests.
         scales_to_zero: whether it is no fault that a version has no replica.
         placement: nodes for gateways.
@@ -41,6 +46,10 @@ class GatewayConfig:
     name: str
     settings: GatewaySettings = field(default_factory=GatewaySettings)
     api_keys_file: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keep_alive_seconds: int = 5
+    linger_seconds: float = 0.0
     drain_seconds: float = 30.0
     scales_to_zero: bool = False
     placement: Placement = field(default_factory=Placement)

@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.error import URLError
@@ -51,7 +52,7 @@ def local_service(gateway: GatewayConfig, model: ModelConfig, host: str, port: i
     port = _bindable_port(host, port)
     folder = Path(tempfile.mkdtemp(prefix="spotune-serve-", dir="/tmp"))
     try:
-        _start_ray(folder, port, gpus=model.gpus > 0)
+        _start_ray(folder, gpus=model.gpus > 0)
         try:
             yield _deploy(gateway, model, host, port)
         finally:
@@ -71,7 +72,7 @@ def _bindable_port(host: str, port: int) -> int:
         ) from error
 
 
-def _start_ray(folder: Path, port: int, *, gpus: bool) -> None:
+def _start_ray(folder: Path, *, gpus: bool) -> None:
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
@@ -85,12 +86,6 @@ def _start_ray(folder: Path, port: int, *, gpus: bool) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray's default of 30 s is too short for a busy machine.
         "RAY_agent_register_timeout_ms": "180000",
-        # The gateway itself listens on the port. There is no load balancer that would have to learn of its stop first.
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(port + 1),  # exclusive
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        "RAY_SERVE_PORT_QUARANTINE_S": "0",
     }
     for attempts_left in reversed(range(_START_ATTEMPTS)):
         try:
@@ -125,9 +120,7 @@ def _deploy(gateway: GatewayConfig, model: ModelConfig, host: str, port: int) ->
     from spotune_serve.deployment.application import gateway_application, model_application
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    # Ray Serve starts a proxy in any case. It would forward requests to the gateway, which adds to their latency.
-    proxy_port = _bindable_port(host, 0)
-    serve.start(http_options={"host": host, "port": proxy_port}, logging_config={"log_level": "WARNING"})
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     version = {
         "application": _MODEL,
         "directory": str(model.directory),
@@ -137,7 +130,7 @@ def _deploy(gateway: GatewayConfig, model: ModelConfig, host: str, port: int) ->
     }
     targets = [
         serve.RunTarget(model_application(model), _MODEL, route_prefix=None),
-        serve.RunTarget(gateway_application(gateway, {"versions": [version]}), _GATEWAY),
+        serve.RunTarget(gateway_application(replace(gateway, host=host, port=port), {"versions": [version]}), _GATEWAY),
     ]
     try:
         serve.run_many(targets)

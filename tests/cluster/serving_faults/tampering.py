@@ -13,7 +13,7 @@ _import = builtins.__import__
 
 def patched(*args, **kwargs):
     found = _import(*args, **kwargs)
-    module = sys.modules.get("spotune_serve.deployment.ray_backend")
+    module = sys.modules.get("spotune_serve.deployment.token_transport.ray_backend")
     backend = getattr(module, "RayBackend", None)
     if backend is not None:
         builtins.__import__ = _import

@@ -66,13 +66,12 @@ def listed(directory: Path, **fields: Any) -> dict[str, Any]:
 def started(*versions: dict[str, Any], **arguments: Any) -> Gateway:
     """A gateway as Ray Serve starts it in its pod."""
     gateway = Gateway(gateway_config({"name": "tiny", **arguments}))
-    gateway.__serve_build_asgi_app__()
     asyncio.run(gateway.reconfigure({"versions": list(versions)}))
     return gateway
 
 
 def client_of(gateway: Gateway) -> TestClient:
-    return TestClient(gateway.__serve_build_asgi_app__())
+    return TestClient(gateway.app)
 
 
 @pytest.mark.parametrize(

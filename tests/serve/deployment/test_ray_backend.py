@@ -18,7 +18,7 @@ from ray.exceptions import (
 )
 from ray.serve.exceptions import ReplicaUnavailableError
 
-from spotune_serve.deployment.ray_backend import RayBackend
+from spotune_serve.deployment.token_transport.ray_backend import RayBackend
 from spotune_serve.deployment.token_transport.receiver import ConnectionLostError, TokenReceiver
 from spotune_serve.deployment.token_transport.sender import GatewayLostError
 from spotune_serve.engine.base import (

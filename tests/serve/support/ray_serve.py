@@ -28,27 +28,27 @@ _ENVIRONMENT = {
 
 
 class RayServe:
-    """Ray Serve on this machine, with an HTTP client of its proxy.
+    """Ray Serve on this machine, with an HTTP client of its gateway.
 
     Args:
         nodes: the resources of each Ray node beside the head, which has none then; empty: the head runs everything.
         environment: variables of all processes, besides those of this one.
 
     Attributes:
-        client: asks the proxy.
+        client: asks the gateway.
     """
 
     def __init__(self, nodes: Sequence[Mapping[str, float]] = (), environment: Mapping[str, str] = {}) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+            self._port: int = listener.getsockname()[1]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(port), json.dumps([dict(node) for node in nodes])],
+            [sys.executable, "-m", __name__, json.dumps([dict(node) for node in nodes])],
             env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_PATIENCE_SECONDS)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=_PATIENCE_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +68,14 @@ class RayServe:
         self.deploy_config({"applications": list(applications)})
 
     def deploy_config(self, config: dict[str, Any]) -> None:
-        """Deploy the content of a serveConfigV2, and nothing else.
-
-        The HTTP options of the first one apply, without host and port.
-        """
-        self._tell(config)
+        """Deploy the content of a serveConfigV2, and nothing else. The gateway gets another port."""
+        applications = [
+            each | {"args": each["args"] | {"port": self._port}}
+            if each["import_path"].endswith("build_gateway")
+            else each
+            for each in config["applications"]
+        ]
+        self._tell(config | {"applications": applications})
 
     def wait_until_running(self) -> dict[str, int]:
         """Wait until all applications run; returns the number of running replicas of each deployment, by its name."""
@@ -114,7 +117,7 @@ class RayServe:
         return applications
 
 
-def _run(port: int, nodes: Sequence[Mapping[str, float]]) -> None:
+def _run(nodes: Sequence[Mapping[str, float]]) -> None:
     """Run Ray Serve until the standard input ends. Each line is a configuration to deploy, or null."""
     import ray
     from ray import serve
@@ -140,8 +143,7 @@ def _run(port: int, nodes: Sequence[Mapping[str, float]]) -> None:
         for line in sys.stdin:
             config = json.loads(line)
             if config is not None:
-                options = {**config.get("http_options", {}), "host": "127.0.0.1", "port": port}
-                serve.start(proxy_location="EveryNode", http_options=options, logging_config={"log_level": "WARNING"})
+                serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
                 controller: Any = _get_global_client()
                 controller.deploy_apps(ServeDeploySchema.model_validate(config))
             print(json.dumps(_states()), file=answers, flush=True)
@@ -188,4 +190,4 @@ def _states() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    _run(int(sys.argv[1]), json.loads(sys.argv[2]))
+    _run(json.loads(sys.argv[1]))

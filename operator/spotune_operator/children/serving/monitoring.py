@@ -11,7 +11,7 @@ def pod_monitor(resolved: ResolvedService) -> dict[str, Any] | None:
     """The PodMonitor for the metrics of Ray on all pods, and of the gateway; None without a monitoring namespace."""
     if not resolved.monitoring_namespace:
         return None
-    # The head has the port of Ray Serve, too: its proxy would pass the scrape on to a gateway, and count it twice.
+    # The head names the port of the gateway, too, and nothing listens there.
     component = ["__meta_kubernetes_pod_label_app_kubernetes_io_component"]
     only_gateway = {"sourceLabels": component, "regex": GATEWAY, "action": "keep"}
     spec = {

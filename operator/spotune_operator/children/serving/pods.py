@@ -54,24 +54,8 @@ _PLACED_AS_GATEWAY: Final = ("imagePullSecrets", "nodeSelector", "tolerations")
 _TOKEN: Final = "kube-api-access"
 _TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 _TOKEN_SECONDS: Final = 3600
-_READINESS: Final = {
-    "httpGet": {"path": "/-/healthz", "port": SERVE.number},
-    "periodSeconds": 2,
-    "timeoutSeconds": 5,
-    "failureThreshold": 2,
-}
-"""The gateway takes requests, or the replica has loaded its model. Neither does so any more once it drains."""
-
-_HTTP: Final = {
-    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(SERVE.number),
-    "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(SERVE.number + 1),  # exclusive
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-    "RAY_SERVE_PORT_QUARANTINE_S": "0",
-}
-"""Gateways and replicas listen themselves, on the same port of their pods: Ray Serve's proxies would delay each token.
-Ray Serve's controller on the head assigns the port. A pod has one of these processes, so its successor needs the port
-at once. A gateway that drains takes requests for 5 s more, until no Service sends it any."""
+_READINESS: Final = {"periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 2}
+"""Of a TCP port, without a program in the image. KubeRay's own probe asks Ray Serve's proxies, which are disabled."""
 
 _LOGS: Final = {"RAY_LOG_TO_STDERR": "1", "RAY_BACKEND_LOG_LEVEL": "warning"}
 """Processes of Ray Serve log to the pod, where ``spotune logs`` reads, and not to files. Ray itself logs warnings."""
@@ -87,7 +71,7 @@ def service_head_pod(resolved: ResolvedService) -> Pod:
     """
     section = PodSection("spec.gateway", _placement(resolved), ResourcesSpec())
     amounts = container_resources(section, HEAD_CONTAINER, HEAD, 0, _GPUS_ADVICE)
-    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS, **_HTTP, **_LOGS})
+    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS, **_LOGS})
     container = enforced_container(HEAD_CONTAINER, resolved.image, settings, [])
     enforced = enforced_pod_spec(
         resolved.provider,
@@ -121,7 +105,7 @@ def gateway_pod(resolved: ResolvedService) -> Pod:
         pod["volumes"].append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items}})
         mount = {"name": "api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}
         pod["containers"][0]["volumeMounts"].append(mount)
-    return _merged_worker(resolved, section, GATEWAY, pod, amounts)
+    return _merged_worker(resolved, section, GATEWAY, pod, amounts, ready=SERVE)
 
 
 def replica_pod(resolved: ResolvedService, capacity: Capacity) -> Pod:
@@ -137,7 +121,8 @@ def replica_pod(resolved: ResolvedService, capacity: Capacity) -> Pod:
     pod = _worker(resolved, capacity, (METRICS,), amounts, gpus=spec.gpus > 0, grace=grace)
     if spec.priority_class_name:
         pod["priorityClassName"] = spec.priority_class_name
-    return _merged_worker(resolved, section, REPLICAS, pod, amounts)
+    # A replica has no port. Whether it has loaded its model is in the status of the ModelService.
+    return _merged_worker(resolved, section, REPLICAS, pod, amounts, ready=METRICS)
 
 
 def autoscaler_options(resolved: ResolvedService) -> dict[str, Any]:
@@ -167,7 +152,7 @@ def _worker(
     """The enforced ``v1.PodSpec`` of a pod that reads the model."""
     # With Redis, workers survive the loss of the head: KubeRay lets them wait for ten minutes.
     head_loss = {} if resolved.service.spec.cluster.redis_address else HEAD_LOSS
-    environment = [*variables({**drain_settings(grace), **head_loss, **_HTTP, **_LOGS}), *_hub_token(resolved)]
+    environment = [*variables({**drain_settings(grace), **head_loss, **_LOGS}), *_hub_token(resolved)]
     mounts = [
         {"name": _volume_name(number), "mountPath": str(MODELS / claim), "readOnly": True}
         for number, claim in enumerate(resolved.claims)
@@ -192,9 +177,16 @@ def _worker(
 
 
 def _merged_worker(
-    resolved: ResolvedService, section: PodSection, component: str, enforced: Mapping[str, Any], amounts: Amounts
+    resolved: ResolvedService,
+    section: PodSection,
+    component: str,
+    enforced: Mapping[str, Any],
+    amounts: Amounts,
+    *,
+    ready: Port,
 ) -> Pod:
-    container = default_container(WORKER_CONTAINER) | {"readinessProbe": _READINESS}
+    probe = {"tcpSocket": {"port": ready.number}, **_READINESS}
+    container = default_container(WORKER_CONTAINER) | {"readinessProbe": probe}
     defaults = default_pod_spec([container], shared_memory(amounts), resolved.owner.pod_selector(component))
     labels = resolved.owner.labels(component)
     if resolved.service.spec.service_account_name:

@@ -44,8 +44,11 @@ _LAST_REPLICA: Final = 2
 def serve_config(resolved: ResolvedService) -> str:
     """The configuration as YAML."""
     applications = [_gateway(resolved), *(_model(resolved, version) for version in resolved.versions)]
-    http = {"host": "0.0.0.0", "port": SERVE.number, "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS}  # noqa: S104 - the NetworkPolicy restricts access
-    content = {"proxy_location": "HeadOnly", "http_options": http, "applications": applications}
+    content: dict[str, Any] = {"proxy_location": "Disabled", "applications": applications}
+    if "port" not in serve_arguments(resolved)["gateway"]:
+        # Pods of an earlier version: its gateway has no port of its own.
+        http = {"host": "0.0.0.0", "port": SERVE.number, "keep_alive_timeout_s": _KEEP_ALIVE_SECONDS}  # noqa: S104 - the NetworkPolicy restricts access
+        content |= {"proxy_location": "EveryNode", "http_options": http}
     return yaml.safe_dump(content, sort_keys=False)
 
 
@@ -129,6 +132,7 @@ def serve_arguments(resolved: ResolvedService) -> dict[str, dict[str, Any]]:
     gateway = {
         "name": resolved.service.model_id,
         **keys,
+        "port": SERVE.number,
         "requestTimeoutSeconds": resolved.request_timeout_seconds,
         "drainSeconds": drain_seconds(resolved),
         # With it, the first request waits for a replica.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,17 @@ def test_upgraded_operator_changes_no_cluster_that_is_pinned(spec: dict[str, Any
     assert serve_content(former) != serve_content(replace(former, pinned=pinned_by_former))
     assert child(replace(former, pinned=pinned_by_former), "RayService") == before
     assert pin(replace(former, pinned=pinned_by_former)) == pinned_by_former
+
+
+def test_gateways_of_an_earlier_version_keep_the_proxies_of_ray_serve() -> None:
+    """They have no port of their own."""
+    former = resolved_service_of()
+    arguments = json.loads(pin(former).arguments)
+    del arguments["gateway"]["port"]
+    earlier = pin(former).model_copy(update={"arguments": json.dumps(arguments)})
+    content = serve_content(replace(former, pinned=earlier))
+    assert content["proxy_location"] == "EveryNode"
+    assert content["http_options"].items() >= {"host": "0.0.0.0", "port": 8000}.items()
 
 
 def test_pinned_cluster_has_the_numbers_of_pods_of_the_spec(upgrade: Any) -> None:

@@ -243,10 +243,10 @@ def test_ray_requires_a_token() -> None:
     assert cluster(resolved_service_of())["authOptions"] == {"mode": "token"}
 
 
-def test_the_gateway_listens_to_other_pods() -> None:
+def test_clients_connect_to_the_gateway_without_a_proxy_of_ray_serve() -> None:
     content = serve_content(resolved_service_of())
-    assert content["proxy_location"] == "HeadOnly", "the gateway has a port of its own"
-    assert content["http_options"].items() >= {"host": "0.0.0.0", "port": 8000}.items()
+    assert content["proxy_location"] == "Disabled"
+    assert gateway_arguments(resolved_service_of())["port"] == 8000
     gateway, model = gateway_application(resolved_service_of()), model_application(resolved_service_of())
     assert gateway["import_path"] == "spotune_serve.deployment.cluster:build_gateway"
     assert model["import_path"] == "spotune_serve.deployment.cluster:build_model"
@@ -258,6 +258,7 @@ def test_arguments_of_a_trained_model_are_as_few_as_possible() -> None:
     assert arguments(resolved) == {"directory": directory, "step": 9, "gpus": 0, "drainSeconds": 113}
     assert gateway_arguments(resolved) == {
         "name": "answers",
+        "port": 8000,
         "requestTimeoutSeconds": 600,
         "drainSeconds": 113,
         "scalesToZero": False,

@@ -109,24 +109,12 @@ def test_pods_are_labelled_by_service_and_component() -> None:
         assert template["metadata"]["labels"]["spotune.dev/service"] == "answers"
 
 
-def test_a_pod_is_ready_when_ray_serve_answers_on_its_node() -> None:
-    """KubeRay's own probe runs a program of the image."""
+def test_a_gateway_is_ready_when_it_listens_and_a_replica_when_ray_runs() -> None:
+    """KubeRay's own probe runs a program of the image, and asks proxies that do not run."""
     found = pods(resolved_service_of())
-    for name in ("gateway", "spot"):
-        assert first(found[name])["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": 8000}
+    for name, port in {"gateway": 8000, "spot": 8080}.items():
+        assert first(found[name])["readinessProbe"]["tcpSocket"] == {"port": port}
     assert "readinessProbe" not in first(found["head"])
-
-
-def test_gateways_and_replicas_listen_without_a_proxy_on_the_port_of_the_service() -> None:
-    """The head runs the controller that assigns the port."""
-    expected = {
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "8000",
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": "8001",
-    }
-    for name, pod in pods(resolved_service_of()).items():
-        variables = {each["name"]: each.get("value") for each in first(pod)["env"]}
-        assert variables.items() >= expected.items(), name
 
 
 def test_the_head_names_the_port_of_ray_serve_as_kuberay_requires() -> None:
