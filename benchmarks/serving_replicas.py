@@ -37,6 +37,7 @@ from benchmarks.serving_replicas_process import (
     save_model,
 )
 
+PARTS = ("checks", "memory", "shared", "shared_without_spinning", "own", "copies", "shared_with_mps")
 COUNTS, OWN_COUNTS, LARGE_COUNTS = (1, 5, 10, 20, 30, 40), (1, 10, 20), (20, 40)
 
 
@@ -50,6 +51,8 @@ class Benchmark:
 
     def step(self, name: str, measure: Callable[..., None], *arguments: Any) -> None:
         """Run a part, whose own entry in the result it fills; an error is written instead of ending the others."""
+        if name not in self._options.parts:
+            return
         if self.left() < 0:
             self.result.setdefault("not_measured", []).append(name)
             return
@@ -278,6 +281,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script on processors")
     parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--replica", choices=("shared", "own", "plain", "context"), help=argparse.SUPPRESS)
     parser.add_argument("--block", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)

@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks.serving_speed_model import MAX_LENGTH, write_model
 
 PROMPT_TOKENS, NEW_TOKENS = 219, 195
-REQUESTS = {1: 6, 32: 128, 256: 768}
+REQUESTS = {1: 16, 32: 128, 256: 768}
 """Requests of a measurement, by the number of requests at once."""
 WARM_UP = {1: 3, 32: 64, 256: 512}
 RUNS, BATCH, MEMORY = 5, 256, 0.42
