@@ -71,11 +71,13 @@ class Server:
         name: in the results.
         port: of its API.
         command: what starts it.
+        health: path that has status 200 once requests are answered.
     """
 
     name: str
     port: int
     command: tuple[str, ...]
+    health: str
 
     @property
     def url(self) -> str:
@@ -88,7 +90,7 @@ def servers(work: Path, *, scripted: bool) -> list[Server]:
     model = str(work / "model")
     ours = ("-m", "benchmarks.serving_speed_ours", "--model", model, "--port", "8101", "--memory", str(MEMORY))
     if scripted:
-        return [Server("ours", 8101, (sys.executable, *ours, "--engine", "scripted"))]
+        return [Server("ours", 8101, (sys.executable, *ours, "--engine", "scripted"), "/healthz")]
     bare = (
         "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", NAME,
         "--host", "127.0.0.1", "--port", "8102", "--load-format", "dummy", "--generation-config", "vllm",
@@ -97,8 +99,8 @@ def servers(work: Path, *, scripted: bool) -> list[Server]:
         "--disable-log-stats", "--disable-uvicorn-access-log",
     )  # fmt: skip
     return [
-        Server("bare", 8102, (sys.executable, *bare)),
-        Server("ours", 8101, (sys.executable, *ours, "--batch", str(BATCH))),
+        Server("bare", 8102, (sys.executable, *bare), "/v1/models"),
+        Server("ours", 8101, (sys.executable, *ours, "--batch", str(BATCH)), "/healthz"),
     ]
 
 
@@ -128,7 +130,7 @@ def start(work: Path, found: Sequence[Server]) -> None:
 
 def answers(server: Server) -> bool:
     """Whether a server is ready."""
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/v1/models", timeout=5) as response:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}{server.health}", timeout=5) as response:
         return bool(response.status == 200)
     return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -145,3 +146,30 @@ async def test_tokens_for_a_reader_that_left_are_dropped() -> None:
 
 def test_a_destination_is_not_told_in_logs() -> None:
     assert "secret" not in repr(Destination("10.0.0.1", 8, b"secret", 1)).replace("secret=", "")
+
+
+async def test_a_chosen_replica_must_accept_the_sequence_in_time() -> None:
+    """A request to a node that vanished is never refused."""
+    receiver = TokenReceiver("127.0.0.1", acceptance_seconds=0.2)
+    await receiver.start()
+    try:
+        with receiver.sequence() as (destination, waiting):
+            reading = asyncio.create_task(waiting.read())
+            await asyncio.sleep(0.4)
+            assert not reading.done(), "no replica was chosen: all are busy, or none runs"
+            destination.on_chosen()
+            with pytest.raises(ConnectionLostError, match="accept"):
+                await asyncio.wait_for(reading, PATIENCE_SECONDS)
+        with receiver.sequence() as (destination, accepted):
+            destination.on_chosen()
+            sender = await TokenSender().open(destination)
+            await asyncio.sleep(0.4)
+            sender.send(chunk(1))
+            assert await asyncio.wait_for(accepted.read(), PATIENCE_SECONDS) == chunk(1)
+    finally:
+        receiver.close()
+
+
+def test_a_destination_travels_without_what_belongs_to_its_gateway() -> None:
+    destination = Destination("10.0.0.1", 8, b"secret", 1, on_chosen=lambda: None)
+    assert pickle.loads(pickle.dumps(destination)) == destination

@@ -1,13 +1,13 @@
 """What a replica sends to a gateway over TCP: msgpack values, one after the other.
 
 The gateway's secret precedes them. A value is a list of three: number of the sequence, its new tokens, and its finish
-reason or None. A token is its id, or, with log probabilities, a list of id, log probability and the most likely tokens
-as pairs of id and log probability.
+reason or None. The first one of a sequence has no tokens: the replica has accepted it. A token is its id, or, with
+log probabilities, a list of id, log probability and the most likely tokens as pairs of id and log probability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,12 +27,17 @@ class Destination:
         port: TCP port of its receiver.
         secret: the first bytes of a connection; of length `SECRET_BYTES`.
         sequence: number of the sequence, unique in the receiver.
+        on_chosen: called in the gateway each time that a replica was chosen. It does not travel.
     """
 
     host: str
     port: int
     secret: bytes = field(repr=False)
     sequence: int
+    on_chosen: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Destination, (self.host, self.port, self.secret, self.sequence)
 
 
 def packed(sequence: int, chunk: TokenChunk) -> bytes:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from grpc import RpcError
 from ray.exceptions import (
     ObjectLostError,
     OutOfMemoryError,
@@ -35,6 +36,7 @@ _LOST = (
     ObjectLostError,
     ReplicaUnavailableError,
     TaskCancelledError,
+    RpcError,
     EngineLostError,
     ConnectionLostError,
     GatewayLostError,

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 """The loss of a node is noticed after 25 seconds, if Ray does not notice it before."""
+_ACCEPTANCE_SECONDS: Final = 20.0
 
 
 class ConnectionLostError(Exception):
@@ -32,13 +33,16 @@ class TokenReceiver:
 
     Args:
         host: IP address to listen on, which the replicas reach.
+        acceptance_seconds: time in which a replica must accept a sequence after it was chosen. Without a limit, a
+            request to a node that vanished would wait for ever.
 
     Attributes:
         connections: one for each replica that has sent tokens.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, acceptance_seconds: float = _ACCEPTANCE_SECONDS) -> None:
         self._host = host
+        self._acceptance_seconds = acceptance_seconds
         self._port = 0
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._numbers = itertools.count()
@@ -68,26 +72,42 @@ class TokenReceiver:
     def sequence(self) -> Iterator[tuple[Destination, TokenSequence]]:
         """A new sequence, and where a replica sends its tokens. Those that arrive after the block are dropped."""
         number = next(self._numbers)
-        sequence = self._sequences[number] = TokenSequence()
+        sequence = self._sequences[number] = TokenSequence(self._acceptance_seconds)
         try:
-            yield Destination(self._host, self._port, self._secret, number), sequence
+            yield Destination(self._host, self._port, self._secret, number, sequence.expect), sequence
         finally:
             del self._sequences[number]
+            sequence.close()
 
 
 class TokenSequence:
     """The tokens of one sequence that have arrived, and wait for their reader.
 
+    Args:
+        acceptance_seconds: see `TokenReceiver`.
+
     Attributes:
-        connection: what they arrive by; None before the first.
+        connection: what they arrive by; None until a replica has accepted the sequence.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, acceptance_seconds: float) -> None:
+        self._acceptance_seconds = acceptance_seconds
+        self._deadline: asyncio.TimerHandle | None = None
         self.connection: asyncio.Protocol | None = None
         self._tokens: list[GeneratedToken] = []
         self._finish_reason: FinishReason | None = None
         self._error: BaseException | None = None
         self._arrival: asyncio.Future[None] | None = None
+
+    def expect(self) -> None:
+        """A replica was chosen, and must accept the sequence in time."""
+        self.close()
+        self._deadline = asyncio.get_running_loop().call_later(self._acceptance_seconds, self._fail_if_not_accepted)
+
+    def close(self) -> None:
+        """Expect nothing more."""
+        if self._deadline is not None:
+            self._deadline.cancel()
 
     def add(self, tokens: list[GeneratedToken], finish_reason: FinishReason | None) -> None:
         """Take tokens that arrived."""
@@ -114,6 +134,10 @@ class TokenSequence:
         chunk = TokenChunk(tuple(self._tokens), self._finish_reason)
         self._tokens, self._finish_reason = [], None
         return chunk
+
+    def _fail_if_not_accepted(self) -> None:
+        if self.connection is None:
+            self.fail(ConnectionLostError(f"the replica did not accept it within {self._acceptance_seconds:g} s"))
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():

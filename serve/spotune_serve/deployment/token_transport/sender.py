@@ -20,7 +20,7 @@ class TokenSender:
         self._connections: dict[tuple[str, int], asyncio.Future[_Connection]] = {}
 
     async def open(self, destination: Destination) -> SequenceSender:
-        """Connect to a gateway, unless there is a connection.
+        """Accept a sequence: tell its gateway, over a new connection if there is none.
 
         Raises:
             GatewayLostError: the gateway cannot be reached.
@@ -34,7 +34,9 @@ class TokenSender:
             connection = await asyncio.shield(connecting)
         except OSError as error:
             raise GatewayLostError(f"the gateway at {destination.host}:{destination.port}: {error}") from error
-        return SequenceSender(connection, destination.sequence)
+        sender = SequenceSender(connection, destination.sequence)
+        sender.send(TokenChunk(()))
+        return sender
 
 
 class SequenceSender:
