@@ -18,7 +18,7 @@ from spotune_serve.deployment.http_server import HttpServer
 from spotune_serve.deployment.replica import Replica
 from spotune_serve.deployment.replica_states import ReplicaStates
 from spotune_serve.deployment.token_transport.receiver import TokenReceiver
-from spotune_serve.deployment.token_transport.router import FewestRequestsRouter
+from spotune_serve.deployment.token_transport.router import LeastRequestRouter
 from spotune_serve.gateway.api_keys import ApiKeyFile
 from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
@@ -148,7 +148,7 @@ def model_application(config: ModelConfig) -> serve.Application:
         name=REPLICA,
         num_replicas=config.replicas,
         health_check_period_s=_HEALTH_PERIOD_SECONDS,
-        request_router_config={"request_router_class": FewestRequestsRouter},
+        request_router_config={"request_router_class": LeastRequestRouter},
         **_process_options(config.placement, config.drain_seconds, {"num_gpus": config.gpus}),
     )(Replica)
     application: serve.Application = replica.bind(config)

@@ -10,8 +10,9 @@ from tests.cluster.fault_records import FaultRecord, newest_records, recording
 from tests.provenance import commit, machine
 
 VARIABLE = "SPOTUNE_SERVING_FAULTS_RECORDS"
-TOKENS = 512
-"""Of each answer: so many that no stream has ended before the last one begins, even if one replica has most of them."""
+TOKENS = 384
+"""Of each answer: so many that no stream has ended before the last one begins, and so few that all of a replica fit into
+its cache at once, although those that begin later are padded to the length of the others."""
 _FORMER_TOKENS = 256
 """Those of records without the number."""
 

@@ -14,7 +14,7 @@ from spotune_serve.deployment.token_transport.messages import Destination
 _UNAVAILABLE_SECONDS: Final = 5.0
 
 
-class FewestRequestsRouter(RequestRouter):
+class LeastRequestRouter(RequestRouter):
     """Chooses the replica that has the fewest requests of this gateway.
 
     Ray Serve's own router asks replicas for the lengths of their queues, and remembers them for ten seconds. While it
