@@ -11,8 +11,8 @@ from tests.provenance import commit, machine
 
 VARIABLE = "SPOTUNE_SERVING_FAULTS_RECORDS"
 TOKENS = 384
-"""Of each answer: so many that no stream has ended before the last one begins, and so few that all of a replica fit into
-its cache at once, although those that begin later are padded to the length of the others."""
+"""Of each answer: so many that no stream has ended before the last one begins, and so few that all of a replica fit
+into its cache at once, although those that begin later are padded to the length of the others."""
 _FORMER_TOKENS = 256
 """Those of records without the number."""
 
