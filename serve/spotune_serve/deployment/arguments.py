@@ -23,8 +23,6 @@ _REPOSITORY = re.compile(r"hf://([\w.-]+(?:/[\w.-]+)?)/?", re.ASCII)
 """A model on the Hub."""
 _DEFAULT_REVISION = "main"
 
-_KEEP_ALIVE_SECONDS = 90
-"""Longer than the 60 s of ingress controllers: the side that reuses connections must be the first to close them."""
 _LINGER_SECONDS = 5.0
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -129,7 +127,6 @@ def gateway_config(args: Mapping[str, Any]) -> GatewayConfig:
         api_keys_file=Path(arguments.api_keys_file) if arguments.api_keys_file else None,
         host="0.0.0.0",  # noqa: S104 - the NetworkPolicy restricts access
         port=arguments.port,
-        keep_alive_seconds=_KEEP_ALIVE_SECONDS,
         linger_seconds=min(_LINGER_SECONDS, arguments.drain_seconds / 2),
         drain_seconds=arguments.drain_seconds,
         scales_to_zero=arguments.scales_to_zero,

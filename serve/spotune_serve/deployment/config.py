@@ -35,7 +35,8 @@ class GatewayConfig:
             changed; None: the keys of `settings`.
         host: address that it listens on.
         port: TCP port that it listens on.
-        keep_alive_seconds: time after which it closes a connection without a request.
+        keep_alive_seconds: time after which it closes a connection without a request: longer than the 60 s of ingress
+            controllers, because the side that reuses connections must be the first to close them.
         linger_seconds: part of `drain_seconds` in which a leaving gateway still takes connections: load balancers need
             time to notice.
         drain_seconds: time that a leaving gateway has to finish its requests.
@@ -48,7 +49,7 @@ class GatewayConfig:
     api_keys_file: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
-    keep_alive_seconds: int = 5
+    keep_alive_seconds: int = 90
     linger_seconds: float = 0.0
     drain_seconds: float = 30.0
     scales_to_zero: bool = False

@@ -96,7 +96,7 @@ class RayBackend:
         """
         if self._scales_to_zero:
             return True
-        with suppress(RayError, DeploymentUnavailableError, ReplicaUnavailableError, TimeoutError):
+        with suppress(RayError, RpcError, DeploymentUnavailableError, ReplicaUnavailableError, TimeoutError):
             await asyncio.wait_for(self._stats.remote(), _POLL_SECONDS)
             return True
         return False
