@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from spotune.service import PinnedServiceStatus
+from spotune_operator.children.serving.groups import group_sizes
 from spotune_operator.children.serving.resolved_service import ResolvedService
 from spotune_operator.kube.digest import digest
 
@@ -35,6 +36,7 @@ def inputs_digest(resolved: ResolvedService) -> str:
         "tokenSecretRef": spec["model"].get("tokenSecretRef"),
         "modelId": service.model_id,
         "claims": list(resolved.claims),
+        "groups": [size.name for size in group_sizes(resolved)],
         "provider": resolved.provider.name.value,
         "image": resolved.image,
         "rayVersion": resolved.ray_version,

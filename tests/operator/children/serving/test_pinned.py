@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from spotune.service import ModelServiceSpec
 from spotune_operator.children.serving import pinned, pods, serve_config
+from spotune_operator.children.serving.groups import group_sizes
 from spotune_operator.children.serving.ray_service import cluster_digest, pin
 from spotune_operator.children.serving.resolved_service import DefaultImages, ModelLocation, ResolvedService
 from spotune_operator.providers import AKS, NONE
@@ -50,6 +52,15 @@ def test_upgraded_operator_changes_no_cluster_that_is_pinned(spec: dict[str, Any
     assert serve_content(former) != serve_content(replace(former, pinned=pinned_by_former))
     assert child(replace(former, pinned=pinned_by_former), "RayService") == before
     assert pin(replace(former, pinned=pinned_by_former)) == pinned_by_former
+
+
+def test_cluster_whose_groups_have_other_names_now_is_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = resolved_service_of(capacity="spot")
+    pinned_by_former = pin(former)
+    renamed = [replace(size, name=f"{size.name}-nodes") for size in group_sizes(former)]
+    for module in (pinned, sys.modules[pin.__module__]):
+        monkeypatch.setattr(module, "group_sizes", lambda _resolved: renamed)
+    assert set(groups(replace(former, pinned=pinned_by_former))) == {"gateway-nodes", "spot-nodes"}
 
 
 def test_gateways_of_an_earlier_version_keep_the_proxies_of_ray_serve() -> None:
