@@ -1,4 +1,4 @@
-"""`spotune data show` as people and scripts use it."""
+"""`spotune data show` and `stats` as people and scripts use it."""
 
 from __future__ import annotations
 
@@ -82,3 +82,30 @@ def test_turns_that_are_left_out_are_named(tmp_path: Path, capsys: pytest.Captur
 def test_a_row_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert show("9", *OPTIONS) == 2
     assert "there is no row 9: the input has 5 rows" in capsys.readouterr().err
+
+
+def stats(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "stats", *words])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_stats_show_lengths_and_what_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stats(*OPTIONS, "--max-length", "100") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{len(CONVERSATIONS)} rows, 0 of them with the text of a row before\n")
+    bar = next(line for line in shown.splitlines() if "← maximum length 100" in line)
+    assert bar.split()[0] == "65-128"
+    assert "█" in bar
+    now = next(line for line in shown.splitlines() if "100 (now)" in line)
+    assert "(0.0%)" not in now, "some are cut"
+
+
+def test_stats_as_json_have_the_numbers_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stats(*OPTIONS, "--rows", "2", "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 2
+    assert found["input"]["trainedTokens"] > 0
+    assert "target" not in found
+    assert [cut["limit"] for cut in found["input"]["cuts"]][-1] == found["input"]["limit"]

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from spotune_trainer.cli import raw_data
 
 if TYPE_CHECKING:
+    from spotune_trainer.data.preparation.lengths import DatasetLengths, LengthSummary
     from spotune_trainer.data.preparation.preview import RowPreview
 
 data = typer.Typer(help="Look at raw rows.", no_args_is_help=True)
 
 _TRAINED, _CONTEXT = "bold green", "dim"
+_BAR_WIDTH = 40
 
 
 @data.callback()
 def _data() -> None:
-    """Look at raw rows."""  # a group, although it has one command
+    """Look at raw rows."""
 
 
 @data.command()
@@ -84,6 +88,63 @@ def show(
         _print(preview, Console())
 
 
+@data.command()
+def stats(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INPUT...", help="Files, folders or patterns; default: dataset.prepare of the job."),
+    ] = None,
+    job: raw_data.Job = None,
+    tokenizer: raw_data.Tokenizer = None,
+    task: raw_data.Task = None,
+    prompt: raw_data.Prompt = None,
+    completion: raw_data.Completion = None,
+    text: raw_data.Text = None,
+    messages: raw_data.Messages = None,
+    tools: raw_data.Tools = None,
+    train_on: raw_data.TrainOn = None,
+    max_length: raw_data.MaxLength = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Read only so many rows, from the start.")] = None,
+    output: Annotated[Literal["text", "json"], typer.Option(help="json: all numbers, as one line.")] = "text",
+) -> None:
+    """Show how long rows are, in tokens, and what maximum lengths would cut.
+
+    spotune data stats --job job.yaml
+
+    spotune data stats chats.jsonl --tokenizer hf://Qwen/Qwen3-0.6B --messages messages --rows 10000 --output json
+    """
+    settings = raw_data.read_settings(
+        job,
+        tokenizer,
+        {
+            "spec.model.tokenizer": tokenizer,
+            "spec.model.task": task,
+            "spec.dataset.prompt": prompt,
+            "spec.dataset.completion": completion,
+            "spec.dataset.text": text,
+            "spec.dataset.messages": messages,
+            "spec.dataset.tools": tools,
+            "spec.dataset.trainOn": train_on,
+            "spec.dataset.maxLength": max_length,
+        },
+    )
+    sources = raw_data.find_sources(inputs, settings)
+
+    from spotune_trainer.data.preparation.lengths import measure_lengths
+    from spotune_trainer.data.preparation.prepare import PrepareOptions
+    from spotune_trainer.models.pretrained import load_tokenizer
+
+    options, loaded = PrepareOptions.from_job(settings).text, load_tokenizer(settings)
+    with Console(stderr=True).status("reading rows") as status:
+        lengths = measure_lengths(
+            sources, options, loaded, max_rows=rows, report=lambda count: status.update(f"{count:,} rows")
+        )
+    if output == "json":
+        typer.echo(json.dumps(_json(lengths)))
+    else:
+        _print_lengths(lengths, Console())
+
+
 def _print(preview: RowPreview, console: Console) -> None:
     marked = not console.color_system
     rendered = Text()
@@ -99,3 +160,67 @@ def _print(preview: RowPreview, console: Console) -> None:
             console.print(f"message {turn}: {outcome}", style="yellow", highlight=False)
     for problem in preview.problems:
         console.print(problem, style="red", highlight=False, soft_wrap=True)
+
+
+def _json(lengths: DatasetLengths) -> dict[str, Any]:
+    def camel_case(name: str) -> str:
+        first, *others = name.split("_")
+        return first + "".join(other.capitalize() for other in others)
+
+    return dataclasses.asdict(
+        lengths, dict_factory=lambda items: {camel_case(name): value for name, value in items if value is not None}
+    )
+
+
+def _print_lengths(lengths: DatasetLengths, console: Console) -> None:
+    write = partial(console.print, highlight=False, soft_wrap=True)
+    write(f"{lengths.rows:,} rows, {lengths.duplicates:,} of them with the text of a row before")
+    parts = {"rows": lengths.input} if lengths.target is None else {"inputs": lengths.input, "targets": lengths.target}
+    for name, summary in parts.items():
+        loss = f", {summary.trained_tokens:,} of them trained" if lengths.target is None else ""
+        percentiles = ", ".join(f"{key} {length:,}" for key, length in summary.percentiles.items())
+        write(f"\n[bold]{name}[/bold]: {summary.tokens:,} tokens{loss}; mean {summary.mean:,}, {percentiles}")
+        _print_histogram(summary, console)
+        _print_cuts(summary, console, trained=lengths.target is None)
+
+
+def _print_histogram(summary: LengthSummary, console: Console) -> None:
+    """A bar for each power of two."""
+    most = max(summary.histogram.values())
+    first, last = min(summary.histogram), max(summary.histogram)
+    total = sum(summary.histogram.values())
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right")
+    table.add_column(width=_BAR_WIDTH)
+    table.add_column(justify="right")
+    table.add_column()
+    bound = first
+    while bound <= last:
+        count = summary.histogram.get(bound, 0)
+        holds_limit = summary.limit is not None and bound // 2 < summary.limit <= bound
+        table.add_row(
+            f"{bound // 2 + 1:,}-{bound:,}",
+            "█" * round(_BAR_WIDTH * count / most) or ("▏" if count else ""),
+            f"{count / total:.1%}",
+            f"← maximum length {summary.limit:,}" if holds_limit else "",
+        )
+        bound *= 2
+    console.print(table)
+
+
+def _print_cuts(summary: LengthSummary, console: Console, *, trained: bool) -> None:
+    if summary.limit is None:
+        console.print("packed plain text is divided over rows: nothing is cut", highlight=False)
+        return
+    names = ["maximum length", "rows cut", "tokens cut", *(["trained tokens cut"] if trained else [])]
+    table = Table(*names)
+    for column in table.columns:
+        column.justify = "right"
+    rows = sum(summary.histogram.values())
+    for cut in summary.cuts:
+        shares = [(cut.rows, rows), (cut.tokens, summary.tokens)]
+        shares += [(cut.trained_tokens, summary.trained_tokens)] if trained else []
+        cells = [f"{part:,} ({part / max(whole, 1):.1%})" for part, whole in shares]
+        now = cut.limit == summary.limit
+        table.add_row(f"{cut.limit:,}{' (now)' if now else ''}", *cells, style="bold" if now else "")
+    console.print(table)

@@ -1,0 +1,196 @@
+"""Lengths of rows in tokens, and what maximum lengths would cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from spotune.errors import JobError, UsageError
+from spotune.prompting.template import RowError
+from spotune_trainer.data.batches import NO_LOSS
+from spotune_trainer.data.preparation.inputs import find_inputs, split_into_parts
+from spotune_trainer.data.tokenization import Document, DocumentTokenizer, RowRenderer, TextOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TOKENIZER_BATCH: Final = 256
+_ONE_PART: Final = 1 << 62  # bytes: the files are not split
+_WITHOUT_LIMIT: Final = 1 << 40
+_PERCENTILES: Final = (50, 90, 95, 99)
+_LIMITS: Final = tuple(2**power for power in range(7, 18))
+
+Lengths = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CutAtLimit:
+    """What a maximum length cuts.
+
+    Attributes:
+        limit: The maximum length in tokens.
+        rows: Rows that are longer.
+        tokens: Tokens beyond it.
+        trained_tokens: Those of them with loss.
+    """
+
+    limit: int
+    rows: int
+    tokens: int
+    trained_tokens: int
+
+
+@dataclass(frozen=True)
+class LengthSummary:
+    """The lengths of all rows, or of all targets of a seq2seq model.
+
+    Attributes:
+        limit: The maximum length of the job; None if nothing is cut.
+        tokens: All tokens.
+        trained_tokens: Those of them with loss.
+        mean: Mean length.
+        percentiles: The length that so many percent of the rows do not exceed; ``max`` is the longest.
+        histogram: Rows by the upper bound of their length, a power of two; the lower bound is the next smaller one.
+        cuts: What maximum lengths cut: that of the job, and powers of two, up to the first one that cuts nothing.
+    """
+
+    limit: int | None
+    tokens: int
+    trained_tokens: int
+    mean: float
+    percentiles: dict[str, int]
+    histogram: dict[int, int]
+    cuts: tuple[CutAtLimit, ...]
+
+
+@dataclass(frozen=True)
+class DatasetLengths:
+    """Lengths of a dataset.
+
+    Attributes:
+        rows: Rows that were read.
+        duplicates: Rows whose text equals that of a row before.
+        input: The rows; of a seq2seq model the inputs.
+        target: The targets of a seq2seq model; None for others.
+    """
+
+    rows: int
+    duplicates: int
+    input: LengthSummary
+    target: LengthSummary | None
+
+
+def measure_lengths(
+    inputs: Sequence[str | Path],
+    options: TextOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_rows: int | None = None,
+    report: Callable[[int], None] = lambda _rows: None,
+) -> DatasetLengths:
+    """Tokenize rows without cutting them, and summarize their lengths.
+
+    Args:
+        inputs: Files, folders or patterns.
+        options: How rows become text; its maximum lengths are those of the job.
+        tokenizer: The tokenizer.
+        max_rows: Read so many rows from the start; None reads all.
+        report: Called with the number of rows that were read, after each batch of them.
+
+    Raises:
+        UsageError: There is no row.
+        JobError: A file or row is wrong, or the options contradict each other. The message names file and line.
+    """
+    whole = dataclasses.replace(
+        options, max_length=_WITHOUT_LIMIT, max_completion_length=_WITHOUT_LIMIT if options.task == "seq2seq" else 0
+    )
+    try:
+        renderer, encoder = RowRenderer(whole, tokenizer), DocumentTokenizer(whole, tokenizer)
+    except ValueError as error:
+        raise JobError(f"spec.dataset: {error}") from error
+    packed_text = options.packing and bool(options.text)
+    rows = _Collected(None if packed_text else options.max_length)
+    targets = _Collected(options.max_completion_length or options.max_length)
+    texts: set[bytes] = set()
+    count = 0
+    documents = islice(_documents(inputs, renderer), max_rows)
+    while batch := list(islice(documents, _TOKENIZER_BATCH)):
+        texts.update(hashlib.blake2b(document.dedup_key, digest_size=16).digest() for document in batch)
+        for tokens in encoder.tokenize(batch):
+            if options.task == "seq2seq":
+                rows.add(np.zeros(len(tokens.input_ids), dtype=bool))
+                targets.add(np.ones(len(tokens.labels), dtype=bool))
+            else:
+                rows.add(tokens.labels != NO_LOSS)
+        count += len(batch)
+        report(count)
+    if not count:
+        raise UsageError("the input has no rows")
+    target = targets.summary() if options.task == "seq2seq" else None
+    return DatasetLengths(count, count - len(texts), rows.summary(), target)
+
+
+def _documents(inputs: Sequence[str | Path], renderer: RowRenderer) -> Iterator[Document]:
+    for part in split_into_parts(find_inputs(inputs), renderer.columns, _ONE_PART):
+        for file_range in part:
+            for line, row in file_range.rows(renderer.columns):
+                try:
+                    yield renderer.render(row)
+                except RowError as error:
+                    raise JobError(f"{file_range.location(line)}: {error}") from error
+
+
+class _Collected:
+    """Lengths, and the tokens with loss within each of the limits.
+
+    Args:
+        limit: The job's maximum length; None if nothing is cut.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._limits = np.array(sorted({*_LIMITS, *([limit] if limit else [])}), dtype=np.int64)
+        self._lengths: list[int] = []
+        self._trained = 0
+        self._trained_within = np.zeros(len(self._limits), dtype=np.int64)
+
+    def add(self, has_loss: npt.NDArray[np.bool_]) -> None:
+        """Add a row by whether its tokens have loss, ``[tokens]``."""
+        self._lengths.append(len(has_loss))
+        before = np.concatenate([[0], np.cumsum(has_loss)])
+        self._trained += int(before[-1])
+        self._trained_within += before[np.minimum(self._limits, len(has_loss))]
+
+    def summary(self) -> LengthSummary:
+        """The summary of all rows."""
+        lengths = np.array(self._lengths, dtype=np.int64)
+        percentiles = {
+            f"p{percent}": int(np.percentile(lengths, percent, method="inverted_cdf")) for percent in _PERCENTILES
+        }
+        bounds = Counter(1 << int(length - 1).bit_length() if length > 1 else 1 for length in self._lengths)
+        return LengthSummary(
+            limit=self._limit,
+            tokens=int(lengths.sum()),
+            trained_tokens=self._trained,
+            mean=round(float(lengths.mean()), 1),
+            percentiles=percentiles | {"max": int(lengths.max())},
+            histogram=dict(sorted(bounds.items())),
+            cuts=tuple(self._cuts(lengths)),
+        )
+
+    def _cuts(self, lengths: Lengths) -> Iterator[CutAtLimit]:
+        for limit, trained_within in zip(self._limits.tolist(), self._trained_within.tolist(), strict=True):
+            excess = np.maximum(lengths - limit, 0)
+            cut = CutAtLimit(limit, int(np.count_nonzero(excess)), int(excess.sum()), self._trained - trained_within)
+            yield cut
+            if not cut.rows and limit >= (self._limit or 0):
+                return
