@@ -60,18 +60,15 @@ def show(
     """
     settings = raw_data.read_settings(
         job,
-        tokenizer,
-        {
-            "spec.model.tokenizer": tokenizer,
-            "spec.model.task": task,
-            "spec.dataset.prompt": prompt,
-            "spec.dataset.completion": completion,
-            "spec.dataset.text": text,
-            "spec.dataset.messages": messages,
-            "spec.dataset.tools": tools,
-            "spec.dataset.trainOn": train_on,
-            "spec.dataset.maxLength": max_length,
-        },
+        tokenizer=tokenizer,
+        task=task,
+        prompt=prompt,
+        completion=completion,
+        text=text,
+        messages=messages,
+        tools=tools,
+        train_on=train_on,
+        max_length=max_length,
     )
     sources = raw_data.find_sources(inputs, settings)
 
@@ -115,18 +112,15 @@ def stats(
     """
     settings = raw_data.read_settings(
         job,
-        tokenizer,
-        {
-            "spec.model.tokenizer": tokenizer,
-            "spec.model.task": task,
-            "spec.dataset.prompt": prompt,
-            "spec.dataset.completion": completion,
-            "spec.dataset.text": text,
-            "spec.dataset.messages": messages,
-            "spec.dataset.tools": tools,
-            "spec.dataset.trainOn": train_on,
-            "spec.dataset.maxLength": max_length,
-        },
+        tokenizer=tokenizer,
+        task=task,
+        prompt=prompt,
+        completion=completion,
+        text=text,
+        messages=messages,
+        tools=tools,
+        train_on=train_on,
+        max_length=max_length,
     )
     sources = raw_data.find_sources(inputs, settings)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -30,20 +29,37 @@ TrainOn = Annotated[
 ]
 MaxLength = Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: 512.")]
 
+_FIELDS: Final = {
+    "tokenizer": "spec.model.tokenizer",
+    "task": "spec.model.task",
+    "prompt": "spec.dataset.prompt",
+    "completion": "spec.dataset.completion",
+    "text": "spec.dataset.text",
+    "messages": "spec.dataset.messages",
+    "tools": "spec.dataset.tools",
+    "train_on": "spec.dataset.trainOn",
+    "max_skipped": "spec.dataset.maxSkipped",
+    "keep": "spec.dataset.keep",
+    "max_length": "spec.dataset.maxLength",
+    "max_completion_length": "spec.dataset.maxCompletionLength",
+    "packing": "spec.dataset.packing",
+}
+"""Field of a job by the option that replaces it."""
 
-def read_settings(job: Path | None, tokenizer: str | None, values: Mapping[str, Any]) -> FinetuneJob:
+
+def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
     """The job whose dataset is read: from the file, or a minimal one, changed by the command's options.
 
     Args:
         job: The job file.
-        tokenizer: The source of a tokenizer, if there is no job file.
-        values: Values by path of the field; None for options that were not given.
+        options: Values by the name of the option, see `_FIELDS`; None for options that were not given.
 
     Raises:
         UsageError: Neither a job file nor a tokenizer is given, or no row format.
         JobError: The job file or a value is wrong.
     """
-    given = {path: value for path, value in values.items() if value is not None}
+    given = {_FIELDS[name]: value for name, value in options.items() if value is not None}
+    tokenizer = options["tokenizer"]
     if job is not None:
         return replace_fields(resolve_paths(load_job(job), job.absolute().parent), given)
     if tokenizer is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -91,22 +91,22 @@ def shard(
 
     spotune shard chats.jsonl --directory data/chats --job finetunejob.yaml
     """
-    values: dict[str, Any] = {
-        "spec.model.tokenizer": tokenizer,
-        "spec.model.task": task,
-        "spec.dataset.prompt": prompt,
-        "spec.dataset.completion": completion,
-        "spec.dataset.text": text,
-        "spec.dataset.messages": messages,
-        "spec.dataset.tools": tools,
-        "spec.dataset.trainOn": train_on,
-        "spec.dataset.maxSkipped": max_skipped,
-        "spec.dataset.keep": keep or None,
-        "spec.dataset.maxLength": max_length,
-        "spec.dataset.maxCompletionLength": max_completion_length,
-        "spec.dataset.packing": packing,
-    }
-    settings = raw_data.read_settings(job, tokenizer, values)
+    settings = raw_data.read_settings(
+        job,
+        tokenizer=tokenizer,
+        task=task,
+        prompt=prompt,
+        completion=completion,
+        text=text,
+        messages=messages,
+        tools=tools,
+        train_on=train_on,
+        max_skipped=max_skipped,
+        keep=keep or None,
+        max_length=max_length,
+        max_completion_length=max_completion_length,
+        packing=packing,
+    )
     sources = raw_data.find_sources(inputs, settings)
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
