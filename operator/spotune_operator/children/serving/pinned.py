@@ -6,6 +6,7 @@ service at once, or restart its processes. So they are rendered again only when 
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from spotune.service import PinnedServiceStatus
@@ -18,9 +19,16 @@ _FIELDS_WITHOUT_PODS: Final = frozenset({"adapters", "ingress", "model", "onDema
 
 
 def matching_pin(resolved: ResolvedService) -> PinnedServiceStatus | None:
-    """The pin of a service; None if it has none, or if a field has changed that the pin depends on."""
+    """The pin of a service; None if it has none, or if a field has changed that the pin depends on.
+
+    A pin of another version of the operator may have other groups, whose numbers of pods nobody knows now. It is None
+    then, too.
+    """
     pinned = resolved.pinned
-    return pinned if pinned is not None and pinned.inputs == inputs_digest(resolved) else None
+    if pinned is None or pinned.inputs != inputs_digest(resolved):
+        return None
+    groups = {group["groupName"] for group in json.loads(pinned.ray_cluster)["workerGroupSpecs"]}
+    return pinned if groups == {size.name for size in group_sizes(resolved)} else None
 
 
 def inputs_digest(resolved: ResolvedService) -> str:
@@ -36,7 +44,6 @@ def inputs_digest(resolved: ResolvedService) -> str:
         "tokenSecretRef": spec["model"].get("tokenSecretRef"),
         "modelId": service.model_id,
         "claims": list(resolved.claims),
-        "groups": [size.name for size in group_sizes(resolved)],
         "provider": resolved.provider.name.value,
         "image": resolved.image,
         "rayVersion": resolved.ray_version,
