@@ -68,14 +68,17 @@ class RayServe:
         self.deploy_config({"applications": list(applications)})
 
     def deploy_config(self, config: dict[str, Any]) -> None:
-        """Deploy the content of a serveConfigV2, and nothing else. The gateway gets another port."""
-        applications = [
-            each | {"args": each["args"] | {"port": self._port}}
-            if each["import_path"].endswith("build_gateway")
-            else each
-            for each in config["applications"]
-        ]
-        self._tell(config | {"applications": applications})
+        """Deploy the content of a serveConfigV2, and nothing else.
+
+        Pods have ports of their own, and the nodes of this machine share them: there is one gateway, on another port.
+        """
+        self._tell(config | {"applications": [self._with_one_gateway(each) for each in config["applications"]]})
+
+    def _with_one_gateway(self, application: dict[str, Any]) -> dict[str, Any]:
+        if not application["import_path"].endswith("build_gateway"):
+            return application
+        deployments = [each | {"num_replicas": 1} for each in application["deployments"]]
+        return application | {"args": application["args"] | {"port": self._port}, "deployments": deployments}
 
     def wait_until_running(self) -> dict[str, int]:
         """Wait until all applications run; returns the number of running replicas of each deployment, by its name."""
