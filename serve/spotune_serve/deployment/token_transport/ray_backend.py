@@ -72,7 +72,7 @@ class RayBackend:
         await self._receiver.start()
         with self._receiver.sequence() as (destination, sequence):
             response = self._generate.remote(request, destination)
-            call = asyncio.ensure_future(_result(response))
+            call = asyncio.ensure_future(response)
             call.add_done_callback(partial(_report_failure, sequence))
             finished = False
             try:
@@ -100,11 +100,6 @@ class RayBackend:
             await asyncio.wait_for(self._stats.remote(), _POLL_SECONDS)
             return True
         return False
-
-
-async def _result(response: Any) -> None:
-    """Wait for the end of a call, as a coroutine: a `DeploymentResponse` is only awaitable."""
-    await response
 
 
 def _report_failure(sequence: TokenSequence, call: asyncio.Future[None]) -> None:
