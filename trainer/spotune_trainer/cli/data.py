@@ -32,10 +32,7 @@ def _data() -> None:
 @data.command()
 def show(
     row: Annotated[int, typer.Argument(min=1, metavar="ROW", help="Number of the row, from 1.")],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="INPUT...", help="Files, folders or patterns; default: dataset.prepare of the job."),
-    ] = None,
+    inputs: raw_data.Inputs = None,
     job: raw_data.Job = None,
     tokenizer: raw_data.Tokenizer = None,
     task: raw_data.Task = None,
@@ -87,10 +84,7 @@ def show(
 
 @data.command()
 def stats(
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="INPUT...", help="Files, folders or patterns; default: dataset.prepare of the job."),
-    ] = None,
+    inputs: raw_data.Inputs = None,
     job: raw_data.Job = None,
     tokenizer: raw_data.Tokenizer = None,
     task: raw_data.Task = None,

@@ -13,6 +13,10 @@ from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
 from spotune.job_file.yaml_file import Document
 
+Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="INPUT...", help="Files, folders or patterns; default: dataset.prepare of the job."),
+]
 Job = Annotated[
     Path | None, typer.Option(metavar="JOB.yaml", help="Take settings that are not given here from this job file.")
 ]

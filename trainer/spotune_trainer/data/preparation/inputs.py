@@ -35,6 +35,7 @@ _FORMATS: dict[str, FileFormat] = {
     ".parquet": "parquet",
 }
 _ROWS_PER_READ = 1024
+_ONE_PART = 1 << 62  # bytes: the files are not split
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,18 @@ def split_into_parts(files: Sequence[InputFile], columns: Collection[str], part_
             part = []
         part.append(file_range)
     return [*parts, tuple(part)] if part else parts
+
+
+def rows_in_order(sources: Sequence[str | Path], columns: Collection[str]) -> Iterator[tuple[FileRange, int, RawRow]]:
+    """All rows of all inputs: the range of a file, the number of the row in it, and the row.
+
+    Raises:
+        JobError: see `find_inputs`, `split_into_parts` and `FileRange.rows`.
+    """
+    for part in split_into_parts(find_inputs(sources), columns, _ONE_PART):
+        for file_range in part:
+            for number, row in file_range.rows(columns):
+                yield file_range, number, row
 
 
 def _expand(source: str) -> list[InputFile]:

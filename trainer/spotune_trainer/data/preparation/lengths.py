@@ -17,14 +17,13 @@ import numpy.typing as npt
 from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
-from spotune_trainer.data.preparation.inputs import find_inputs, split_into_parts
+from spotune_trainer.data.preparation.inputs import rows_in_order
 from spotune_trainer.data.tokenization import Document, DocumentTokenizer, RowRenderer, TextOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _TOKENIZER_BATCH: Final = 256
-_ONE_PART: Final = 1 << 62  # bytes: the files are not split
 _WITHOUT_LIMIT: Final = 1 << 40
 _PERCENTILES: Final = (50, 90, 95, 99)
 _LIMITS: Final = tuple(2**power for power in range(7, 18))
@@ -140,13 +139,11 @@ def measure_lengths(
 
 
 def _documents(inputs: Sequence[str | Path], renderer: RowRenderer) -> Iterator[Document]:
-    for part in split_into_parts(find_inputs(inputs), renderer.columns, _ONE_PART):
-        for file_range in part:
-            for line, row in file_range.rows(renderer.columns):
-                try:
-                    yield renderer.render(row)
-                except RowError as error:
-                    raise JobError(f"{file_range.location(line)}: {error}") from error
+    for file_range, line, row in rows_in_order(inputs, renderer.columns):
+        try:
+            yield renderer.render(row)
+        except RowError as error:
+            raise JobError(f"{file_range.location(line)}: {error}") from error
 
 
 class _Collected:

@@ -11,13 +11,11 @@ from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TurnOutcome
-from spotune_trainer.data.preparation.inputs import RawRow, find_inputs, split_into_parts
+from spotune_trainer.data.preparation.inputs import RawRow, rows_in_order
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_ONE_PART = 1 << 62  # bytes: the files are not split
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,10 @@ def preview_row(
 
 def _find_row(inputs: Sequence[str | Path], number: int, renderer: RowRenderer) -> tuple[str, RawRow]:
     found = 0
-    for part in split_into_parts(find_inputs(inputs), renderer.columns, _ONE_PART):
-        for file_range in part:
-            for line, row in file_range.rows(renderer.columns):
-                found += 1
-                if found == number:
-                    return file_range.location(line), row
+    for file_range, line, row in rows_in_order(inputs, renderer.columns):
+        found += 1
+        if found == number:
+            return file_range.location(line), row
     raise UsageError(f"there is no row {number}: the input has {found:,} rows")
 
 
