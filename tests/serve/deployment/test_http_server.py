@@ -24,11 +24,11 @@ def free_port() -> int:
 
 
 async def closed(port: int) -> None:
-    """Wait until connections to a port are refused."""
+    """Wait until connections to a port are refused, or reset: one that waited to be accepted when the port closed."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, ConnectionResetError):
             return
         writer.close()
         await writer.wait_closed()
