@@ -37,6 +37,7 @@ def _with_loader(context: TrainContext, first_step: int) -> TrainContext:
         context.job,
         context.plan,
         context.datasets,
+        context.references,
         context.tokenizer,
         context.rank,
         context.world_size,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import json
 import os
 import shutil
@@ -88,6 +89,11 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace `path` by the JSON of `value`, atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n", durable=durable)
+
+
+def content_key(value: Any) -> str:
+    """A name for `value`, which JSON can represent: 16 hex digits of its SHA-256."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_json(path: Path) -> Any | None:

@@ -55,7 +55,7 @@ _DATASET = (
         "train",
     ),
     Rule(
-        "self.prompt == '' || self.completion != ''",
+        "self.prompt == '' || self.completion != '' || self.chosen != ''",
         "prompt and completion must be set together; for plain text use text",
         "completion",
     ),
@@ -65,13 +65,31 @@ _DATASET = (
         "prompt",
     ),
     Rule(
-        "[self.completion, self.text, self.messages].filter(form, form != '').size() <= 1",
-        "set only one of prompt with completion, text, or messages",
+        "(self.chosen == '') == (self.rejected == '')",
+        "chosen and rejected must be set together",
+        "rejected",
     ),
     Rule(
-        "!has(self.prepare) || self.completion != '' || self.text != '' || self.messages != ''",
-        "requires a row format: set prompt with completion, text, or messages",
+        "[self.completion, self.text, self.messages, self.chosen].filter(form, form != '').size() <= 1",
+        "set only one of prompt with completion, text, messages, or chosen with rejected",
+    ),
+    Rule(
+        "!has(self.prepare) || [self.completion, self.text, self.messages, self.chosen].exists(form, form != '')",
+        "requires a row format: set prompt with completion, text, messages, or chosen with rejected",
         "prepare",
+    ),
+    *(
+        Rule(
+            f"self.{field} == '' || self.prompt != '' || self.{field}.matches(r'^\\{{[^{{}}]+\\}}$')",
+            "without prompt, must be one column with a chat in braces: set prompt for text",
+            field,
+        )
+        for field in ("chosen", "rejected")
+    ),
+    Rule(
+        "self.chosen == '' || !self.packing",
+        "is not supported for pairs: chosen and rejected already share a row",
+        "packing",
     ),
     *(
         Rule(
@@ -131,6 +149,26 @@ _TRAINING = (
         "scheduler",
     ),
     Rule("!has(self.maxSteps) || self.warmupSteps <= self.maxSteps", "must not be more than maxSteps", "warmupSteps"),
+    Rule(
+        "self.objective != 'sft' || (!has(self.preference.beta) && !has(self.preference.targetMargin))",
+        "is only used by the objectives dpo, orpo and simpo: set objective",
+        "preference",
+    ),
+    Rule(
+        "self.objective == 'dpo' || self.preference.labelSmoothing == 0.0",
+        "is only used by dpo",
+        "preference.labelSmoothing",
+    ),
+    Rule(
+        "self.objective == 'simpo' || !has(self.preference.targetMargin)",
+        "is only used by simpo",
+        "preference.targetMargin",
+    ),
+    Rule(
+        "self.objective == 'sft' || self.labelSmoothing == 0.0",
+        "smooths the cross-entropy of sft: remove it",
+        "labelSmoothing",
+    ),
 )
 
 
@@ -143,6 +181,27 @@ def _default_evaluation() -> str:
 
 
 _SPEC = (
+    Rule(
+        "self.training.objective != 'sft' || self.dataset.chosen == ''",
+        "sft does not use dataset.chosen and rejected: use dpo, orpo or simpo",
+        "training.objective",
+    ),
+    Rule(
+        "self.training.objective == 'sft' || self.model.task != 'seq2seq'",
+        "dpo, orpo and simpo are for causal models; model.task is seq2seq",
+        "training.objective",
+    ),
+    Rule(
+        "self.training.objective == 'sft' || "
+        "(self.dataset.completion == '' && self.dataset.text == '' && self.dataset.messages == '')",
+        "dpo, orpo and simpo learn from pairs: set chosen and rejected instead of the other row formats",
+        "dataset",
+    ),
+    Rule(
+        "self.training.objective == 'sft' || !self.training.evaluation.generate",
+        "is not supported for dpo, orpo and simpo: remove it",
+        "training.evaluation.generate",
+    ),
     Rule(
         "self.model.task != 'seq2seq' || !self.dataset.packing",
         "is only supported for causal models; model.task is seq2seq",

@@ -111,6 +111,11 @@ class DatasetSpec(Section):
     """Column, or template over columns, of plain text. The loss is computed on all of it."""
     messages: str = ""
     """Column with chat messages (role and content), rendered with the tokenizer's chat template."""
+    chosen: ColumnTemplate = ""
+    """Template of the preferred answer, such as "{chosen}", for the objectives dpo, orpo and simpo. With prompt: the
+    answer to it. Without prompt: a column with a chat whose last message is the answer."""
+    rejected: ColumnTemplate = ""
+    """Template of the answer that is not preferred, in the same form as chosen."""
     tools: str = ""
     """Column with the tools that the chat's assistant may call: a list of JSON schemas. Empty or null: none."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
@@ -127,10 +132,12 @@ class DatasetSpec(Section):
     """Credentials for the object store that data is read from."""
 
     @property
-    def row_format(self) -> Literal["completion", "text", "messages"] | None:
-        """Which of the three row formats is configured; None for shards that need no conversion."""
+    def row_format(self) -> Literal["completion", "text", "messages", "chosen"] | None:
+        """Which row format is configured; None for shards that need no conversion. chosen: pairs of answers."""
         if self.completion:
             return "completion"
+        if self.chosen:
+            return "chosen"
         if self.text:
             return "text"
         return "messages" if self.messages else None
@@ -143,14 +150,29 @@ class DatasetSpec(Section):
 
     @model_validator(mode="after")
     def _check_row_format(self) -> Self:
-        if bool(self.prompt) != bool(self.completion):
+        if bool(self.chosen) != bool(self.rejected):
+            missing = "rejected" if self.chosen else "chosen"
+            invalid(missing, "chosen and rejected must be set together")
+        if bool(self.prompt) != bool(self.completion) and not (self.prompt and self.chosen):
             missing = "completion" if self.prompt else "prompt"
             invalid(missing, "prompt and completion must be set together; for plain text use text")
-        given = [name for name in ("completion", "text", "messages") if getattr(self, name)]
+        given = [name for name in ("completion", "text", "messages", "chosen") if getattr(self, name)]
         if len(given) > 1:
-            invalid(given[1], "set only one of prompt with completion, text, or messages")
+            invalid(given[1], "set only one of prompt with completion, text, messages, or chosen with rejected")
         if self.prepare is not None and not given:
-            invalid("prepare", "requires a row format: set prompt with completion, text, or messages")
+            reason = "requires a row format: set prompt with completion, text, messages, or chosen with rejected"
+            invalid("prepare", reason)
+        return self
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        if self.chosen and self.packing:
+            invalid("packing", "is not supported for pairs: chosen and rejected already share a row")
+        for name in ("chosen", "rejected"):
+            template = getattr(self, name)
+            if template and not self.prompt and not re.fullmatch(r"\{[^{}]+\}", template):
+                example = f'"{{{name}}}"'
+                invalid(name, f"without prompt, must be one column with a chat, such as {example}: set prompt for text")
         return self
 
     @model_validator(mode="after")

@@ -73,6 +73,22 @@ class FinetuneJobSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_objective(self) -> Self:
+        objective, dataset = self.training.objective, self.dataset
+        if objective == "sft":
+            if dataset.chosen:
+                invalid("training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo or simpo")
+            return self
+        if self.model.task == "seq2seq":
+            invalid("training.objective", f"{objective} is for causal models; model.task is seq2seq")
+        if dataset.row_format not in ("chosen", None):
+            reason = f"{objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
+            invalid(f"dataset.{dataset.row_format}", reason)
+        if self.training.evaluation.generate:
+            invalid("training.evaluation.generate", f"is not supported for {objective}: remove it")
+        return self
+
+    @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
         evaluation, dataset = self.training.evaluation, self.dataset
         if dataset.eval is None and evaluation != EvaluationSpec():

@@ -18,6 +18,21 @@ class SqlSpec(Section):
     """Column of the evaluation rows that contains the database name."""
 
 
+Objective = Literal["sft", "dpo", "orpo", "simpo"]
+
+
+class PreferenceSpec(Section):
+    """Hyperparameters of the objectives that learn from pairs of a chosen and a rejected answer."""
+
+    beta: Annotated[float, Field(gt=0)] | None = None
+    """dpo: how strongly the model is kept near the reference model (0.1). orpo: weight of the odds ratio loss (0.1).
+    simpo: scale of the reward (2.0). Absent: the value in parentheses."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """dpo: probability that chosen and rejected are swapped in the data (conservative DPO)."""
+    target_margin: Annotated[float, Field(ge=0)] | None = None
+    """simpo: reward by which chosen answers should exceed rejected ones. Absent: 0.5."""
+
+
 class EvaluationSpec(Section):
     """When and how the model is evaluated on dataset.eval."""
 
@@ -61,6 +76,10 @@ class EvaluationSpec(Section):
 class TrainingSpec(Section):
     """Hyperparameters. Names follow Hugging Face TrainingArguments."""
 
+    objective: Objective = "sft"
+    """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected."""
+    preference: PreferenceSpec = PreferenceSpec()
+    """Hyperparameters of dpo, orpo and simpo."""
     epochs: PositiveInt | None = None
     """Passes over the training data. Set this, maxSteps, or both."""
     max_steps: PositiveInt | None = None
@@ -110,4 +129,17 @@ class TrainingSpec(Section):
             invalid("scheduler", "constant has no warm-up: use constant_with_warmup")
         if self.max_steps is not None and self.warmup_steps > self.max_steps:
             invalid("warmupSteps", f"{self.warmup_steps} is more than maxSteps, {self.max_steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> Self:
+        if self.objective == "sft" and self.preference != PreferenceSpec():
+            invalid("preference", "is only used by the objectives dpo, orpo and simpo: set objective")
+        if self.preference.label_smoothing and self.objective != "dpo":
+            invalid("preference.labelSmoothing", f"is only used by dpo; objective is {self.objective}")
+        if self.preference.target_margin is not None and self.objective != "simpo":
+            invalid("preference.targetMargin", f"is only used by simpo; objective is {self.objective}")
+        if self.objective != "sft" and self.label_smoothing:
+            reason = f"smooths the cross-entropy of sft; objective is {self.objective}: remove it"
+            invalid("labelSmoothing", reason)
         return self

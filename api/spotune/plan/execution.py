@@ -79,13 +79,13 @@ def layout_request(job: FinetuneJob) -> LayoutRequest:
 def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetup:
     """The inputs of the memory plan for a job."""
     spec = job.spec
-    on_cpu, compiled = spec.workers.gpus == 0, resolve_compile(job)
+    on_cpu, compiled, objective = spec.workers.gpus == 0, resolve_compile(job), spec.training.objective
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
     return TrainingSetup(
         architecture=architecture,
         precision=precision_of(spec.model.dtype, spec.training.optimizer),
         global_batch_size=spec.training.global_batch_size,
-        sequence_length=spec.dataset.max_length,
+        sequence_length=spec.dataset.max_length * (1 if objective == "sft" else 2),  # a row is a pair of documents
         target_length=target_length if architecture.encoder is not None else 0,
         pretrained=spec.model.initialise == "pretrained",
         lora_rank=spec.adapter.lora.r if spec.adapter is not None else None,
@@ -96,7 +96,10 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         fused_attention=spec.execution.attention != "eager" and not on_cpu,
         compiled=compiled,
         # Not for float16: the chunked loss computes gradients without loss scaling, and they would underflow.
-        chunked_loss=compiled and spec.model.dtype != "float16" and architecture.model_type in CHUNKED_LOSS_MODELS,
+        chunked_loss=compiled
+        and objective == "sft"
+        and spec.model.dtype != "float16"
+        and architecture.model_type in CHUNKED_LOSS_MODELS,
         runtime_bytes=CPU_RUNTIME_BYTES if on_cpu else GPU_RUNTIME_BYTES,
         usable_fraction=CPU_USABLE_FRACTION if on_cpu else GPU_USABLE_FRACTION,
         on_cpu=on_cpu,

@@ -16,6 +16,7 @@ class Template:
     """A text with ``{column}`` placeholders. Write ``{{`` and ``}}`` for literal braces.
 
     Attributes:
+        source: The template itself.
         columns: Names of the columns it uses, each once, in order of appearance.
 
     Raises:
@@ -25,6 +26,7 @@ class Template:
     _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
     def __init__(self, template: str) -> None:
+        self.source = template
         self._parts: list[tuple[str, str]] = []  # (literal text, column after it or "")
         position = 0
         for match in self._TOKEN.finditer(template):

@@ -150,12 +150,13 @@ def test_errors_are_one_json_object_for_scripts(
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(FULL_JOB_FILE.replace("compile: auto", "compile: sometimes"))
+    line = next(number for number, text in enumerate(FULL_JOB_FILE.splitlines(), 1) if "compile: auto" in text)
     code, out, err = run_spotune(capsys, "validate", str(file), *option)
     found = json.loads(err)
     assert (code, out, found["exitCode"], found["error"]) == (20, "", 20, "JobError")
     assert found["problems"][0] == {
         "file": str(file),
-        "line": 20,
+        "line": line,
         "field": "spec.execution.compile",
         "message": 'expected auto, true or false, not "sometimes"',
     }

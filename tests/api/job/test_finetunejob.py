@@ -73,9 +73,10 @@ def test_the_full_example_names_every_field_there_is(tmp_path: Path) -> None:
             elif isinstance(value, BaseModel):
                 yield from unset(value, f"{path}.{name}")
 
-    # rows have one of three forms, evaluation data one of two origins; status is the operator's
+    # rows have one of several forms, evaluation data one of two origins; sft has no beta; status is the operator's
     exempt = {"job.status", "job.spec.dataset.eval.fraction", "job.spec.dataset.eval.seed"}
     exempt |= {"job.spec.dataset.text", "job.spec.dataset.messages"}
+    exempt |= {"job.spec.training.preference.beta", "job.spec.training.preference.target_margin"}
     exempt |= {"job.spec.workers.resources.requests", "job.spec.head.resources.limits"}
     exempt |= {"job.spec.serving.resources.requests", "job.spec.serving.gateway.resources.limits"}
     assert set(unset(load_job(file), "job")) == exempt

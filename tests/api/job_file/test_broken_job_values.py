@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.support.broken_evaluations import WRONG_EVALUATIONS
+from tests.api.support.broken_objectives import WRONG_OBJECTIVES
 from tests.api.support.job_files import check_broken_job
 
 WORKERS = "  workers: {count: 2, min: 1}\n"
@@ -176,13 +177,16 @@ WRONG_TOGETHER = [
         "two forms of text",
         TRAIN,
         TRAIN + "    text: body\n    messages: chat\n",
-        ":9: spec.dataset.messages: set only one of prompt with completion, text, or messages",
+        ":9: spec.dataset.messages: set only one of prompt with completion, text, messages, or chosen with rejected",
     ),
     (
         "raw data without a form",
         "train: {source: shards/train}",
         "prepare: {source: rows.jsonl}",
-        ":7: spec.dataset.prepare: requires a row format: set prompt with completion, text, or messages",
+        (
+            ":7: spec.dataset.prepare: requires a row format: set prompt with completion, text, "
+            "messages, or chosen with rejected"
+        ),
     ),
     (
         "which turns of a chat, without a chat",
@@ -329,7 +333,7 @@ WRONG_TOGETHER = [
         ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
     ),
 ]
-BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS]
+BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS, *WRONG_OBJECTIVES]
 REFUSED_BY_MODELS_ALONE = [
     (
         f"compiled layers beside an adapter, {name}",

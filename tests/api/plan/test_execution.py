@@ -81,6 +81,16 @@ def test_setup_reads_lengths_precision_and_device_from_the_job() -> None:
     assert on_cpu.runtime_bytes == CPU_RUNTIME_BYTES
 
 
+def test_a_row_of_a_preference_objective_is_a_pair_of_sequences() -> None:
+    dataset = {"train": {"source": "shards"}, "maxLength": 128}
+    training = {"epochs": 1, "objective": "dpo"}
+    job = a_job(model={"source": "model"}, dataset=dataset, training=training, execution={"compile": True})
+    setup = training_setup(read_architecture(KNOWN_CONFIGS["openai-community/gpt2"]), job)
+
+    assert setup.sequence_length == 256
+    assert not setup.chunked_loss
+
+
 def test_target_length_defaults_to_the_source_length() -> None:
     job = t5_job(dataset={"train": {"source": "shards"}, "maxLength": 128})
 

@@ -33,11 +33,12 @@ spec:
   adapter:    {lora: {r: 16, alpha: 32, dropout: 0.05, targetModules: all-linear}, quantization: none}
   dataset:    {train: {source: "s3://bucket/wikisql/train", format: mds}, eval: {source: "s3://bucket/wikisql/eval"},
                maxLength: 512, maxCompletionLength: 128, packing: false,
-               prompt: "{instruction}: {input}", completion: "{output}", keep: [database],
+               prompt: "{instruction}: {input}", completion: "{output}", keep: [database], chosen: "", rejected: "",
                tools: "", trainOn: assistant, trainTrailingWhitespace: false, maxSkipped: 0,
                prepare: {source: "s3://bucket/raw/*.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
-  training:   {epochs: 3, maxSteps: 1000, globalBatchSize: 96, learningRate: 1e-4, scheduler: cosine, warmupRatio: 0.03,
-               warmupSteps: 0, optimizer: adamw, adamBeta1: 0.9, adamBeta2: 0.98, adamEpsilon: 1.0e-9, weightDecay: 0.0,
+  training:   {objective: sft, preference: {labelSmoothing: 0.0}, epochs: 3, maxSteps: 1000,
+               globalBatchSize: 96, learningRate: 1e-4, scheduler: cosine, warmupRatio: 0.03, warmupSteps: 0,
+               optimizer: adamw, adamBeta1: 0.9, adamBeta2: 0.98, adamEpsilon: 1.0e-9, weightDecay: 0.0,
                maxGradNorm: 1.0, labelSmoothing: 0.1, shuffleBlockSize: 0, maxBadSteps: 5, seed: 42,
                evaluation: {everySteps: 200, generate: true, maxNewTokens: 64, samples: 500, batchSize: 16,
                             metrics: [loss, exactMatch, executionAccuracy, "my_metrics:bleu"],

@@ -12,13 +12,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from spotune.prompting.template import RowError
-from spotune_trainer.data.tokenization import (
-    Document,
-    DocumentTokenizer,
-    RowRenderer,
-    TextOptions,
-    TokenizedDocument,
-)
+from spotune_trainer.data.documents import Document, TokenizedDocument
+from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 from tests.trainer.data.conftest import CHAT_TEMPLATE
 
 EOS = 1  # </s>

@@ -24,6 +24,8 @@ Tokenizer = Annotated[str | None, typer.Option(metavar="SOURCE", help="A folder,
 Task = Annotated[Literal["causal", "seq2seq"] | None, typer.Option(help="Kind of model. Default: causal.")]
 Prompt = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{question}'.")]
 Completion = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")]
+Chosen = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Preferred answer of a pair: '{chosen}'.")]
+Rejected = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Other answer of a pair: '{rejected}'.")]
 Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")]
 Messages = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")]
 Tools = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the tools of a chat.")]
@@ -38,6 +40,8 @@ _FIELDS: Final = {
     "task": "spec.model.task",
     "prompt": "spec.dataset.prompt",
     "completion": "spec.dataset.completion",
+    "chosen": "spec.dataset.chosen",
+    "rejected": "spec.dataset.rejected",
     "text": "spec.dataset.text",
     "messages": "spec.dataset.messages",
     "tools": "spec.dataset.tools",
@@ -70,9 +74,14 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
         raise UsageError("give --tokenizer, or --job with a job file that names a model")
     spec = {"model": {"source": tokenizer}, "dataset": {"train": {"source": "."}}, "training": {"epochs": 1}}
     content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "raw-data"}, "spec": spec}
+    if options.get("chosen") or options.get("rejected"):
+        given["spec.training.objective"] = "dpo"  # which objective learns from pairs does not matter to their shards
     settings = replace_fields(parse_job(Document(content)), given)
     if settings.spec.dataset.row_format is None:
-        raise UsageError("the columns to learn are missing: give --prompt with --completion, --text, or --messages")
+        raise UsageError(
+            "the columns to learn are missing: give --prompt with --completion, --text, --messages, or --chosen with "
+            "--rejected"
+        )
     return settings
 
 

@@ -6,6 +6,7 @@ A row is one sample of a shard, with these columns:
 - ``labels``: for seq2seq models the target tokens. For causal models as long as ``input_ids``, with -100 where there is
   no loss; if absent, every token carries loss.
 - ``lengths``: tokens of each document; only in packed rows.
+- ``pair_lengths``: tokens of the chosen and of the rejected document; only in rows with such a pair.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class Batch:
         cu_seq_lens: Cumulative lengths of the packed documents over the flattened batch, int32, as FlashAttention's
             variable-length kernels take them: 0, then the offset after each document. Padding at the end of a row
             counts as one more document. Empty documents extend it to a power of two. ``None`` if rows are not packed.
+        chosen_lengths: Tokens of the chosen document of each pair, ``[batch]``; ``None`` if rows are no pairs.
+        reference_log_probs: Log-probability of the chosen and of the rejected answer by the reference model, ``[batch,
+            2]``, fp32; ``None`` if the objective has no reference model.
         input_lengths: Tokens of each row without padding, ``[batch]``.
         label_lengths: Labels of each row without padding, ``[batch]``.
         loss_tokens: Number of labels that carry loss. For causal models counted after the shift by one: the first
@@ -59,6 +63,8 @@ class Batch:
     label_lengths: npt.NDArray[np.int64]
     loss_tokens: int
     tokens: int
+    chosen_lengths: torch.Tensor | None = None
+    reference_log_probs: torch.Tensor | None = None
 
     def model_inputs(self) -> dict[str, Any]:
         """Keyword arguments for the model's ``forward``, with labels."""
@@ -79,14 +85,10 @@ class Batch:
         return self._with_tensors(torch.Tensor.pin_memory)
 
     def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        return dataclasses.replace(
-            self,
-            input_ids=change(self.input_ids),
-            labels=change(self.labels),
-            attention_mask=None if self.attention_mask is None else change(self.attention_mask),
-            position_ids=None if self.position_ids is None else change(self.position_ids),
-            cu_seq_lens=None if self.cu_seq_lens is None else change(self.cu_seq_lens),
-        )
+        tensors: dict[str, Any] = {
+            name: change(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
+        }
+        return dataclasses.replace(self, **tensors)
 
     def row_hashes(self) -> list[int]:
         """A 64-bit hash of each row, computed from the tensors; equal to ``row_hash`` of the stored row.
@@ -107,6 +109,7 @@ def collate(
     sample_ids: npt.ArrayLike | None = None,
     *,
     pad_to_multiple_of: int = 1,
+    reference_log_probs: npt.NDArray[np.float32] | None = None,
 ) -> Batch:
     """One batch of rows, padded on the right.
 
@@ -116,12 +119,15 @@ def collate(
         pad_token_id: Padding of ``input_ids``. Labels are padded with -100.
         sample_ids: Ids of the rows; by default their positions in ``rows``.
         pad_to_multiple_of: Sequence lengths are rounded up to a multiple of this.
+        reference_log_probs: Of the pairs, ``[rows, 2]``.
     """
     inputs = [np.asarray(row["input_ids"], dtype=np.int64) for row in rows]
     labels = [row_labels(row) for row in rows]
     input_ids, input_lengths = _pad(inputs, pad_token_id, pad_to_multiple_of)
     padded_labels, label_lengths = _pad(labels, NO_LOSS, pad_to_multiple_of)
-    documents = _document_lengths(rows, input_ids.shape[1]) if any("lengths" in row for row in rows) else None
+    pairs = "pair_lengths" in rows[0]
+    packed = pairs or any("lengths" in row for row in rows)
+    documents = _document_lengths(rows, input_ids.shape[1]) if packed else None
     # Without a mask, attention can use its fastest kernel, and the model need not check on the GPU for padding.
     masked = task == "seq2seq" and int(input_lengths.min()) < input_ids.shape[1]
     mask = np.arange(input_ids.shape[1]) < input_lengths[:, None]
@@ -137,6 +143,8 @@ def collate(
         label_lengths=label_lengths,
         loss_tokens=int((counted != NO_LOSS).sum()),
         tokens=int(input_lengths.sum() + (label_lengths.sum() if task == "seq2seq" else 0)),
+        chosen_lengths=torch.tensor([int(row["pair_lengths"][0]) for row in rows]) if pairs else None,
+        reference_log_probs=None if reference_log_probs is None else torch.from_numpy(reference_log_probs),
     )
 
 
@@ -192,7 +200,8 @@ def _document_lengths(rows: Sequence[Row], width: int) -> list[list[int]]:
     documents = []
     for row in rows:
         tokens = len(row["input_ids"])
-        documents.append([*map(int, row.get("lengths", [tokens])), width - tokens])
+        lengths = row.get("pair_lengths", row.get("lengths", [tokens]))
+        documents.append([*map(int, lengths), width - tokens])
     return documents
 
 

@@ -60,11 +60,12 @@ def open_datasets(job: FinetuneJob, directory: JobDirectory) -> Datasets:
     """Open the job's training and evaluation datasets.
 
     Raises:
-        JobError: a source is not an MDS dataset, or no samples are left to train on.
+        JobError: a source is not an MDS dataset or does not fit the objective, or no samples are left to train on.
         InfrastructureError: an index could not be downloaded.
     """
     spec, training = job.spec.dataset, job.spec.training
     train = ShardedDataset(train_source(job, directory), cache_directory())
+    _check_rows(train, training.objective)
     evaluation: ShardedDataset | None = None
     excluded: SampleIds | None = None
     ids: SampleIds = np.zeros(0, dtype=np.int64)
@@ -74,6 +75,7 @@ def open_datasets(job: FinetuneJob, directory: JobDirectory) -> Datasets:
             evaluation, ids = train, excluded
         elif spec.eval is not None and spec.eval.source is not None:
             evaluation = ShardedDataset(spec.eval.source, cache_directory())
+            _check_rows(evaluation, training.objective)
             ids = np.arange(evaluation.num_samples, dtype=np.int64)
         schedule = SampleSchedule(
             train.shard_sizes, training.global_batch_size, training.seed, training.shuffle_block_size, excluded
@@ -81,3 +83,18 @@ def open_datasets(job: FinetuneJob, directory: JobDirectory) -> Datasets:
     except ValueError as error:
         raise JobError(f"dataset: {error}") from error
     return Datasets(train, schedule, evaluation, ids)
+
+
+def _check_rows(dataset: ShardedDataset, objective: str) -> None:
+    """Raise JobError if an objective cannot learn from the rows of a dataset."""
+    has_pairs = "pair_lengths" in dataset.columns
+    if has_pairs and objective == "sft":
+        raise JobError(
+            f"training.objective: {dataset.source} has pairs of chosen and rejected answers, and sft would learn both: "
+            "use dpo, orpo or simpo, or shards of another row format"
+        )
+    if not has_pairs and objective != "sft":
+        raise JobError(
+            f"dataset: {objective} learns from pairs, and {dataset.source} has none: write the shards with "
+            "dataset.chosen and dataset.rejected"
+        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from spotune.errors import JobError
@@ -36,6 +37,7 @@ class MicroBatchLoader:
         last_step: Global step to stop before.
         prefetch_steps: Steps that are read ahead.
         pad_to_multiple_of: Sequence lengths are rounded up to a multiple of this.
+        reference_log_probs: Returns those of the pairs with these sample ids, ``[ids, 2]``.
 
     Raises:
         JobError: The dataset has no tokenized rows.
@@ -54,6 +56,7 @@ class MicroBatchLoader:
         last_step: int = 0,
         prefetch_steps: int = 4,
         pad_to_multiple_of: int = 1,
+        reference_log_probs: Callable[[SampleIds], npt.NDArray[np.float32]] | None = None,
     ) -> None:
         needed = {"input_ids"} | ({"labels"} if task == "seq2seq" else set())
         missing = needed - dataset.columns.keys()
@@ -72,6 +75,7 @@ class MicroBatchLoader:
         self._steps = range(first_step, last_step)
         self._prefetch_steps = prefetch_steps
         self._pad_to_multiple_of = pad_to_multiple_of
+        self._reference_log_probs = reference_log_probs
         self._pin_memory = torch.cuda.is_available()
         # Shards are prefetched one shuffle block further than batches, so the next block's shards arrive in time. The
         # dataset limits how many shards that is.
@@ -106,7 +110,15 @@ class MicroBatchLoader:
 
     def _collate(self, sample_ids: SampleIds) -> Batch:
         rows = [self._dataset[sample_id] for sample_id in sample_ids.tolist()]
-        batch = collate(rows, self._task, self._pad_token_id, sample_ids, pad_to_multiple_of=self._pad_to_multiple_of)
+        reference = self._reference_log_probs(sample_ids) if self._reference_log_probs else None
+        batch = collate(
+            rows,
+            self._task,
+            self._pad_token_id,
+            sample_ids,
+            pad_to_multiple_of=self._pad_to_multiple_of,
+            reference_log_probs=reference,
+        )
         return batch.pin() if self._pin_memory else batch
 
     def _prefetch(self, step: int) -> None:

@@ -20,28 +20,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from spotune.prompting.encoding import encode_prompts, truncate_prompt
 from spotune.prompting.template import RowError, Template, column_text
 from spotune_trainer.data.batches import NO_LOSS, Task
 from spotune_trainer.data.chat.messages import read_chat
-from spotune_trainer.data.chat.renderer import ChatRenderer, TrainedChat, TrainOn
+from spotune_trainer.data.chat.renderer import ChatRenderer, TrainOn
+from spotune_trainer.data.documents import Document, Segment, TokenizedDocument, chat_document
+from spotune_trainer.data.pairs import chat_column, join_pairs, pair_documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_RESERVED = frozenset({"input_ids", "labels", "lengths", "completion"})
-
-TokenArray = npt.NDArray[np.int32]
+_RESERVED = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "completion"})
 
 
 @dataclass(frozen=True)
 class TextOptions:
     """How rows become text and tokens. The fields are those of ``spec.dataset`` in a job.
 
-    Exactly one of ``completion`` (with ``prompt``), ``text`` and ``messages`` is set. The field names are written to a
-    dataset's manifest and are part of the key that identifies it.
+    Exactly one of ``completion`` (with ``prompt``), ``text``, ``messages`` and ``chosen`` is set. The field names are
+    written to a dataset's manifest and are part of the key that identifies it.
 
     Attributes:
         task: ``causal`` or ``seq2seq``.
@@ -50,6 +49,8 @@ class TextOptions:
         text: Column, or template, of plain text.
         messages: Column with chat messages.
         tools: Column with the tools that a chat may call.
+        chosen: Template of the preferred answer of a pair; without a prompt, a column with a chat that ends with it.
+        rejected: Template of the other answer of a pair, in the same form.
         train_on: Which text of a chat carries loss.
         train_trailing_whitespace: Whether whitespace after the token that ends a turn carries loss.
         keep: Columns that are copied into the shards as text.
@@ -73,10 +74,14 @@ class TextOptions:
     tools: str = ""
     train_on: TrainOn = "assistant"
     train_trailing_whitespace: bool = False
+    chosen: str = ""
+    rejected: str = ""
 
     def __post_init__(self) -> None:
-        if sum(map(bool, (self.completion, self.text, self.messages))) != 1:
-            raise ValueError("give exactly one of prompt with completion, text, and messages")
+        if sum(map(bool, (self.completion, self.text, self.messages, self.chosen))) != 1:
+            raise ValueError("give exactly one of prompt with completion, text, messages, and chosen with rejected")
+        if self.chosen and (self.task == "seq2seq" or self.packing):
+            raise ValueError("pairs of chosen and rejected answers are for causal models, and cannot be packed")
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
         if self.task == "seq2seq" and self.messages and self.train_on == "all":
@@ -98,63 +103,10 @@ class TextOptions:
         """Whether labels are stored. Plain text needs none: all of its tokens carry loss."""
         return not self.text
 
-
-@dataclass(frozen=True)
-class Segment:
-    """A piece of a document's text; the model is trained to generate it only if it has loss.
-
-    Attributes:
-        text: The text.
-        has_loss: Whether the model is trained to generate it.
-        turn: Index of the chat message that it belongs to; None for other text.
-    """
-
-    text: str
-    has_loss: bool
-    turn: int | None = None
-
-
-@dataclass(frozen=True)
-class Document:
-    """A rendered row.
-
-    Attributes:
-        segments: The text, in order.
-        completion: The reference answer for evaluation; empty for plain text.
-        kept: Values of the kept columns, as text.
-        chat: What of a chat is trained on; None for other formats.
-    """
-
-    segments: tuple[Segment, ...]
-    completion: str
-    kept: Mapping[str, str]
-    chat: TrainedChat | None = None
-
     @property
-    def dedup_key(self) -> bytes:
-        """UTF-8 bytes that are equal for duplicates, so that duplicates go into the same split."""
-        if self.chat is not None:
-            return self.chat.text.encode()
-        return "\x1e".join(segment.text for segment in self.segments).encode()
-
-
-@dataclass(frozen=True)
-class TokenizedDocument:
-    """Token ids and labels of one document.
-
-    Attributes:
-        input_ids: ``[tokens]``.
-        labels: Causal ``[tokens]``, seq2seq ``[target tokens]``; -100 where there is no loss.
-        full_length: Input tokens before truncation.
-        truncated: Whether the input or the target was truncated.
-        cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.
-    """
-
-    input_ids: TokenArray
-    labels: TokenArray
-    full_length: int
-    truncated: bool
-    cut_turns: int = 0
+    def is_chat(self) -> bool:
+        """Whether rows are chats, or pairs of chats, which the tokenizer's chat template renders."""
+        return bool(self.messages or (self.chosen and not self.prompt))
 
 
 class RowRenderer:
@@ -170,9 +122,12 @@ class RowRenderer:
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
         self._options = options
-        self._chats = (
-            ChatRenderer(tokenizer, options.train_on, options.train_trailing_whitespace) if options.messages else None
-        )
+        train_on: TrainOn = "last" if options.chosen else options.train_on
+        self._chats = ChatRenderer(tokenizer, train_on, options.train_trailing_whitespace) if options.is_chat else None
+        self._chosen, self._rejected = Template(options.chosen), Template(options.rejected)
+        if options.chosen and self._chats is not None:
+            for answer in (self._chosen, self._rejected):
+                chat_column(answer)
         self._prompt = Template(options.prompt)
         self._completion = Template(options.completion)
         self._text = Template(options.text if "{" in options.text else f"{{{options.text}}}" if options.text else "")
@@ -180,7 +135,8 @@ class RowRenderer:
     @property
     def columns(self) -> frozenset[str]:
         """Columns that every row must have."""
-        templates = self._prompt.columns + self._completion.columns + self._text.columns
+        answers = self._completion.columns + self._chosen.columns + self._rejected.columns
+        templates = self._prompt.columns + answers + self._text.columns
         return frozenset(templates) | set(self._options.keep) | ({self._options.messages, self._options.tools} - {""})
 
     def render(self, row: Mapping[str, Any]) -> Document:
@@ -190,18 +146,26 @@ class RowRenderer:
             RowError: The row lacks a column that the options name, or has a value that cannot be rendered.
         """
         kept = {column: column_text(row, column) for column in self._options.keep}
-        if self._chats is not None:
+        if self._options.chosen:
+            document = pair_documents(self._answer(self._chosen, row, kept), self._answer(self._rejected, row, kept))
+        elif self._chats is not None:
             document = self._render_chat(self._chats, row, kept)
         elif self._options.text:
             document = Document((Segment(self._text.render(row), True),), "", kept)
         else:
-            completion = self._completion.render(row)
-            document = Document((Segment(self._prompt.render(row), False), Segment(completion, True)), completion, kept)
+            document = self._answer(self._completion, row, kept)
         try:
             document.dedup_key  # noqa: B018 - encodes the text, so it rejects lone surrogates
         except UnicodeEncodeError as error:
             raise RowError(f"the text cannot be encoded as UTF-8: {error.reason}") from error
         return document
+
+    def _answer(self, answer: Template, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
+        """A prompt with an answer to it: by templates, or the chat in the column of the answer's template."""
+        if self._chats is not None:
+            return chat_document(self._chats.render(read_chat(row, chat_column(answer))), kept)
+        text = answer.render(row)
+        return Document((Segment(self._prompt.render(row), False), Segment(text, True)), text, kept)
 
     def _render_chat(self, chats: ChatRenderer, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
         chat = read_chat(row, self._options.messages, self._options.tools)
@@ -211,17 +175,7 @@ class RowRenderer:
             if not answer:
                 raise RowError(f"message {last + 1} has no content, which a seq2seq model could learn")
             return Document((Segment(chats.prompt(chat, last), False), Segment(answer, True)), answer, kept)
-        trained = chats.render(chat)
-        segments: list[Segment] = []
-        position = 0  # of the first character that is in no segment yet
-        for span in trained.spans:
-            if position < span.start or not segments:  # the tokenizer's own special tokens belong to the first segment
-                segments.append(Segment(trained.text[position : span.start], False))
-            segments.append(Segment(trained.text[span.start : span.end], True, span.turn))
-            position = span.end
-        if position < len(trained.text) or not segments:
-            segments.append(Segment(trained.text[position:], False))
-        return Document(tuple(segments), trained.answer, kept, trained)
+        return chat_document(chats.render(chat), kept)
 
 
 class DocumentTokenizer:
@@ -249,6 +203,9 @@ class DocumentTokenizer:
 
         With packing, plain text is not truncated: ``packing.split_document`` splits it later.
         """
+        if self._options.chosen:
+            answers = [answer for pair in documents for answer in (pair, pair.rejected) if answer is not None]
+            return join_pairs(self._causal(answers))
         return self._seq2seq(documents) if self._options.task == "seq2seq" else self._causal(documents)
 
     def _seq2seq(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
@@ -268,7 +225,7 @@ class DocumentTokenizer:
             )
 
     def _causal(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
-        is_chat = bool(self._options.messages)
+        is_chat = self._options.is_chat
         encoded = self._encode_chats(documents) if is_chat else self._encode_segments(documents)
         for document, pieces in zip(documents, encoded, strict=True):
             if document.segments[-1].has_loss and not (is_chat and self._eos_token_id in pieces[-1]):

@@ -1,4 +1,4 @@
-"""Evaluation on all ranks: the loss over label tokens, and metrics of greedily decoded answers.
+"""Evaluation on all ranks: the loss of the job's objective, and metrics of greedily decoded answers.
 
 The samples are sorted by length and split into batches, independently of the ranks. Batch b goes to rank
 b mod world_size. Ranks that have no batch left repeat one row and discard its result, so all ranks run the same number
@@ -23,7 +23,9 @@ from spotune_trainer.data.batches import NO_LOSS, Row, Task, collate, row_labels
 from spotune_trainer.evaluation.custom_metrics import Metric
 from spotune_trainer.evaluation.metrics import METRICS, build_metrics, mean_score
 from spotune_trainer.models.decoding import generate_texts, generation_config_with_special_tokens, greedy_config
-from spotune_trainer.models.loss import summed_loss
+from spotune_trainer.objectives.build import evaluation_objective
+from spotune_trainer.objectives.objective import mean_loss
+from spotune_trainer.objectives.reference import PairLookup
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -70,10 +72,10 @@ class EvaluationResult:
     """The result of one evaluation, the same on every rank.
 
     Attributes:
-        loss: mean cross-entropy over all label tokens, without label smoothing.
+        loss: mean cross-entropy over all label tokens, without label smoothing; for other objectives, their loss.
         samples: number of samples evaluated.
         scores: mean score by metric. Built-in metrics are from 0 to 1. None if no row counted; empty if no answers were
-            generated.
+            generated. Preference objectives have their statistics here, such as `rewardAccuracy`.
         predictions: the five answers with the lowest sample ids.
     """
 
@@ -122,8 +124,9 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class _BatchResult:
-    loss_sum: float
-    tokens: int
+    losses: tuple[float, ...]
+    counts: tuple[int, ...]
+    statistics: tuple[float, ...] = ()
     predictions: tuple[Prediction, ...] = ()
 
 
@@ -138,6 +141,7 @@ def evaluate(
     ranks: RankGroup | None = None,
     zero_stage: int = 0,
     heartbeat: Callable[[], None] = lambda: None,
+    reference_log_probs: PairLookup | None = None,
 ) -> EvaluationResult:
     """Evaluate the model on samples of `dataset`. Collective: every rank must call it.
 
@@ -152,6 +156,7 @@ def evaluate(
         ranks: the ranks that take part; by default this process alone.
         zero_stage: at stage 3, every rank generates until the last rank has finished.
         heartbeat: called for each row read and each token generated. An exception that it raises stops the evaluation.
+        reference_log_probs: of the samples, for objectives with a reference model.
 
     Raises:
         JobError: there are no samples, the rows lack a column that a metric needs, or a function of the user fails.
@@ -164,7 +169,9 @@ def evaluate(
     if not ids:
         raise JobError("dataset.eval: the evaluation set is empty. Set another source, or a larger fraction.")
     batches = _make_batches(ids, _gather_lengths(dataset, ids, ranks, heartbeat), settings.batch_size or batch_size)
-    evaluator = _Evaluator(model, tokenizer, job, ranks.world_size > 1 and zero_stage == 3, heartbeat)
+    evaluator = _Evaluator(
+        model, tokenizer, job, ranks.world_size > 1 and zero_stage == 3, heartbeat, reference_log_probs
+    )
     local: list[_BatchResult] = []
     with evaluation_mode(model):
         for index in range(ranks.rank, math.ceil(len(batches) / ranks.world_size) * ranks.world_size, ranks.world_size):
@@ -173,7 +180,7 @@ def evaluate(
             else:
                 evaluator.run(dataset, batches[-1][-1:])
     results = [result for of_rank in ranks.gather(local) for result in of_rank]
-    return _combine(results, len(ids), list(evaluator.metrics))
+    return _combine(results, len(ids), list(evaluator.metrics), evaluator.objective.statistics)
 
 
 class _Evaluator:
@@ -186,6 +193,7 @@ class _Evaluator:
         job: FinetuneJob,
         synced_gpus: bool,
         heartbeat: Callable[[], None],
+        reference_log_probs: PairLookup | None,
     ) -> None:
         settings = job.spec.training.evaluation
         self.model = model
@@ -193,6 +201,8 @@ class _Evaluator:
         self.task: Task = job.spec.model.task
         self.synced_gpus = synced_gpus
         self.heartbeat = heartbeat
+        self.objective = evaluation_objective(job.spec.training)
+        self.reference_log_probs = reference_log_probs
         self.metrics: dict[str, Metric] = build_metrics(settings) if settings.generate else {}
         self.generation: GenerationConfig | None = None
         if settings.generate:
@@ -206,10 +216,16 @@ class _Evaluator:
         for sample_id in ids:
             rows.append(dataset[sample_id])
             self.heartbeat()
-        batch = collate(rows, self.task, int(self.tokenizer.pad_token_id), ids)
-        loss_sum = float(summed_loss(self.model, batch.to(self.model.device)))
+        reference = self.reference_log_probs(np.asarray(ids)) if self.reference_log_probs else None
+        batch = collate(rows, self.task, int(self.tokenizer.pad_token_id), ids, reference_log_probs=reference)
+        sums = self.objective(self.model, batch.to(self.model.device))
         self.heartbeat()
-        return _BatchResult(loss_sum, batch.loss_tokens, self._answer(ids, rows) if self.generation else ())
+        return _BatchResult(
+            losses=tuple(map(float, sums.losses)),
+            counts=self.objective.counts(batch),
+            statistics=() if sums.statistics is None else tuple(sums.statistics.tolist()),
+            predictions=self._answer(ids, rows) if self.generation else (),
+        )
 
     def _answer(self, ids: Sequence[int], rows: Sequence[Row]) -> tuple[Prediction, ...]:
         assert self.generation is not None
@@ -274,18 +290,23 @@ def _prompt(sample_id: int, row: Row, task: Task) -> list[int]:
     return prompt
 
 
-def _combine(results: Sequence[_BatchResult], samples: int, metrics: Sequence[str]) -> EvaluationResult:
-    tokens = sum(result.tokens for result in results)
-    if not tokens:
+def _combine(
+    results: Sequence[_BatchResult], samples: int, metrics: Sequence[str], statistics: Sequence[str]
+) -> EvaluationResult:
+    counts = [sum(of_batches) for of_batches in zip(*(result.counts for result in results), strict=True)]
+    if not all(counts):
         raise JobError(
             "dataset.eval: no evaluation row has a label token: completions are empty, or truncated by maxLength."
         )
     predictions = [prediction for result in results for prediction in result.predictions]
+    # fsum is exact, so the order, and with it the number of ranks, does not matter.
+    losses = [math.fsum(of_batches) for of_batches in zip(*(result.losses for result in results), strict=True)]
+    means = [math.fsum(of_batches) / samples for of_batches in zip(*(r.statistics for r in results), strict=True)]
     return EvaluationResult(
-        # fsum is exact, so the order, and with it the number of ranks, does not matter.
-        loss=math.fsum(result.loss_sum for result in results) / tokens,
+        loss=mean_loss(losses, counts),
         samples=samples,
-        scores={name: mean_score([prediction.scores[name] for prediction in predictions]) for name in metrics},
+        scores={name: mean_score([prediction.scores[name] for prediction in predictions]) for name in metrics}
+        | dict(zip(statistics, means, strict=True)),
         predictions=tuple(sorted(predictions, key=lambda prediction: prediction.sample_id)[:_MAX_KEPT_PREDICTIONS]),
     )
 

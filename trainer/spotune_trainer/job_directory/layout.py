@@ -104,6 +104,11 @@ class JobDirectory:
         return self.root / "compiled"
 
     @property
+    def reference(self) -> Path:
+        """Log-probabilities of the reference model of preference objectives, by model and dataset."""
+        return self.root / "reference"
+
+    @property
     def profile(self) -> Path:
         """Results of DeepSpeed's flops profiler for one step."""
         return self.root / "profile"

@@ -1,10 +1,11 @@
-"""The training loss of a micro-batch.
+"""Cross-entropy of a micro-batch, and the forward pass that all objectives share.
 
-It is a sum over label tokens, not a mean: the mean over a whole step is then the same at any world size.
+The loss is a sum over label tokens, not a mean: the mean over a whole step is then the same at any world size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -40,15 +41,10 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
         # A causal model predicts token i + 1 at position i, and nothing at the last position.
         labels = functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS)
     head = loss_head(module)
-    uses_varlen_kernel = batch.cu_seq_lens is not None and uses_packed_attention(module)
-    if uses_varlen_kernel:
-        inputs["cu_seq_lens_q"] = batch.cu_seq_lens
-    with skip_packing_detection() if uses_varlen_kernel or batch.position_ids is None else nullcontext():
-        if head is not None:
-            with head.returning_loss(labels, label_smoothing):
-                loss: Tensor = model(**inputs).logits
-            return loss
-        logits = model(**inputs).logits
+    if head is not None:
+        with head.returning_loss(labels, label_smoothing):
+            return run_model(model, batch, inputs)
+    logits = run_model(model, batch, inputs)
     return functional.cross_entropy(
         logits.reshape(-1, logits.size(-1)).float(),
         labels.reshape(-1),
@@ -56,6 +52,22 @@ def summed_loss(model: Any, batch: Batch, label_smoothing: float = 0.0) -> Tenso
         reduction="sum",
         label_smoothing=label_smoothing,
     )
+
+
+def run_model(model: Any, batch: Batch, inputs: Mapping[str, Any]) -> Tensor:
+    """The logits of a forward pass, ``[batch, sequence, vocabulary]``. Documents of a row do not attend to each other.
+
+    Args:
+        model: a transformers model or a DeepSpeed engine around one.
+        batch: the micro-batch.
+        inputs: its inputs for the model.
+    """
+    module = getattr(model, "module", model)
+    uses_varlen_kernel = batch.cu_seq_lens is not None and uses_packed_attention(module)
+    varlen = {"cu_seq_lens_q": batch.cu_seq_lens} if uses_varlen_kernel else {}
+    with skip_packing_detection() if uses_varlen_kernel or batch.position_ids is None else nullcontext():
+        logits: Tensor = model(**inputs, **varlen).logits
+    return logits
 
 
 def skip_packing_detection() -> AbstractContextManager[None]:

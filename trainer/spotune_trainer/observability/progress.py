@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,6 +45,7 @@ class StepRecord:
         seconds: wall time on rank 0 since the end of the previous step.
         productiveSeconds: the part of `seconds` without waiting for data and checkpoints and without evaluation.
         mfu: model FLOPs utilisation; None if the device's peak is not known.
+        statistics: means over the samples by name, such as `rewardMargin` of preference objectives.
     """
 
     generation: int
@@ -61,6 +62,12 @@ class StepRecord:
     samples: str
     skipped: bool
     mfu: float | None
+    statistics: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The line, with the statistics beside the other fields."""
+        fields = dict(self.__dict__)
+        return fields | dict(fields.pop("statistics"))
 
 
 def tokens_of(record: Mapping[str, Any]) -> int | None:
@@ -161,7 +168,7 @@ class ProgressReporter:
             samples: number of samples in the step, for the rate.
             total_steps: steps of the whole run, for the remaining time.
         """
-        self._append(self.logs.steps, record.__dict__)
+        self._append(self.logs.steps, record.as_json())
         self._window.append((record.seconds, record.tokens, samples))
         seconds = sum(entry[0] for entry in self._window) or 1e-9
         rate = len(self._window) / seconds

@@ -11,6 +11,7 @@ from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.data.datasets import Datasets, open_datasets
 from spotune_trainer.data.loader import MicroBatchLoader
+from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.engine.build import EngineConfig, build_engine
 from spotune_trainer.engine.compile.cache import CompileCache
 from spotune_trainer.engine.compile.layers import PAD_TO_MULTIPLE_OF
@@ -23,9 +24,19 @@ from spotune_trainer.models.flops import ModelShape
 from spotune_trainer.models.lora import attach_adapter
 from spotune_trainer.models.packed_attention import enable_packed_attention
 from spotune_trainer.models.pretrained import DTYPES, build_model, build_uninitialized, check_vocabulary, load_tokenizer
+from spotune_trainer.objectives.build import training_objective
+from spotune_trainer.objectives.reference import ReferenceLogProbs, reference_folder
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.mfu_meter import MfuMeter
 from spotune_trainer.training.task import WorkerTask
+
+
+@dataclass(frozen=True)
+class References:
+    """Log-probabilities of the reference model, by the data that they are of; None without such data or model."""
+
+    train: ReferenceLogProbs | None = None
+    evaluation: ReferenceLogProbs | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,8 @@ class TrainContext:
         datasets: training and evaluation rows, and the schedule of samples.
         tokenizer: of the model.
         total_steps: optimizer steps of the whole run.
+        references: log-probabilities of the reference model, of the training and of the evaluation pairs; empty if the
+            objective has none.
         loader: this rank's micro-batches, from `first_step` on.
         accumulation: forward passes of each rank in a step.
         mfu_meter: counts floating-point operations.
@@ -62,6 +75,7 @@ class TrainContext:
     datasets: Datasets
     tokenizer: Any
     total_steps: int
+    references: References
     loader: MicroBatchLoader
     accumulation: int
     mfu_meter: MfuMeter
@@ -88,6 +102,21 @@ def restore_from(task: WorkerTask) -> CheckpointName | None:
     return CheckpointName.parse(task.restore) if task.restore else None
 
 
+def open_references(job: FinetuneJob, directory: JobDirectory, datasets: Datasets) -> References:
+    """Where the reference model's log-probabilities of a job's pairs are, or will be."""
+    if not training_objective(job.spec.training).needs_reference:
+        return References()
+    model = job.spec.model.model_dump(mode="json", exclude={"token_secret_ref", "tokenizer"})
+    model["quantization"] = job.spec.adapter.quantization if job.spec.adapter else "none"
+    model["seed"] = job.spec.training.seed if job.spec.model.initialise == "random" else None
+
+    def of(dataset: ShardedDataset) -> ReferenceLogProbs:
+        return ReferenceLogProbs(reference_folder(directory.reference, model, dataset.index_hash), dataset.num_samples)
+
+    evaluation = datasets.evaluation
+    return References(of(datasets.train), of(evaluation) if evaluation is not None else None)
+
+
 def build_context(
     task: WorkerTask, job: FinetuneJob, rank: int, world_size: int, reporter: ProgressReporter
 ) -> TrainContext:
@@ -110,8 +139,9 @@ def build_context(
     tokenizer = load_tokenizer(job)
     total_steps = datasets.schedule.total_steps(training.epochs, training.max_steps)
     restored = restore_from(task)
+    references = open_references(job, directory, datasets)
     loader = build_loader(
-        job, plan, datasets, tokenizer, rank, world_size, restored.step if restored else 0, total_steps
+        job, plan, datasets, references, tokenizer, rank, world_size, restored.step if restored else 0, total_steps
     )
     loader.prefetch()
 
@@ -154,6 +184,7 @@ def build_context(
         datasets=datasets,
         tokenizer=tokenizer,
         total_steps=total_steps,
+        references=references,
         loader=loader,
         accumulation=config.accumulation,
         mfu_meter=MfuMeter.for_this_device(shape, job.spec.model.dtype),
@@ -166,6 +197,7 @@ def build_loader(
     job: FinetuneJob,
     plan: RunPlan,
     datasets: Datasets,
+    references: References,
     tokenizer: Any,
     rank: int,
     world_size: int,
@@ -184,4 +216,5 @@ def build_loader(
         first_step=first_step,
         last_step=last_step,
         pad_to_multiple_of=PAD_TO_MULTIPLE_OF if plan.compile else 1,
+        reference_log_probs=references.train,
     )

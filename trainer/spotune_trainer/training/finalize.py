@@ -78,6 +78,7 @@ def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
         ranks=RankGroup(context.rank, context.world_size, context.control),
         zero_stage=context.engine.zero_optimization_stage(),
         heartbeat=context.reporter.heartbeat,
+        reference_log_probs=context.references.evaluation,
     )
     context.reporter.update(evalLoss=result.loss, evalScores=result.defined_scores)
     context.reporter.record_event(

@@ -1,9 +1,9 @@
 """The training loop: micro-batches -> loss over the step's tokens -> backward -> clip -> step -> agree on flags.
 
 Exactness at every world size. Micro-batch g of a step belongs to rank g mod world size; a rank without one runs a batch
-of zero weight, since collectives need all ranks. The loss is the sum over the step's label tokens divided by their
-number, not a mean of means. Dropout is seeded by (seed, step, g), and the learning rate is a function of the step, so
-no random state and no scheduler state needs saving.
+of zero weight, since collectives need all ranks. The loss is the sum over the step's label tokens (or pairs) divided by
+their number, not a mean of means. Dropout is seeded by (seed, step, g), and the learning rate is a function of the
+step, so no random state and no scheduler state needs saving.
 
 One small all-reduce per step, on the host. It carries, for the step that starts, its numbers of tokens and the flags of
 all ranks (commit, notice, stop, leave), so that all ranks act after the same step. For the step before, it carries the
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +32,8 @@ from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
 from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.models.loss import summed_loss, zero_weight_batch
+from spotune_trainer.objectives.build import training_objective
+from spotune_trainer.objectives.objective import LossSums, mean_loss
 from spotune_trainer.observability.progress import StepRecord
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.nonfinite_steps import BadSteps, nan_unless_finite
@@ -40,16 +42,18 @@ _TWO_TO_32 = 1 << 32
 
 
 @dataclass(frozen=True)
-class TokenCounts:
-    """Tokens of a step.
+class StepCounts:
+    """Counts of a step.
 
     Attributes:
-        all: that go through the model, without padding (`Batch.tokens`); rates count these.
-        labels: that carry loss; the loss is the mean over these.
+        tokens: that go through the model, without padding (`Batch.tokens`); rates count these.
+        labels: tokens that carry loss.
+        losses: what each of the objective's losses is the mean over; see `Objective.counts`.
     """
 
-    all: int
+    tokens: int
     labels: int
+    losses: tuple[int, ...]
 
 
 @dataclass
@@ -59,10 +63,10 @@ class PendingStep:
     Attributes:
         step: optimizer steps done after it.
         learning_rate: of the step.
-        tokens: all tokens of the step that go through the model, over all ranks (`Batch.tokens`).
-        label_tokens: label tokens of the step, over all ranks.
+        counts: of the step, over all ranks.
         samples: samples of the step, over all ranks.
-        loss_sum: summed loss of this rank's rows, fp64; stays on the device until the next step reads it.
+        sums: of this rank's rows: the losses, then the statistics of the objective, fp64; they stay on the device until
+            the next step reads them.
         row_hash: combined hash of the rows that went through backward.
         flops: floating-point operations of this rank's rows, by the MFU formula (`models/flops.py`).
         grad_norm: norm of the gradient before clipping, the same on all ranks; None if it is not computed.
@@ -72,10 +76,9 @@ class PendingStep:
 
     step: int
     learning_rate: float
-    tokens: int
-    label_tokens: int
+    counts: StepCounts
     samples: int
-    loss_sum: Tensor
+    sums: Tensor
     row_hash: int = 0
     flops: float = 0.0
     grad_norm: Any = None
@@ -113,6 +116,7 @@ class TrainingLoop:
     ) -> None:
         self.engine = context.engine
         self.training = context.job.spec.training
+        self.objective = training_objective(self.training)
         self.schedule = context.datasets.schedule
         self.learning_rate = learning_rate(self.training, context.total_steps)
         self.total_steps = context.total_steps
@@ -124,6 +128,8 @@ class TrainingLoop:
         self.before_update = before_update
         self.world_size = context.world_size
         self.bad_steps = bad_steps
+        self._no_counts = StepCounts(0, 0, (0,) * self.objective.losses)
+        self._num_sums = self.objective.losses + len(self.objective.statistics)
         self._zero_weight_batch = zero_weight_batch(context.job.spec.model.task).to(self.engine.device)
         self._pending: PendingStep | None = None
 
@@ -143,8 +149,8 @@ class TrainingLoop:
         started = time.monotonic()
         for step, micro_batches in enumerate(batches, start=first_step):
             first_loss = self._forward(step, micro_batches, 0)  # the device works while the ranks agree
-            totals, flags = self._agree(step, micro_batches, propose_flags(step + 1))
-            pending = self._forward_backward_step(step, micro_batches, totals, first_loss)
+            counts, flags = self._agree(step, micro_batches, propose_flags(step + 1))
+            pending = self._forward_backward_step(step, micro_batches, counts, first_loss)
             now = time.monotonic()
             pending.seconds, started = now - started, now
             pending.productive_seconds = self.reporter.stopwatch.productive_lap()
@@ -154,43 +160,43 @@ class TrainingLoop:
     def log_pending_step(self) -> None:
         """Log the last step now, not with the next one. For use before a commit, an evaluation or the exit."""
         if self._pending is not None:
-            self._all_reduce(TokenCounts(0, 0), Flags())
+            self._all_reduce(self._no_counts, Flags())
 
-    def _forward(self, step: int, micro_batches: MicroBatches, index: int) -> Tensor:
-        """Summed loss of this rank's micro-batch `index`; of a batch of zero weight if it has fewer micro-batches."""
+    def _forward(self, step: int, micro_batches: MicroBatches, index: int) -> LossSums:
+        """Loss of this rank's micro-batch `index`; of a batch of zero weight if it has fewer micro-batches."""
         if index >= len(micro_batches):
-            return summed_loss(self.engine, self._zero_weight_batch)
+            return LossSums((summed_loss(self.engine, self._zero_weight_batch),))
         g, batch = micro_batches[index]
         torch.manual_seed(_dropout_seed(self.training.seed, step, g))
-        return summed_loss(self.engine, batch.to(self.engine.device), self.training.label_smoothing)
+        return self.objective(self.engine, batch.to(self.engine.device))
 
     def _forward_backward_step(
-        self, step: int, micro_batches: MicroBatches, tokens: TokenCounts, loss: Tensor
+        self, step: int, micro_batches: MicroBatches, counts: StepCounts, loss: LossSums
     ) -> PendingStep:
         """Backward of all micro-batches, clipping, and the optimizer step.
 
         Args:
             step: 0-based.
             micro_batches: of this rank.
-            tokens: of the step, over all ranks.
-            loss: summed loss of the first micro-batch, whose forward pass has been launched already.
+            counts: of the step, over all ranks.
+            loss: of the first micro-batch, whose forward pass has been launched already.
         """
         rate = self.learning_rate(step)
         set_learning_rate(self.engine, rate)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.engine.device)
-        pending = PendingStep(step + 1, rate, tokens.all, tokens.labels, self.schedule.sample_ids(step).size, loss_sum)
-        weight = self.world_size / tokens.labels  # DeepSpeed averages gradients over the ranks
+        sums = torch.zeros(self._num_sums, dtype=torch.float64, device=self.engine.device)
+        pending = PendingStep(step + 1, rate, counts, self.schedule.sample_ids(step).size, sums)
+        weights = [self.world_size / count for count in counts.losses]  # DeepSpeed averages gradients over the ranks
         for index in range(self.accumulation):
             if index > 0:
                 loss = self._forward(step, micro_batches, index)
             if index < len(micro_batches):
                 batch = micro_batches[index][1]
-                self.engine.backward(loss * nan_unless_finite(loss, weight), scale_wrt_gas=False)
-                pending.loss_sum += loss.detach()
+                self.engine.backward(_weighted(loss, weights), scale_wrt_gas=False)
+                pending.sums += _detached(loss)
                 pending.row_hash = combine_hashes([pending.row_hash, *batch.row_hashes()])
                 pending.flops += self.mfu_meter.flops(batch)
             else:
-                self.engine.backward(loss * 0.0, scale_wrt_gas=False)
+                self.engine.backward(loss.losses[0] * 0.0, scale_wrt_gas=False)
             if index == self.accumulation - 1:
                 pending.grad_norm = gradient_norm_before_update(self.engine)
                 self.before_update()
@@ -200,49 +206,57 @@ class TrainingLoop:
             pending.grad_norm = self.engine.get_global_grad_norm()
         return pending
 
-    def _agree(self, step: int, micro_batches: MicroBatches, proposed: Flags) -> tuple[TokenCounts, Flags]:
-        """Tokens of the whole step, and the flags that any rank proposed."""
-        mine = TokenCounts(
-            all=sum(batch.tokens for _, batch in micro_batches),
+    def _agree(self, step: int, micro_batches: MicroBatches, proposed: Flags) -> tuple[StepCounts, Flags]:
+        """Counts of the whole step, and the flags that any rank proposed."""
+        of_batches = [self.objective.counts(batch) for _, batch in micro_batches] or [self._no_counts.losses]
+        mine = StepCounts(
+            tokens=sum(batch.tokens for _, batch in micro_batches),
             labels=sum(batch.loss_tokens for _, batch in micro_batches),
+            losses=tuple(map(sum, zip(*of_batches, strict=True))),
         )
-        tokens, flags = self._all_reduce(mine, proposed)
-        if tokens.labels == 0:
+        counts, flags = self._all_reduce(mine, proposed)
+        if counts.labels == 0:
             raise JobError(
                 f"dataset: no row of step {step + 1} has a label token (samples {self._samples(step)}); "
                 "completions are empty or cut away by dataset.maxLength"
             )
-        return tokens, flags
+        return counts, flags
 
-    def _all_reduce(self, tokens: TokenCounts, proposed: Flags) -> tuple[TokenCounts, Flags]:
-        """Sum tokens and flags over the ranks. The same all-reduce sums the results of the pending step, if any."""
+    def _all_reduce(self, counts: StepCounts, proposed: Flags) -> tuple[StepCounts, Flags]:
+        """Sum counts and flags over the ranks. The same all-reduce sums the results of the pending step, if any."""
         last = self._pending
         values = torch.tensor(
             [
-                tokens.labels,
+                counts.labels,
                 proposed.commit,
                 proposed.notice,
                 proposed.stop,
                 proposed.leave,
-                last.loss_sum.item() if last else 0.0,
                 # In halves of 32 bits, whose sums over the ranks are exact in a double.
                 last.row_hash % _TWO_TO_32 if last else 0,
                 last.row_hash >> 32 if last else 0,
                 last.flops if last else 0.0,
-                tokens.all,
+                counts.tokens,
+                *counts.losses,
+                *(last.sums.tolist() if last else [0.0] * self._num_sums),
             ],
             dtype=torch.float64,
         )
         distributed.all_reduce(values, group=self.control)
-        label_tokens, commit, notice, stop, leave, loss_sum, low, high, flops, all_tokens = values.tolist()
+        labels, commit, notice, stop, leave, low, high, flops, tokens, *others = values.tolist()
+        losses, sums = others[: -self._num_sums], others[-self._num_sums :]
         self._pending = None
         if last is not None:
             last.flops = flops
-            self._log(last, loss_sum / last.label_tokens, (int(low) + (int(high) << 32)) % (1 << 64))
-        return TokenCounts(int(all_tokens), int(label_tokens)), Flags(commit > 0, notice > 0, stop > 0, leave > 0)
+            self._log(last, sums, (int(low) + (int(high) << 32)) % (1 << 64))
+        summed = StepCounts(int(tokens), int(labels), tuple(map(int, losses)))
+        return summed, Flags(commit > 0, notice > 0, stop > 0, leave > 0)
 
-    def _log(self, last: PendingStep, loss: float, row_hash: int) -> None:
-        """Record a step, given its mean loss and the hash of its rows over all ranks."""
+    def _log(self, last: PendingStep, sums: Sequence[float], row_hash: int) -> None:
+        """Record a step, given its sums and the hash of its rows over all ranks."""
+        terms = len(last.counts.losses)
+        loss = mean_loss(sums[:terms], last.counts.losses)
+        statistics = zip(self.objective.statistics, sums[terms:], strict=True)
         grad_norm = float(last.grad_norm) if last.grad_norm is not None else None
         samples = partial(self._samples, last.step - 1)
         skipped = self.bad_steps.record(last.step, loss, grad_norm, samples)
@@ -256,14 +270,15 @@ class TrainingLoop:
             loss=_finite(loss),
             gradNorm=_finite(grad_norm),
             learningRate=last.learning_rate,
-            tokens=last.tokens,
-            labelTokens=last.label_tokens,
+            tokens=last.counts.tokens,
+            labelTokens=last.counts.labels,
             seconds=round(last.seconds, 6),
             productiveSeconds=round(last.productive_seconds, 6),
             worldSize=self.world_size,
             samples=f"{row_hash:016x}",
             skipped=skipped,
             mfu=self.mfu_meter.mfu(last.flops, last.seconds, self.world_size),
+            statistics={name: total / last.samples for name, total in statistics},
         )
         self.reporter.record_step(record, last.samples, self.total_steps)
 
@@ -272,6 +287,18 @@ class TrainingLoop:
         ids = self.schedule.sample_ids(step)
         shown = ", ".join(str(int(i)) for i in ids[:limit])
         return shown + (", ..." if len(ids) > limit else "")
+
+
+def _weighted(loss: LossSums, weights: Sequence[float]) -> Tensor:
+    """The loss to run backward on: each of the losses with its weight; NaN unless all are finite."""
+    first, *others = (each * nan_unless_finite(each, weight) for each, weight in zip(loss.losses, weights, strict=True))
+    return sum(others, first)
+
+
+def _detached(loss: LossSums) -> Tensor:
+    """Losses and statistics without gradients, fp64, ``[losses + statistics]``."""
+    losses = torch.stack([each.detach().double() for each in loss.losses])
+    return losses if loss.statistics is None else torch.cat([losses, loss.statistics])
 
 
 def _dropout_seed(seed: int, step: int, micro_batch: int) -> int:

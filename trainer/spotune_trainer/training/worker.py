@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from torch import distributed
 
+from spotune.errors import JobError
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.determinism import allow_nondeterministic_kernels
+from spotune_trainer.evaluation.evaluate import RankGroup
+from spotune_trainer.evaluation.reference import compute_reference
 from spotune_trainer.job_directory.notice import Flags, NoticeWatch
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.models.loss import zero_weight_batch
@@ -79,6 +82,8 @@ class Worker:
         self.set_up()
         with measure(Part.RESTORE):
             self.restore()
+        with measure(Part.EVALUATION):
+            self.compute_references()
         with measure(Part.PRODUCTIVE):
             rank_exit = self.run_steps()
         if rank_exit is not RankExit.TRAINED:
@@ -101,6 +106,33 @@ class Worker:
     def restore(self) -> None:
         """Load the checkpoint that this generation starts from, if there is one."""
         self.checkpointing.restore()
+
+    def compute_references(self) -> None:
+        """Compute the reference model's log-probabilities of pairs that do not exist yet, if the objective needs them.
+
+        Raises:
+            JobError: some are missing, but the model has been trained already.
+        """
+        context = self.context
+        references, datasets = context.references, context.datasets
+        for dataset, store in ((datasets.train, references.train), (datasets.evaluation, references.evaluation)):
+            if dataset is None or store is None or not store.missing():
+                continue
+            if context.first_step > 0:
+                raise JobError(
+                    f"{context.directory.reference} lacks log-probabilities of the reference model, which were "
+                    "computed before the first step: restore the folder, or start the job anew in another directory"
+                )
+            compute_reference(
+                context.engine.module,
+                dataset,
+                store,
+                context.tokenizer.pad_token_id,
+                context.plan.micro_batch_size,
+                RankGroup(self.rank, self.world_size, context.control),
+                self.reporter.heartbeat,
+            )
+            self.reporter.record_startup("reference")
 
     def run_steps(self) -> RankExit:
         """Train from the first step to the last one, or until a notice; commit and evaluate in between."""

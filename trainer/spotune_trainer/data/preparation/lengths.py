@@ -17,8 +17,10 @@ import numpy.typing as npt
 from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
+from spotune_trainer.data.documents import Document
+from spotune_trainer.data.pairs import split_pair
 from spotune_trainer.data.preparation.inputs import rows_in_order
-from spotune_trainer.data.tokenization import Document, DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,7 +75,7 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class DatasetLengths:
-    """Lengths of a dataset.
+    """Lengths of a dataset. The length of a pair is that of its longer document, which the maximum length limits.
 
     Attributes:
         rows: Rows that were read.
@@ -129,7 +131,8 @@ def measure_lengths(
                 rows.add(np.zeros(len(tokens.input_ids), dtype=bool))
                 targets.add(np.ones(len(tokens.labels), dtype=bool))
             else:
-                rows.add(tokens.labels != NO_LOSS)
+                longest = max(split_pair(tokens), key=lambda answer: len(answer.input_ids))
+                rows.add(longest.labels != NO_LOSS)
         count += len(batch)
         report(count)
     if not count:

@@ -23,15 +23,11 @@ from spotune.errors import JobError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import SKIPPED
+from spotune_trainer.data.documents import Document, TokenizedDocument
+from spotune_trainer.data.pairs import teaches
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
-from spotune_trainer.data.tokenization import (
-    Document,
-    DocumentTokenizer,
-    RowRenderer,
-    TextOptions,
-    TokenizedDocument,
-)
+from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 from spotune_trainer.files import fsync_directory, fsync_file, write_json
 
 if TYPE_CHECKING:
@@ -73,7 +69,8 @@ class SplitCounts:
         tokens: Input tokens written.
         loss_tokens: Labels that carry loss.
         truncated: Documents that were truncated.
-        dropped: Documents without a token that carries loss, for example because the prompt fills the whole row.
+        dropped: Documents without a token that carries loss, for example because the prompt fills the whole row. Pairs
+            whose answers are the same within the maximum length, too.
         cut_tokens: Input tokens beyond the maximum length.
         dropped_tokens: Input tokens, within the maximum length, of dropped documents.
         turns: Assistant turns of chats by outcome: see `TurnOutcome`; ``cut`` are turns beyond the maximum length.
@@ -231,8 +228,7 @@ class _SplitWriter:
             counts.turns += Counter(cut=tokens.cut_turns)
             counts.turns -= Counter(trained=tokens.cut_turns)
             counts.reasoning_removed += document.chat.reasoning_removed
-        pieces = split_document(tokens, self._text.max_length) if self._text.task == "causal" else iter([tokens])
-        useful = [piece for piece in pieces if self._loss_tokens(piece)]
+        useful = [piece for piece in self._pieces(tokens) if self._loss_tokens(piece)]
         if not useful:
             counts.dropped += 1
             counts.dropped_tokens += len(tokens.input_ids)
@@ -244,6 +240,12 @@ class _SplitWriter:
             else:
                 for row in self._packer.add(piece):
                     self._write_packed(row)
+
+    def _pieces(self, tokens: TokenizedDocument) -> Iterator[TokenizedDocument]:
+        """What is written of a document: of a long text that is packed, several rows."""
+        if tokens.pair_lengths is not None:
+            return iter([tokens] if teaches(tokens) else [])
+        return split_document(tokens, self._text.max_length) if self._text.task == "causal" else iter([tokens])
 
     def finish(self) -> SplitCounts:
         if self._packer is not None:
@@ -264,12 +266,16 @@ class _SplitWriter:
             columns["labels"] = "ndarray:int32"
         if self._packer is not None:
             return columns | {"lengths": "ndarray:int32"}
-        if self._text.has_labels:
+        if self._text.chosen:
+            columns["pair_lengths"] = "ndarray:int32"
+        elif self._text.has_labels:
             columns["completion"] = "str"
         return columns | dict.fromkeys(self._text.keep, "str")
 
     def _row(self, document: Document, tokens: TokenizedDocument) -> dict[str, Any]:
         row: dict[str, Any] = {"input_ids": tokens.input_ids, **document.kept}
+        if tokens.pair_lengths is not None:
+            return row | {"labels": tokens.labels, "pair_lengths": tokens.pair_lengths}
         if self._text.has_labels:
             row |= {"labels": tokens.labels, "completion": document.completion}
         return row

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _VERSION = 1  # of the output; increased when the same input gives different shards
 _CHAT_VERSION = 2  # the same for chats; 2 since labels end with the token that ends a turn
 # Options of later versions. They are no part of the key where they have these values, so older datasets keep theirs.
-_LATER_OPTIONS = {"tools": "", "trainOn": "assistant", "trainTrailingWhitespace": False}
+_LATER_OPTIONS = {"tools": "", "trainOn": "assistant", "trainTrailingWhitespace": False, "chosen": "", "rejected": ""}
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ class PrepareOptions:
                 tools=dataset.tools,
                 train_on=dataset.train_on,
                 train_trailing_whitespace=dataset.train_trailing_whitespace,
+                chosen=dataset.chosen,
+                rejected=dataset.rejected,
             )
         except ValueError as error:
             raise JobError(f"spec.dataset: {error}") from error
@@ -257,7 +259,7 @@ def _checksum(file: InputFile) -> str:
 def _output_key(options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, sources: Sequence[dict[str, Any]]) -> str:
     """Hash of everything that determines the output: options, tokenizer, content and order of the files."""
     content = [(source["bytes"], source["xxh3_128"]) for source in sources]
-    version = _CHAT_VERSION if options.text.messages else _VERSION
+    version = _CHAT_VERSION if options.text.is_chat else _VERSION
     return _hash_json([version, options.as_json(), tokenizer_hash(tokenizer), content])[:16]
 
 

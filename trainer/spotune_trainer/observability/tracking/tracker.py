@@ -20,6 +20,10 @@ STEP_CURVES = {
     "train/learningRate": "learningRate",
     "train/epoch": "epoch",
     "train/mfu": "mfu",
+    "train/rewardChosen": "rewardChosen",
+    "train/rewardRejected": "rewardRejected",
+    "train/rewardMargin": "rewardMargin",
+    "train/rewardAccuracy": "rewardAccuracy",
 }
 
 

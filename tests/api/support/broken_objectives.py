@@ -1,0 +1,73 @@
+"""Job files whose training objective does not fit their data."""
+
+from __future__ import annotations
+
+TRAIN = "    train: {source: shards/train}\n"
+PAIRS = '    prompt: "{question}"\n    chosen: "{better}"\n    rejected: "{worse}"\n'
+
+# (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
+WRONG_OBJECTIVES = [
+    (
+        "a chosen answer without a rejected one",
+        TRAIN,
+        TRAIN + '    prompt: "{question}"\n    chosen: "{better}"\n',
+        ":6: spec.dataset.rejected: chosen and rejected must be set together",
+    ),
+    (
+        "pairs that are packed",
+        TRAIN,
+        TRAIN + PAIRS + "    packing: true\n",
+        ":11: spec.dataset.packing: is not supported for pairs: chosen and rejected already share a row",
+    ),
+    (
+        "pairs for cross-entropy",
+        TRAIN,
+        TRAIN + PAIRS,
+        ":12: spec.training.objective: sft does not use dataset.chosen and rejected: use dpo, orpo or simpo",
+    ),
+    (
+        "a preference objective for seq2seq",
+        "epochs: 3",
+        "epochs: 3, objective: dpo",
+        ":9: spec.training.objective: dpo is for causal models; model.task is seq2seq",
+    ),
+    (
+        "a preference objective without pairs",
+        "seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
+        "causal}\n  dataset:\n" + TRAIN + "    text: body\n    eval: {fraction: 0.1}\n  training: {objective: orpo, ",
+        ":8: spec.dataset.text: orpo learns from pairs: replace it by dataset.chosen and dataset.rejected",
+    ),
+    (
+        "answers of a preference objective",
+        "seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
+        "causal}\n  dataset:\n"
+        + TRAIN
+        + PAIRS
+        + "    eval: {fraction: 0.1}\n  training: {objective: dpo, evaluation: {generate: true}, ",
+        ":12: spec.training.evaluation.generate: is not supported for dpo: remove it",
+    ),
+    (
+        "preference hyperparameters of cross-entropy",
+        "epochs: 3",
+        "epochs: 3, preference: {beta: 0.2}",
+        ":9: spec.training.preference: is only used by the objectives dpo, orpo and simpo: set objective",
+    ),
+    (
+        "label smoothing of another objective than dpo",
+        "epochs: 3",
+        "epochs: 3, objective: simpo, preference: {labelSmoothing: 0.1}",
+        ":9: spec.training.preference.labelSmoothing: is only used by dpo; objective is simpo",
+    ),
+    (
+        "a target margin of another objective than simpo",
+        "epochs: 3",
+        "epochs: 3, objective: dpo, preference: {targetMargin: 0.5}",
+        ":9: spec.training.preference.targetMargin: is only used by simpo; objective is dpo",
+    ),
+    (
+        "smoothed cross-entropy of a preference objective",
+        "epochs: 3",
+        "epochs: 3, objective: dpo, labelSmoothing: 0.1",
+        ":9: spec.training.labelSmoothing: smooths the cross-entropy of sft; objective is dpo: remove it",
+    ),
+]

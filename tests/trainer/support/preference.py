@@ -1,0 +1,77 @@
+"""Jobs that learn from pairs: a small corpus, its shards, and a causal model of a few thousand parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spotune.job import FinetuneJob
+from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
+from spotune_trainer.data.schedule import SampleSchedule
+from spotune_trainer.data.shards import ShardedDataset
+from spotune_trainer.models.pretrained import load_tokenizer
+from tests.trainer.support.tiny import make_job, save_source
+
+PAIRS = 64
+BATCH = 8
+EPOCHS = 3
+STEPS = EPOCHS * PAIRS // BATCH
+
+
+def preference_rows(count: int = PAIRS) -> list[dict[str, str]]:
+    """Questions with a right and a wrong query, all of uneven lengths.
+
+    Answers begin with a space, so that a tokenizer gives prompt and answer the same tokens together and apart.
+    """
+    rows = []
+    for number in range(count):
+        condition = " AND age > 30" * (number % 3)
+        rows.append(
+            {
+                "prompt": "how many singers are there ? " * (number % 4 + 1) + f"above {number} :",
+                "chosen": f" SELECT count(*) FROM singer WHERE age > {number}{condition}",
+                "rejected": f" SELECT name FROM singer{condition * 2} LIMIT {number % 7}",
+            }
+        )
+    return rows
+
+
+def preference_job(root: Path, objective: str, **sections: Any) -> FinetuneJob:
+    """A job that trains on `preference_rows` for `STEPS` steps; its shards and model are written to `root`.
+
+    Args:
+        root: a folder.
+        objective: `dpo`, `orpo` or `simpo`.
+        sections: of the spec, merged over its values.
+    """
+    source = root / "model"
+    if not source.exists():
+        save_source(source, "causal", attention_dropout=0.0)
+    (root / "pairs.jsonl").write_text("\n".join(map(json.dumps, preference_rows())) + "\n")
+    columns = {"prompt": "{prompt}", "chosen": "{chosen}", "rejected": "{rejected}", "maxLength": 96}
+    dataset = {"train": {"source": str(root / "shards")}, "eval": None, **columns, **sections.pop("dataset", {})}
+    training = {
+        "objective": objective,
+        "epochs": EPOCHS,
+        "globalBatchSize": BATCH,
+        "learningRate": 1e-3,
+        "scheduler": "linear",
+        "warmupSteps": 3,
+        "seed": 7,
+        **sections.pop("training", {}),
+    }
+    checkpoint = {"every": STEPS, **sections.pop("checkpoint", {})}
+    job = make_job(source, "causal", dataset=dataset, training=training, checkpoint=checkpoint, **sections)
+    options = PrepareOptions.from_job(job)
+    prepare([root / "pairs.jsonl"], root / "shards", options, load_tokenizer(job))
+    return job
+
+
+def rows_of_steps(job: FinetuneJob, root: Path) -> list[Mapping[str, str]]:
+    """The raw rows of all steps, in the order of training."""
+    shards = ShardedDataset(str(root / "shards"), root / "cache")
+    schedule = SampleSchedule(shards.shard_sizes, BATCH, job.spec.training.seed)
+    rows = preference_rows()
+    return [rows[sample_id] for step in range(STEPS) for sample_id in schedule.sample_ids(step).tolist()]

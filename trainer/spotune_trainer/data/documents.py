@@ -1,0 +1,92 @@
+"""What a raw row becomes: a document of text segments, then token ids with labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from spotune_trainer.data.chat.renderer import TrainedChat
+
+TokenArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a document's text; the model is trained to generate it only if it has loss.
+
+    Attributes:
+        text: The text.
+        has_loss: Whether the model is trained to generate it.
+        turn: Index of the chat message that it belongs to; None for other text.
+    """
+
+    text: str
+    has_loss: bool
+    turn: int | None = None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A rendered row.
+
+    Attributes:
+        segments: The text, in order.
+        completion: The reference answer for evaluation; empty for plain text.
+        kept: Values of the kept columns, as text.
+        chat: What of a chat is trained on; None for other formats.
+        rejected: Of a pair, the document with the rejected answer; this one then has the chosen answer.
+    """
+
+    segments: tuple[Segment, ...]
+    completion: str
+    kept: Mapping[str, str]
+    chat: TrainedChat | None = None
+    rejected: Document | None = None
+
+    @property
+    def dedup_key(self) -> bytes:
+        """UTF-8 bytes that are equal for duplicates, so that duplicates go into the same split."""
+        if self.rejected is not None:
+            return b"\x1f".join((dataclasses.replace(self, rejected=None).dedup_key, self.rejected.dedup_key))
+        if self.chat is not None:
+            return self.chat.text.encode()
+        return "\x1e".join(segment.text for segment in self.segments).encode()
+
+
+@dataclass(frozen=True)
+class TokenizedDocument:
+    """Token ids and labels of one document, or of the two documents of a pair, the chosen one first.
+
+    Attributes:
+        input_ids: ``[tokens]``.
+        labels: Causal ``[tokens]``, seq2seq ``[target tokens]``; -100 where there is no loss.
+        full_length: Input tokens before truncation.
+        truncated: Whether the input or the target was truncated.
+        cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.
+        pair_lengths: Of a pair, the tokens of each document, ``[2]``; None for others.
+    """
+
+    input_ids: TokenArray
+    labels: TokenArray
+    full_length: int
+    truncated: bool
+    cut_turns: int = 0
+    pair_lengths: TokenArray | None = None
+
+
+def chat_document(trained: TrainedChat, kept: Mapping[str, str]) -> Document:
+    """A rendered chat as a document: what is trained on in segments of its own."""
+    segments: list[Segment] = []
+    position = 0  # of the first character that is in no segment yet
+    for span in trained.spans:
+        if position < span.start or not segments:  # the tokenizer's own special tokens belong to the first segment
+            segments.append(Segment(trained.text[position : span.start], False))
+        segments.append(Segment(trained.text[span.start : span.end], True, span.turn))
+        position = span.end
+    if position < len(trained.text) or not segments:
+        segments.append(Segment(trained.text[position:], False))
+    return Document(tuple(segments), trained.answer, kept, trained)

@@ -1,0 +1,92 @@
+"""Pairs of a chosen and a rejected answer to the same prompt: two documents that share a row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from spotune.prompting.template import RowError, Template
+from spotune_trainer.data.batches import NO_LOSS
+from spotune_trainer.data.documents import Document, Segment, TokenizedDocument
+
+
+def chat_column(answer: Template) -> str:
+    """The column of a template such as ``{chosen}``, whose chat ends with the answer.
+
+    Raises:
+        ValueError: The template is more than one column.
+    """
+    if answer.source != f"{{{''.join(answer.columns)}}}":
+        raise ValueError(
+            f'without prompt, chosen and rejected are columns with chats, such as "{{chosen}}", not "{answer.source}": '
+            "set prompt for answers that are plain text"
+        )
+    return answer.columns[0]
+
+
+def pair_documents(chosen: Document, rejected: Document) -> Document:
+    """The document of a pair.
+
+    Raises:
+        RowError: An answer is empty or cannot be rendered, the prompts differ, or the answers are the same.
+    """
+    for name, document in (("chosen", chosen), ("rejected", rejected)):
+        if document.chat is not None and document.chat.problems:
+            raise RowError(f"{name}: {document.chat.problems[0]}")
+        if not document.completion.strip():
+            raise RowError(f"{name} is an empty answer: remove the row, or correct it")
+        if not any(segment.has_loss for segment in document.segments):
+            raise RowError(f"{name}: the last message is not the assistant's, or is flagged not to be trained on")
+    if _prompt(chosen) != _prompt(rejected):
+        raise RowError("chosen and rejected answer different prompts: their chats may differ in the last message only")
+    if chosen.segments == rejected.segments:
+        raise RowError("chosen and rejected are the same answer, so nothing can be learned: remove the row")
+    return dataclasses.replace(chosen, rejected=rejected)
+
+
+def join_pairs(documents: Iterable[TokenizedDocument]) -> Iterator[TokenizedDocument]:
+    """One row for each two documents, the chosen and the rejected one: their tokens one after the other."""
+    alternating = iter(documents)
+    for chosen, rejected in zip(alternating, alternating, strict=True):
+        labels = np.concatenate([chosen.labels, rejected.labels])
+        labels[[0, len(chosen.labels)]] = NO_LOSS  # nothing precedes the first token of a document
+        yield TokenizedDocument(
+            np.concatenate([chosen.input_ids, rejected.input_ids]),
+            labels,
+            full_length=chosen.full_length + rejected.full_length,
+            truncated=chosen.truncated or rejected.truncated,
+            cut_turns=max(chosen.cut_turns, rejected.cut_turns),
+            pair_lengths=np.array([len(chosen.input_ids), len(rejected.input_ids)], dtype=np.int32),
+        )
+
+
+def split_pair(tokens: TokenizedDocument) -> list[TokenizedDocument]:
+    """The chosen and the rejected document of a pair; the document itself if it is no pair."""
+    if tokens.pair_lengths is None:
+        return [tokens]
+    middle = int(tokens.pair_lengths[0])
+    return [
+        dataclasses.replace(tokens, input_ids=ids, labels=labels, full_length=len(ids), pair_lengths=None)
+        for ids, labels in (
+            (tokens.input_ids[:middle], tokens.labels[:middle]),
+            (tokens.input_ids[middle:], tokens.labels[middle:]),
+        )
+    ]
+
+
+def teaches(tokens: TokenizedDocument) -> bool:
+    """Whether both answers of a pair have tokens that carry loss, and differ within the maximum length."""
+    chosen, rejected = split_pair(tokens)
+    return (
+        bool(np.any(chosen.labels != NO_LOSS))
+        and bool(np.any(rejected.labels != NO_LOSS))
+        and not np.array_equal(chosen.input_ids, rejected.input_ids)
+    )
+
+
+def _prompt(document: Document) -> list[Segment]:
+    """The segments before the answer."""
+    first = next(index for index, segment in enumerate(document.segments) if segment.has_loss)
+    return list(document.segments[:first])

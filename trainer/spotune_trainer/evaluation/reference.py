@@ -1,0 +1,69 @@
+"""Computes the reference model's log-probabilities of pairs, on all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from spotune_trainer.data.batches import collate
+from spotune_trainer.evaluation.evaluate import RankGroup, Rows, evaluation_mode
+from spotune_trainer.objectives.pair_log_probs import pair_log_probs
+from spotune_trainer.objectives.reference import ReferenceLogProbs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger("spotune.worker")
+
+
+def compute_reference(
+    model: PreTrainedModel,
+    dataset: Rows,
+    store: ReferenceLogProbs,
+    pad_token_id: int,
+    batch_size: int,
+    ranks: RankGroup,
+    heartbeat: Callable[[], None],
+) -> None:
+    """Write the parts that are missing. Collective: every rank must call it, before the first optimizer step.
+
+    Part p of the missing ones belongs to rank p mod world size. The batches of a part do not depend on the ranks, so
+    its values are the same at any world size.
+
+    Args:
+        model: a transformers model, or a DeepSpeed engine's `module`, with the weights of the reference.
+        dataset: rows with pairs.
+        store: what is written.
+        pad_token_id: padding of `input_ids`.
+        batch_size: pairs per forward pass.
+        ranks: the ranks that take part.
+        heartbeat: called after each forward pass.
+    """
+    missing = ranks.gather(store.missing())[0]  # of rank 0: another rank may see older entries of a network volume
+    with evaluation_mode(model):
+        for start in range(0, len(missing), ranks.world_size):
+            logger.info("reference model: %d of %d parts are to be computed", len(missing) - start, store.num_parts)
+            # A rank without a part repeats the last one: with ZeRO-3, all ranks gather weights in each forward pass.
+            mine = start + ranks.rank
+            part = missing[min(mine, len(missing) - 1)]
+            values = []
+            for ids in _batches(store, part, batch_size):
+                batch = collate([dataset[sample_id] for sample_id in ids], "causal", pad_token_id, ids)
+                log_probs = pair_log_probs(model, batch.to(model.device))
+                values.append(torch.stack([log_probs.chosen, log_probs.rejected], dim=1).cpu().numpy())
+                heartbeat()
+            if mine < len(missing):
+                store.write(part, np.concatenate(values)[: len(store.sample_ids(part))])
+    ranks.gather(None)  # all files exist when this returns
+
+
+def _batches(store: ReferenceLogProbs, part: int, batch_size: int) -> list[Sequence[int]]:
+    """Sample ids of each forward pass of a part; every part has the same number of them, by repeating the last pair."""
+    ids = list(store.sample_ids(part))
+    longest = len(store.sample_ids(0))
+    ids += [ids[-1]] * (longest - len(ids))
+    return [ids[start : start + batch_size] for start in range(0, longest, batch_size)]

@@ -1,0 +1,1 @@
+"""Training objectives: what a step minimizes."""

@@ -1,0 +1,28 @@
+"""The objective that a job asks for."""
+
+from __future__ import annotations
+
+from spotune.job import TrainingSpec
+from spotune_trainer.objectives.cross_entropy import CrossEntropy
+from spotune_trainer.objectives.objective import Objective
+from spotune_trainer.objectives.preference import Dpo, Orpo, SimPo
+
+
+def training_objective(training: TrainingSpec) -> Objective:
+    """What the steps of a job minimize."""
+    preference = training.preference
+    match training.objective:
+        case "dpo":
+            return Dpo(preference.beta or 0.1, preference.label_smoothing)
+        case "orpo":
+            return Orpo(preference.beta or 0.1)
+        case "simpo":
+            margin = preference.target_margin
+            return SimPo(preference.beta or 2.0, 0.5 if margin is None else margin)
+        case "sft":
+            return CrossEntropy(training.label_smoothing)
+
+
+def evaluation_objective(training: TrainingSpec) -> Objective:
+    """What evaluations report as the loss: that of the training, but cross-entropy without label smoothing."""
+    return CrossEntropy() if training.objective == "sft" else training_objective(training)

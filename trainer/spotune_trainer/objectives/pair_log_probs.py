@@ -1,0 +1,64 @@
+"""Log-probabilities of the chosen and rejected answers of a batch of pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spotune_trainer.data.batches import NO_LOSS, Batch
+from spotune_trainer.models.loss import run_model
+
+
+@dataclass(frozen=True)
+class PairLogProbs:
+    """What a model makes of pairs. All tensors are fp32.
+
+    Attributes:
+        chosen: log-probability of each chosen answer, summed over its tokens, ``[pairs]``.
+        rejected: the same of the rejected answers.
+        chosen_tokens: tokens of each chosen answer within the maximum length, ``[pairs]``.
+        rejected_tokens: the same of the rejected answers.
+        chosen_text: log-probability of prompts and chosen answers, summed over all their tokens; a scalar.
+    """
+
+    chosen: Tensor
+    rejected: Tensor
+    chosen_tokens: Tensor
+    rejected_tokens: Tensor
+    chosen_text: Tensor
+
+
+def pair_log_probs(model: Any, batch: Batch) -> PairLogProbs:
+    """Run a model on pairs, both answers of a pair in one row.
+
+    Args:
+        model: a causal transformers model or a DeepSpeed engine around one.
+        batch: has `chosen_lengths`.
+    """
+    assert batch.chosen_lengths is not None, "only rows with pairs come here"
+    inputs = batch.model_inputs()
+    labels = inputs.pop("labels")
+    logits = run_model(model, batch, inputs)
+    # Position i predicts token i + 1, and the last position nothing.
+    tokens = functional.pad(batch.input_ids[:, 1:], (0, 1))
+    is_answer = functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS) != NO_LOSS
+    loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="none")
+    log_probs = -loss.view_as(tokens)
+    of_chosen = torch.arange(tokens.size(1), device=tokens.device) < batch.chosen_lengths.unsqueeze(1) - 1
+    chosen, rejected = is_answer & of_chosen, is_answer & ~of_chosen
+    return PairLogProbs(
+        chosen=_sum_where(chosen, log_probs),
+        rejected=_sum_where(rejected, log_probs),
+        chosen_tokens=chosen.sum(1).float(),
+        rejected_tokens=rejected.sum(1).float(),
+        chosen_text=_sum_where(of_chosen, log_probs).sum(),
+    )
+
+
+def _sum_where(mask: Tensor, values: Tensor) -> Tensor:
+    """Sum of each row over the mask; also with infinite values outside it."""
+    return torch.where(mask, values, 0.0).sum(1)
