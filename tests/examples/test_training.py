@@ -36,6 +36,7 @@ from tests.trainer.support.tiny import VOCABULARY, save_tokenizer
 
 pytestmark = pytest.mark.slow
 
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}</s>{% endfor %}"
 STEPS = 3
 WORKERS = 2
 MEMORY_BYTES = 4 * 10**9
@@ -83,11 +84,29 @@ def dolly(folder: Path) -> Rows:
     return {"train": file}
 
 
+def ultrafeedback(folder: Path) -> Rows:
+    question = [{"role": "user", "content": "Sum it up."}]
+    rows = [
+        {
+            "prompt": question[0]["content"],
+            "chosen": [*question, {"role": "assistant", "content": text}],
+            "rejected": [*question, {"role": "assistant", "content": f"No. {text}"}],
+            "score_chosen": 8.5,
+        }
+        for text in TEXTS
+    ]
+    files = {"train": folder / "train_prefs-00000-of-00001.parquet", "eval": folder / "test_prefs.parquet"}
+    for file in files.values():
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return files
+
+
 WRITERS: dict[str, Callable[[Path], Rows]] = {
     "t5-wikisql": wikisql,
     "bloomz-imdb": imdb,
     "mistral-pretrain": c4,
     "llama-dolly": dolly,
+    "mistral-ultrafeedback": ultrafeedback,
 }
 
 
@@ -100,7 +119,10 @@ def save_tiny_model(job: FinetuneJob, folder: Path, config: dict[str, Any]) -> P
         auto_model.from_config(tiny).save_pretrained(folder)
     else:
         tiny.save_pretrained(folder)
-    save_tokenizer(folder)
+    tokenizer = save_tokenizer(folder)
+    if job.spec.dataset.chosen:
+        tokenizer.chat_template = CHAT_TEMPLATE
+        tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -101,6 +101,7 @@ KNOWN_CONFIGS: dict[str, _Config] = {
     "meta-llama/llama-3.2-1b": _llama_like("llama", 128256, 2048, 8192, 16, 32, 8, tie_word_embeddings=True),
     "meta-llama/llama-3.2-3b": _llama_like("llama", 128256, 3072, 8192, 28, 24, 8, tie_word_embeddings=True),
     "mistralai/mistral-7b-v0.1": _llama_like("mistral", 32000, 4096, 14336, 32, 32, 8),
+    "huggingfaceh4/mistral-7b-sft-beta": _llama_like("mistral", 32000, 4096, 14336, 32, 32, 8),
     "mistralai/mistral-7b-v0.3": _llama_like("mistral", 32768, 4096, 14336, 32, 32, 8),
     "qwen/qwen2.5-0.5b": _llama_like("qwen2", 151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True),
     "qwen/qwen2.5-1.5b": _llama_like("qwen2", 151936, 1536, 8960, 28, 12, 2, tie_word_embeddings=True),

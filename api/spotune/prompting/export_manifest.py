@@ -24,6 +24,7 @@ class ExportManifest:
         task: `causal` or `seq2seq`.
         prompt: the prompt template of the training data; empty if it had none.
         messages: the column with chat messages, rendered by the tokenizer's chat template; empty if there was none.
+            `messages` if the training data was pairs of chats.
         max_length: maximum prompt length in tokens.
         max_new_tokens: maximum answer length in tokens.
         step: optimizer steps that the weights were trained for; None if an older version wrote the export.
@@ -45,7 +46,7 @@ class ExportManifest:
             name=job.metadata.name,
             task=spec.model.task,
             prompt=dataset.prompt,
-            messages=dataset.messages,
+            messages=dataset.messages or ("messages" if dataset.chosen and not dataset.prompt else ""),
             max_length=dataset.max_length,
             max_new_tokens=spec.training.evaluation.max_new_tokens,
             step=step,

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from spotune.cli.crd import as_yaml
 from spotune.crd import CUSTOM_RESOURCES, custom_resource_definition
 from spotune.crd.structural_schema import INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, structural_schema
 from spotune.custom_resource.base import Section
