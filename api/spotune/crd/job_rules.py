@@ -16,6 +16,7 @@ from spotune.job import (
     FinetuneJob,
     FinetuneJobSpec,
     JobServingSpec,
+    MixtureSourceSpec,
     ModelSpec,
     TrainingSpec,
     WorkersSpec,
@@ -48,10 +49,64 @@ _EVAL = (
     ),
 )
 
-_DATASET = (
+_MIXTURE_SOURCE = (
     Rule(
-        "has(self.train) || has(self.prepare)",
-        "is required: set train.source (a folder of shards) or prepare.source (raw data)",
+        "has(self.train) != has(self.prepare)",
+        "set exactly one of train.source (a folder of shards) and prepare.source (raw data)",
+    ),
+    Rule("self.untilStep == 0 || self.untilStep > self.fromStep", "must be more than fromStep, or 0", "untilStep"),
+)
+
+_MIXTURE = (
+    *(
+        Rule(
+            f"self.mixture.size() == 0 || !has(self.{field})",
+            "cannot be combined with mixture: make it a source of the mixture",
+            field,
+        )
+        for field in ("train", "prepare")
+    ),
+    Rule("self.mixture.size() > 0 || !has(self.mixtureTemperature)", "is only used with mixture", "mixtureTemperature"),
+    Rule(
+        "self.mixture.all(one, self.mixture.exists_one(other, other.name == one.name))",
+        "has two sources of the same name: give each its own name",
+        "mixture",
+    ),
+    Rule(
+        "!has(self.mixtureTemperature) || !self.mixture.exists(source, has(source.weight))",
+        "cannot be combined with weights: remove it, or the weights of all sources",
+        "mixtureTemperature",
+    ),
+    Rule(
+        "self.mixture.all(source, has(source.weight)) || !self.mixture.exists(source, has(source.weight))",
+        "has sources with and without weight: set weight for all sources, or for none",
+        "mixture",
+    ),
+    Rule(
+        "self.mixture.size() == 0 || (self.mixture.exists(source, source.fromStep == 0) && self.mixture.all(one, "
+        "one.untilStep == 0 || self.mixture.exists(other, other.fromStep <= one.untilStep && "
+        "(other.untilStep == 0 || other.untilStep > one.untilStep))))",
+        "has no source for some steps: change fromStep or untilStep of a source",
+        "mixture",
+    ),
+    Rule(
+        "self.mixture.size() == 0 || !has(self.eval) || !has(self.eval.source)",
+        "cannot be combined with mixture: set eval.source of its sources, or eval.fraction",
+        "eval.source",
+    ),
+    Rule(
+        "!self.mixture.exists(source, has(source.prepare)) || self.completion != '' || self.text != '' || "
+        "self.messages != ''",
+        "has raw data but no row format: set prompt with completion, text, or messages",
+        "mixture",
+    ),
+)
+
+_DATASET = (
+    *_MIXTURE,
+    Rule(
+        "has(self.train) || has(self.prepare) || self.mixture.size() > 0",
+        "is required: set train.source (a folder of shards), prepare.source (raw data), or mixture (several)",
         "train",
     ),
     Rule(
@@ -164,7 +219,7 @@ _SPEC = (
         "dataset.maxCompletionLength",
     ),
     Rule(
-        f"has(self.dataset.eval) || ({_default_evaluation()})",
+        f"has(self.dataset.eval) || self.dataset.mixture.exists(source, has(source.eval)) || ({_default_evaluation()})",
         "has no evaluation data: set dataset.eval.source or dataset.eval.fraction",
         "training.evaluation",
     ),
@@ -174,7 +229,8 @@ _SPEC = (
         "training.evaluation.generate",
     ),
     Rule(
-        "!has(self.training.evaluation.sql) || !has(self.dataset.prepare) || "
+        "!has(self.training.evaluation.sql) || "
+        "(!has(self.dataset.prepare) && !self.dataset.mixture.exists(source, has(source.prepare))) || "
         "self.training.evaluation.sql.column in self.dataset.keep",
         "must contain the column that training.evaluation.sql.column names",
         "dataset.keep",
@@ -287,6 +343,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     WorkersSpec: _WORKERS,
     BackoffSpec: _BACKOFF,
     EvalSpec: _EVAL,
+    MixtureSourceSpec: _MIXTURE_SOURCE,
     DatasetSpec: _DATASET,
     EvaluationSpec: _EVALUATION,
     TrainingSpec: _TRAINING,
