@@ -11,9 +11,10 @@ import numpy as np
 
 from spotune.errors import JobError
 from spotune.job import EvalSpec, FinetuneJob
-from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.manifests import check_agreement, read_manifest
-from spotune_trainer.data.mixture import build_mixture
+from spotune_trainer.data.mixture.joined_shards import JoinedShards
+from spotune_trainer.data.mixture.plan import plan_mixture
+from spotune_trainer.data.mixture.schedule import MixtureSchedule
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule, Schedule, held_out_ids
 from spotune_trainer.data.shards import MAX_OPEN_SHARDS, MAX_PREFETCHED_SHARDS, ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -134,19 +135,19 @@ def _open_mixture(job: FinetuneJob, directory: JobDirectory) -> Datasets:
     train = JoinedShards(trained)
     evaluation = JoinedShards([*trained, *(dataset for _, dataset in separate)])
     by_source: dict[str, SampleIds] = {}
-    schedules = []
+    orders = []
     for source, dataset, first_id in zip(spec.mixture, trained, train.first_ids, strict=True):
         excluded = _held_out(dataset, source.eval or spec.eval)
         if excluded is not None:
             by_source[source.name] = excluded + first_id
-        schedules.append(
+        orders.append(
             SampleSchedule(
                 dataset.shard_sizes, training.global_batch_size, training.seed, training.shuffle_block_size, excluded
             )
         )
     for (name, dataset), first_id in zip(separate, evaluation.first_ids[len(trained) :], strict=True):
         by_source[name] = np.arange(dataset.num_samples, dtype=np.int64) + first_id
-    schedule = build_mixture(job, schedules, train.first_ids)
+    schedule = MixtureSchedule(plan_mixture(job, [order.num_samples for order in orders]), orders, train.first_ids)
     ids = np.sort(np.concatenate(list(by_source.values()))) if by_source else np.zeros(0, dtype=np.int64)
     ordered = {source.name: by_source[source.name] for source in spec.mixture if source.name in by_source}
     return Datasets(train, schedule, evaluation if by_source else None, ids, hashes, ordered)

@@ -22,16 +22,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from spotune_trainer.data.steps import EpochSteps, held_out_count
+
 SampleIds = npt.NDArray[np.int64]
 
 SHARDS_PER_SHUFFLE_BLOCK = 4
 _CACHED_EPOCHS = 2  # the current epoch, and the next one while the loader prefetches across the boundary
 
 
-class Schedule(ABC):
-    """The samples of every step of a training run, in epochs of `num_samples`; a pure function of the step.
-
-    The last step of an epoch may have fewer samples than the others.
+class Schedule(EpochSteps, ABC):
+    """The samples of every step of a training run; a pure function of the step.
 
     Args:
         num_samples: Samples per epoch.
@@ -43,31 +43,8 @@ class Schedule(ABC):
     """
 
     def __init__(self, num_samples: int, global_batch_size: int, shuffle_block_size: int) -> None:
-        if global_batch_size < 1:
-            raise ValueError(f"the global batch size must be at least 1, not {global_batch_size}")
-        self.num_samples = num_samples
-        self.global_batch_size = global_batch_size
+        super().__init__(num_samples, global_batch_size)
         self.shuffle_block_size = shuffle_block_size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """``ceil(num_samples / global_batch_size)``."""
-        return math.ceil(self.num_samples / self.global_batch_size)
-
-    def total_steps(self, epochs: int | None, max_steps: int | None) -> int:
-        """Steps of the whole run: ``epochs`` full epochs, limited to ``max_steps``. At least one must be given."""
-        limits = [] if epochs is None else [epochs * self.steps_per_epoch]
-        limits += [] if max_steps is None else [max_steps]
-        return min(limits)
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch of a global step; both count from 0."""
-        return step // self.steps_per_epoch
-
-    def samples_before(self, step: int) -> int:
-        """Number of samples of all steps before a global step, which counts from 0."""
-        epochs, steps = divmod(step, self.steps_per_epoch)
-        return epochs * self.num_samples + steps * self.global_batch_size
 
     @abstractmethod
     def sample_ids(self, step: int) -> SampleIds:
@@ -165,20 +142,6 @@ def held_out_ids(num_samples: int, fraction: float, seed: int) -> SampleIds:
     ids = np.arange(num_samples, dtype=np.uint64)
     ranked = np.argsort(_splitmix64(ids + _splitmix64(np.asarray([seed], dtype=np.uint64))), kind="stable")
     return np.sort(ranked[:count]).astype(np.int64)
-
-
-def held_out_count(num_samples: int, fraction: float) -> int:
-    """How many samples are held out for evaluation: ``max(1, round(fraction * num_samples))``.
-
-    Raises:
-        ValueError: The fraction is not between 0 and 1, or leaves no samples to train on.
-    """
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"the held-out fraction must be between 0 and 1, not {fraction}")
-    count = max(1, round(fraction * num_samples))
-    if count >= num_samples:
-        raise ValueError(f"holding out {fraction} of {num_samples} samples leaves nothing to train on")
-    return count
 
 
 def _splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

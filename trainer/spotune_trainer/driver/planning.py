@@ -13,7 +13,7 @@ from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.data.datasets import Datasets, open_datasets
-from spotune_trainer.data.mixture import MixtureSchedule, describe_mixture
+from spotune_trainer.data.mixture.schedule import MixtureSchedule
 from spotune_trainer.engine.compile.layers import missing_compiler
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.run_plan import RunPlan, library_versions, requested
@@ -70,8 +70,8 @@ def _log_mixture(job: FinetuneJob, datasets: Datasets) -> None:
     """Log the shares of a mixture, and how often the run repeats each source."""
     schedule, training = datasets.schedule, job.spec.training
     if isinstance(schedule, MixtureSchedule):
-        for line in describe_mixture(schedule, schedule.total_steps(training.epochs, training.max_steps)):
-            logger.info("%s", line)
+        for line in schedule.plan.describe(schedule.total_steps(training.epochs, training.max_steps)):
+            logger.info("source %s", line)
 
 
 def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_memory_bytes: int) -> RunPlan:

@@ -8,8 +8,8 @@ from pathlib import Path
 from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob
 from spotune_trainer.data.manifests import MANIFEST, Manifest, check_agreement, parse_manifest, read_manifest
-from spotune_trainer.data.mixture import build_mixture
-from spotune_trainer.data.schedule import SampleSchedule, held_out_count
+from spotune_trainer.data.mixture.plan import plan_mixture
+from spotune_trainer.data.steps import held_out_count
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.object_store import read_object
 from spotune_trainer.supervisor.preflight.sources import (
@@ -55,15 +55,13 @@ def check_mixture(job: FinetuneJob, directory: JobDirectory) -> str:
 
 def _check_repeats(job: FinetuneJob, sizes: Sequence[int]) -> None:
     """Raise JobError if the run needs too many passes over a source; `sizes` are the samples of each."""
-    spec, training = job.spec.dataset, job.spec.training
-    schedules = []
+    spec, trained = job.spec.dataset, []
     try:
         for source, size in zip(spec.mixture, sizes, strict=True):
             evaluation = source.eval or spec.eval
             fraction = evaluation.fraction if evaluation is not None else None
-            trained = size if fraction is None else size - held_out_count(size, fraction)
-            schedules.append(SampleSchedule([trained], training.global_batch_size, training.seed))
-        build_mixture(job, schedules, [0] * len(schedules))
+            trained.append(size if fraction is None else size - held_out_count(size, fraction))
+        plan_mixture(job, trained)
     except ValueError as error:
         raise JobError(f"spec.dataset.mixture: {error}") from error
 
