@@ -5,6 +5,7 @@ Most of them train correctly until they start from a checkpoint.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from spotune_trainer.checkpoint import async_checkpointer, writer
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import CheckpointReader
 from spotune_trainer.data.loader import MicroBatches
+from spotune_trainer.data.mixture.schedule import MixtureSchedule
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule
 from spotune_trainer.engine import zero_state
 from spotune_trainer.training import finalize
@@ -45,6 +47,51 @@ def _with_loader(context: TrainContext, first_step: int) -> TrainContext:
         context.total_steps,
     )
     return replace(context, loader=loader)
+
+
+class _MixtureWorker(Worker):
+    """Replaces the schedule of a mixture after a restart."""
+
+    def set_up(self) -> None:
+        super().set_up()
+        schedule = self.context.datasets.schedule
+        assert isinstance(schedule, MixtureSchedule)
+        if self.task.restore is not None:
+            broken = copy.copy(schedule)
+            self.break_schedule(broken)
+            datasets = replace(self.context.datasets, schedule=broken)
+            self.context = _with_loader(replace(self.context, datasets=datasets), self.context.first_step)
+
+    def break_schedule(self, schedule: MixtureSchedule) -> None:
+        """Change the schedule."""
+        raise NotImplementedError
+
+
+class DrawTooFar(_MixtureWorker):
+    """Goes on one draw too far in the first source of the mixture, and right in the others."""
+
+    def break_schedule(self, schedule: MixtureSchedule) -> None:
+        ids_of_draws = schedule._ids_of_draws
+        schedule._ids_of_draws = (  # type: ignore[method-assign]
+            lambda source, draws: ids_of_draws(source, draws + (source == 0))
+        )
+
+
+class MixtureFromRestart(_MixtureWorker):
+    """Counts the steps of the mixture from its own start, as a loader without a saved state would."""
+
+    def break_schedule(self, schedule: MixtureSchedule) -> None:
+        sample_ids, first_step = schedule.sample_ids, self.context.first_step
+        schedule.sample_ids = lambda step: sample_ids(step - first_step)  # type: ignore[method-assign]
+
+
+class StageMissed(_MixtureWorker):
+    """Stays with the sources of the step that it starts with."""
+
+    def break_schedule(self, schedule: MixtureSchedule) -> None:
+        plan, stage = copy.copy(schedule.plan), schedule.plan.stage_of(self.context.first_step)
+        plan.stage_of = lambda step: stage  # type: ignore[method-assign]
+        schedule.plan = plan
 
 
 class SampleTooFar(Worker):

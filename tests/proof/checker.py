@@ -1,7 +1,8 @@
 """The checker: compares the evidence of one run with the exactness guarantee. Pure; no findings mean a proven run.
 
 The guarantee:
-- every step trains on the same samples as in an undisturbed run, and every sample once per epoch;
+- every step trains on the same samples as in an undisturbed run, and every sample once per epoch, or in a mixture on
+  those that an independent walk through it finds;
 - at a constant world size the result is bit-identical;
 - after a change of world size the losses are those that the old world size would have had;
 - work of a superseded worker group never counts.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spotune_trainer.checkpoint.layout import CheckpointName
 from tests.proof.history import Generation, Record, Segment, losses_of, surviving
@@ -50,7 +51,8 @@ class Evidence:
         exit_code: exit code of the last command.
         planned_steps: number of steps that the job asks for.
         steps_per_epoch: steps per epoch of the data.
-        epoch_hash: hash over all rows, each once.
+        epoch_hash: hash over all rows, each once; None for a mixture, whose epochs have no such rows.
+        mixture: for a mixture, hash over the rows of each step, by an independent walk; empty without a mixture.
         generations: all generations, oldest first.
         undisturbed: steps of an undisturbed run of the first world size.
         compared: the surviving steps by world size, with their reference runs.
@@ -65,7 +67,7 @@ class Evidence:
     exit_code: int
     planned_steps: int
     steps_per_epoch: int
-    epoch_hash: int
+    epoch_hash: int | None
     generations: Sequence[Generation]
     undisturbed: Sequence[Record]
     compared: Sequence[ComparedSegment]
@@ -75,11 +77,12 @@ class Evidence:
     claimed_sha256: str | None
     causes: Sequence[str]
     left_behind: Sequence[str]
+    mixture: Mapping[int, int] = field(default_factory=dict)
 
 
 def findings(evidence: Evidence) -> list[str]:
     """Return a message per violation of the guarantee; empty if the run is proven."""
-    checks = (_end, _history, _samples, _epochs, _curve, _bits, _next_losses, _lineage, _checkpoints, _export)
+    checks = (_end, _history, _samples, _epochs, _mixture, _curve, _bits, _next_losses, _lineage, _checkpoints, _export)
     return [finding for check in checks for finding in check(evidence)]
 
 
@@ -125,6 +128,8 @@ def _samples(evidence: Evidence) -> Iterator[str]:
 
 
 def _epochs(evidence: Evidence) -> Iterator[str]:
+    if evidence.epoch_hash is None:
+        return
     by_epoch: dict[int, int] = {}
     for record in surviving(evidence.generations):
         epoch = (record["step"] - 1) // evidence.steps_per_epoch + 1
@@ -132,6 +137,18 @@ def _epochs(evidence: Evidence) -> Iterator[str]:
     wrong = [epoch for epoch, total in by_epoch.items() if total != evidence.epoch_hash]
     if wrong:
         yield f"not every sample was trained on exactly once in epoch {', '.join(map(str, wrong))}"
+
+
+def _mixture(evidence: Evidence) -> Iterator[str]:
+    """Checks every step of a mixture, including lost steps that were repeated."""
+    for generation in evidence.generations if evidence.mixture else ():
+        wrong = [
+            record["step"]
+            for record in generation.steps
+            if int(record["samples"], 16) != evidence.mixture.get(record["step"])
+        ]
+        if wrong:
+            yield f"generation {generation.number} trained on other samples than the mixture has in {_steps(wrong)}"
 
 
 def _curve(evidence: Evidence) -> Iterator[str]:

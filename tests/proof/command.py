@@ -1,7 +1,7 @@
 """Runs fault schedules and negative controls on the real product, and writes docs/proof.md.
 
 Usage:
-    python -m tests.proof --seeds 1-50 --jobs 2 --output docs/proof.md
+    python -m tests.proof --seeds 1-60 --jobs 2 --output docs/proof.md
 
 Every record is stored at once. The same command resumes after the last record, unless the code has changed since.
 Exits with 1 if a schedule is not proven or a control is not caught.
@@ -21,7 +21,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from tests import ROOT
 from tests.proof import records
 from tests.proof.injector import kill_leftovers
-from tests.proof.negative_controls import CONTROLS, ControlBench, control_job
+from tests.proof.negative_controls import CONTROLS, MIXTURE_CONTROLS, ControlBench, control_job, mixture_control_job
 from tests.proof.prover import LIVE_CONTROLS, Prover, proof_job
 from tests.proof.records import ControlRecord, Record, ScheduleRecord
 from tests.proof.references import References
@@ -36,7 +36,7 @@ _BUILD = ROOT / "build"
 def main() -> int:
     """Run all schedules and controls without a record, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=_range, default=range(1, 51), help="first and last, as 1-50")
+    parser.add_argument("--seeds", type=_range, default=range(1, 61), help="first and last, as 1-60")
     parser.add_argument("--jobs", type=int, default=2, help="schedules in parallel")
     parser.add_argument("--again", action="store_true", help="run these seeds again, even if they have records")
     parser.add_argument("--records", type=Path, default=_BUILD / "proof.jsonl", help="file of the records")
@@ -46,7 +46,8 @@ def main() -> int:
     done = records.drop_outdated(options.records, without=options.seeds if options.again else ())
     _clear(options.work)
     runs = Runs(options.work)
-    prover = Prover(runs, References(runs, proof_job(runs, 0, 1)), commit(), _log)
+    plain, mixed = (References(runs, proof_job(runs, 0, 1, mixture=mixture)) for mixture in (False, True))
+    prover = Prover(runs, plain, mixed, commit(), _log)
     for record in _run(list(_tasks(prover, options.seeds, done)), options.jobs):
         records.append(options.records, record)
     found = records.read(options.records)
@@ -63,10 +64,11 @@ def is_good(record: Record) -> bool:
 def _tasks(prover: Prover, seeds: range, done: list[Record]) -> Iterator[Callable[[], Record]]:
     """Yield a function for each schedule and control without a record; it returns the record."""
     controls = records.controls_of(done)
-    bench = ControlBench(prover.runs, References(prover.runs, control_job(prover.runs)))
-    for control in CONTROLS:
-        if (control.name, False) not in controls:
-            yield lambda control=control: prover.check_control(control, bench)  # type: ignore[misc]
+    for job, of_job in ((control_job, CONTROLS), (mixture_control_job, MIXTURE_CONTROLS)):
+        bench = ControlBench(prover.runs, References(prover.runs, job(prover.runs)))
+        for control in of_job:
+            if (control.name, False) not in controls:
+                yield lambda control=control, bench=bench: prover.check_control(control, bench)  # type: ignore[misc]
     for live in LIVE_CONTROLS:
         if (live.name, True) not in controls:
             yield lambda live=live: prover.check_live_control(live)  # type: ignore[misc]

@@ -96,6 +96,7 @@ def collect_evidence(directory: JobDirectory, references: References, zero_stage
         planned_steps=len(undisturbed.records),
         steps_per_epoch=STEPS_PER_EPOCH,
         epoch_hash=references.epoch_hash(),
+        mixture=references.mixture_hashes(),
         generations=generations,
         undisturbed=undisturbed.records,
         compared=collector.compared(),

@@ -20,6 +20,7 @@ from spotune_trainer.training.worker import Worker
 from tests.proof import broken_workers
 from tests.proof.checker import Evidence, findings
 from tests.proof.evidence import collect_evidence
+from tests.proof.mixtures import mixture_job
 from tests.proof.references import PartialRunWorker, References, train_steps
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import Layout, Runs, make_task, train_rank
@@ -36,6 +37,11 @@ class UnfencedPartialRun(broken_workers.Unfenced, PartialRunWorker):
 def control_job(runs: Runs) -> FinetuneJob:
     """Twenty steps, ten of which can be compared after a restart at the eighth."""
     return runs.job(training={"epochs": 4}, checkpoint={"every": 4, "keepEverySteps": 1})
+
+
+def mixture_control_job(runs: Runs) -> FinetuneJob:
+    """The same with a mixture, whose sources change after 9 and 13 steps."""
+    return mixture_job(runs, 20, checkpoint={"every": 4, "keepEverySteps": 1})
 
 
 @dataclass
@@ -169,4 +175,20 @@ CONTROLS = (
         "a micro-batch lost at a world size", "not every sample was trained", _by(broken_workers.MicroBatchLost, _THREE)
     ),
     Control("export of an older checkpoint", "end with different bits", _by(broken_workers.OldExport)),
+)
+
+MIXTURE_CONTROLS = (
+    Control(
+        "cursor of one source a draw too far", "other samples than the mixture has", _by(broken_workers.DrawTooFar)
+    ),
+    Control(
+        "mixture begun again at a restart, with a change of world size",
+        "other samples than the mixture has",
+        _by(broken_workers.MixtureFromRestart, _THREE),
+    ),
+    Control(
+        "stage of the mixture missed after a restart",
+        "other samples than the mixture has",
+        _by(broken_workers.StageMissed),
+    ),
 )

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints
@@ -17,23 +18,36 @@ from tests.proof.evidence import collect_evidence
 from tests.proof.history import steps_lost
 from tests.proof.injected.break_worker import BROKEN
 from tests.proof.injector import FaultInjector, Injection
+from tests.proof.mixtures import mixture_job
 from tests.proof.negative_controls import Control, ControlBench, run_control, tear
 from tests.proof.records import ControlRecord, FaultRecord, ScheduleRecord
 from tests.proof.references import References
 from tests.proof.schedules import COMMIT_EVERY, EPOCHS, Fault, FaultKind, InjectionPoint, Schedule
 from tests.trainer.support.groups import GroupFailedError
-from tests.trainer.support.runs import Runs
+from tests.trainer.support.runs import STEPS_PER_EPOCH, Runs
 
 
-def proof_job(runs: Runs, zero_stage: int, world_size: int, epochs: int = EPOCHS) -> FinetuneJob:
-    """The job of every schedule: a tiny T5 in fp32 with dropout, whose checkpoints all stay."""
-    return runs.job(
-        training={"epochs": epochs},
-        checkpoint={"every": COMMIT_EVERY, "keepEverySteps": 1},
-        execution={"zeroStage": zero_stage, "microBatchSize": 3},
-        workers={"count": world_size, "gpus": 0, "resizeCooldown": "1s"},
-        retry={"backoff": {"initial": "500ms", "max": "1s"}},
-    )
+def proof_job(
+    runs: Runs, zero_stage: int, world_size: int, epochs: int = EPOCHS, *, mixture: bool = False
+) -> FinetuneJob:
+    """The job of every schedule: a tiny T5 in fp32 with dropout, whose checkpoints all stay.
+
+    Args:
+        runs: has its data.
+        zero_stage: of the job.
+        world_size: number of workers.
+        epochs: how long it trains; on a mixture, as many steps.
+        mixture: whether it trains on a mixture.
+    """
+    sections: dict[str, Any] = {
+        "checkpoint": {"every": COMMIT_EVERY, "keepEverySteps": 1},
+        "execution": {"zeroStage": zero_stage, "microBatchSize": 3},
+        "workers": {"count": world_size, "gpus": 0, "resizeCooldown": "1s"},
+        "retry": {"backoff": {"initial": "500ms", "max": "1s"}},
+    }
+    if mixture:
+        return mixture_job(runs, epochs * STEPS_PER_EPOCH, **sections)
+    return runs.job(training={"epochs": epochs}, **sections)
 
 
 _FAILURES = (AssertionError, GroupFailedError, OSError, TimeoutError, ValueError, subprocess.SubprocessError)
@@ -87,12 +101,14 @@ class Prover:
     Attributes:
         runs: creates job directories.
         references: reference runs of the schedules' job.
+        mixture_references: reference runs of the job of the schedules that train on a mixture.
         commit: the tested commit.
         log: receives progress lines.
     """
 
     runs: Runs
     references: References
+    mixture_references: References
     commit: str
     log: Callable[[str], None] = lambda _: None
 
@@ -144,7 +160,7 @@ class Prover:
         on_restart: Callable[[JobDirectory], None] = lambda _: None,
     ) -> FaultInjector:
         def job(world_size: int) -> FinetuneJob:
-            return proof_job(self.runs, schedule.zero_stage, world_size)
+            return proof_job(self.runs, schedule.zero_stage, world_size, mixture=schedule.mixture)
 
         return FaultInjector(self.runs.empty(name), schedule, job, environment, on_restart)
 
@@ -155,7 +171,8 @@ class Prover:
             code, output = injector.execute()
             if code != 0:
                 self.log(f"seed {schedule.seed} exited with {code}: {output[-2000:]}")
-            evidence = collect_evidence(directory, self.references, schedule.zero_stage, code)
+            references = self.mixture_references if schedule.mixture else self.references
+            evidence = collect_evidence(directory, references, schedule.zero_stage, code)
         except _FAILURES as error:
             return None, [f"{type(error).__name__}: {error}"[:_LONGEST]]
         finally:

@@ -25,6 +25,7 @@ from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import RankExit, WorkerTask
 from spotune_trainer.training.worker import Worker
 from tests.proof.history import Record, read_generations
+from tests.proof.mixtures import sample_hashes
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import Layout, Runs, epoch_hash, make_task, train_rank
 
@@ -134,11 +135,14 @@ class References:
                 self._made[key] = Reference(None, made.records, made.checksums, sha256)
             return self._made[key]
 
-    def epoch_hash(self) -> int:
-        """Hash over all rows of the job's data, each once, read beside the trainer."""
+    def epoch_hash(self) -> int | None:
+        """Hash over all rows of the job's data, each once, read beside the trainer; None for a mixture."""
         train = self.job.spec.dataset.train
-        assert train is not None
-        return epoch_hash(Path(train.source), self.runs.root / "cache")
+        return None if train is None else epoch_hash(Path(train.source), self.runs.root / "cache")
+
+    def mixture_hashes(self) -> dict[int, int]:
+        """Hash over the rows of each step of a mixture, found beside the trainer; empty without a mixture."""
+        return sample_hashes(self.job, self.runs.root / "cache") if self.job.spec.dataset.mixture else {}
 
     def _new(self, name: str) -> JobDirectory:
         with self._lock:

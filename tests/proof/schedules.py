@@ -1,4 +1,4 @@
-"""Fifty schedules of faults, each a pure function of its seed.
+"""Sixty schedules of faults, each a pure function of its seed. The last ten train on a mixture.
 
 A schedule starts a run with some world size and ZeRO stage, and injects three or four faults: a kill, a termination
 notice, a lost node or an added node. A fault hits at a step, or while the run starts, saves, restores or exports. It
@@ -20,6 +20,7 @@ from tests.trainer.support.runs import STEPS_PER_EPOCH
 
 EPOCHS = 18
 STEPS = EPOCHS * STEPS_PER_EPOCH
+FIRST_MIXTURE_SEED = 51
 WORLD_SIZES = (1, 2, 3, 4)
 ZERO_STAGES = (0, 1, 2, 3)
 COMMIT_EVERY = 4
@@ -92,6 +93,11 @@ class Schedule:
     world_size: int
     zero_stage: int
     faults: tuple[Fault, ...]
+
+    @property
+    def mixture(self) -> bool:
+        """Whether the job trains on a mixture."""
+        return self.seed >= FIRST_MIXTURE_SEED
 
     @property
     def world_sizes(self) -> list[int]:

@@ -8,7 +8,16 @@ import pytest
 
 from spotune_trainer.training.worker import Worker
 from tests.proof.checker import findings
-from tests.proof.negative_controls import CONTROLS, ZERO_STAGE, Control, ControlBench, control_job, run_control
+from tests.proof.negative_controls import (
+    CONTROLS,
+    MIXTURE_CONTROLS,
+    ZERO_STAGE,
+    Control,
+    ControlBench,
+    control_job,
+    mixture_control_job,
+    run_control,
+)
 from tests.proof.references import References
 from tests.trainer.support.runs import Layout, Runs
 
@@ -21,16 +30,31 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
     return ControlBench(runs, References(runs, control_job(runs)))
 
 
+@pytest.fixture(scope="module")
+def mixture_bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
+    runs = Runs(tmp_path_factory.mktemp("mixture"))
+    return ControlBench(runs, References(runs, mixture_control_job(runs)))
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_intact_trainer_has_no_findings(bench: ControlBench, world_size: int) -> None:
+@pytest.mark.parametrize("data", ["bench", "mixture_bench"])
+def test_intact_trainer_has_no_findings(request: pytest.FixtureRequest, data: str, world_size: int) -> None:
+    bench: ControlBench = request.getfixturevalue(data)
     directory = bench.interrupted_run()
     bench.resume(directory, Worker, Layout(world_size, ZERO_STAGE))
     evidence = bench.evidence(directory)
     assert findings(evidence) == []
     assert [each.segment.world_size for each in evidence.compared] == ([2] if world_size == 2 else [2, 3])
+    assert bool(evidence.mixture) == (data == "mixture_bench")
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
 def test_defect_is_found(bench: ControlBench, control: Control) -> None:
     found = run_control(control, bench)
+    assert any(re.search(control.caught_by, finding) for finding in found), found
+
+
+@pytest.mark.parametrize("control", MIXTURE_CONTROLS, ids=lambda control: control.name)
+def test_defect_of_a_mixture_is_found(mixture_bench: ControlBench, control: Control) -> None:
+    found = run_control(control, mixture_bench)
     assert any(re.search(control.caught_by, finding) for finding in found), found

@@ -1,4 +1,4 @@
-"""A schedule of the proof with a kill of every process, and one with more workers; `make proof` runs fifty."""
+"""A schedule of the proof with a kill of every process, and one with more workers; `make proof` runs sixty."""
 
 from __future__ import annotations
 

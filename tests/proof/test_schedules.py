@@ -1,4 +1,4 @@
-"""Fifty schedules cover every required combination, and each can run."""
+"""Sixty schedules cover every required combination, and each can run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from tests.proof.schedules import (
     CHANGES,
     COMPARED_STEPS,
+    FIRST_MIXTURE_SEED,
+    KILLS,
     KILLS_AND_POINTS,
     STEPS,
     WORLD_SIZES,
@@ -19,7 +21,7 @@ from tests.proof.schedules import (
     make_schedule,
 )
 
-SEEDS = range(1, 51)
+SEEDS = range(1, 61)
 SCHEDULES = [make_schedule(seed) for seed in SEEDS]
 
 
@@ -48,6 +50,13 @@ def test_half_of_the_schedules_keep_their_world_size_and_both_halves_cover_all_l
         assert {schedule.zero_stage for schedule in half} == set(ZERO_STAGES)
     layouts = {(schedule.world_size, schedule.zero_stage) for schedule in SCHEDULES}
     assert layouts == set(product(WORLD_SIZES, ZERO_STAGES))
+
+
+def test_mixtures_have_each_kill_and_both_kinds_of_schedules() -> None:
+    mixed = [schedule for schedule in SCHEDULES if schedule.mixture]
+    assert [schedule.seed for schedule in mixed] == list(range(FIRST_MIXTURE_SEED, 61))
+    assert {each.kind for schedule in mixed for each in schedule.faults} >= set(KILLS)
+    assert {bool(schedule.changes) for schedule in mixed} == {True, False}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: f"seed {schedule.seed}")

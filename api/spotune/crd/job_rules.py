@@ -6,6 +6,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule
+from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.job import (
     BackoffSpec,
@@ -16,6 +17,7 @@ from spotune.job import (
     FinetuneJob,
     FinetuneJobSpec,
     JobServingSpec,
+    MixtureSourceSpec,
     ModelSpec,
     TrainingSpec,
     WorkersSpec,
@@ -38,71 +40,6 @@ _MODEL = (
         "self.task != 'seq2seq' || self.dtype != 'float16'",
         "float16 overflows in T5-style models (its largest value is 65504): use bfloat16 or float32",
         "dtype",
-    ),
-)
-
-_EVAL = (
-    Rule(
-        "has(self.source) != has(self.fraction)",
-        "set exactly one of source (separate evaluation shards) and fraction (held out of the training data)",
-    ),
-)
-
-_DATASET = (
-    Rule(
-        "has(self.train) || has(self.prepare)",
-        "is required: set train.source (a folder of shards) or prepare.source (raw data)",
-        "train",
-    ),
-    Rule(
-        "self.prompt == '' || self.completion != '' || self.chosen != ''",
-        "prompt and completion must be set together; for plain text use text",
-        "completion",
-    ),
-    Rule(
-        "self.completion == '' || self.prompt != ''",
-        "prompt and completion must be set together; for plain text use text",
-        "prompt",
-    ),
-    Rule(
-        "(self.chosen == '') == (self.rejected == '')",
-        "chosen and rejected must be set together",
-        "rejected",
-    ),
-    Rule(
-        "[self.completion, self.text, self.messages, self.chosen].filter(form, form != '').size() <= 1",
-        "set only one of prompt with completion, text, messages, or chosen with rejected",
-    ),
-    Rule(
-        "!has(self.prepare) || [self.completion, self.text, self.messages, self.chosen].exists(form, form != '')",
-        "requires a row format: set prompt with completion, text, messages, or chosen with rejected",
-        "prepare",
-    ),
-    *(
-        Rule(
-            f"self.{field} == '' || self.prompt != '' || self.{field}.matches(r'^\\{{[^{{}}]+\\}}$')",
-            "without prompt, must be one column with a chat in braces: set prompt for text",
-            field,
-        )
-        for field in ("chosen", "rejected")
-    ),
-    Rule(
-        "self.chosen == '' || !self.packing",
-        "is not supported for pairs: chosen and rejected already share a row",
-        "packing",
-    ),
-    *(
-        Rule(
-            f"self.messages != '' || {default}",
-            "is only for chats: set messages, the column with the chat, or remove it",
-            field,
-        )
-        for field, default in {
-            "tools": "self.tools == ''",
-            "trainOn": "self.trainOn == 'assistant'",
-            "trainTrailingWhitespace": "!self.trainTrailingWhitespace",
-            "maxSkipped": "self.maxSkipped == 0",
-        }.items()
     ),
 )
 
@@ -223,7 +160,7 @@ _SPEC = (
         "dataset.maxCompletionLength",
     ),
     Rule(
-        f"has(self.dataset.eval) || ({_default_evaluation()})",
+        f"has(self.dataset.eval) || self.dataset.mixture.exists(source, has(source.eval)) || ({_default_evaluation()})",
         "has no evaluation data: set dataset.eval.source or dataset.eval.fraction",
         "training.evaluation",
     ),
@@ -233,7 +170,8 @@ _SPEC = (
         "training.evaluation.generate",
     ),
     Rule(
-        "!has(self.training.evaluation.sql) || !has(self.dataset.prepare) || "
+        "!has(self.training.evaluation.sql) || "
+        "(!has(self.dataset.prepare) && !self.dataset.mixture.exists(source, has(source.prepare))) || "
         "self.training.evaluation.sql.column in self.dataset.keep",
         "must contain the column that training.evaluation.sql.column names",
         "dataset.keep",
@@ -345,8 +283,9 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ModelSpec: _MODEL,
     WorkersSpec: _WORKERS,
     BackoffSpec: _BACKOFF,
-    EvalSpec: _EVAL,
-    DatasetSpec: _DATASET,
+    EvalSpec: EVAL_RULES,
+    MixtureSourceSpec: MIXTURE_SOURCE_RULES,
+    DatasetSpec: DATASET_RULES,
     EvaluationSpec: _EVALUATION,
     TrainingSpec: _TRAINING,
     ExecutionSpec: _EXECUTION,

@@ -22,6 +22,8 @@ from spotune.units.durations import Duration
 API_VERSION: Final = "spotune.dev/v1alpha1"
 
 SOURCE_SCHEMES = ("hf", "s3", "gs", "az")
+MAX_SOURCE_CHARACTERS = 4096
+"""Maximum length of a source. Kubernetes requires a bound for rules over sources in a list."""
 
 EXPECTED = "x-expected"
 """Keyword in a union's JSON schema that holds the text of what is allowed."""
@@ -105,13 +107,17 @@ def _check_source(source: str) -> str:
     scheme, separator, path = source.partition("://")
     if not source or (separator and (scheme not in SOURCE_SCHEMES or not path.strip("/"))):
         raise PydanticCustomError("expected", "expected {expected}", {"expected": _SOURCE_EXPECTED})
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        invalid("", f"has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed")
     return source
 
 
 Source = Annotated[
     str,
     AfterValidator(_check_source),
-    with_cel_rules((f"self != '' && ({_SOURCE_RULE})", f"expected {_SOURCE_EXPECTED}")),
+    with_cel_rules(
+        (f"self != '' && ({_SOURCE_RULE})", f"expected {_SOURCE_EXPECTED}"), max_length=MAX_SOURCE_CHARACTERS
+    ),
 ]
 """``hf://``, ``s3://``, ``gs://``, ``az://`` or a path. A relative path starts at the job file's folder or, in a
 cluster, at the root of the shared volume."""
@@ -122,7 +128,9 @@ def _check_optional_source(source: str) -> str:
 
 
 OptionalSource = Annotated[
-    str, AfterValidator(_check_optional_source), with_cel_rules((_SOURCE_RULE, f"expected {_SOURCE_EXPECTED}"))
+    str,
+    AfterValidator(_check_optional_source),
+    with_cel_rules((_SOURCE_RULE, f"expected {_SOURCE_EXPECTED}"), max_length=MAX_SOURCE_CHARACTERS),
 ]
 """A ``Source`` or an empty string."""
 

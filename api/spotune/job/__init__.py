@@ -1,7 +1,7 @@
 """The FinetuneJob: Pydantic models of the file that a user writes and of the resource that the operator reads."""
 
 from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
-from spotune.job.dataset import CredentialsSpec, DatasetSpec, EvalSpec, PrepareSpec, ShardsSpec
+from spotune.job.dataset import CredentialsSpec, DatasetSpec, EvalSpec, MixtureSourceSpec, PrepareSpec, ShardsSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
@@ -41,6 +41,7 @@ __all__ = [
     "LastCheckpointStatus",
     "LoraSpec",
     "Metric",
+    "MixtureSourceSpec",
     "MlflowSpec",
     "ModelSpec",
     "OutputSpec",

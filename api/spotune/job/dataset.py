@@ -1,6 +1,7 @@
 """The training data: shards, how a row becomes text, and how raw data becomes shards."""
 
 import re
+from collections import Counter
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -13,6 +14,9 @@ from spotune.custom_resource.base import (
     invalid,
     with_cel_rules,
 )
+from spotune.custom_resource.metadata import MAX_NAME_LENGTH, NAME_PATTERN
+
+MAX_MIXED_SOURCES = 64
 
 
 def _check_template(template: str) -> str:
@@ -30,6 +34,16 @@ def _check_names_a_column(template: str) -> str:
     return template
 
 
+def _check_source_name(name: str) -> str:
+    if len(name) > MAX_NAME_LENGTH or not re.fullmatch(NAME_PATTERN, name):
+        invalid("", f"{name!r} is not a name of a source: {_SOURCE_NAME_EXPECTED}")
+    return name
+
+
+_SOURCE_NAME_EXPECTED = (
+    f"use a-z, 0-9 and -, start and end with a letter or digit, at most {MAX_NAME_LENGTH} characters"
+)
+_SOURCE_NAME = (f"self.matches('^{NAME_PATTERN}$')", f"is not a name of a source: {_SOURCE_NAME_EXPECTED}")
 _NO_LONE_BRACE = (
     r"self.matches(r'^([^{}]|\{\{|\}\}|\{[^{}]+\})*$')",
     "has an unmatched brace; write it twice for a literal brace",
@@ -81,6 +95,48 @@ class PrepareSpec(Section):
     """Files or a folder of *.jsonl, *.csv or *.parquet. Patterns such as data/*.jsonl are allowed."""
 
 
+SourceName = Annotated[
+    str, AfterValidator(_check_source_name), with_cel_rules(_SOURCE_NAME, max_length=MAX_NAME_LENGTH)
+]
+
+
+class MixtureSourceSpec(Section):
+    """A source of a mixture: its data, its share of the samples, and when it is used."""
+
+    name: SourceName
+    """Name of the source in logs, results and trackers."""
+    train: ShardsSpec | None = None
+    """Training shards. Set this or prepare."""
+    prepare: PrepareSpec | None = None
+    """Raw data to convert into shards before training, with the row format of the dataset. Set this or train."""
+    weight: Annotated[float, Field(gt=0)] | None = None
+    """Share of the samples, relative to the other sources' weights. Set it for all sources or for none."""
+    max_epochs: NonNegativeInt = 0
+    """Maximum passes over this source. A run that needs more is refused. 0: no limit."""
+    from_step: NonNegativeInt = 0
+    """Number of optimizer steps before this source is used."""
+    until_step: NonNegativeInt = 0
+    """Number of optimizer steps after which this source is not used any more. 0: it is used to the end."""
+    eval: EvalSpec | None = None
+    """Evaluation data of this source. Default: the fraction of dataset.eval."""
+
+    @model_validator(mode="after")
+    def _check_data(self) -> Self:
+        if (self.train is None) == (self.prepare is None):
+            invalid("", "set exactly one of train.source (a folder of shards) and prepare.source (raw data)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.until_step and self.until_step <= self.from_step:
+            invalid("untilStep", "must be more than fromStep, or 0")
+        return self
+
+    def is_used_at(self, step: int) -> bool:
+        """Whether samples of this source are trained on in a step, which counts from 0."""
+        return self.from_step <= step and (self.until_step == 0 or step < self.until_step)
+
+
 class CredentialsSpec(Section):
     """Access to an object store."""
 
@@ -94,9 +150,16 @@ class DatasetSpec(Section):
     """The training data, how a row becomes text, and what is held out for evaluation."""
 
     train: ShardsSpec | None = None
-    """Training shards. Required unless prepare creates them."""
+    """Training shards. Required unless prepare creates them, or a mixture has them."""
+    mixture: list[MixtureSourceSpec] = Field(default=[], max_length=MAX_MIXED_SOURCES)
+    """Several sources of training data, instead of train and prepare. Without weights and mixtureTemperature, each
+    source's share is that of its samples."""
+    mixture_temperature: Annotated[float, Field(ge=1)] | None = None
+    """Shares proportional to samples^(1/T), instead of weights. 1: proportional to the samples; the larger, the more
+    equal."""
     eval: EvalSpec | None = None
-    """Evaluation data. Without it, no evaluation runs."""
+    """Evaluation data. Without it, no evaluation runs. In a mixture: a fraction that is held out of every source
+    without eval of its own."""
     max_length: PositiveInt = 512
     """Maximum sequence length in tokens. Longer sequences are truncated, counted and reported."""
     max_completion_length: NonNegativeInt = 0
@@ -142,10 +205,52 @@ class DatasetSpec(Section):
             return "text"
         return "messages" if self.messages else None
 
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether there is evaluation data: `eval`, or that of a source of the mixture."""
+        return self.eval is not None or any(source.eval is not None for source in self.mixture)
+
+    @property
+    def prepared_sources(self) -> dict[str, str]:
+        """Raw data to convert into shards, by the name of the mixture's source; the name is empty without a mixture."""
+        if self.mixture:
+            return {source.name: source.prepare.source for source in self.mixture if source.prepare is not None}
+        return {"": self.prepare.source} if self.prepare is not None and self.train is None else {}
+
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
-        if self.train is None and self.prepare is None:
-            invalid("train", "is required: set train.source (a folder of shards) or prepare.source (raw data)")
+        if self.mixture:
+            for name in ("train", "prepare"):
+                if getattr(self, name) is not None:
+                    invalid(name, "cannot be combined with mixture: make it a source of the mixture")
+        elif self.train is None and self.prepare is None:
+            invalid(
+                "train",
+                "is required: set train.source (a folder of shards), prepare.source (raw data), or mixture (several)",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_mixture(self) -> Self:
+        if self.mixture_temperature is not None and not self.mixture:
+            invalid("mixtureTemperature", "is only used with mixture")
+        if not self.mixture:
+            return self
+        [(name, times)] = Counter(source.name for source in self.mixture).most_common(1)
+        if times > 1:
+            invalid("mixture", f"has {times} sources named {name}: give each its own name")
+        weighted = [source.name for source in self.mixture if source.weight is not None]
+        if weighted and self.mixture_temperature is not None:
+            invalid("mixtureTemperature", "cannot be combined with weights: remove it, or the weights of all sources")
+        if weighted and len(weighted) < len(self.mixture):
+            without = next(source.name for source in self.mixture if source.weight is None)
+            invalid("mixture", f"has weights, but none for {without}: set weight for all sources, or for none")
+        for step in (0, *sorted(source.until_step for source in self.mixture if source.until_step)):
+            if not any(source.is_used_at(step) for source in self.mixture):
+                reason = f"has no source for the steps after step {step}: change fromStep or untilStep of a source"
+                invalid("mixture", reason)
+        if self.eval is not None and self.eval.source is not None:
+            invalid("eval.source", "cannot be combined with mixture: set eval.source of its sources, or eval.fraction")
         return self
 
     @model_validator(mode="after")
@@ -159,9 +264,11 @@ class DatasetSpec(Section):
         given = [name for name in ("completion", "text", "messages", "chosen") if getattr(self, name)]
         if len(given) > 1:
             invalid(given[1], "set only one of prompt with completion, text, messages, or chosen with rejected")
-        if self.prepare is not None and not given:
-            reason = "requires a row format: set prompt with completion, text, messages, or chosen with rejected"
-            invalid("prepare", reason)
+        formats = "set prompt with completion, text, messages, or chosen with rejected"
+        if not given and self.prepare is not None:
+            invalid("prepare", f"requires a row format: {formats}")
+        if not given and self.prepared_sources:
+            invalid("mixture", f"has raw data but no row format: {formats}")
         return self
 
     @model_validator(mode="after")

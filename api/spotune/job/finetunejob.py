@@ -91,7 +91,7 @@ class FinetuneJobSpec(Section):
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
         evaluation, dataset = self.training.evaluation, self.dataset
-        if dataset.eval is None and evaluation != EvaluationSpec():
+        if not dataset.has_evaluation and evaluation != EvaluationSpec():
             invalid("training.evaluation", "has no evaluation data: set dataset.eval.source or dataset.eval.fraction")
         if evaluation.generate and dataset.row_format == "text":
             invalid(
@@ -99,7 +99,8 @@ class FinetuneJobSpec(Section):
                 "requires prompts, and dataset.text has none: use dataset.prompt and dataset.completion",
             )
         sql = evaluation.sql
-        if sql is not None and dataset.prepare is not None and sql.column not in dataset.keep:
+        prepared = dataset.prepare is not None or dataset.prepared_sources
+        if sql is not None and prepared and sql.column not in dataset.keep:
             reason = f"must contain the column {sql.column!r}, which training.evaluation.sql.column names"
             invalid("dataset.keep", reason)
         return self

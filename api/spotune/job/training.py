@@ -81,7 +81,8 @@ class TrainingSpec(Section):
     preference: PreferenceSpec = PreferenceSpec()
     """Hyperparameters of dpo, orpo and simpo."""
     epochs: PositiveInt | None = None
-    """Passes over the training data. Set this, maxSteps, or both."""
+    """Passes over the training data. Set this, maxSteps, or both. An epoch of a mixture has as many samples as its
+    sources have together."""
     max_steps: PositiveInt | None = None
     """Maximum number of optimizer steps. If epochs is also set, training ends at whichever comes first."""
     global_batch_size: PositiveInt = 32

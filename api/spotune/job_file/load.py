@@ -3,7 +3,7 @@
 Errors name file, line, field, the given value and the allowed values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from spotune.custom_resource import API_VERSION
 from spotune.errors import JobError, Problem, UsageError
 from spotune.job import KIND, FinetuneJob
-from spotune.job_file.problems import describe_problems
-from spotune.job_file.yaml_file import Document, read_documents
+from spotune.job_file.problems import describe_problems, dotted, parse_path
+from spotune.job_file.yaml_file import Document, FieldPath, read_documents
 from spotune.service import SERVICE_KIND, ModelService
 
 Resource = TypeVar("Resource", FinetuneJob, ModelService)
@@ -22,11 +22,14 @@ SOURCE_FIELDS = (
     "spec.model.source",
     "spec.model.tokenizer",
     "spec.dataset.train.source",
+    "spec.dataset.mixture[].train.source",
+    "spec.dataset.mixture[].prepare.source",
+    "spec.dataset.mixture[].eval.source",
     "spec.dataset.eval.source",
     "spec.dataset.prepare.source",
     "spec.training.evaluation.sql.databases",
 )
-"""camelCase paths of all fields that contain a folder or file to read."""
+"""camelCase paths of all fields that contain a folder or file to read; `[]` stands for each item of a list."""
 
 
 def load_job(path: str | Path) -> FinetuneJob:
@@ -141,17 +144,18 @@ def replace_fields(resource: Resource, values: Mapping[str, Any]) -> Resource:
 
     Args:
         resource: The job or service; it is not modified.
-        values: New values by camelCase path, for example ``{"spec.training.maxSteps": 10}``.
+        values: New values by camelCase path, for example ``{"spec.training.maxSteps": 10}``. An item of a list that
+            exists already is named as ``spec.dataset.mixture[0].weight``.
 
     Raises:
         JobError: The result is invalid; ``problems`` lists all errors.
     """
     content = resource.model_dump(exclude_unset=True)
     for path, value in values.items():
-        *parents, name = path.split(".")
-        section = content
+        *parents, name = parse_path(path)
+        section: Any = content
         for parent in parents:
-            section = section.setdefault(parent, {})
+            section = section[parent] if isinstance(parent, int) else section.setdefault(parent, {})
         section[name] = value
     return _parse(Document(content), type(resource))
 
@@ -163,16 +167,26 @@ def resolve_paths(job: FinetuneJob, base: Path) -> FinetuneJob:
         job: The job; it is not modified.
         base: Folder of the job file, or root of the shared volume.
     """
-    sources = {path: _value_at(job, path) for path in SOURCE_FIELDS}
-    relative = {path: source for path, source in sources.items() if source and "://" not in source}
+    relative = {path: source for path, source in sources_of(job).items() if "://" not in source}
     absolute = {path: str(base.absolute() / Path(source).expanduser()) for path, source in relative.items()}
     return replace_fields(job, absolute)
 
 
-def _value_at(job: FinetuneJob, path: str) -> Any:
-    """The value of a field by its camelCase path; None if one of its sections is absent."""
-    value: Any = job
-    for alias in path.split("."):
-        names = [name for name, field in type(value).model_fields.items() if field.alias == alias] if value else []
-        value = getattr(value, names[0]) if names else None
-    return value
+def sources_of(job: FinetuneJob) -> dict[str, str]:
+    """Every source that the job names, by its path: those of `SOURCE_FIELDS` that are set."""
+    content = job.model_dump(mode="json")
+    found = (each for field in SOURCE_FIELDS for each in _values_at(content, field.replace("[]", ".[]").split("."), ()))
+    return {dotted(path): source for path, source in found if source}
+
+
+def _values_at(content: Any, names: Sequence[str], path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
+    """The values below `content` whose path has these names, where `[]` stands for each item of a list."""
+    if not names:
+        yield path, content
+        return
+    name, *rest = names
+    if name == "[]":
+        for index, item in enumerate(content or ()):
+            yield from _values_at(item, rest, (*path, index))
+    elif isinstance(content, Mapping):
+        yield from _values_at(content.get(name), rest, (*path, name))

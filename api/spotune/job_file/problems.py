@@ -1,5 +1,6 @@
 """Turns Pydantic's validation errors into messages with field path, given and allowed values, and the nearest name."""
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -50,6 +51,12 @@ def dotted(path: FieldPath) -> str:
     """A path in the format of messages: ``spec.dataset.keep[0]``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
+
+
+def parse_path(text: str) -> FieldPath:
+    """The path of a field in the format of `dotted`."""
+    parts = re.findall(r"[^.\[\]]+|\[\d+\]", text)
+    return tuple(int(part[1:-1]) if part.startswith("[") else part for part in parts)
 
 
 def _field_path(details: ErrorDetails) -> FieldPath:

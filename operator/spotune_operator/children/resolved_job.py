@@ -1,6 +1,5 @@
 """The resolved job: the spec with all defaults resolved, and the names and labels of its children."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -9,7 +8,7 @@ from typing import Any, Final
 
 from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
-from spotune.job_file.load import SOURCE_FIELDS, resolve_paths
+from spotune.job_file.load import resolve_paths, sources_of
 from spotune_operator.children.owner import Owner
 from spotune_operator.errors import SourceError
 from spotune_operator.providers import Provider, refuse_unfit_class_name
@@ -122,7 +121,7 @@ def resolve(
         SourceError: A source is in a home folder.
         StorageClassError: The storage class is known to be unfit.
     """
-    for path, source in _sources(job):
+    for path, source in sources_of(job).items():
         if source.startswith("~"):
             reason = f"{source} is in a home folder, which pods do not have: put it on the shared volume or in a bucket"
             raise SourceError(path, reason)
@@ -137,14 +136,3 @@ def resolve(
         operator_namespace=operator_namespace,
         monitoring_namespace=monitoring_namespace,
     )
-
-
-def _sources(job: FinetuneJob) -> Iterator[tuple[str, str]]:
-    """Path in camelCase and value of every source in the spec."""
-    content = job.model_dump(mode="json")
-    for path in SOURCE_FIELDS:
-        value: Any = content
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value:
-            yield path, value

@@ -216,8 +216,7 @@ class ReconcileContext:
     @property
     def prepares_data(self) -> bool:
         """Whether the job has raw data to prepare before training."""
-        dataset = self.job.spec.dataset
-        return dataset.prepare is not None and dataset.train is None
+        return bool(self.job.spec.dataset.prepared_sources)
 
     @property
     def data_prepared(self) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.support.broken_evaluations import WRONG_EVALUATIONS
+from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import WRONG_OBJECTIVES
 from tests.api.support.job_files import check_broken_job
 
@@ -141,7 +142,10 @@ WRONG_TOGETHER = [
         "no data",
         TRAIN,
         "",
-        ":6: spec.dataset.train: is required: set train.source (a folder of shards) or prepare.source (raw data)",
+        (
+            ":6: spec.dataset.train: is required: set train.source (a folder of shards), prepare.source (raw data), "
+            "or mixture (several)"
+        ),
     ),
     (
         "two kinds of evaluation data",
@@ -333,7 +337,7 @@ WRONG_TOGETHER = [
         ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
     ),
 ]
-BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS, *WRONG_OBJECTIVES]
+BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS, *WRONG_MIXTURES, *WRONG_OBJECTIVES]
 REFUSED_BY_MODELS_ALONE = [
     (
         f"compiled layers beside an adapter, {name}",

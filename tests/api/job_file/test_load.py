@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -20,6 +20,7 @@ from spotune.job_file.load import (
     read_document_of_kind,
     replace_fields,
     resolve_paths,
+    sources_of,
 )
 from spotune.job_file.yaml_file import Document
 from spotune.service import ModelService
@@ -145,6 +146,22 @@ def test_relative_sources_become_absolute_and_others_stay(tmp_path: Path, monkey
     assert job.spec.model.source == "~/t5"
 
 
+def test_sources_of_a_mixture_become_absolute_and_are_named_by_their_place(tmp_path: Path) -> None:
+    mixture = [
+        {"name": "sql", "train": {"source": "data/sql"}, "eval": {"source": "/data/eval"}},
+        {"name": "chat", "train": {"source": "s3://bucket/chat"}},
+    ]
+    job = resolve_paths(a_job(dataset={"mixture": mixture}), tmp_path)
+    assert sources_of(job) == {
+        "spec.model.source": str(tmp_path / "model"),
+        "spec.dataset.mixture[0].train.source": str(tmp_path / "data/sql"),
+        "spec.dataset.mixture[1].train.source": "s3://bucket/chat",
+        "spec.dataset.mixture[0].eval.source": "/data/eval",
+    }
+    changed = replace_fields(job, {"spec.dataset.mixture[1].maxEpochs": 2})
+    assert [source.max_epochs for source in changed.spec.dataset.mixture] == [0, 2]
+
+
 def test_resolving_twice_changes_nothing(tmp_path: Path) -> None:
     once = resolve_paths(load_job(written(tmp_path, FULL_JOB_FILE)), tmp_path)
     assert resolve_paths(once, Path("/elsewhere")) == once
@@ -156,6 +173,7 @@ def test_every_source_of_the_language_is_resolved() -> None:
     def sources(section: type[BaseModel], path: str) -> Iterator[str]:
         for name, field in section.model_fields.items():
             here = f"{path}.{field.alias or name}".removeprefix(".")
+            here += "[]" if get_origin(field.annotation) is list else ""
             for annotation in (field.annotation, *get_args(field.annotation)):
                 if isinstance(annotation, type) and issubclass(annotation, BaseModel):
                     yield from sources(annotation, here)

@@ -86,11 +86,8 @@ def test_compressed_shards_are_unpacked_into_the_cache(write_shards: WriteShards
     assert len(shard_files(tmp_path / "cache")) == 10
 
 
-def test_the_number_of_open_shards_is_limited(
-    write_shards: WriteShards, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spotune_trainer.data.shards._MAX_OPEN_SHARDS", 2)
-    dataset = ShardedDataset(str(write_shards(rows)), tmp_path)
+def test_the_number_of_open_shards_is_limited(write_shards: WriteShards, rows: Rows, tmp_path: Path) -> None:
+    dataset = ShardedDataset(str(write_shards(rows)), tmp_path, max_open_shards=2)
     assert same(dataset, rows)
     assert same(dataset, rows)
     assert len(dataset._open_shards) == 2
@@ -242,11 +239,8 @@ def test_sources_are_translated_to_streaming_urls(monkeypatch: pytest.MonkeyPatc
         cache._streaming_url("ftp://box/x")
 
 
-def test_the_number_of_prefetched_shards_is_limited(
-    s3: Any, uploaded: str, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spotune_trainer.data.shards._MAX_PREFETCHED_SHARDS", 3)
-    with ShardedDataset(uploaded, tmp_path / "cache") as dataset:
+def test_the_number_of_prefetched_shards_is_limited(s3: Any, uploaded: str, rows: Rows, tmp_path: Path) -> None:
+    with ShardedDataset(uploaded, tmp_path / "cache", max_prefetched_shards=3) as dataset:
         assert dataset.prefetch([55, 56, 12])
         assert not dataset.prefetch([99, 1])
         deadline = time.monotonic() + 20

@@ -215,6 +215,40 @@ def test_only_the_requested_samples_are_read(sources: dict[Task, Path]) -> None:
     assert result.samples == 2
 
 
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_each_source_of_a_mixture_has_its_own_result_beside_the_total(
+    sources: dict[Task, Path], world_size: int
+) -> None:
+    by_source = {"sql": [1, 4, 9, 12], "chat": [0, 2, 3]}
+    job, model, tokenizer, rows = load(sources["seq2seq"], "seq2seq", **generating())
+    results = run_group(world_size, evaluate_sources, sources["seq2seq"], by_source)
+    assert results == [results[0]] * world_size
+    (found, *_) = results
+    for name, ids in by_source.items():
+        alone = evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, sample_ids=ids)
+        assert found.by_source[name] == alone
+        assert alone.by_source == {}
+    together = evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, sample_ids=[0, 1, 2, 3, 4, 9, 12])
+    assert found.loss == pytest.approx(together.loss, rel=1e-6)
+    assert found.samples == 7
+    assert found.exact_match == together.exact_match
+    assert [prediction.sample_id for prediction in found.predictions] == [0, 1, 2, 3, 4]
+
+
+def evaluate_sources(rank: int, world_size: int, source: Path, by_source: Mapping[str, list[int]]) -> EvaluationResult:
+    job, model, tokenizer, rows = load(source, "seq2seq", **generating())
+    ranks = RankGroup(rank, world_size)
+    return evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, sources=by_source, ranks=ranks)
+
+
+def test_the_limit_of_samples_holds_for_each_source(sources: dict[Task, Path]) -> None:
+    job, model, tokenizer, rows = load(sources["seq2seq"], "seq2seq", samples=1)
+    dataset = ListedRows(rows)
+    result = evaluate(model, dataset, tokenizer, job, batch_size=4, sources={"sql": [4, 9], "chat": [7, 8]})
+    assert set(dataset.read) == {4, 7}
+    assert {name: each.samples for name, each in result.by_source.items()} == {"sql": 1, "chat": 1}
+
+
 def test_evaluation_leaves_training_unchanged(sources: dict[Task, Path]) -> None:
     job, model, tokenizer, rows = load(sources["causal"], "causal", **generating())
     model.train()

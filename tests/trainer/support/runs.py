@@ -133,12 +133,12 @@ class Runs:
         return self._finished[key]
 
 
-def write_shards(folder: Path, task: str) -> None:
+def write_shards(folder: Path, task: str, samples: int = SAMPLES, seed: int = 11) -> None:
     """Write rows of 2 to about 80 random tokens, with 1 label in the shortest row and 30 in the longest."""
-    random = np.random.default_rng(11)
+    random = np.random.default_rng(seed)
     columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
     with MDSWriter(out=str(folder), columns=columns, hashes=["xxh3_64"], size_limit=None) as writer:
-        for number in range(1, SAMPLES + 1):
+        for number in range(1, samples + 1):
             prompt = random.integers(3, VOCABULARY, 1 + int(50 * random.random() ** 3), dtype=np.int32)
             answer = random.integers(3, VOCABULARY, 1 + int(30 * random.random() ** 3), dtype=np.int32)
             if task == "causal":

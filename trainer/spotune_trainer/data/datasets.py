@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from spotune.errors import JobError
-from spotune.job import FinetuneJob
-from spotune_trainer.data.schedule import SampleIds, SampleSchedule, held_out_ids
-from spotune_trainer.data.shards import ShardedDataset
+from spotune.job import EvalSpec, FinetuneJob
+from spotune_trainer.data.manifests import check_agreement, read_manifest
+from spotune_trainer.data.mixture.joined_shards import JoinedShards
+from spotune_trainer.data.mixture.plan import plan_mixture
+from spotune_trainer.data.mixture.schedule import MixtureSchedule
+from spotune_trainer.data.schedule import SampleIds, SampleSchedule, Schedule, held_out_ids
+from spotune_trainer.data.shards import MAX_OPEN_SHARDS, MAX_PREFETCHED_SHARDS, ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory
+
+_LEAST_OPEN_SHARDS = 8  # of a source of a mixture, so that a shuffle block fits
+_LEAST_PREFETCHED_SHARDS = 2
 
 
 @dataclass(frozen=True)
@@ -22,22 +30,23 @@ class Datasets:
     Attributes:
         train: the training shards.
         schedule: which samples of `train` each step uses.
-        evaluation: the evaluation shards; the same object as `train` if a fraction of it is held out, None if the job
-            has no evaluation data.
+        evaluation: the evaluation shards; None if the job has no evaluation data. If a fraction of `train` is held out,
+            the same object; of a mixture, the training shards followed by the evaluation shards.
         evaluation_ids: sample ids in `evaluation`, ascending.
+        hashes: SHA-256 of each dataset's index, by its field in `dataset`.
+        evaluation_by_source: sample ids in `evaluation` by source of a mixture; empty without a mixture.
     """
 
-    train: ShardedDataset
-    schedule: SampleSchedule
-    evaluation: ShardedDataset | None
+    train: ShardedDataset | JoinedShards
+    schedule: Schedule
+    evaluation: ShardedDataset | JoinedShards | None
     evaluation_ids: SampleIds
+    hashes: Mapping[str, str]
+    evaluation_by_source: Mapping[str, SampleIds] = field(default_factory=dict)
 
     def index_hashes(self) -> dict[str, str]:
-        """SHA-256 of each dataset's index, with keys `train` and, if there is one, `eval`."""
-        hashes = {"train": self.train.index_hash}
-        if self.evaluation is not None:
-            hashes["eval"] = self.evaluation.index_hash
-        return hashes
+        """SHA-256 of each dataset's index, by its field such as `train` and `eval`; in a mixture by source."""
+        return dict(self.hashes)
 
 
 def train_source(job: FinetuneJob, directory: JobDirectory) -> str:
@@ -45,7 +54,25 @@ def train_source(job: FinetuneJob, directory: JobDirectory) -> str:
     dataset = job.spec.dataset
     if dataset.train is not None:
         return dataset.train.source
-    return str(directory.data / "train")
+    return str(directory.prepared())
+
+
+def mixture_sources(job: FinetuneJob, directory: JobDirectory) -> dict[str, str]:
+    """Location of the training shards of each source of a mixture, by name."""
+    return {
+        source.name: source.train.source if source.train is not None else str(directory.prepared(source.name))
+        for source in job.spec.dataset.mixture
+    }
+
+
+def check_local_manifests(job: FinetuneJob, directory: JobDirectory) -> None:
+    """Check that the sources of a mixture that are folders were tokenized alike.
+
+    Raises:
+        JobError: two of them differ; the message names both.
+    """
+    sources = mixture_sources(job, directory)
+    check_agreement({name: read_manifest(Path(source)) for name, source in sources.items() if "://" not in source})
 
 
 def cache_directory() -> Path:
@@ -60,29 +87,93 @@ def open_datasets(job: FinetuneJob, directory: JobDirectory) -> Datasets:
     """Open the job's training and evaluation datasets.
 
     Raises:
-        JobError: a source is not an MDS dataset or does not fit the objective, or no samples are left to train on.
+        JobError: a source is not an MDS dataset or does not fit the objective, no samples are left to train on, or a
+            source of a mixture would be repeated more often than its `maxEpochs`.
         InfrastructureError: an index could not be downloaded.
     """
+    try:
+        return _open_mixture(job, directory) if job.spec.dataset.mixture else _open_dataset(job, directory)
+    except ValueError as error:
+        raise JobError(f"dataset: {error}") from error
+
+
+def _open_dataset(job: FinetuneJob, directory: JobDirectory) -> Datasets:
     spec, training = job.spec.dataset, job.spec.training
     train = ShardedDataset(train_source(job, directory), cache_directory())
     _check_rows(train, training.objective)
+    hashes = {"train": train.index_hash}
     evaluation: ShardedDataset | None = None
-    excluded: SampleIds | None = None
+    excluded = _held_out(train, spec.eval)
     ids: SampleIds = np.zeros(0, dtype=np.int64)
-    try:
-        if spec.eval is not None and spec.eval.fraction is not None:
-            excluded = held_out_ids(train.num_samples, spec.eval.fraction, spec.eval.seed)
-            evaluation, ids = train, excluded
-        elif spec.eval is not None and spec.eval.source is not None:
-            evaluation = ShardedDataset(spec.eval.source, cache_directory())
-            _check_rows(evaluation, training.objective)
-            ids = np.arange(evaluation.num_samples, dtype=np.int64)
-        schedule = SampleSchedule(
-            train.shard_sizes, training.global_batch_size, training.seed, training.shuffle_block_size, excluded
+    if excluded is not None:
+        evaluation, ids = train, excluded
+    elif spec.eval is not None and spec.eval.source is not None:
+        evaluation = ShardedDataset(spec.eval.source, cache_directory())
+        _check_rows(evaluation, training.objective)
+        ids = np.arange(evaluation.num_samples, dtype=np.int64)
+    if evaluation is not None:
+        hashes["eval"] = evaluation.index_hash
+    schedule = SampleSchedule(
+        train.shard_sizes, training.global_batch_size, training.seed, training.shuffle_block_size, excluded
+    )
+    return Datasets(train, schedule, evaluation, ids, hashes)
+
+
+def _open_mixture(job: FinetuneJob, directory: JobDirectory) -> Datasets:
+    spec, training = job.spec.dataset, job.spec.training
+    hashes: dict[str, str] = {}
+
+    def opened(name: str, role: str, source: str) -> ShardedDataset:
+        dataset = _open_source(f"mixture.{name}.{role}", source, len(spec.mixture))
+        _check_rows(dataset, training.objective)
+        hashes[f"mixture.{name}.{role}"] = dataset.index_hash
+        return dataset
+
+    trained = [opened(name, "train", source) for name, source in mixture_sources(job, directory).items()]
+    separate = [
+        (source.name, opened(source.name, "eval", source.eval.source))
+        for source in spec.mixture
+        if source.eval is not None and source.eval.source is not None
+    ]
+    train = JoinedShards(trained)
+    evaluation = JoinedShards([*trained, *(dataset for _, dataset in separate)])
+    by_source: dict[str, SampleIds] = {}
+    orders = []
+    for source, dataset, first_id in zip(spec.mixture, trained, train.first_ids, strict=True):
+        excluded = _held_out(dataset, source.eval or spec.eval)
+        if excluded is not None:
+            by_source[source.name] = excluded + first_id
+        orders.append(
+            SampleSchedule(
+                dataset.shard_sizes, training.global_batch_size, training.seed, training.shuffle_block_size, excluded
+            )
         )
-    except ValueError as error:
-        raise JobError(f"dataset: {error}") from error
-    return Datasets(train, schedule, evaluation, ids)
+    for (name, dataset), first_id in zip(separate, evaluation.first_ids[len(trained) :], strict=True):
+        by_source[name] = np.arange(dataset.num_samples, dtype=np.int64) + first_id
+    schedule = MixtureSchedule(plan_mixture(job, [order.num_samples for order in orders]), orders, train.first_ids)
+    ids = np.sort(np.concatenate(list(by_source.values()))) if by_source else np.zeros(0, dtype=np.int64)
+    ordered = {source.name: by_source[source.name] for source in spec.mixture if source.name in by_source}
+    return Datasets(train, schedule, evaluation if by_source else None, ids, hashes, ordered)
+
+
+def _open_source(role: str, source: str, sharing: int) -> ShardedDataset:
+    """Open a source of a mixture; all of them share the limits of open and prefetched shards."""
+    try:
+        return ShardedDataset(
+            source,
+            cache_directory(),
+            max_open_shards=max(MAX_OPEN_SHARDS // sharing, _LEAST_OPEN_SHARDS),
+            max_prefetched_shards=max(MAX_PREFETCHED_SHARDS // sharing, _LEAST_PREFETCHED_SHARDS),
+        )
+    except JobError as error:
+        raise JobError(f"dataset.{role}: {error}") from error
+
+
+def _held_out(dataset: ShardedDataset, evaluation: EvalSpec | None) -> SampleIds | None:
+    """Ids of the samples that are held out for evaluation; None if none are."""
+    if evaluation is None or evaluation.fraction is None:
+        return None
+    return held_out_ids(dataset.num_samples, evaluation.fraction, evaluation.seed)
 
 
 def _check_rows(dataset: ShardedDataset, objective: str) -> None:

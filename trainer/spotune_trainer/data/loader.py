@@ -13,7 +13,8 @@ import torch
 
 from spotune.errors import JobError
 from spotune_trainer.data.batches import Batch, Task, collate
-from spotune_trainer.data.schedule import SampleIds, SampleSchedule, split_into_micro_batches
+from spotune_trainer.data.mixture.joined_shards import JoinedShards
+from spotune_trainer.data.schedule import SampleIds, Schedule, split_into_micro_batches
 from spotune_trainer.data.shards import ShardedDataset
 
 MicroBatches = list[tuple[int, Batch]]
@@ -45,8 +46,8 @@ class MicroBatchLoader:
 
     def __init__(
         self,
-        dataset: ShardedDataset,
-        schedule: SampleSchedule,
+        dataset: ShardedDataset | JoinedShards,
+        schedule: Schedule,
         task: Task,
         pad_token_id: int,
         micro_batch_size: int,

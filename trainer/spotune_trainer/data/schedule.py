@@ -15,11 +15,14 @@ shards, and the shards of the next steps can be prefetched.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from spotune_trainer.data.steps import EpochSteps, held_out_count
 
 SampleIds = npt.NDArray[np.int64]
 
@@ -27,8 +30,33 @@ SHARDS_PER_SHUFFLE_BLOCK = 4
 _CACHED_EPOCHS = 2  # the current epoch, and the next one while the loader prefetches across the boundary
 
 
-class SampleSchedule:
-    """The samples of every step of a training run. See the module for the formula.
+class Schedule(EpochSteps, ABC):
+    """The samples of every step of a training run; a pure function of the step.
+
+    Args:
+        num_samples: Samples per epoch.
+        global_batch_size: Samples per step over all ranks.
+        shuffle_block_size: Samples within which the order is shuffled.
+
+    Raises:
+        ValueError: The batch size is not positive.
+    """
+
+    def __init__(self, num_samples: int, global_batch_size: int, shuffle_block_size: int) -> None:
+        super().__init__(num_samples, global_batch_size)
+        self.shuffle_block_size = shuffle_block_size
+
+    @abstractmethod
+    def sample_ids(self, step: int) -> SampleIds:
+        """Sample ids of a global step (from 0), in order: ``[global_batch_size]``, fewer at the end of an epoch."""
+
+    def samples_by_source(self, step: int) -> dict[str, int]:
+        """Number of samples of each source of a mixture before a global step; empty if there is no mixture."""
+        return {}
+
+
+class SampleSchedule(Schedule):
+    """The samples of every step of a run on one dataset. See the module for the formula.
 
     Each sample that is not excluded is used exactly once per epoch. The last step of an epoch may have fewer samples.
 
@@ -55,33 +83,15 @@ class SampleSchedule:
         shuffle_block_size: int = 0,
         excluded: SampleIds | None = None,
     ) -> None:
-        if global_batch_size < 1:
-            raise ValueError(f"the global batch size must be at least 1, not {global_batch_size}")
         self._shard_sizes = np.asarray([size for size in shard_sizes if size > 0], dtype=np.int64)
         total = int(self._shard_sizes.sum())
         self._excluded = _excluded_mask(total, excluded)
-        self.num_samples = total - (0 if self._excluded is None else int(self._excluded.sum()))
-        if self.num_samples < 1:
+        num_samples = total - (0 if self._excluded is None else int(self._excluded.sum()))
+        if num_samples < 1:
             raise ValueError("the dataset has no samples to train on")
-        self.global_batch_size = global_batch_size
+        super().__init__(num_samples, global_batch_size, _block_size(self._shard_sizes, shuffle_block_size))
         self.seed = seed
-        self.shuffle_block_size = _block_size(self._shard_sizes, shuffle_block_size)
         self._cached_orders: OrderedDict[int, SampleIds] = OrderedDict()
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """``ceil(num_samples / global_batch_size)``."""
-        return math.ceil(self.num_samples / self.global_batch_size)
-
-    def total_steps(self, epochs: int | None, max_steps: int | None) -> int:
-        """Steps of the whole run: ``epochs`` full epochs, limited to ``max_steps``. At least one must be given."""
-        limits = [] if epochs is None else [epochs * self.steps_per_epoch]
-        limits += [] if max_steps is None else [max_steps]
-        return min(limits)
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch of a global step; both count from 0."""
-        return step // self.steps_per_epoch
 
     def sample_ids(self, step: int) -> SampleIds:
         """Sample ids of a global step (from 0), in order: ``[global_batch_size]``, fewer at the end of an epoch."""
@@ -128,11 +138,7 @@ def held_out_ids(num_samples: int, fraction: float, seed: int) -> SampleIds:
     Raises:
         ValueError: The fraction is not between 0 and 1, or leaves no samples to train on.
     """
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"the held-out fraction must be between 0 and 1, not {fraction}")
-    count = max(1, round(fraction * num_samples))
-    if count >= num_samples:
-        raise ValueError(f"holding out {fraction} of {num_samples} samples leaves nothing to train on")
+    count = held_out_count(num_samples, fraction)
     ids = np.arange(num_samples, dtype=np.uint64)
     ranked = np.argsort(_splitmix64(ids + _splitmix64(np.asarray([seed], dtype=np.uint64))), kind="stable")
     return np.sort(ranked[:count]).astype(np.int64)

@@ -30,8 +30,10 @@ from spotune_trainer.data.cache import FileSource, ShardCache, find_damage
 
 INDEX = "index.json"
 
-_MAX_OPEN_SHARDS = 64  # memory-mapped at once; a shuffle block spans about five
-_MAX_PREFETCHED_SHARDS = 16  # fetched, or being fetched, and not read yet
+MAX_OPEN_SHARDS = 64
+"""Shards that are memory-mapped at once; a shuffle block spans about five."""
+MAX_PREFETCHED_SHARDS = 16
+"""Shards that are fetched, or being fetched, and not read yet."""
 _PREFETCH_THREADS = 2
 
 
@@ -45,6 +47,8 @@ class ShardedDataset:
     Args:
         source: A folder with an ``index.json``, or the ``s3://``, ``gs://``, ``az://`` or ``hf://`` URL of one.
         cache_directory: Folder for downloaded shards; they are reused after a restart.
+        max_open_shards: How many are memory-mapped at once.
+        max_prefetched_shards: How many are fetched, or being fetched, and not read yet.
 
     Attributes:
         index_hash: SHA-256 of ``index.json``, in hex. The index holds a hash of each shard, so this identifies the
@@ -57,8 +61,17 @@ class ShardedDataset:
         InfrastructureError: The index could not be downloaded.
     """
 
-    def __init__(self, source: str, cache_directory: Path | str) -> None:
+    def __init__(
+        self,
+        source: str,
+        cache_directory: Path | str,
+        *,
+        max_open_shards: int = MAX_OPEN_SHARDS,
+        max_prefetched_shards: int = MAX_PREFETCHED_SHARDS,
+    ) -> None:
         self.source = source
+        self._max_open_shards = max_open_shards
+        self._max_prefetched_shards = max_prefetched_shards
         self._files = FileSource(source)
         index = _read_index(self._files, Path(cache_directory))
         self.index_hash = hashlib.sha256(index).hexdigest()
@@ -106,7 +119,7 @@ class ShardedDataset:
             for shard in dict.fromkeys(shards):
                 if shard in self._open_shards or shard in self._prefetched:
                     continue
-                if len(self._prefetched) >= _MAX_PREFETCHED_SHARDS:
+                if len(self._prefetched) >= self._max_prefetched_shards:
                     return False
                 if self._prefetch_pool is None:
                     self._prefetch_pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="shard-prefetch")
@@ -138,7 +151,7 @@ class ShardedDataset:
         opened = self._open_shard(shard) if prefetched is None else prefetched.result()
         with self._lock:
             self._open_shards[shard] = opened
-            while len(self._open_shards) > _MAX_OPEN_SHARDS:
+            while len(self._open_shards) > self._max_open_shards:
                 self._open_shards.popitem(last=False)
         return opened
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from spotune_trainer.checkpoint.generations import (
     list_generations,
 )
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
+from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import plan_run, save_plan
 from spotune_trainer.driver.scaling import choose_world_size
@@ -126,10 +127,17 @@ class Driver:
                 raise
 
     def _prepare(self) -> None:
-        """Convert raw data to shards, once. A killed preparation resumes where it stopped."""
-        dataset = self.job.spec.dataset
-        if dataset.prepare is None or dataset.train is not None:
-            return
+        """Convert raw data to shards, once, and check the shards. A killed preparation resumes where it stopped."""
+        if prepared := self.job.spec.dataset.prepared_sources:
+            self._prepare_sources(prepared)
+        check_local_manifests(self.job, self.directory)
+
+    def _prepare_sources(self, sources: Mapping[str, str]) -> None:
+        """Convert raw data to shards.
+
+        Args:
+            sources: raw data by the name of the mixture's source; the name is empty without a mixture.
+        """
         from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
         from spotune_trainer.models.pretrained import load_tokenizer
 
@@ -138,9 +146,10 @@ class Driver:
                 message=f"prepared {done.documents:,} rows, {done.parts_done} of {done.parts_total} parts"
             )
 
-        self.status.update(Phase.PREPARING, message=f"preparing {dataset.prepare.source}")
-        options = PrepareOptions.from_job(self.job)
-        prepare([dataset.prepare.source], self.directory.data / "train", options, load_tokenizer(self.job), report)
+        options, tokenizer = PrepareOptions.from_job(self.job), load_tokenizer(self.job)
+        for name, source in sources.items():
+            self.status.update(Phase.PREPARING, message=f"preparing {source}")
+            prepare([source], self.directory.prepared(name), options, tokenizer, report)
 
     def _run_generation(self) -> bool:
         """Run one worker group, from plan to result. Returns True once the model is trained."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from spotune.errors import JobError
@@ -12,10 +13,13 @@ from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.data.datasets import Datasets, open_datasets
+from spotune_trainer.data.mixture.schedule import MixtureSchedule
 from spotune_trainer.engine.compile.layers import missing_compiler
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.run_plan import RunPlan, library_versions, requested
 from spotune_trainer.models.pretrained import load_config
+
+logger = logging.getLogger("spotune.driver")
 
 
 def plan_run(
@@ -53,12 +57,21 @@ def plan_run(
             f"execution.compile: torch.compile needs {missing} where the trainer runs: install it, or set it to false"
         )
     save_plan(directory, plan)
+    _log_mixture(job, datasets)
     return plan
 
 
 def save_plan(directory: JobDirectory, plan: RunPlan) -> None:
     """Write `plan.json`."""
     files.write_json(directory.plan, plan.to_json())
+
+
+def _log_mixture(job: FinetuneJob, datasets: Datasets) -> None:
+    """Log the shares of a mixture, and how often the run repeats each source."""
+    schedule, training = datasets.schedule, job.spec.training
+    if isinstance(schedule, MixtureSchedule):
+        for line in schedule.plan.describe(schedule.total_steps(training.epochs, training.max_steps)):
+            logger.info("source %s", line)
 
 
 def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_memory_bytes: int) -> RunPlan:

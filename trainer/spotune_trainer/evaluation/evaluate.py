@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -77,12 +78,14 @@ class EvaluationResult:
         scores: mean score by metric. Built-in metrics are from 0 to 1. None if no row counted; empty if no answers were
             generated. Preference objectives have their statistics here, such as `rewardAccuracy`.
         predictions: the five answers with the lowest sample ids.
+        by_source: the result of each source of a mixture; empty without a mixture.
     """
 
     loss: float
     samples: int
     scores: Mapping[str, float | None] = field(default_factory=dict)
     predictions: tuple[Prediction, ...] = ()
+    by_source: Mapping[str, EvaluationResult] = field(default_factory=dict)
 
     @property
     def exact_match(self) -> float | None:
@@ -138,6 +141,7 @@ def evaluate(
     *,
     batch_size: int,
     sample_ids: Sequence[int] | None = None,
+    sources: Mapping[str, Sequence[int]] | None = None,
     ranks: RankGroup | None = None,
     zero_stage: int = 0,
     heartbeat: Callable[[], None] = lambda: None,
@@ -153,6 +157,8 @@ def evaluate(
         job: its `training.evaluation` and `model.task` are used.
         batch_size: samples per forward pass, unless the job sets `evaluation.batchSize`.
         sample_ids: the samples to evaluate on; by default all. `evaluation.samples` limits them to the first ones.
+        sources: the samples of each source of a mixture, instead of `sample_ids`; the result then has `by_source`, too.
+            `evaluation.samples` limits each source to its first ones.
         ranks: the ranks that take part; by default this process alone.
         zero_stage: at stage 3, every rank generates until the last rank has finished.
         heartbeat: called for each row read and each token generated. An exception that it raises stops the evaluation.
@@ -163,24 +169,38 @@ def evaluate(
     """
     ranks = ranks or RankGroup()
     settings = job.spec.training.evaluation
-    ids = list(range(dataset.num_samples)) if sample_ids is None else [int(sample_id) for sample_id in sample_ids]
-    if settings.samples:
-        ids = ids[: settings.samples]
-    if not ids:
-        raise JobError("dataset.eval: the evaluation set is empty. Set another source, or a larger fraction.")
-    batches = _make_batches(ids, _gather_lengths(dataset, ids, ranks, heartbeat), settings.batch_size or batch_size)
     evaluator = _Evaluator(
         model, tokenizer, job, ranks.world_size > 1 and zero_stage == 3, heartbeat, reference_log_probs
     )
+    groups = sources or {"": range(dataset.num_samples) if sample_ids is None else sample_ids}
+    results: dict[str, list[_BatchResult]] = {}
+    counts: dict[str, int] = {}
+    for name, group in groups.items():
+        ids = [int(sample_id) for sample_id in group][: settings.samples or None]
+        if not ids:
+            raise JobError("dataset.eval: the evaluation set is empty. Set another source, or a larger fraction.")
+        counts[name] = len(ids)
+        results[name] = _evaluate_samples(evaluator, dataset, ids, settings.batch_size or batch_size, ranks)
+    combine = partial(_combine, metrics=list(evaluator.metrics), statistics=evaluator.objective.statistics)
+    total = combine([result for of_source in results.values() for result in of_source], sum(counts.values()))
+    if not sources:
+        return total
+    return replace(total, by_source={name: combine(results[name], counts[name]) for name in sources})
+
+
+def _evaluate_samples(
+    evaluator: _Evaluator, dataset: Rows, ids: Sequence[int], batch_size: int, ranks: RankGroup
+) -> list[_BatchResult]:
+    """The results of all batches of some samples, from all ranks."""
+    batches = _make_batches(ids, _gather_lengths(dataset, ids, ranks, evaluator.heartbeat), batch_size)
     local: list[_BatchResult] = []
-    with evaluation_mode(model):
+    with evaluation_mode(evaluator.model):
         for index in range(ranks.rank, math.ceil(len(batches) / ranks.world_size) * ranks.world_size, ranks.world_size):
             if index < len(batches):
                 local.append(evaluator.run(dataset, batches[index]))
             else:
                 evaluator.run(dataset, batches[-1][-1:])
-    results = [result for of_rank in ranks.gather(local) for result in of_rank]
-    return _combine(results, len(ids), list(evaluator.metrics), evaluator.objective.statistics)
+    return [result for of_rank in ranks.gather(local) for result in of_rank]
 
 
 class _Evaluator:

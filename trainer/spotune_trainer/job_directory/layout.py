@@ -98,6 +98,10 @@ class JobDirectory:
         """Shards made from raw data by `dataset.prepare`."""
         return self.root / "data"
 
+    def prepared(self, source: str = "") -> Path:
+        """Training shards made from raw data; of the source of this name in a mixture."""
+        return self.data / "train" / source
+
     @property
     def compiled(self) -> Path:
         """Compiled layers of torch.compile, by device."""

@@ -11,6 +11,7 @@ from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.data.datasets import Datasets, open_datasets
 from spotune_trainer.data.loader import MicroBatchLoader
+from spotune_trainer.data.mixture.joined_shards import JoinedShards
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.engine.build import EngineConfig, build_engine
 from spotune_trainer.engine.compile.cache import CompileCache
@@ -110,7 +111,7 @@ def open_references(job: FinetuneJob, directory: JobDirectory, datasets: Dataset
     model["quantization"] = job.spec.adapter.quantization if job.spec.adapter else "none"
     model["seed"] = job.spec.training.seed if job.spec.model.initialise == "random" else None
 
-    def of(dataset: ShardedDataset) -> ReferenceLogProbs:
+    def of(dataset: ShardedDataset | JoinedShards) -> ReferenceLogProbs:
         return ReferenceLogProbs(reference_folder(directory.reference, model, dataset.index_hash), dataset.num_samples)
 
     evaluation = datasets.evaluation

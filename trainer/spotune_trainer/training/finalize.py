@@ -13,7 +13,7 @@ from torch import distributed
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
 from spotune_trainer.checkpoint.reader import read_parameters
-from spotune_trainer.data.schedule import SampleSchedule
+from spotune_trainer.data.schedule import Schedule
 from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, RankGroup, evaluate
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.job_directory.status import Phase
@@ -75,17 +75,20 @@ def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
         context.job,
         batch_size=context.plan.evaluation_batch_size,
         sample_ids=context.datasets.evaluation_ids.tolist(),
+        sources={name: ids.tolist() for name, ids in context.datasets.evaluation_by_source.items()},
         ranks=RankGroup(context.rank, context.world_size, context.control),
         zero_stage=context.engine.zero_optimization_stage(),
         heartbeat=context.reporter.heartbeat,
         reference_log_probs=context.references.evaluation,
     )
-    context.reporter.update(evalLoss=result.loss, evalScores=result.defined_scores)
+    by_source = _scores_by_source(result)
+    context.reporter.update(evalLoss=result.loss, evalScores=result.defined_scores, **by_source)
     context.reporter.record_event(
         "evaluated",
         step=step,
         loss=result.loss,
         **_scores(result),
+        **by_source,
         samples=result.samples,
         predictions=[_shortened(prediction) for prediction in result.predictions],
     )
@@ -100,7 +103,7 @@ def _shortened(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: SampleSchedule) -> dict[str, Any]:
+def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: Schedule) -> dict[str, Any]:
     """Summary of the steps that led to the model: their number, samples, mean loss, and rates while training.
 
     Args:
@@ -109,8 +112,8 @@ def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: SampleSchedu
         schedule: of the run; says how many samples the steps had.
     """
     steps = len(records)
-    epochs, steps_of_last_epoch = divmod(steps, schedule.steps_per_epoch)
-    samples = epochs * schedule.num_samples + steps_of_last_epoch * schedule.global_batch_size
+    samples = schedule.samples_before(steps)
+    by_source = schedule.samples_by_source(steps)
     seconds = sum(record["seconds"] for record in records)
     counted = [(tokens, record["seconds"]) for record in records if (tokens := tokens_of(record)) is not None]
     counted_tokens, counted_seconds = sum(tokens for tokens, _ in counted), sum(seconds for _, seconds in counted)
@@ -120,6 +123,7 @@ def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: SampleSchedu
     return {
         "steps": steps,
         "samples": samples,
+        **({"samplesBySource": by_source} if by_source else {}),
         "tokens": counted_tokens if len(counted) == steps else None,
         "labelTokens": sum(label_tokens_of(record) for record in records),
         "trainLoss": sum(losses) / max(len(losses), 1),
@@ -132,7 +136,13 @@ def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: SampleSchedu
 
 
 def _evaluation_summary(result: EvaluationResult) -> dict[str, Any]:
-    return {"evalLoss": result.loss, **_scores(result)}
+    return {"evalLoss": result.loss, **_scores(result), **_scores_by_source(result)}
+
+
+def _scores_by_source(result: EvaluationResult) -> dict[str, Any]:
+    """Under `evalBySource`, loss and scores of each source of a mixture; nothing without a mixture."""
+    found = {name: {"loss": each.loss, **each.defined_scores} for name, each in result.by_source.items()}
+    return {"evalBySource": found} if found else {}
 
 
 def _scores(result: EvaluationResult) -> dict[str, Any]:

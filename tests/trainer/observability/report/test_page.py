@@ -98,6 +98,17 @@ def test_summary_has_each_step_once_and_the_outcome_of_each_worker_group(eventfu
     assert (running.first_step, running.seconds(summary.updated), running.description) == (4, 30.0, "running")
 
 
+def test_a_mixture_has_a_chart_of_the_loss_of_each_source(eventful: JobDirectory) -> None:
+    by_source = {"evalBySource": {"sql": {"loss": 0.25}, "chat": {"loss": 0.75, "exactMatch": 0.5}}}
+    Ledger(eventful).append_record(
+        {"time": START + 85, "event": "evaluated", "generation": 2, "step": 10, "loss": 0.5, **by_source}
+    )
+    page = report_of_directory(eventful.root)
+    assert "Evaluation loss by source" in page
+    assert [f"{name}</span>" in page for name in ("sql", "chat")] == [True, True]
+    assert len(re.findall(r"<svg.*?</svg>", page, re.DOTALL)) == 5
+
+
 def test_page_is_one_file_with_all_texts_escaped(eventful: JobDirectory) -> None:
     page = report_of_directory(eventful.root)
     assert not re.findall(r"<script|<link|<img|https?://|url\(|@import", page)

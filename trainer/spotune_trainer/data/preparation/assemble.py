@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.preparation.parts import PartSummary, SplitCounts
 from spotune_trainer.data.shards import INDEX
 from spotune_trainer.files import fsync_directory, write_json, write_text
 
-MANIFEST = "manifest.json"
 _QUANTILES = (0.5, 0.9, 0.99)
 
 

@@ -97,6 +97,13 @@ def _curves(summary: RunSummary) -> Iterator[str]:
 
     evaluated = [(each["step"], each["loss"]) for each in summary.evaluations if each.get("loss") is not None]
     yield line_chart("Loss", [Line("training", points_of("loss")), Line("evaluation", evaluated, dotted=True)])
+    by_source = [(each["step"], each["evalBySource"]) for each in summary.evaluations if "evalBySource" in each]
+    sources = list(dict.fromkeys(name for _, found in by_source for name in found))
+    lines = [
+        Line(name, [(step, found[name]["loss"]) for step, found in by_source if name in found], dotted=True)
+        for name in sources
+    ]
+    yield line_chart("Evaluation loss by source", lines)
     rate = [
         (step["step"], tokens / step["seconds"])
         for step in summary.steps

@@ -56,9 +56,17 @@ def step_point(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_point(record: Mapping[str, Any]) -> dict[str, float]:
-    """Values by curve of an `evaluated` event: its loss and its scores. Missing values are left out."""
+    """Values by curve of an `evaluated` event: its loss and its scores. Missing values are left out.
+
+    The curves of a mixture's source end with its name, such as `eval/loss/<source>`.
+    """
     loss = {"eval/loss": record["loss"]} if record.get("loss") is not None else {}
-    return loss | {f"eval/{metric}": value for metric, value in scores_of(record).items()}
+    by_source = {
+        f"eval/{metric}/{source}": value
+        for source, scores in record.get("evalBySource", {}).items()
+        for metric, value in scores.items()
+    }
+    return loss | {f"eval/{metric}": value for metric, value in scores_of(record).items()} | by_source
 
 
 class TensorBoardTracker:

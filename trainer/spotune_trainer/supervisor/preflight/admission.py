@@ -12,7 +12,8 @@ from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
 from spotune.job.output import HUB_TOKEN
-from spotune.job_file.load import SOURCE_FIELDS, parse_job, read_job_file, replace_fields, resolve_paths
+from spotune.job_file.load import parse_job, read_job_file, replace_fields, resolve_paths, sources_of
+from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.job import has_commits, job_of
@@ -41,7 +42,7 @@ def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
     """
     job, document = resolve_job(file, changes)
     missing = [
-        replace(problem, file=str(file), line=document.line(tuple(problem.field.split("."))))
+        replace(problem, file=str(file), line=document.line(parse_path(problem.field)))
         for problem in (
             *_suspension(job),
             *missing_sources(job),
@@ -132,20 +133,12 @@ def check_fingerprint(directory: JobDirectory, job: FinetuneJob) -> None:
 
 def _local_sources(job: FinetuneJob) -> list[tuple[str, str]]:
     """CamelCase path and value of each source that is a local path."""
-    content = job.model_dump(mode="json", by_alias=True)
-    found = [(path, _value_at(content, path)) for path in SOURCE_FIELDS]
-    return [(path, source) for path, source in found if source and "://" not in source]
+    return [(path, source) for path, source in sources_of(job).items() if "://" not in source]
 
 
 def _is_pattern_of_files(source: str) -> bool:
     path = Path(source)
     return any(path.parent.glob(path.name)) if path.name else False
-
-
-def _value_at(content: Any, path: str) -> Any:
-    for name in path.split("."):
-        content = content.get(name) if isinstance(content, dict) else None
-    return content
 
 
 def _refuse_missing_gpus(job: FinetuneJob, available: int) -> None:

@@ -16,6 +16,7 @@ from spotune.errors import SpotuneError, UsageError
 from spotune.job import FinetuneJob
 from spotune.job.metric import is_function
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.preflight.mixtures import check_mixture
 from spotune_trainer.supervisor.preflight.sources import (
     ModelFacts,
     check_data,
@@ -63,12 +64,13 @@ def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
 
     has_functions = any(map(is_function, job.spec.training.evaluation.metrics))
     metrics = {"metrics": Check(lambda: check_metrics(job))} if has_functions else {}
+    check_sources = check_mixture if job.spec.dataset.mixture else check_data
     notice = os.environ.get(NOTICE_SECONDS)
     notice_seconds = float(notice) if notice else None
     return {
         "storage-semantics": Check(lambda: check_file_system(directory.root)),
         "model": Check(model),
-        "data": Check(lambda: check_data(job, directory)),
+        "data": Check(lambda: check_sources(job, directory)),
         **metrics,
         "storage-space": Check(lambda: check_space(need(), directory.root), needs=("model",)),
         "commit-time": Check(

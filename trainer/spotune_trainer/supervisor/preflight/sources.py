@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rich.filesize import decimal
 
 from spotune.errors import InfrastructureError, JobError
-from spotune.job import FinetuneJob
+from spotune.job import FinetuneJob, PrepareSpec, ShardsSpec
 from spotune.job.metric import is_function
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.execution import training_setup
@@ -57,7 +57,7 @@ def read_model(job: FinetuneJob) -> ModelFacts:
         JobError: a part of the model is missing, or the source is not a model.
         InfrastructureError: the Hugging Face Hub did not return it.
     """
-    _refuse_missing(job, lambda field: field.startswith("spec.model."))
+    refuse_missing(job, lambda field: field.startswith("spec.model."))
     spec = job.spec.model
     field, pretrained = "spec.model.source", spec.initialise == "pretrained"
     config, names = _config(spec.source, spec.revision, field), _names(spec.source, spec.revision, field)
@@ -99,19 +99,12 @@ def check_data(job: FinetuneJob, directory: JobDirectory) -> str:
         JobError: they are missing or damaged.
         InfrastructureError: the object store did not return them.
     """
-    _refuse_missing(job, lambda field: not field.startswith("spec.model."))
-    dataset = job.spec.dataset
-    prepared = directory.data / "train"
-    found = []
-    if dataset.train is not None:
-        found.append(_shards(dataset.train.source, "spec.dataset.train.source"))
-    elif (prepared / _INDEX).exists():
-        found.append(_shards(str(prepared), "spec.dataset.prepare"))
-    elif dataset.prepare is not None:
-        found.append(_raw_data(dataset.prepare.source))
+    refuse_missing(job, lambda field: not field.startswith("spec.model."))
+    dataset, prepared = job.spec.dataset, directory.prepared()
+    found = [read_training_data("spec.dataset", dataset.train, dataset.prepare, prepared)]
     if dataset.eval is not None and dataset.eval.source is not None:
-        found.append(_shards(dataset.eval.source, "spec.dataset.eval.source"))
-    return "; ".join(found)
+        found.append(read_shards(dataset.eval.source, "spec.dataset.eval.source"))
+    return "; ".join(map(str, found))
 
 
 def check_metrics(job: FinetuneJob) -> str:
@@ -126,7 +119,8 @@ def check_metrics(job: FinetuneJob) -> str:
     return f"the image has {', '.join(filter(is_function, evaluation.metrics))}"
 
 
-def _refuse_missing(job: FinetuneJob, concerns: Callable[[str], bool]) -> None:
+def refuse_missing(job: FinetuneJob, concerns: Callable[[str], bool]) -> None:
+    """Raise JobError if a local path does not exist that a field names which `concerns` accepts."""
     missing = [problem for problem in missing_sources(job) if concerns(problem.field)]
     if missing:
         raise JobError(f"{'; '.join(map(str, missing))}: {_REMEDY}")
@@ -205,7 +199,59 @@ def _model_size(parameters: TrainedParameters) -> int:
 # Data
 
 
-def _shards(source: str, field: str) -> str:
+@dataclass(frozen=True)
+class ShardsFacts:
+    """What the preflight has read about a folder of shards; as text, one sentence for people.
+
+    Attributes:
+        source: the folder.
+        samples: their number; None if the index is too long to be read here.
+        shards: their number.
+    """
+
+    source: str
+    samples: int | None
+    shards: int = 0
+
+    def __str__(self) -> str:
+        if self.samples is None:
+            return f"{self.source} has an {_INDEX} of more than {_MAX_INDEX_BYTES >> 20} MiB"
+        return f"{self.source} has {self.samples:,} samples in {self.shards:,} shards"
+
+
+def read_training_data(
+    field: str, train: ShardsSpec | None, raw_data: PrepareSpec | None, prepared: Path
+) -> ShardsFacts | str:
+    """Read the index of training shards, or find the raw data that they are made of.
+
+    Args:
+        field: of the job that `train` and `raw_data` belong to.
+        train: the shards; None if they are made of `raw_data`.
+        raw_data: one of both is set.
+        prepared: folder of the shards that are made of the raw data.
+
+    Returns:
+        What is known about the shards; one sentence on the raw data while there are no shards.
+
+    Raises:
+        JobError: they are missing or damaged.
+        InfrastructureError: the object store did not return them.
+    """
+    if train is not None:
+        return read_shards(train.source, f"{field}.train.source")
+    if (prepared / _INDEX).exists():
+        return read_shards(str(prepared), f"{field}.prepare")
+    assert raw_data is not None
+    return _raw_data(raw_data.source, f"{field}.prepare.source")
+
+
+def read_shards(source: str, field: str) -> ShardsFacts:
+    """Read the index of shards.
+
+    Raises:
+        JobError: they are missing, damaged or empty.
+        InfrastructureError: the object store did not return the index.
+    """
     index = f"{source.rstrip('/')}/{_INDEX}"
     if "://" in source:
         content = read_object(index, _MAX_INDEX_BYTES, field)
@@ -215,7 +261,7 @@ def _shards(source: str, field: str) -> str:
     else:
         raise JobError(f"{field}: {source} is not a dataset of MDS shards: it has no {_INDEX}; {_REMEDY}")
     if len(content) == _MAX_INDEX_BYTES:
-        return f"{source} has an {_INDEX} of more than {_MAX_INDEX_BYTES >> 20} MiB"
+        return ShardsFacts(source, None)
     try:
         shards = json.loads(content)["shards"]
         samples = sum(shard["samples"] for shard in shards)
@@ -225,15 +271,15 @@ def _shards(source: str, field: str) -> str:
         ) from error
     if samples == 0:
         raise JobError(f"{field}: {source} has no samples")
-    return f"{source} has {samples:,} samples in {len(shards):,} shards"
+    return ShardsFacts(source, samples, len(shards))
 
 
-def _raw_data(source: str) -> str:
+def _raw_data(source: str, field: str) -> str:
     from spotune_trainer.data.preparation.inputs import find_inputs
 
     try:
         inputs = find_inputs([source])
     except JobError as error:
-        raise JobError(f"spec.dataset.prepare.source: {error}") from error
+        raise JobError(f"{field}: {error}") from error
     size = decimal(sum(file.size for file in inputs))
     return f"{source} has {len(inputs):,} files of raw data ({size}); shards are made of them before the first step"

@@ -1,0 +1,124 @@
+"""CEL rules of the dataset section of FinetuneJobs."""
+
+from typing import Final
+
+from spotune.crd.cel_rules import Rule
+
+EVAL_RULES: Final = (
+    Rule(
+        "has(self.source) != has(self.fraction)",
+        "set exactly one of source (separate evaluation shards) and fraction (held out of the training data)",
+    ),
+)
+
+MIXTURE_SOURCE_RULES: Final = (
+    Rule(
+        "has(self.train) != has(self.prepare)",
+        "set exactly one of train.source (a folder of shards) and prepare.source (raw data)",
+    ),
+    Rule("self.untilStep == 0 || self.untilStep > self.fromStep", "must be more than fromStep, or 0", "untilStep"),
+)
+
+_MIXTURE = (
+    *(
+        Rule(
+            f"self.mixture.size() == 0 || !has(self.{field})",
+            "cannot be combined with mixture: make it a source of the mixture",
+            field,
+        )
+        for field in ("train", "prepare")
+    ),
+    Rule("self.mixture.size() > 0 || !has(self.mixtureTemperature)", "is only used with mixture", "mixtureTemperature"),
+    Rule(
+        "self.mixture.all(one, self.mixture.exists_one(other, other.name == one.name))",
+        "has two sources of the same name: give each its own name",
+        "mixture",
+    ),
+    Rule(
+        "!has(self.mixtureTemperature) || !self.mixture.exists(source, has(source.weight))",
+        "cannot be combined with weights: remove it, or the weights of all sources",
+        "mixtureTemperature",
+    ),
+    Rule(
+        "self.mixture.all(source, has(source.weight)) || !self.mixture.exists(source, has(source.weight))",
+        "has sources with and without weight: set weight for all sources, or for none",
+        "mixture",
+    ),
+    Rule(
+        "self.mixture.size() == 0 || (self.mixture.exists(source, source.fromStep == 0) && self.mixture.all(one, "
+        "one.untilStep == 0 || self.mixture.exists(other, other.fromStep <= one.untilStep && "
+        "(other.untilStep == 0 || other.untilStep > one.untilStep))))",
+        "has no source for some steps: change fromStep or untilStep of a source",
+        "mixture",
+    ),
+    Rule(
+        "self.mixture.size() == 0 || !has(self.eval) || !has(self.eval.source)",
+        "cannot be combined with mixture: set eval.source of its sources, or eval.fraction",
+        "eval.source",
+    ),
+    Rule(
+        "!self.mixture.exists(source, has(source.prepare)) || "
+        "[self.completion, self.text, self.messages, self.chosen].exists(form, form != '')",
+        "has raw data but no row format: set prompt with completion, text, messages, or chosen with rejected",
+        "mixture",
+    ),
+)
+
+DATASET_RULES: Final = (
+    *_MIXTURE,
+    Rule(
+        "has(self.train) || has(self.prepare) || self.mixture.size() > 0",
+        "is required: set train.source (a folder of shards), prepare.source (raw data), or mixture (several)",
+        "train",
+    ),
+    Rule(
+        "self.prompt == '' || self.completion != '' || self.chosen != ''",
+        "prompt and completion must be set together; for plain text use text",
+        "completion",
+    ),
+    Rule(
+        "self.completion == '' || self.prompt != ''",
+        "prompt and completion must be set together; for plain text use text",
+        "prompt",
+    ),
+    Rule(
+        "(self.chosen == '') == (self.rejected == '')",
+        "chosen and rejected must be set together",
+        "rejected",
+    ),
+    Rule(
+        "[self.completion, self.text, self.messages, self.chosen].filter(form, form != '').size() <= 1",
+        "set only one of prompt with completion, text, messages, or chosen with rejected",
+    ),
+    Rule(
+        "!has(self.prepare) || [self.completion, self.text, self.messages, self.chosen].exists(form, form != '')",
+        "requires a row format: set prompt with completion, text, messages, or chosen with rejected",
+        "prepare",
+    ),
+    *(
+        Rule(
+            f"self.{field} == '' || self.prompt != '' || self.{field}.matches(r'^\\{{[^{{}}]+\\}}$')",
+            "without prompt, must be one column with a chat in braces: set prompt for text",
+            field,
+        )
+        for field in ("chosen", "rejected")
+    ),
+    Rule(
+        "self.chosen == '' || !self.packing",
+        "is not supported for pairs: chosen and rejected already share a row",
+        "packing",
+    ),
+    *(
+        Rule(
+            f"self.messages != '' || {default}",
+            "is only for chats: set messages, the column with the chat, or remove it",
+            field,
+        )
+        for field, default in {
+            "tools": "self.tools == ''",
+            "trainOn": "self.trainOn == 'assistant'",
+            "trainTrailingWhitespace": "!self.trainTrailingWhitespace",
+            "maxSkipped": "self.maxSkipped == 0",
+        }.items()
+    ),
+)

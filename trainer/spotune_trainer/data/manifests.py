@@ -1,0 +1,75 @@
+"""Manifests, which `spotune shard` writes beside shards: whether the sources of a mixture were tokenized alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spotune.errors import JobError
+
+MANIFEST = "manifest.json"
+
+Manifest = Mapping[str, Any]
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder of shards, which is in it or, for one of two splits, beside it; None without one.
+
+    Raises:
+        JobError: the manifest is not JSON.
+    """
+    for path in (folder / MANIFEST, folder.parent / MANIFEST):
+        if path.is_file():
+            return parse_manifest(path.read_bytes(), str(path))
+    return None
+
+
+def parse_manifest(content: bytes, place: str) -> Manifest | None:
+    """The manifest with this content; None if it is that of another tool.
+
+    Raises:
+        JobError: it is not JSON; the message names `place`.
+    """
+    try:
+        manifest = json.loads(content)
+    except ValueError as error:
+        raise JobError(f"{place} is not JSON ({error}): write the shards again with `spotune shard`") from error
+    return manifest if isinstance(manifest, dict) and "tokenizerHash" in manifest else None
+
+
+def check_agreement(manifests: Mapping[str, Manifest | None]) -> None:
+    """Check that the sources of a mixture have the same tokenizer, task and maximum lengths.
+
+    Whether rows are packed may differ: a batch may have rows of both kinds.
+
+    Args:
+        manifests: by the name of the source; None for shards that `spotune shard` did not write, which are not checked.
+
+    Raises:
+        JobError: two sources differ; the message names both.
+    """
+    known = {name: _compared(manifest) for name, manifest in manifests.items() if manifest is not None}
+    if not known:
+        return
+    first, *others = known
+    for other in others:
+        for what, value in known[first].items():
+            found = known[other][what]
+            if found != value:
+                values = "" if what == "tokenizer" else f" ({value} and {found})"
+                raise JobError(
+                    f"spec.dataset.mixture: the sources {first} and {other} have another {what}{values}, so their rows "
+                    "do not fit together: write the shards of one again with `spotune shard`"
+                )
+
+
+def _compared(manifest: Manifest) -> dict[str, Any]:
+    text = manifest.get("options", {}).get("text", {})
+    return {
+        "tokenizer": manifest["tokenizerHash"],
+        "task": text.get("task"),
+        "maxLength": text.get("maxLength"),
+        "maxCompletionLength": text.get("maxCompletionLength"),
+    }
