@@ -7,6 +7,7 @@ checkpoints/step-00000120.gen-7/{manifest.json, rank-00000.safetensors, rank-000
 logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-00000.txt}
 logs/driver-3.log logs/tensorboard/
 export/ previous-export-step-900/
+data/train/manifest.json
 compiled/
 profile/{flops.txt, flops.json}
 ```
@@ -97,6 +98,11 @@ class JobDirectory:
     def data(self) -> Path:
         """Shards made from raw data by `dataset.prepare`."""
         return self.root / "data"
+
+    @property
+    def data_manifest(self) -> Path:
+        """What `dataset.prepare` read, wrote and cut."""
+        return self.data / "train" / "manifest.json"
 
     @property
     def compiled(self) -> Path:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from spotune.custom_resource.metadata import MAX_NAME_LENGTH
 from spotune.plan.memory import GB
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut, tokens_of
-from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile
+from spotune_trainer.cli.init.profiles import Choice, ColumnProfile, DataProfile, MachineProfile, ModelProfile
 
 RESERVED_COLUMNS: Final = frozenset({"input_ids", "labels", "lengths", "completion"})
 """Names that shards use themselves, so that `dataset.keep` cannot carry columns of these names along."""
 _MIN_ROWS_TO_HOLD_OUT: Final = 20
 _EVALUATION_ROWS: Final = 1000
+_NAMED_COLUMNS: Final = 20
 _LARGE_MODEL: Final = 1e9
 _LORA: Final = {"r": 16, "alpha": 32, "targetModules": "all-linear"}
 
@@ -102,19 +103,17 @@ def decide_training(
     batch = _global_batch_size(rows, machine.workers)
     steps = math.ceil(rows / batch)
     chosen = epochs or decide_epochs(rows)
-    by_number = (
-        "up to 50,000 rows 3 (as Stanford Alpaca), up to 200,000 rows 2, else 1" if epochs is None else "as asked"
-    )
+    rule = "3 up to 50,000 rows (as Stanford Alpaca), 2 up to 200,000, else 1" if epochs is None else "as asked"
     yield Choice(
         "spec.training.epochs",
         chosen,
-        f"{rows:,} rows to train on: {by_number}. Watch the evaluation loss: if it rises, train less.",
+        f"{rows:,} rows to train on. Epochs: {rule}. If the evaluation loss rises, train less.",
     )
     yield Choice(
         "spec.training.globalBatchSize",
         batch,
-        f"{steps:,} steps an epoch. A smaller batch makes more steps of few rows; the result does not depend on the "
-        "number of workers.",
+        f"Steps of an epoch: {steps:,}. Small data gets a small batch, for more steps. It is exact for any number of "
+        "workers.",
     )
     yield Choice("spec.training.learningRate", *_learning_rate(model, training))
     yield Choice(
@@ -171,10 +170,8 @@ def _dtype(model: ModelProfile, machine: MachineProfile) -> tuple[str, str]:
 
 
 def _rows_reason(data: DataProfile) -> str:
-    scripts = {column.script for column in data.columns if column.script}
-    script = f"; letters are mostly of the script {', '.join(sorted(scripts))}" if scripts else ""
     measured = "" if data.measured_rows == data.rows else f" of the first {data.measured_rows:,} (--rows)"
-    reason = f"{data.rows:,} rows, columns {', '.join(column.name for column in data.columns)}{script}. "
+    reason = f"{data.rows:,} rows, columns {_names(data.columns)}{_scripts(data.columns)}. "
     if not data.duplicates:
         return (
             f"{reason}No row repeats the text of another one{measured and f' within the first {data.measured_rows:,}'}."
@@ -183,6 +180,15 @@ def _rows_reason(data: DataProfile) -> str:
         f"{reason}{data.duplicates:,} rows{measured} repeat the text of an earlier one: remove them, because copies of "
         "rows to train on can be among the rows held out for evaluation."
     )
+
+
+def _scripts(columns: Sequence[ColumnProfile]) -> str:
+    """The Unicode scripts of the columns with text. They hint at the language, and do not name it."""
+    scripts = {column.name: column.script for column in columns[:_NAMED_COLUMNS] if column.script}
+    if len(set(scripts.values())) == 1:
+        return f"; letters are mostly of the script {next(iter(scripts.values()))}"
+    each = ", ".join(f"{name} {script}" for name, script in scripts.items())
+    return f"; scripts of most letters: {each}" if each else ""
 
 
 def _format_choices(data: DataProfile, max_skipped: int) -> Iterator[Choice]:
@@ -208,7 +214,7 @@ def _length_choices(data: DataProfile, model: ModelProfile) -> Iterator[Choice]:
         yield _limit("spec.dataset.maxCompletionLength", data.target_lengths, model.max_positions)
 
 
-def _limit(path: str, lengths: dict[int, int] | Any, largest: int | None) -> Choice:
+def _limit(path: str, lengths: Mapping[int, int], largest: int | None) -> Choice:
     limit = max_length(lengths, largest)
     cut, rows = rows_cut(lengths, limit), sum(lengths.values())
     reason = f"{_lengths_text(lengths)}: {limit} cuts {cut:,} rows ({cut / rows:.1%})."
@@ -217,7 +223,7 @@ def _limit(path: str, lengths: dict[int, int] | Any, largest: int | None) -> Cho
     return Choice(path, limit, reason)
 
 
-def _lengths_text(lengths: Any) -> str:
+def _lengths_text(lengths: Mapping[int, int]) -> str:
     shares = {"half of the rows have": 0.5, "90 %": 0.9, "99 %": 0.99}
     parts = [f"{text} at most {percentile(lengths, share):,}" for text, share in shares.items()]
     return f"Tokens: {', '.join(parts)}, the longest {max(lengths):,}"
@@ -237,6 +243,12 @@ def _held_out(data: DataProfile, model: ModelProfile) -> Choice:
     )
 
 
+def _names(columns: Sequence[ColumnProfile]) -> str:
+    """The names of the first columns."""
+    more = f" and {len(columns) - _NAMED_COLUMNS} more" if len(columns) > _NAMED_COLUMNS else ""
+    return ", ".join(column.name for column in columns[:_NAMED_COLUMNS]) + more
+
+
 def _fraction(samples: int) -> float:
     """5 %, or less of a large dataset: about 1,000 rows, rounded to one digit."""
     fraction = min(0.05, _EVALUATION_ROWS / samples)
@@ -251,7 +263,7 @@ def _unused_columns(data: DataProfile) -> Iterator[Choice]:
     ]
     if not others or data.format.text:  # packed rows keep no columns
         return
-    reason = f"keep: not used are {', '.join(column.name for column in others)}. keep carries columns into the shards."
+    reason = f"keep: not used are {_names(others)}. keep carries columns into the shards."
     reserved = sorted(column.name for column in others if column.name in RESERVED_COLUMNS)
     if reserved:
         reason += f" It cannot carry {', '.join(reserved)}: shards use this name themselves."

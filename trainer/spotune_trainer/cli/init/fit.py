@@ -49,6 +49,8 @@ def find_fit(model: ModelProfile, machine: MachineProfile, choices: Callable[[Tr
         JobError: Nothing fits; the message says how much is missing and what would help.
     """
     tried: tuple[Training, ...] = ("full", "lora", "qlora") if machine.gpus else ("full", "lora")
+    if not model.has_weights:
+        tried = ("full",)  # adapters beside random weights would learn nothing
     if model.architecture is None:
         return _estimated_fit(model, machine, tried)
     problem = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,9 +66,10 @@ def _ask_column(question: str, default: str, make: Callable[[str], RowFormat]) -
 
 
 def _ask(question: str, default: str | None, check: Callable[[str], Any]) -> Any:
-    """Ask until `check` accepts the answer; returns what it returns."""
+    """Ask until `check` accepts the answer; returns what it returns. Standard output is left to the job file."""
     try:
-        return typer.prompt(question, default=default or None, value_proc=check, err=True)
+        with contextlib.redirect_stdout(sys.stderr):
+            return typer.prompt(question, default=default or None, value_proc=check, err=True)
     except typer.Abort as error:
         raise UsageError(f"no answer to the question {question!r}: the input has ended") from error
 

@@ -85,14 +85,12 @@ def pair_format(columns: Sequence[ColumnProfile], prompt: str, completion: str) 
     Raises:
         JobError: A template names a column that does not fit. Or it is malformed.
     """
-    try:
-        names = [*Template(prompt).columns, *Template(completion).columns]
-    except ValueError as error:
-        raise JobError(str(error)) from error
-    for name in names:
-        _checked(columns, name)
-    if not names:
-        raise JobError("the templates name no column: write column names in braces, such as '{question}'")
+    for template in (prompt, completion):
+        names = _columns_of(template)
+        if not names:
+            raise JobError(f"the template {template!r} names no column: write names in braces, such as '{{question}}'")
+        for name in names:
+            _checked(columns, name)
     return RowFormat(
         prompt=prompt,
         completion=completion,
@@ -107,7 +105,7 @@ def text_format(columns: Sequence[ColumnProfile], text: str) -> RowFormat:
     Raises:
         JobError: A column does not fit.
     """
-    for name in Template(text).columns or [text]:
+    for name in _columns_of(text) or [text]:
         _checked(columns, name)
     return RowFormat(text=text, reason=f"{text!r} is plain text: the model learns all of it.")
 
@@ -155,6 +153,14 @@ def _plain_text(columns: Sequence[ColumnProfile]) -> ColumnProfile | None:
     texts = [column for column in columns if column.kind == "text" and column.fits_templates]
     named = [column for name in TEXTS for column in texts if column.name.lower() == name]
     return named[0] if named else texts[0] if len(texts) == 1 else None
+
+
+def _columns_of(template: str) -> list[str]:
+    """The columns that a template names. Raises JobError if a brace has no counterpart."""
+    try:
+        return Template(template).columns
+    except ValueError as error:
+        raise JobError(str(error)) from error
 
 
 def _checked(columns: Sequence[ColumnProfile], name: str) -> str:
