@@ -42,7 +42,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def test_the_first_row_without_a_value_is_named(tmp_path: Path) -> None:
-    rows = [{"a": 1, "b": "x"}, {"a": None, "b": ""}, {"a": 3, "b": "y", "late": "z"}, {"b": "z"}]
+    rows: list[dict[str, Any]] = [{"a": 1, "b": "x"}, {"a": None, "b": ""}, {"a": 3, "b": "y", "late": "z"}, {"b": "z"}]
     count, columns = profile_columns(write(tmp_path / "rows.jsonl", rows))
     a, b, late = columns
     assert count == 4

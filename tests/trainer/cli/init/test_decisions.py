@@ -40,6 +40,7 @@ from spotune_trainer.cli.init.profiles import (
     ModelProfile,
     RowFormat,
 )
+from spotune_trainer.cli.init.row_format import Task
 
 GPUS = MachineProfile(8, 80 * 10**9, "a100-80gb")
 CPU = MachineProfile(0, 16 * 10**9, "this machine")
@@ -155,7 +156,7 @@ def test_the_learning_rate_is_that_of_the_method(changes: dict[str, Any], traini
         (replace(GPUS, bfloat16=False), "seq2seq", "float32"),
     ],
 )
-def test_the_precision_is_one_that_the_device_has(machine: MachineProfile, task: str, dtype: str) -> None:
+def test_the_precision_is_one_that_the_device_has(machine: MachineProfile, task: Task, dtype: str) -> None:
     assert job(data(100), replace(MODEL, task=task), machine).spec.model.dtype == dtype
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from transformers import OPTConfig
 
 from spotune.job import FinetuneJob
 from spotune.job_file.load import load_job, resolve_paths
@@ -229,9 +230,13 @@ def test_a_model_that_does_not_fit_is_refused(weights: bool, big: str, capsys: p
 
 
 def test_a_model_type_without_a_memory_plan_gets_explicit_values(capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import OPTConfig
-
-    size = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 384}
+    size: dict[str, Any] = {
+        "hidden_size": 16,
+        "ffn_dim": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 384,
+    }
     save_source(Path("opt"), "causal")
     OPTConfig(**size, word_embed_proj_dim=16, max_position_embeddings=128).save_pretrained("opt")
     execution = init(capsys, write(PAIRS), "--model", "opt").spec.execution

@@ -67,7 +67,7 @@ def test_a_prompt_column_with_gaps_is_left_out_and_named() -> None:
 
 @pytest.mark.parametrize("missing", ["question", "answer"])
 def test_a_gap_in_the_only_prompt_or_in_the_answer_is_refused(missing: str) -> None:
-    present = columns(**{name: "text" for name in ("question", "answer") if name != missing})
+    present = columns(question="text") if missing == "answer" else columns(answer="text")
     with pytest.raises(JobError, match=rf"column '{missing}' has no value in some rows; the first is rows\.jsonl:4"):
         choose_row_format([*present, incomplete(missing)], "causal", has_chat_template=False)
 

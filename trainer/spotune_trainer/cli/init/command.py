@@ -17,7 +17,6 @@ from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_trainer.cli import raw_data
 from spotune_trainer.cli.init import decisions, questions
-from spotune_trainer.cli.init.columns import profile_columns
 from spotune_trainer.cli.init.fit import Training, find_fit
 from spotune_trainer.cli.init.job_file import content_of, render_job_file
 from spotune_trainer.cli.init.machine import find_machine
@@ -81,6 +80,8 @@ def init(
 
     The file runs as it is: spotune validate, plan and run take it.
     """
+    from spotune_trainer.cli.init.columns import profile_columns
+
     target = output_file or _DEFAULT_FILE
     _check_target(target, force=force or (interactive and output_file is None), as_json=output == "json")
     machine = find_machine(gpus, device, device_memory)
@@ -103,7 +104,7 @@ def init(
     job_name = name or decisions.name_of(data, model)
     choices = _choices(job_name, measured, profile, machine, max_skipped=max_skipped, epochs=epochs)
     job = parse_job(Document(content_of(choices), file="the options"))
-    commands = _commands(target, job.metadata.name, model, profile, machine)
+    commands = _commands(target, job.metadata.name, profile, machine)
     comment = "".join(f"  {line}\n" for line in commands)
     written = render_job_file(choices, _HEAD.format(data=measured.source, model=profile.source, commands=comment))
     if target == _STANDARD_OUTPUT:
@@ -238,25 +239,13 @@ def _relative(source: str, folder: Path) -> str:
     return os.path.relpath(source, folder)
 
 
-def _commands(target: str, name: str, model: str, profile: ModelProfile, machine: MachineProfile) -> list[str]:
+def _commands(target: str, name: str, profile: ModelProfile, machine: MachineProfile) -> list[str]:
     """The commands to go on with."""
     file = _DEFAULT_FILE if target == _STANDARD_OUTPUT else target
     commands = [f"spotune validate {file}", f"spotune data show 1 --job {file}"]
     if profile.architecture is not None:
-        commands.append(f"spotune plan {file}{machine.plan_options}{_config_option(model)}")
+        commands.append(f"spotune plan {file}{machine.plan_options}")
     return [*commands, f"spotune run {file} --directory runs/{name}"]
-
-
-def _config_option(model: str) -> str:
-    """The option with the model's `config.json` for `spotune plan`, which uses no network."""
-    from huggingface_hub import try_to_load_from_cache
-
-    from spotune.plan.known_models import known_config
-
-    if not model.startswith("hf://") or known_config(model) is not None:
-        return ""
-    cached = try_to_load_from_cache(model.removeprefix("hf://").strip("/"), "config.json")
-    return f" --config {cached}" if isinstance(cached, str) else ""
 
 
 def _json(

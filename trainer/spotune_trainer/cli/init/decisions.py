@@ -205,28 +205,32 @@ def _format_choices(data: DataProfile, max_skipped: int) -> Iterator[Choice]:
 def _length_choices(data: DataProfile, model: ModelProfile) -> Iterator[Choice]:
     if data.format.text:
         length = packed_length(data.lengths, model.max_positions)
-        reason = f"{_lengths_text(data.lengths)}; texts are packed into rows of this length, and none is cut."
+        reason = f"{_lengths_text(data.lengths, 'text')}. They are packed into rows of this length, and none is cut."
         yield Choice("spec.dataset.maxLength", length, reason)
         yield Choice("spec.dataset.packing", True, "Several short texts share a row, and a long one is divided.")
         return
-    yield _limit("spec.dataset.maxLength", data.lengths, model.max_positions)
+    what = "row" if data.target_lengths is None else "input"
+    yield _limit("spec.dataset.maxLength", data.lengths, what, model.max_positions)
     if data.target_lengths is not None:
-        yield _limit("spec.dataset.maxCompletionLength", data.target_lengths, model.max_positions)
+        yield _limit("spec.dataset.maxCompletionLength", data.target_lengths, "target", model.max_positions)
 
 
-def _limit(path: str, lengths: Mapping[int, int], largest: int | None) -> Choice:
+def _limit(path: str, lengths: Mapping[int, int], what: str, largest: int | None) -> Choice:
     limit = max_length(lengths, largest)
     cut, rows = rows_cut(lengths, limit), sum(lengths.values())
-    reason = f"{_lengths_text(lengths)}: {limit} cuts {cut:,} rows ({cut / rows:.1%})."
+    reason = f"{_lengths_text(lengths, what)}. {limit} cuts {cut:,} rows ({cut / rows:.1%})."
     if largest is not None and limit == largest and cut:
         reason += f" The model has positions for no more than {largest:,} tokens."
     return Choice(path, limit, reason)
 
 
-def _lengths_text(lengths: Mapping[int, int]) -> str:
-    shares = {"half of the rows have": 0.5, "90 %": 0.9, "99 %": 0.99}
-    parts = [f"{text} at most {percentile(lengths, share):,}" for text, share in shares.items()]
-    return f"Tokens: {', '.join(parts)}, the longest {max(lengths):,}"
+def _lengths_text(lengths: Mapping[int, int], what: str) -> str:
+    """The distribution of lengths in one sentence, without its full stop."""
+    half, most, nearly_all = (f"{percentile(lengths, share):,}" for share in (0.5, 0.9, 0.99))
+    return (
+        f"Tokens of a{'n' if what == 'input' else ''} {what}: half have at most {half}, 90 % at most {most}, 99 % at "
+        f"most {nearly_all}, the longest has {max(lengths):,}"
+    )
 
 
 def _held_out(data: DataProfile, model: ModelProfile) -> Choice:

@@ -36,7 +36,7 @@ def render_job_file(choices: Sequence[Choice], head: str) -> str:
 
     Args:
         choices: The fields, in the order of the file.
-        head: Comment at the top; empty lines divide its paragraphs.
+        head: Comment at the top; empty lines divide its paragraphs, and indented lines are kept as they are.
     """
     lines = [*_comment(head, 0), f"apiVersion: {API_VERSION}", f"kind: {KIND}"]
     open_sections: list[str] = []
@@ -59,6 +59,9 @@ def _comment(text: str, depth: int) -> Iterator[str]:
         prefix = f"{indent}# "
         # YAML allows no control characters, not even in comments, but names of columns may have some.
         printable = "".join(character if character.isprintable() else " " for character in paragraph)
+        if printable.startswith("  "):
+            yield prefix + printable
+            continue
         wrapped = textwrap.wrap(printable, _WIDTH - len(prefix), break_long_words=False, break_on_hyphens=False)
         yield from ((prefix + line).rstrip() for line in wrapped or [""])
 
