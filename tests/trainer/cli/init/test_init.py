@@ -251,6 +251,23 @@ def test_lengths_stay_within_the_positions_of_the_model(capsys: pytest.CaptureFi
     assert "positions for no more than 64 tokens" in " ".join(Path("job.yaml").read_text().replace("#", "").split())
 
 
+def test_rows_whose_prompt_fills_the_positions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    save_source(Path("short"), "causal", max_position_embeddings=64)
+    rows = [{"question": "how many " * 50, "answer": "7"}, *PAIRS[:5]]
+    job = init(capsys, write(rows), "--model", "short")
+    left_out = prepared(job)["dropped"]
+    assert left_out > 0
+    assert f" {left_out} rows are left out" in " ".join(Path("job.yaml").read_text().replace("#", "").split())
+
+
+def test_rows_of_prompts_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    save_source(Path("short"), "causal", max_position_embeddings=64)
+    rows = [{"question": f"how many {n} " * 50, "answer": "7"} for n in range(3)]
+    code, error = refusal(capsys, write(rows), "--model", "short")
+    assert code == 20
+    assert "no row has anything to learn within 64 tokens" in error
+
+
 def test_names_of_columns_cannot_break_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{'a: "#\n\x07': "x", "question": f"é \u2028 {n}", "answer": n, "completion": None} for n in range(5)]
     job = init(capsys, write(rows), "--model", "t5")
@@ -324,14 +341,14 @@ def ask(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{answer}\n" for answer in answers)))
 
 
+@pytest.mark.parametrize(("rows", "model"), [(ALPACA, "llama"), (TEXTS, "llama"), (CHATS, "chat")])
 def test_defaults_of_the_questions_are_the_decisions(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    rows: list[Row], model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = write(ALPACA)
-    decided = init(capsys, rows, "--model", "llama")
+    decided = init(capsys, write(rows), "--model", model)
     Path("job.yaml").unlink()
-    ask(monkeypatch, "", "", "", "", "")
-    assert init(capsys, rows, "--model", "llama", "--interactive") == decided
+    ask(monkeypatch, *[""] * 5)
+    assert init(capsys, "rows.jsonl", "--model", model, "--interactive") == decided
 
 
 def test_answers_replace_the_decisions(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

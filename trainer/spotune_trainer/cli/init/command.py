@@ -201,6 +201,7 @@ def _measure(
         duplicates=found.duplicates,
         lengths=found.input.rows_by_length,
         target_lengths=target,
+        prompt_lengths=found.input.rows_by_untrained_start if target is None else {},
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from spotune.custom_resource.metadata import MAX_NAME_LENGTH
+from spotune.errors import JobError
 from spotune.plan.memory import GB
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut, tokens_of
 from spotune_trainer.cli.init.profiles import Choice, ColumnProfile, DataProfile, MachineProfile, ModelProfile
@@ -210,7 +212,8 @@ def _length_choices(data: DataProfile, model: ModelProfile) -> Iterator[Choice]:
         yield Choice("spec.dataset.packing", True, "Several short texts share a row, and a long one is divided.")
         return
     what = "row" if data.target_lengths is None else "input"
-    yield _limit("spec.dataset.maxLength", data.lengths, what, model.max_positions)
+    limit = _limit("spec.dataset.maxLength", data.lengths, what, model.max_positions)
+    yield replace(limit, reason=limit.reason + _left_out(data, limit.value))
     if data.target_lengths is not None:
         yield _limit("spec.dataset.maxCompletionLength", data.target_lengths, "target", model.max_positions)
 
@@ -222,6 +225,21 @@ def _limit(path: str, lengths: Mapping[int, int], what: str, largest: int | None
     if largest is not None and limit == largest and cut:
         reason += f" The model has positions for no more than {largest:,} tokens."
     return Choice(path, limit, reason)
+
+
+def _left_out(data: DataProfile, limit: int) -> str:
+    """A remark on rows whose prompt fills the maximum length; empty if there are none.
+
+    Raises:
+        JobError: These are all rows.
+    """
+    rows = sum(rows for length, rows in data.prompt_lengths.items() if length >= limit)
+    if rows and rows == data.measured_rows:
+        raise JobError(
+            f"no row has anything to learn within {limit:,} tokens, the most that the model has positions for: shorten "
+            "the prompts, or name a model with more positions"
+        )
+    return f" {rows:,} rows are left out: their prompts fill it." if rows else ""
 
 
 def _lengths_text(lengths: Mapping[int, int], what: str) -> str:

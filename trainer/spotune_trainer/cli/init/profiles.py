@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from spotune.plan.architecture import Architecture
@@ -76,6 +76,7 @@ class DataProfile:
         duplicates: Those of them whose text equals that of a row before.
         lengths: Number of rows by their length in tokens; of a seq2seq model, of the inputs.
         target_lengths: The same of a seq2seq model's targets; None for causal models.
+        prompt_lengths: Number of rows of a causal model by the tokens before the first one that is trained.
     """
 
     source: str
@@ -86,6 +87,7 @@ class DataProfile:
     duplicates: int
     lengths: Mapping[int, int]
     target_lengths: Mapping[int, int] | None
+    prompt_lengths: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -212,12 +212,15 @@ class Collected:
         self._limit = limit
         self._limits = np.array(sorted({*_LIMITS, *([limit] if limit else [])}), dtype=np.int64)
         self._lengths: list[int] = []
+        self._untrained: list[int] = []
         self._trained = 0
         self._trained_within = np.zeros(len(self._limits), dtype=np.int64)
 
     def add(self, has_loss: npt.NDArray[np.bool_]) -> None:
         """Add a row by whether its tokens have loss, ``[tokens]``."""
         self._lengths.append(len(has_loss))
+        trained = np.flatnonzero(has_loss[1:])  # no token precedes the first one, so it is not predicted
+        self._untrained.append(int(trained[0]) + 1 if len(trained) else len(has_loss))
         before = np.concatenate([[0], np.cumsum(has_loss)])
         self._trained += int(before[-1])
         self._trained_within += before[np.minimum(self._limits, len(has_loss))]
@@ -226,6 +229,11 @@ class Collected:
     def rows_by_length(self) -> Counter[int]:
         """The number of rows of each length in tokens."""
         return Counter(self._lengths)
+
+    @property
+    def rows_by_untrained_start(self) -> Counter[int]:
+        """The number of rows by the tokens before the first one that is trained. A shorter row has nothing to learn."""
+        return Counter(self._untrained)
 
     def summary(self) -> LengthSummary:
         """The summary of all rows."""
