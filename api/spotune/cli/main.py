@@ -28,6 +28,9 @@ _HELP = """Finetune language models on spot GPUs, exactly, without losing a step
 
 [bold]Examples[/bold]
 
+[cyan]spotune init data.jsonl --model hf://google-t5/t5-small[/cyan]
+write a job file for rows and a model
+
 [cyan]spotune validate job.yaml[/cyan]
 check a job file
 

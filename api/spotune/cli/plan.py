@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
+from spotune.cli.hub_cache import cached_config
 from spotune.cli.plan_table import print_plan
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
@@ -98,8 +100,10 @@ def _device(job: FinetuneJob, name: str, memory: str, world_size: int) -> Device
 
 
 def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:
-    """The model's `config.json`: the given file, the one in the model's folder, or that of a known model."""
+    """The model's `config.json`: the given file, that in its folder or in the Hub's cache, or that of a known model."""
     source = job.spec.model.source
+    if file is None and source.startswith("hf://") and known_config(source) is None:
+        file = cached_config(source, job.spec.model.revision, os.environ)
     if file is None and "://" not in source:
         file = Path(source) / "config.json"
         if not file.is_file():

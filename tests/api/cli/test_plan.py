@@ -153,6 +153,27 @@ def test_configuration_can_be_given_as_a_file(planner: Planner) -> None:
     assert " of up to 512 tokens" in planner.run("--config", str(file))[1]
 
 
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_configuration_of_a_downloaded_model_is_read_from_the_cache_of_the_hub(
+    variable: str, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(planner.folder))
+    cache = planner.folder / {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    model = cache / "models--me--my-model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text("0123abc")
+    (model / "snapshots/0123abc").mkdir(parents=True)
+    (model / "snapshots/0123abc/config.json").write_text(json.dumps(KNOWN_CONFIGS["google-t5/t5-small"]))
+    planner.job("hf://me/my-model")
+    assert planner.json()["model"]["parameters"] == 60_506_624
+    planner.job("hf://me/my-model", model=", revision: 0123abc")
+    assert planner.json()["model"]["parameters"] == 60_506_624
+    planner.job("hf://me/my-model", model=", revision: other")
+    assert planner.run()[0] == 20
+
+
 def test_unknown_remote_model_says_how_to_give_its_configuration(planner: Planner) -> None:
     planner.job("hf://me/my-model")
     code, out, err = planner.run()

@@ -1,1 +1,1 @@
-"""The trainer's commands of `spotune`: run, supervise, shard, predict and checkpoint."""
+"""The trainer's commands of `spotune`: init, run, supervise, data, shard, predict and checkpoint."""

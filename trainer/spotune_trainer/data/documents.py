@@ -68,6 +68,7 @@ class TokenizedDocument:
         truncated: Whether the input or the target was truncated.
         cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.
         pair_lengths: Of a pair, the tokens of each document, ``[2]``; None for others.
+        longest: Of a pair, input tokens of its longer document before truncation; 0 for others.
     """
 
     input_ids: TokenArray
@@ -76,6 +77,12 @@ class TokenizedDocument:
     truncated: bool
     cut_turns: int = 0
     pair_lengths: TokenArray | None = None
+    longest: int = 0
+
+    @property
+    def limited_length(self) -> int:
+        """Input tokens, before truncation, of what the maximum length limits: the document, or the longer of a pair."""
+        return self.longest or self.full_length
 
 
 def chat_document(trained: TrainedChat, kept: Mapping[str, str]) -> Document:

@@ -59,6 +59,7 @@ def join_pairs(documents: Iterable[TokenizedDocument]) -> Iterator[TokenizedDocu
             truncated=chosen.truncated or rejected.truncated,
             cut_turns=max(chosen.cut_turns, rejected.cut_turns),
             pair_lengths=np.array([len(chosen.input_ids), len(rejected.input_ids)], dtype=np.int32),
+            longest=max(chosen.full_length, rejected.full_length),
         )
 
 
@@ -68,7 +69,7 @@ def split_pair(tokens: TokenizedDocument) -> list[TokenizedDocument]:
         return [tokens]
     middle = int(tokens.pair_lengths[0])
     return [
-        dataclasses.replace(tokens, input_ids=ids, labels=labels, full_length=len(ids), pair_lengths=None)
+        dataclasses.replace(tokens, input_ids=ids, labels=labels, full_length=len(ids), pair_lengths=None, longest=0)
         for ids, labels in (
             (tokens.input_ids[:middle], tokens.labels[:middle]),
             (tokens.input_ids[middle:], tokens.labels[middle:]),

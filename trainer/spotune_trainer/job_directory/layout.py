@@ -7,6 +7,7 @@ checkpoints/step-00000120.gen-7/{manifest.json, rank-00000.safetensors, rank-000
 logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-00000.txt}
 logs/driver-3.log logs/tensorboard/
 export/ previous-export-step-900/
+data/train/manifest.json
 compiled/
 profile/{flops.txt, flops.json}
 ```
@@ -101,6 +102,11 @@ class JobDirectory:
     def prepared(self, source: str = "") -> Path:
         """Training shards made from raw data; of the source of this name in a mixture."""
         return self.data / "train" / source
+
+    @property
+    def data_manifest(self) -> Path:
+        """What `dataset.prepare` read, wrote and cut."""
+        return self.data / "train" / "manifest.json"
 
     @property
     def compiled(self) -> Path:

@@ -51,6 +51,23 @@ def load_config(job: FinetuneJob) -> PretrainedConfig:
         JobError: the source does not exist, is not a model, or does not fit `model.task` or `execution.attention`.
         InfrastructureError: the Hub could not be reached.
     """
+    config = read_config(job)
+    _check_task(config, job)
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id  # as in every pretrained T5
+    if job.spec.execution.attention != "auto":
+        config._attn_implementation = job.spec.execution.attention
+        _check_attention(config, job)
+    return config
+
+
+def read_config(job: FinetuneJob) -> PretrainedConfig:
+    """The transformers configuration of `model.source`, whatever it is a model for.
+
+    Raises:
+        JobError: the source does not exist or is not a model.
+        InfrastructureError: the Hub could not be reached.
+    """
     model = job.spec.model
     with _load_errors("model.source", model.source):
         config: PretrainedConfig = AutoConfig.from_pretrained(
@@ -58,12 +75,6 @@ def load_config(job: FinetuneJob) -> PretrainedConfig:
             revision=model.revision,
             trust_remote_code=model.trust_remote_code,
         )
-    _check_task(config, job)
-    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = config.pad_token_id  # as in every pretrained T5
-    if job.spec.execution.attention != "auto":
-        config._attn_implementation = job.spec.execution.attention
-        _check_attention(config, job)
     return config
 
 

@@ -11,9 +11,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from spotune.errors import JobError, UsageError
-from spotune_trainer.data.preparation.lengths import LengthSummary, measure_lengths
+from spotune_trainer.data.preparation.lengths import LengthSummary, collect_lengths, measure_lengths
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
 from spotune_trainer.data.tokenization import TextOptions
+from tests.trainer.data.chat.support.conversations import CONVERSATIONS, conversation_row, tokenizer_with
 
 WORDS = [3, 8, 20, 41, 90, 8]
 
@@ -51,6 +52,7 @@ def test_what_is_cut_is_what_the_shards_lack(max_length: int, rows: Path, tokeni
     assert (cut_rows, cut_tokens) == (counts["truncated"], counts["cutTokens"])
     assert found.input.tokens == counts["tokens"] + counts["droppedTokens"] + cut_tokens
     assert found.input.trained_tokens - cut_trained == counts["lossTokens"]
+    assert {str(bound): rows for bound, rows in found.input.histogram.items()} == counts["inputLengths"]
 
 
 def test_lengths_do_not_depend_on_the_limit_of_the_job(rows: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -107,6 +109,16 @@ def test_a_wrong_row_is_named(rows: Path, tokenizer: PreTrainedTokenizerBase) ->
     rows.write_text(rows.read_text() + '{"question": "no answer"}\n')
     with pytest.raises(JobError, match=f"{rows}:{len(WORDS) + 1}: .*answer"):
         measure_lengths([rows], TextOptions("causal", "{question}", "{answer}"), tokenizer)
+
+
+def test_answers_that_the_template_loses_are_counted_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(f"{json.dumps(conversation_row(name))}\n" for name in CONVERSATIONS))
+    loses_calls = tokenizer_with("trl/llama3", "<|eot_id|>", "<|eot_id|>")
+    found = collect_lengths([path], TextOptions("causal", messages="chat", tools="tools"), loses_calls)
+    assert found.rows == sum(found.input.rows_by_length.values()) == len(CONVERSATIONS)
+    assert found.skipped >= len(found.problems) > 0
+    assert all(problem.startswith(f"{path}:4: ") for problem in found.problems if "tool call" in problem)
 
 
 def test_no_rows_is_an_error(rows: Path, tokenizer: PreTrainedTokenizerBase) -> None:

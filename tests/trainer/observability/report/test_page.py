@@ -131,6 +131,84 @@ def test_page_is_one_file_with_all_texts_escaped(eventful: JobDirectory) -> None
     ]
 
 
+def write_manifest(file: Path, *, packing: bool = False, **counts: Any) -> None:
+    """The manifest of 100 rows, 4 of which are cut to 48 tokens."""
+    train = {"documents": 100, "samples": 99, "tokens": 3000, "lossTokens": 900, "truncated": 4, "dropped": 1}
+    text = {"task": "causal", "maxLength": 48, "packing": packing, "text": "body" if packing else ""}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"options": {"text": text}, "splits": {"train": {**train, **counts}, "eval": {}}}))
+
+
+def facts(page: str) -> dict[str, str]:
+    """Names and values below the heading on the training data."""
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page[page.index("<h2>Training data") :]))
+
+
+def prepared_job(directory: JobDirectory) -> JobDirectory:
+    """A job that makes its shards of raw rows."""
+    job = make_job(
+        "/model", "causal", dataset={"train": None, "eval": None, "prepare": {"source": "/rows.jsonl"}, "text": "body"}
+    )
+    directory.job.write_text(job.model_dump_json(by_alias=True, exclude_none=True))
+    return directory
+
+
+def test_lengths_of_rows_are_shown_with_what_is_cut(tmp_path: Path) -> None:
+    directory = prepared_job(JobDirectory(tmp_path))
+    write_manifest(directory.data_manifest, cutTokens=1000, inputLengths={"16": 10, "32": 80, "64": 9, "256": 1})
+    page = report_of_directory(directory.root)
+    assert facts(page) == {
+        "rows": "100", "tokens": "3,000", "tokens trained on": "900", "maximum length": "48",
+        "rows cut": "4 (4.0%)", "tokens cut": "1,000 (25.0%)", "rows left out": "1",
+    }  # fmt: skip
+    (chart,) = re.findall(r"<svg[^>]*Rows by length.*?</svg>", page, re.DOTALL)
+    bars = {
+        bar.findtext("title"): float(bar.get("x", ""))
+        for bar in ElementTree.fromstring(chart).iter()
+        if bar.tag == "rect"
+    }
+    assert list(bars) == [
+        "9 to 16 tokens: 10 rows, 10.0%", "17 to 32 tokens: 80 rows, 80.0%",
+        "33 to 64 tokens: 9 rows, 9.0%", "129 to 256 tokens: 1 rows, 1.0%",
+    ]  # fmt: skip
+    (limit,) = (float(x) for x in re.findall(r'class="limit" d="M([\d.]+)', chart))
+    _, _, bar_of_limit, bar_beyond = bars.values()
+    assert bar_of_limit < limit < bar_beyond
+
+
+def test_packed_text_is_not_cut(tmp_path: Path) -> None:
+    directory = prepared_job(JobDirectory(tmp_path))
+    write_manifest(directory.data_manifest, packing=True, cutTokens=0, inputLengths={"16": 100})
+    page = report_of_directory(directory.root)
+    assert facts(page)["packed rows"] == "99"
+    assert 'class="limit"' not in page
+
+
+def test_shards_of_earlier_versions_have_counts_without_a_chart(tmp_path: Path) -> None:
+    directory = prepared_job(JobDirectory(tmp_path))
+    write_manifest(directory.data_manifest)
+    page = report_of_directory(directory.root)
+    assert facts(page)["rows cut"] == "4 (4.0%)"
+    assert "by length in tokens" not in page
+
+
+@pytest.mark.parametrize("place", ["shards/train", "shards"])
+def test_shards_that_were_made_beforehand_have_their_manifest_beside_or_above_them(place: str, tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path / "job")
+    directory.root.mkdir()
+    train = {"source": str(tmp_path / "shards/train")}
+    directory.job.write_text(make_job("/model", dataset={"train": train}).model_dump_json(by_alias=True))
+    write_manifest(tmp_path / place / "manifest.json", inputLengths={"16": 100})
+    assert facts(report_of_directory(directory.root))["rows"] == "100"
+
+
+@pytest.mark.parametrize("source", ["s3://bucket/train", "/nowhere/train"])
+def test_shards_elsewhere_have_no_part_in_the_report(source: str, tmp_path: Path) -> None:
+    job = make_job("/model", dataset={"train": {"source": source}})
+    JobDirectory(tmp_path).job.write_text(job.model_dump_json(by_alias=True))
+    assert "Training data" not in report_of_directory(tmp_path)
+
+
 @pytest.mark.slow
 def test_report_of_a_finished_run(runs: Runs, tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path / "run")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spotune_trainer.data.manifests import MANIFEST
+from spotune_trainer.data.preparation.lengths import length_histogram
 from spotune_trainer.data.preparation.parts import PartSummary, SplitCounts
 from spotune_trainer.data.shards import INDEX
 from spotune_trainer.files import fsync_directory, write_json, write_text
@@ -70,6 +71,7 @@ def statistics(counts: SplitCounts) -> dict[str, Any]:
         "shards": len(counts.shards),
         "bytes": sum(shard["raw_data"]["bytes"] for shard in counts.shards),
         "inputTokens": _quantiles(counts.lengths),
+        "inputLengths": {str(bound): rows for bound, rows in length_histogram(counts.lengths).items()},
         **chats,
     }
 

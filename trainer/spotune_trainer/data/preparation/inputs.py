@@ -114,6 +114,16 @@ def find_inputs(sources: Sequence[str | Path]) -> list[InputFile]:
     return found
 
 
+def columns_of_files(files: Sequence[InputFile]) -> frozenset[str]:
+    """Columns that every Parquet or CSV file has; empty for JSON lines, whose rows name their columns themselves.
+
+    Raises:
+        JobError: A file is damaged.
+    """
+    headers = [frozenset(types) for types in map(_column_types, files) if types is not None]
+    return frozenset.intersection(*headers) if headers else frozenset()
+
+
 def split_into_parts(files: Sequence[InputFile], columns: Collection[str], part_size: int) -> list[Part]:
     """Split the files into parts of about ``part_size`` bytes on disk.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
+from spotune_trainer.data.chat.renderer import SKIPPED
 from spotune_trainer.data.documents import Document
 from spotune_trainer.data.pairs import split_pair
 from spotune_trainer.data.preparation.inputs import rows_in_order
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _TOKENIZER_BATCH: Final = 256
 _WITHOUT_LIMIT: Final = 1 << 40
+_MAX_PROBLEMS: Final = 5
 _PERCENTILES: Final = (50, 90, 95, 99)
 _LIMITS: Final = tuple(2**power for power in range(7, 18))
 
@@ -90,6 +93,27 @@ class DatasetLengths:
     target: LengthSummary | None
 
 
+@dataclass(frozen=True)
+class RowLengths:
+    """The length of every row.
+
+    Attributes:
+        rows: Rows that were read.
+        duplicates: Rows whose text equals that of a row before.
+        input: The rows; of a seq2seq model the inputs.
+        target: The targets of a seq2seq model; None for others.
+        skipped: Assistant turns that cannot be trained on because of the chat template.
+        problems: File, line and reason of the first of them.
+    """
+
+    rows: int
+    duplicates: int
+    input: Collected
+    target: Collected | None
+    skipped: int
+    problems: tuple[str, ...]
+
+
 def measure_lengths(
     inputs: Sequence[str | Path],
     options: TextOptions,
@@ -98,7 +122,21 @@ def measure_lengths(
     max_rows: int | None = None,
     report: Callable[[int], None] = lambda _rows: None,
 ) -> DatasetLengths:
-    """Tokenize rows without cutting them, and summarize their lengths.
+    """Tokenize rows without cutting them, and summarize their lengths. See `collect_lengths`."""
+    found = collect_lengths(inputs, options, tokenizer, max_rows=max_rows, report=report)
+    target = found.target.summary() if found.target is not None else None
+    return DatasetLengths(found.rows, found.duplicates, found.input.summary(), target)
+
+
+def collect_lengths(
+    inputs: Sequence[str | Path],
+    options: TextOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_rows: int | None = None,
+    report: Callable[[int], None] = lambda _rows: None,
+) -> RowLengths:
+    """Tokenize rows without cutting them, and collect their lengths.
 
     Args:
         inputs: Files, folders or patterns.
@@ -119,37 +157,54 @@ def measure_lengths(
     except ValueError as error:
         raise JobError(f"spec.dataset: {error}") from error
     packed_text = options.packing and bool(options.text)
-    rows = _Collected(None if packed_text else options.max_length)
-    targets = _Collected(options.max_completion_length or options.max_length)
+    rows = Collected(None if packed_text else options.max_length)
+    targets = Collected(options.max_completion_length or options.max_length)
     texts: set[bytes] = set()
-    count = 0
-    documents = islice(_documents(inputs, renderer), max_rows)
-    while batch := list(islice(documents, _TOKENIZER_BATCH)):
-        texts.update(hashlib.blake2b(document.dedup_key, digest_size=16).digest() for document in batch)
-        for tokens in encoder.tokenize(batch):
+    problems: list[str] = []
+    count = skipped = 0
+    located = islice(_documents(inputs, renderer), max_rows)
+    while batch := list(islice(located, _TOKENIZER_BATCH)):
+        texts.update(hashlib.blake2b(document.dedup_key, digest_size=16).digest() for _, document in batch)
+        for tokens in encoder.tokenize([document for _, document in batch]):
             if options.task == "seq2seq":
                 rows.add(np.zeros(len(tokens.input_ids), dtype=bool))
                 targets.add(np.ones(len(tokens.labels), dtype=bool))
             else:
                 longest = max(split_pair(tokens), key=lambda answer: len(answer.input_ids))
                 rows.add(longest.labels != NO_LOSS)
+        for place, chat in ((place, document.chat) for place, document in batch if document.chat is not None):
+            problems += [f"{place()}: {problem}" for problem in chat.problems[: _MAX_PROBLEMS - len(problems)]]
+            skipped += sum(outcome in SKIPPED for outcome in chat.outcomes.values())
         count += len(batch)
         report(count)
     if not count:
         raise UsageError("the input has no rows")
-    target = targets.summary() if options.task == "seq2seq" else None
-    return DatasetLengths(count, count - len(texts), rows.summary(), target)
+    target = targets if options.task == "seq2seq" else None
+    return RowLengths(count, count - len(texts), rows, target, skipped, tuple(problems))
 
 
-def _documents(inputs: Sequence[str | Path], renderer: RowRenderer) -> Iterator[Document]:
+def length_histogram(lengths: Mapping[int, int]) -> dict[int, int]:
+    """Rows by the upper bound of their length, a power of two; the lower bound is the next smaller one.
+
+    Args:
+        lengths: Number of rows by length in tokens.
+    """
+    bars: Counter[int] = Counter()
+    for length, rows in lengths.items():
+        bars[1 << (length - 1).bit_length() if length > 1 else 1] += rows
+    return dict(sorted(bars.items()))
+
+
+def _documents(inputs: Sequence[str | Path], renderer: RowRenderer) -> Iterator[tuple[Callable[[], str], Document]]:
+    """Each row's document, and a function that returns its file and line."""
     for file_range, line, row in rows_in_order(inputs, renderer.columns):
         try:
-            yield renderer.render(row)
+            yield partial(file_range.location, line), renderer.render(row)
         except RowError as error:
             raise JobError(f"{file_range.location(line)}: {error}") from error
 
 
-class _Collected:
+class Collected:
     """Lengths, and the tokens with loss within each of the limits.
 
     Args:
@@ -160,15 +215,28 @@ class _Collected:
         self._limit = limit
         self._limits = np.array(sorted({*_LIMITS, *([limit] if limit else [])}), dtype=np.int64)
         self._lengths: list[int] = []
+        self._untrained: list[int] = []
         self._trained = 0
         self._trained_within = np.zeros(len(self._limits), dtype=np.int64)
 
     def add(self, has_loss: npt.NDArray[np.bool_]) -> None:
         """Add a row by whether its tokens have loss, ``[tokens]``."""
         self._lengths.append(len(has_loss))
+        trained = np.flatnonzero(has_loss[1:])  # no token precedes the first one, so it is not predicted
+        self._untrained.append(int(trained[0]) + 1 if len(trained) else len(has_loss))
         before = np.concatenate([[0], np.cumsum(has_loss)])
         self._trained += int(before[-1])
         self._trained_within += before[np.minimum(self._limits, len(has_loss))]
+
+    @property
+    def rows_by_length(self) -> Counter[int]:
+        """The number of rows of each length in tokens."""
+        return Counter(self._lengths)
+
+    @property
+    def rows_by_untrained_start(self) -> Counter[int]:
+        """The number of rows by the tokens before the first one that is trained. A shorter row has nothing to learn."""
+        return Counter(self._untrained)
 
     def summary(self) -> LengthSummary:
         """The summary of all rows."""
@@ -176,14 +244,13 @@ class _Collected:
         percentiles = {
             f"p{percent}": int(np.percentile(lengths, percent, method="inverted_cdf")) for percent in _PERCENTILES
         }
-        bounds = Counter(1 << int(length - 1).bit_length() if length > 1 else 1 for length in self._lengths)
         return LengthSummary(
             limit=self._limit,
             tokens=int(lengths.sum()),
             trained_tokens=self._trained,
             mean=round(float(lengths.mean()), 1),
             percentiles=percentiles | {"max": int(lengths.max())},
-            histogram=dict(sorted(bounds.items())),
+            histogram=length_histogram(self.rows_by_length),
             cuts=tuple(self._cuts(lengths)),
         )
 

@@ -76,7 +76,7 @@ class SplitCounts:
         turns: Assistant turns of chats by outcome: see `TurnOutcome`; ``cut`` are turns beyond the maximum length.
         reasoning_removed: Trained turns whose reasoning the chat template removes.
         problems: The first turns that were skipped: file, line and reason.
-        lengths: Histogram: number of documents by input tokens before truncation.
+        lengths: Histogram: number of documents by input tokens before truncation; of a pair those of the longer one.
         shards: The shards' entries for ``index.json``.
     """
 
@@ -220,7 +220,7 @@ class _SplitWriter:
         counts = self._counts
         counts.documents += 1
         counts.truncated += tokens.truncated
-        counts.lengths[tokens.full_length] += 1
+        counts.lengths[tokens.limited_length] += 1
         counts.cut_tokens += tokens.full_length - len(tokens.input_ids)
         counts.problems += problems[: _MAX_PROBLEMS - len(counts.problems)]
         if document.chat is not None:

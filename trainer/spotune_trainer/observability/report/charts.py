@@ -1,4 +1,4 @@
-"""SVG charts for the report page: lines over steps, worker groups over time, and a bar of parts."""
+"""SVG charts for the report page: lines over steps, worker groups over time, a bar of parts, and lengths of rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def line_chart(title: str, lines: Sequence[Line]) -> str:
     if not ys:
         return ""
     across, up = Axis(min(xs), max(xs), _LEFT, WIDTH - _RIGHT), Axis(min(ys), max(ys), HEIGHT - _BOTTOM, _TOP)
-    parts = [_grid(across, up)]
+    parts = [_grid(up), *(_tick(across.at(tick), f"{tick:,.6g}") for tick in across.ticks())]
     for number, line in enumerate(drawn):
         path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in thinned(line.points) if math.isfinite(y))
         parts.append(f'<polyline class="line c{number}" points="{path}"/>')
@@ -116,6 +116,33 @@ def parts_bar(title: str, parts: Mapping[str, float]) -> str:
     return _figure(title, "".join(keys), 28, "".join(drawn), width=2 * WIDTH)
 
 
+def length_chart(title: str, rows: Mapping[int, int], limit: int | None) -> str:
+    """A bar for each power of two of the length in tokens, on a logarithmic axis, and a line at the maximum length.
+
+    Args:
+        title: Above the chart.
+        rows: Number of rows by the upper bound of their length, a power of two.
+        limit: The maximum length; None if nothing is cut.
+    """
+    if not rows:
+        return ""
+    low, high = math.log2(min(rows)) - 1, math.log2(max(rows))
+    if limit is not None:
+        low, high = min(low, math.floor(math.log2(limit))), max(high, math.ceil(math.log2(limit)))
+    across, up = Axis(low, high, _LEFT, WIDTH - 2 * _RIGHT), Axis(0, max(rows.values()), HEIGHT - _BOTTOM, _TOP)
+    drawn = [_grid(up)]
+    for bound, count in sorted(rows.items()):
+        left, right, top = across.at(math.log2(bound) - 1), across.at(math.log2(bound)), up.at(count)
+        label = f"{bound // 2 + 1:,} to {bound:,} tokens: {count:,} rows, {count / sum(rows.values()):.1%}"
+        place = f'x="{left + 1:.1f}" y="{top:.1f}" width="{right - left - 2:.1f}" height="{up.first - top:.1f}"'
+        drawn.append(f'<rect class="bar c0" {place}><title>{escape(label)}</title></rect>')
+    powers = range(max(math.ceil(low), 0), math.floor(high) + 1)
+    drawn += [_tick(across.at(power), f"{2**power:,}") for power in powers]
+    if limit is not None:
+        drawn.append(f'<path class="limit" d="M{across.at(math.log2(limit)):.1f},{_TOP} V{HEIGHT - _BOTTOM}"/>')
+    return _figure(title, "", HEIGHT, "".join(drawn))
+
+
 @dataclass(frozen=True)
 class Axis:
     """A linear scale from values [low, high] to pixels [first, last]."""
@@ -166,16 +193,19 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2g} s"
 
 
-def _grid(across: Axis, up: Axis) -> str:
+def _grid(up: Axis) -> str:
+    """Horizontal lines with the values of the vertical axis."""
     lines = []
     for tick in up.ticks():
         y = f"{up.at(tick):.1f}"
         lines.append(f'<path class="grid" d="M{_LEFT},{y} H{WIDTH - _RIGHT}"/>')
         lines.append(f'<text class="tick" x="{_LEFT - 6}" y="{y}" dy="4" text-anchor="end">{tick:.6g}</text>')
-    for tick in across.ticks():
-        x = f"{across.at(tick):.1f}"
-        lines.append(f'<text class="tick" x="{x}" y="{HEIGHT - 8}" text-anchor="middle">{tick:,.6g}</text>')
     return "".join(lines)
+
+
+def _tick(x: float, text: str) -> str:
+    """A value below the horizontal axis."""
+    return f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{text}</text>'
 
 
 def _figure(title: str, legend: str, height: int, content: str, width: int = WIDTH) -> str:

@@ -16,6 +16,7 @@ from spotune_trainer.observability.report.charts import (
     Bar,
     Line,
     duration,
+    length_chart,
     line_chart,
     parts_bar,
     timeline,
@@ -58,6 +59,8 @@ def render_page(summary: RunSummary) -> str:
         predictions=summary.evaluations[-1].get("predictions", []) if summary.evaluations else [],
         curves=[chart for chart in _curves(summary) if chart],
         timeline=_timeline(summary),
+        data_facts=list(_data_facts(summary)),
+        lengths=_lengths(summary),
         parts=parts_bar("", summary.status.get("goodputParts") or {}),
         plan=_yaml(plan) if plan else "",
         job=_yaml(summary.job),
@@ -129,6 +132,38 @@ def _timeline(summary: RunSummary) -> str:
     ]
     commits = [each["time"] for each in summary.commits]
     return timeline("Number of workers over time; ticks below are commits", bars, commits, _LEGEND)
+
+
+def _data_facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    """(name, value) of what was read, trained on and cut; none for shards of other tools."""
+    counts = summary.data.get("splits", {}).get("train")
+    if counts is None:
+        return
+    text = summary.data["options"]["text"]
+    yield "rows", f"{counts['documents']:,}"
+    yield "tokens", f"{counts['tokens']:,}"
+    yield "tokens trained on", f"{counts['lossTokens']:,}"
+    yield "maximum length", f"{text['maxLength']:,}"
+    if text["packing"]:
+        yield "packed rows", f"{counts['samples']:,}"
+    yield "rows cut", f"{counts['truncated']:,} ({counts['truncated'] / max(counts['documents'], 1):.1%})"
+    cut = counts.get("cutTokens", 0)
+    yield "tokens cut", f"{cut:,} ({cut / max(counts['tokens'] + cut, 1):.1%})"
+    yield "rows left out", f"{counts['dropped']:,}"
+
+
+def _lengths(summary: RunSummary) -> str:
+    """The chart of lengths; empty for shards whose manifest has none, as those of earlier versions."""
+    rows = summary.data.get("splits", {}).get("train", {}).get("inputLengths", {})
+    if not rows:
+        return ""
+    text = summary.data["options"]["text"]
+    limit = None if text["packing"] and text["text"] else text["maxLength"]
+    what = "Inputs" if text["task"] == "seq2seq" else "Rows"
+    cut = "" if limit is None else f"; the line is the maximum length, {limit:,}"
+    return length_chart(
+        f"{what} by length in tokens, before they are cut{cut}", {int(k): n for k, n in rows.items()}, limit
+    )
 
 
 def _label(group: WorkerGroup) -> str:

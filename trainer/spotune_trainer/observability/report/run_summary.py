@@ -67,6 +67,7 @@ class RunSummary:
         groups: Worker groups in order.
         commits: Events `committed` in order.
         evaluations: Events `evaluated` in order.
+        data: `manifest.json` of the training shards; empty if they are in a bucket, or were not made by spotune.
     """
 
     name: str
@@ -79,6 +80,7 @@ class RunSummary:
     groups: Sequence[WorkerGroup]
     commits: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
+    data: Mapping[str, Any]
 
 
 def read_summary(root: Path) -> RunSummary:
@@ -106,7 +108,20 @@ def read_summary(root: Path) -> RunSummary:
         groups=_worker_groups(events),
         commits=[event for event in events if event["event"] == "committed"],
         evaluations=[event for event in events if event["event"] == "evaluated"],
+        data=_read_manifest(job, directory),
     )
+
+
+def _read_manifest(job: Mapping[str, Any], directory: JobDirectory) -> Mapping[str, Any]:
+    """The manifest of the training shards, which is in their folder or, if they are one of two splits, above it."""
+    train = job["spec"]["dataset"].get("train")
+    prepared = directory.data_manifest
+    folder = prepared.parent if train is None else Path(train["source"])
+    for path in (folder / prepared.name, folder.parent / prepared.name):
+        manifest = files.read_json(path) if path.is_file() else None
+        if isinstance(manifest, dict) and {"options", "splits"} <= manifest.keys():
+            return manifest
+    return {}
 
 
 def _worker_groups(events: Sequence[Mapping[str, Any]]) -> list[WorkerGroup]:

@@ -1,0 +1,102 @@
+"""The row format that columns suggest."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotune.errors import JobError
+from spotune_trainer.cli.init.profiles import ColumnProfile, Kind
+from spotune_trainer.cli.init.row_format import Task, choose_row_format
+
+
+def columns(**kinds: Kind) -> list[ColumnProfile]:
+    """Columns with a value in each of ten rows."""
+    return [ColumnProfile(name, 10, 0, {kind: 10}, "", {}) for name, kind in kinds.items()]
+
+
+def incomplete(name: str, kind: Kind = "text") -> ColumnProfile:
+    return ColumnProfile(name, 9, 0, {kind: 9}, "rows.jsonl:4", {})
+
+
+PUBLISHED: list[tuple[dict[str, Kind], str, str]] = [
+    ({"instruction": "text", "input": "text", "output": "text"}, "{instruction} | {input}", "{output}"),
+    ({"instruction": "text", "context": "text", "response": "text", "category": "text"},
+     "{instruction} | {context}", "{response}"),
+    ({"id": "number", "question": "text", "answer": "text"}, "{question}", "{answer}"),
+    ({"prompt": "text", "completion": "text"}, "{prompt}", "{completion}"),
+    ({"document": "text", "summary": "text", "id": "text"}, "{document}", "{summary}"),
+    ({"article": "text", "highlights": "text"}, "{article}", "{highlights}"),
+    ({"premise": "text", "hypothesis": "text", "label": "number"}, "{premise} | {hypothesis}", "{label}"),
+    ({"text": "text", "label": "number"}, "{text}", "{label}"),
+    ({"Question": "text", "Answer": "text"}, "{Question}", "{Answer}"),
+    ({"question": "text", "columns": "text", "sql": "text", "database": "text"}, "{question} | {columns}", "{sql}"),
+]  # fmt: skip
+"""Columns of published datasets: Alpaca, Dolly, GSM8K, XSum, CNN/DailyMail, SNLI, IMDB and others."""
+
+
+@pytest.mark.parametrize(("kinds", "prompt", "completion"), PUBLISHED, ids=[",".join(case[0]) for case in PUBLISHED])
+def test_columns_of_published_datasets_are_known(kinds: dict[str, Kind], prompt: str, completion: str) -> None:
+    found = choose_row_format(columns(**kinds), "seq2seq", has_chat_template=False)
+    assert (found.prompt, found.completion) == (prompt, completion)
+
+
+def test_a_causal_model_gets_headings_that_say_where_the_answer_begins() -> None:
+    found = choose_row_format(columns(instruction="text", output="text"), "causal", has_chat_template=False)
+    assert found.prompt == "### Instruction:\n{instruction}\n\n### Response:\n"
+
+
+def test_a_column_called_prompt_is_a_prompt_as_it_is() -> None:
+    found = choose_row_format(columns(prompt="text", completion="text"), "causal", has_chat_template=False)
+    assert (found.prompt, found.completion) == ("{prompt}", "{completion}")
+
+
+def test_a_chat_is_preferred_to_columns_beside_it() -> None:
+    both = columns(prompt="text", completion="text", messages="chat")
+    assert choose_row_format(both, "causal", has_chat_template=True).messages == "messages"
+    assert choose_row_format(both, "causal", has_chat_template=False).completion == "{completion}"
+    assert choose_row_format(both, "seq2seq", has_chat_template=True).completion == "{completion}"
+
+
+def test_a_prompt_column_with_gaps_is_left_out_and_named() -> None:
+    found = choose_row_format(
+        [*columns(instruction="text", output="text"), incomplete("input")], "seq2seq", has_chat_template=False
+    )
+    assert found.prompt == "{instruction}"
+    assert "'input' is left out: it has no value in some rows (the first is rows.jsonl:4)" in found.reason
+
+
+@pytest.mark.parametrize("missing", ["question", "answer"])
+def test_a_gap_in_the_only_prompt_or_in_the_answer_is_refused(missing: str) -> None:
+    present = columns(question="text") if missing == "answer" else columns(answer="text")
+    with pytest.raises(JobError, match=rf"column '{missing}' has no value in some rows; the first is rows\.jsonl:4"):
+        choose_row_format([*present, incomplete(missing)], "causal", has_chat_template=False)
+
+
+def test_empty_and_numeric_answers_are_pointed_out() -> None:
+    answer = ColumnProfile("label", 10, 3, {"number": 10}, "", {})
+    reason = choose_row_format([*columns(text="text"), answer], "causal", has_chat_template=False).reason
+    assert "3 rows have an empty 'label'" in reason
+    assert "'label' holds numbers" in reason
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [({"text": "text", "url": "text"}, "text"), ({"id": "number", "poem": "text"}, "poem"), ({"body": "text"}, "body")],
+)
+def test_text_by_its_name_or_the_only_one_is_plain_text(kinds: dict[str, Kind], text: str) -> None:
+    assert choose_row_format(columns(**kinds), "causal", has_chat_template=False).text == text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "task", "message"),
+    [
+        ({"de": "text", "en": "text"}, "causal", r"'de' \(text\), 'en' \(text\).*--prompt '{...}' --completion"),
+        ({"answers": "object", "question": "text"}, "seq2seq", "plain text .'question'.*learns pairs"),
+        ({"conversations": "sharegpt", "id": "text"}, "causal", "'conversations' has chats in ShareGPT's form"),
+        ({"messages": "chat"}, "seq2seq", "which seq2seq models cannot learn"),
+        ({}, "causal", "there are none"),
+    ],
+)
+def test_what_is_unclear_is_refused_with_the_options(kinds: dict[str, Kind], task: Task, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        choose_row_format(columns(**kinds), task, has_chat_template=True)

@@ -1,0 +1,315 @@
+"""The fields of a job for rows, a model and a machine. Pure functions: profiles in, choices out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from spotune.custom_resource.metadata import MAX_NAME_LENGTH
+from spotune.errors import JobError
+from spotune.plan.memory import GB
+from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut, tokens_of
+from spotune_trainer.cli.init.profiles import Choice, ColumnProfile, DataProfile, MachineProfile, ModelProfile
+
+RESERVED_COLUMNS: Final = frozenset({"input_ids", "labels", "lengths", "completion"})
+"""Names that shards use themselves, so that `dataset.keep` cannot carry columns of these names along."""
+_MIN_ROWS_TO_HOLD_OUT: Final = 20
+_EVALUATION_ROWS: Final = 1000
+_NAMED_COLUMNS: Final = 20
+_LARGE_MODEL: Final = 1e9
+_LORA: Final = {"r": 16, "alpha": 32, "targetModules": "all-linear"}
+
+
+def name_of(data: str, model: str) -> str:
+    """A name for the job, from the file of the rows and the model."""
+    stem = re.split(r"[.*?\[]", data.rstrip("/").rpartition("/")[2])[0]
+    parts = [re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in (model.rstrip("/").split("/")[-1], stem)]
+    return "-".join(filter(None, parts))[:MAX_NAME_LENGTH].strip("-") or "finetune"
+
+
+def decide_epochs(rows: int) -> int:
+    """Passes over so many training rows."""
+    return 3 if rows <= 50_000 else 2 if rows <= 200_000 else 1
+
+
+def decide_model(model: ModelProfile, machine: MachineProfile) -> list[Choice]:
+    """The choices of the section `model`."""
+    weights = (
+        "The weights are loaded."
+        if model.has_weights
+        else "The folder has no *.safetensors, so the model starts from random weights."
+    )
+    dtype, reason = _dtype(model, machine)
+    return [
+        Choice(
+            "spec.model.source",
+            model.source,
+            f"{model.model_type}, {model.parameters:,} parameters. A relative path starts at this file's folder; on a "
+            "cluster, at the root of the job's volume.",
+        ),
+        *([Choice("spec.model.tokenizer", model.tokenizer, "As asked (--tokenizer).")] if model.tokenizer else []),
+        Choice("spec.model.task", model.task, "From the model's configuration."),
+        Choice("spec.model.dtype", dtype, reason),
+        Choice("spec.model.initialise", "pretrained" if model.has_weights else "random", weights),
+    ]
+
+
+def decide_adapter(model: ModelProfile, training: str) -> list[Choice]:
+    """The choices of the section `adapter`.
+
+    Args:
+        model: The model.
+        training: full, lora or qlora: see `fit.find_fit`.
+    """
+    if training == "full":
+        return [Choice("spec.adapter", None, "adapter: none, because training of all weights fits into the memory.")]
+    reason = (
+        "Training of all weights does not fit into the memory, so adapters are trained beside frozen weights. r is "
+        "their rank; alpha / r scales them."
+    )
+    found = [Choice("spec.adapter.lora", dict(_LORA), reason)]
+    if training == "qlora":
+        reason = "The frozen weights do not fit either, so they are stored in 4 bits (QLoRA)."
+        found.append(Choice("spec.adapter.quantization", "nf4", reason))
+    return found
+
+
+def decide_dataset(data: DataProfile, model: ModelProfile, max_skipped: int) -> list[Choice]:
+    """The choices of the section `dataset`."""
+    return [
+        Choice("spec.dataset.prepare.source", data.source, _rows_reason(data)),
+        *_format_choices(data, max_skipped),
+        *_length_choices(data, model),
+        _held_out(data, model),
+        *_unused_columns(data),
+    ]
+
+
+def decide_training(
+    data: DataProfile, model: ModelProfile, machine: MachineProfile, training: str, epochs: int | None
+) -> Iterator[Choice]:
+    """The choices of the section `training`.
+
+    Args:
+        data: The rows.
+        model: The model.
+        machine: The workers.
+        training: full, lora or qlora.
+        epochs: Passes over the rows; None: by their number.
+    """
+    samples, held_out = samples_of(data, model), held_out_rows(data, model)
+    rows = samples - held_out
+    batch = _global_batch_size(rows, machine.workers)
+    steps = math.ceil(rows / batch)
+    chosen = epochs or decide_epochs(rows)
+    rule = "3 up to 50,000 rows (as Stanford Alpaca), 2 up to 200,000, else 1" if epochs is None else "as asked"
+    yield Choice(
+        "spec.training.epochs",
+        chosen,
+        f"{rows:,} rows to train on. Epochs: {rule}. If the evaluation loss rises, train less.",
+    )
+    yield Choice(
+        "spec.training.globalBatchSize",
+        batch,
+        f"Steps of an epoch: {steps:,}. Small data gets a small batch, for more steps. It is exact for any number of "
+        "workers.",
+    )
+    yield Choice("spec.training.learningRate", *_learning_rate(model, training))
+    yield Choice(
+        "spec.training.scheduler", "cosine", "The learning rate rises over the first 3 % of the steps, then falls to 0."
+    )
+    yield Choice("spec.training.warmupRatio", 0.03)
+    if held_out:
+        reason = "Once an epoch. generate: true with metrics: [loss, exactMatch] also compares generated answers."
+        if data.format.text:
+            reason = "Once an epoch."
+        yield Choice("spec.training.evaluation.everySteps", steps, reason)
+
+
+def decide_workers(machine: MachineProfile, minimum: int) -> Iterator[Choice]:
+    """The choices of the section `workers`.
+
+    Args:
+        machine: The workers.
+        minimum: Fewest workers whose memory is enough.
+    """
+    if not machine.gpus:
+        yield Choice("spec.workers.count", 1, "One process on the CPU: no GPU was found or asked for (--gpus).")
+        yield Choice("spec.workers.gpus", 0)
+        return
+    size = f"{machine.memory_bytes / GB:,.1f} GB"
+    yield Choice("spec.workers.count", machine.gpus, f"{machine.gpus} GPUs ({machine.description}, {size}).")
+    reason = "Training continues with so many while others are lost: the fewest that the model fits on."
+    yield Choice("spec.workers.min", minimum, reason)
+    yield Choice("spec.workers.gpus", 1, "One worker per GPU.")
+
+
+def samples_of(data: DataProfile, model: ModelProfile) -> int:
+    """Rows of the shards: fewer than of the input if text is packed."""
+    if not data.format.text:
+        return data.rows
+    mean = tokens_of(data.lengths) / data.measured_rows
+    return max(math.ceil(mean * data.rows / packed_length(data.lengths, model.max_positions)), 1)
+
+
+def held_out_rows(data: DataProfile, model: ModelProfile) -> int:
+    """Rows that are held out for evaluation; 0 if there are too few."""
+    samples = samples_of(data, model)
+    return max(1, round(_fraction(samples) * samples)) if samples >= _MIN_ROWS_TO_HOLD_OUT else 0
+
+
+def _dtype(model: ModelProfile, machine: MachineProfile) -> tuple[str, str]:
+    if not machine.gpus:
+        return "float32", "For a CPU; on GPUs use bfloat16, which halves the memory of weights and activations."
+    if machine.bfloat16:
+        return "bfloat16", "The optimizer keeps float32 weights. float32 needs more memory and time."
+    if model.task == "seq2seq":
+        return "float32", "These GPUs have no bfloat16, and float16 overflows in T5-style models."
+    return "float16", "These GPUs have no bfloat16; on newer ones use bfloat16, which needs no loss scaling."
+
+
+def _rows_reason(data: DataProfile) -> str:
+    measured = "" if data.measured_rows == data.rows else f" of the first {data.measured_rows:,} (--rows)"
+    reason = f"{data.rows:,} rows, columns {_names(data.columns)}{_scripts(data.columns)}. "
+    if not data.duplicates:
+        return (
+            f"{reason}No row repeats the text of another one{measured and f' within the first {data.measured_rows:,}'}."
+        )
+    return (
+        f"{reason}{data.duplicates:,} rows{measured} repeat the text of an earlier one: remove them, because copies of "
+        "rows to train on can be among the rows held out for evaluation."
+    )
+
+
+def _scripts(columns: Sequence[ColumnProfile]) -> str:
+    """The Unicode scripts of the columns with text. They hint at the language, and do not name it."""
+    scripts = {column.name: column.script for column in columns[:_NAMED_COLUMNS] if column.script}
+    if len(set(scripts.values())) == 1:
+        return f"; letters are mostly of the script {next(iter(scripts.values()))}"
+    each = ", ".join(f"{name} {script}" for name, script in scripts.items())
+    return f"; scripts of most letters: {each}" if each else ""
+
+
+def _format_choices(data: DataProfile, max_skipped: int) -> Iterator[Choice]:
+    row_format, reason = data.format, data.format.reason
+    for name in ("prompt", "completion", "text", "messages", "tools"):
+        value = getattr(row_format, name)
+        if value:
+            yield Choice(f"spec.dataset.{name}", value, reason)
+            reason = ""
+    if max_skipped:
+        yield Choice("spec.dataset.maxSkipped", max_skipped, "Answers that may be left out, as asked (--max-skipped).")
+
+
+def _length_choices(data: DataProfile, model: ModelProfile) -> Iterator[Choice]:
+    if data.format.text:
+        length = packed_length(data.lengths, model.max_positions)
+        reason = f"{_lengths_text(data.lengths, 'text')}. They are packed into rows of this length, and none is cut."
+        yield Choice("spec.dataset.maxLength", length, reason)
+        yield Choice("spec.dataset.packing", True, "Several short texts share a row, and a long one is divided.")
+        return
+    what = "row" if data.target_lengths is None else "input"
+    limit = _limit("spec.dataset.maxLength", data.lengths, what, model.max_positions)
+    yield replace(limit, reason=limit.reason + _left_out(data, limit.value))
+    if data.target_lengths is not None:
+        yield _limit("spec.dataset.maxCompletionLength", data.target_lengths, "target", model.max_positions)
+
+
+def _limit(path: str, lengths: Mapping[int, int], what: str, largest: int | None) -> Choice:
+    limit = max_length(lengths, largest)
+    cut, rows = rows_cut(lengths, limit), sum(lengths.values())
+    reason = f"{_lengths_text(lengths, what)}. {limit} cuts {cut:,} rows ({cut / rows:.1%})."
+    if largest is not None and limit == largest and cut:
+        reason += f" The model has positions for no more than {largest:,} tokens."
+    return Choice(path, limit, reason)
+
+
+def _left_out(data: DataProfile, limit: int) -> str:
+    """A remark on rows whose prompt fills the maximum length; empty if there are none.
+
+    Raises:
+        JobError: These are all rows.
+    """
+    rows = sum(rows for length, rows in data.prompt_lengths.items() if length >= limit)
+    if rows and rows == data.measured_rows:
+        raise JobError(
+            f"no row has anything to learn within {limit:,} tokens, the most that the model has positions for: shorten "
+            "the prompts, or name a model with more positions"
+        )
+    return f" {rows:,} rows are left out: their prompts fill it." if rows else ""
+
+
+def _lengths_text(lengths: Mapping[int, int], what: str) -> str:
+    """The distribution of lengths in one sentence, without its full stop."""
+    half, most, nearly_all = (f"{percentile(lengths, share):,}" for share in (0.5, 0.9, 0.99))
+    return (
+        f"Tokens of a{'n' if what == 'input' else ''} {what}: half have at most {half}, 90 % at most {most}, 99 % at "
+        f"most {nearly_all}, the longest has {max(lengths):,}"
+    )
+
+
+def _held_out(data: DataProfile, model: ModelProfile) -> Choice:
+    held_out, samples = held_out_rows(data, model), samples_of(data, model)
+    if not held_out:
+        return Choice(
+            "spec.dataset.eval", None, f"eval: {samples} rows are too few to hold some out. eval.source names shards."
+        )
+    return Choice(
+        "spec.dataset.eval.fraction",
+        _fraction(samples),
+        f"About {held_out:,} rows are not trained on, but evaluated. For rows of your own set eval.source to shards "
+        "of them (spotune shard).",
+    )
+
+
+def _names(columns: Sequence[ColumnProfile]) -> str:
+    """The names of the first columns."""
+    more = f" and {len(columns) - _NAMED_COLUMNS} more" if len(columns) > _NAMED_COLUMNS else ""
+    return ", ".join(column.name for column in columns[:_NAMED_COLUMNS]) + more
+
+
+def _fraction(samples: int) -> float:
+    """5 %, or less of a large dataset: about 1,000 rows, rounded to one digit."""
+    fraction = min(0.05, _EVALUATION_ROWS / samples)
+    return float(f"{fraction:.1g}")
+
+
+def _unused_columns(data: DataProfile) -> Iterator[Choice]:
+    """A comment on columns that the row format does not use."""
+    used = data.format.prompt + data.format.completion or f"{{{data.format.text or data.format.messages}}}"
+    others = [
+        column for column in data.columns if f"{{{column.name}}}" not in used and column.name != data.format.tools
+    ]
+    if not others or data.format.text:  # packed rows keep no columns
+        return
+    reason = f"keep: not used are {_names(others)}. keep carries columns into the shards."
+    reserved = sorted(column.name for column in others if column.name in RESERVED_COLUMNS)
+    if reserved:
+        reason += f" It cannot carry {', '.join(reserved)}: shards use this name themselves."
+    yield Choice("spec.dataset.keep", None, reason)
+
+
+def _global_batch_size(rows: int, workers: int) -> int:
+    """Rows per step: so few for a small dataset that an epoch has about 100 steps; at least one for each worker."""
+    sizes: Sequence[int] = (8, 16, 32, 64)
+    enough = [size for size in sizes if rows / size >= 100] or [sizes[0]]
+    return max(min(max(enough[-1], workers), rows), 1)
+
+
+def _learning_rate(model: ModelProfile, training: str) -> tuple[float, str]:
+    """The learning rate, and where it is from."""
+    if not model.has_weights:
+        return 6e-4, "From random weights: as GPT-3 with 125 million parameters (Brown et al. 2020, table 2.1)."
+    if training != "full":
+        return (
+            2e-4,
+            "Adapters: as QLoRA up to 13 billion parameters (Dettmers et al. 2023); half of it for larger ones.",
+        )
+    if model.task == "seq2seq":
+        return 1e-4, "T5 with AdamW: 1e-4 to 3e-4 (documentation of T5 in transformers)."
+    if model.parameters >= _LARGE_MODEL:
+        return 2e-5, "All weights of a model with a billion parameters or more: as Stanford Alpaca and Llama 2."
+    return 5e-5, "All weights of a small model: the default of transformers.TrainingArguments."

@@ -1,0 +1,156 @@
+"""What `spotune init` decides on: profiles of the rows, of the model and of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from spotune.plan.architecture import Architecture
+
+Kind = Literal["text", "number", "boolean", "chat", "sharegpt", "list", "object"]
+"""Kind of a value. chat: a list of messages with role and content. sharegpt: one of messages with from and value."""
+
+TEMPLATE_KINDS: frozenset[Kind] = frozenset({"text", "number", "boolean"})
+"""Kinds that a template can contain."""
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """A column of all rows.
+
+    Attributes:
+        name: Its name.
+        rows: Rows that have a value other than null.
+        empty: Rows whose value is an empty text or list.
+        kinds: Number of values by kind.
+        missing_at: File and line of the first row without a value; empty if every row has one.
+        scripts: Number of letters by Unicode script, in a sample of the rows.
+    """
+
+    name: str
+    rows: int
+    empty: int
+    kinds: Mapping[Kind, int]
+    missing_at: str
+    scripts: Mapping[str, int]
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of most values; None if all are null."""
+        return max(self.kinds, key=lambda kind: self.kinds[kind], default=None)
+
+    @property
+    def fits_templates(self) -> bool:
+        """Whether a template can contain every value that is not null."""
+        return bool(self.kinds) and self.kinds.keys() <= TEMPLATE_KINDS and not set("{}") & set(self.name)
+
+    @property
+    def script(self) -> str:
+        """The Unicode script of most letters, such as Latin; empty without letters."""
+        return max(self.scripts, key=lambda script: self.scripts[script], default="")
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How a row becomes text: the fields of `dataset` with these names, and the reason for them."""
+
+    prompt: str = ""
+    completion: str = ""
+    text: str = ""
+    messages: str = ""
+    tools: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class DataProfile:
+    """The rows.
+
+    Attributes:
+        source: `dataset.prepare.source` of the job file.
+        rows: Number of all rows.
+        columns: In the order of the first rows.
+        format: How a row becomes text.
+        measured_rows: Rows that were tokenized; the lengths are theirs.
+        duplicates: Those of them whose text equals that of a row before.
+        lengths: Number of rows by their length in tokens; of a seq2seq model, of the inputs.
+        target_lengths: The same of a seq2seq model's targets; None for causal models.
+        prompt_lengths: Number of rows of a causal model by the tokens before the first one that is trained.
+    """
+
+    source: str
+    rows: int
+    columns: tuple[ColumnProfile, ...]
+    format: RowFormat
+    measured_rows: int
+    duplicates: int
+    lengths: Mapping[int, int]
+    target_lengths: Mapping[int, int] | None
+    prompt_lengths: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """The model.
+
+    Attributes:
+        source: `model.source` of the job file.
+        tokenizer: `model.tokenizer` of the job file; empty for the model's own.
+        task: causal or seq2seq.
+        model_type: Of its configuration, such as llama.
+        parameters: Number of parameters.
+        architecture: For the memory plan; None for a model type that the plan does not know.
+        max_positions: Most tokens that it has positions for; None without a limit.
+        has_weights: False for a folder with a configuration only, which is trained from random weights.
+        has_chat_template: Whether the tokenizer has one.
+    """
+
+    source: str
+    tokenizer: str
+    task: Literal["causal", "seq2seq"]
+    model_type: str
+    parameters: int
+    architecture: Architecture | None
+    max_positions: int | None
+    has_weights: bool
+    has_chat_template: bool
+
+
+@dataclass(frozen=True)
+class MachineProfile:
+    """The workers to plan for.
+
+    Attributes:
+        gpus: Number of GPUs, one worker each; 0: one worker on the CPU.
+        memory_bytes: Memory of one worker.
+        description: What the device is, and how that is known.
+        bfloat16: Whether the GPUs compute in bfloat16.
+        plan_options: Options with which `spotune plan` plans for this device.
+    """
+
+    gpus: int
+    memory_bytes: int
+    description: str
+    bfloat16: bool = True
+    plan_options: str = ""
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return max(self.gpus, 1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A field of the job file and the reason for its value.
+
+    Attributes:
+        path: camelCase path, such as `spec.training.epochs`.
+        value: Its value; None leaves the field out, and the reason remains as a comment.
+        reason: What was observed, why the value was chosen, and what to change.
+    """
+
+    path: str
+    value: Any
+    reason: str = ""

@@ -1,0 +1,113 @@
+"""The questions of `spotune init --interactive`, each with the detected answer as its default."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from spotune.errors import JobError, UsageError
+from spotune_trainer.cli.init.profiles import ColumnProfile, RowFormat
+from spotune_trainer.cli.init.row_format import chat_format, describe, pair_format, text_format
+
+_FORMATS = ("completion", "text", "messages")
+
+
+def ask_row_format(columns: Sequence[ColumnProfile], detected: RowFormat | None, problem: str) -> RowFormat:
+    """Ask how a row becomes text.
+
+    Args:
+        columns: All columns.
+        detected: The default; None if there is none.
+        problem: Why there is none.
+    """
+    typer.echo(f"Columns: {describe(columns)}", err=True)
+    if problem:
+        typer.echo(problem, err=True)
+    default = detected or RowFormat()
+    named = next((name for name in _FORMATS if getattr(default, name)), None)
+    kind = _ask(f"Row format ({', '.join(_FORMATS)})", named, _one_of(_FORMATS))
+    if kind == "messages":
+        return _ask_column("Column of chat messages", default.messages, lambda name: chat_format(columns, name))
+    if kind == "text":
+        return _ask_column("Column or template of plain text", default.text, lambda name: text_format(columns, name))
+    prompt = _ask(
+        "Prompt: a template such as '{question}'", _escaped(default.prompt), lambda text: _template(columns, text)
+    )
+    completion = _ask(
+        "Completion: a template such as '{answer}'",
+        _escaped(default.completion),
+        lambda text: _template(columns, text),
+    )
+    if (prompt, completion) == (default.prompt, default.completion):
+        return default
+    return pair_format(columns, prompt, completion)
+
+
+def ask_epochs(default: int) -> int:
+    """Ask for the passes over the rows."""
+    epochs: int = _ask("Epochs", str(default), _positive)
+    return epochs
+
+
+def ask_output_file(default: str, *, force: bool) -> str:
+    """Ask where the job file is written; `-` is standard output. An existing file needs `force`."""
+    path: str = _ask("Job file to write ('-': print it)", default, lambda answer: _new_file(answer, force))
+    return path
+
+
+def _ask_column(question: str, default: str, make: Callable[[str], RowFormat]) -> RowFormat:
+    found: RowFormat = _ask(question, default or None, lambda name: _checked(make, name))
+    return found
+
+
+def _ask(question: str, default: str | None, check: Callable[[str], Any]) -> Any:
+    """Ask until `check` accepts the answer; returns what it returns. Standard output is left to the job file."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return typer.prompt(question, default=default or None, value_proc=check, err=True)
+    except typer.Abort as error:
+        raise UsageError(f"no answer to the question {question!r}: the input has ended") from error
+
+
+def _one_of(names: Sequence[str]) -> Callable[[str], str]:
+    def check(answer: str) -> str:
+        if answer not in names:
+            raise typer.BadParameter(f"{answer!r}: give one of {', '.join(names)}")
+        return answer
+
+    return check
+
+
+def _positive(answer: str) -> int:
+    if not answer.isdecimal() or int(answer) < 1:
+        raise typer.BadParameter(f"{answer!r}: give a whole number from 1")
+    return int(answer)
+
+
+def _new_file(answer: str, force: bool) -> str:
+    if answer != "-" and Path(answer).exists() and not force:
+        raise typer.BadParameter(f"{answer} exists: give another name, or start again with --force")
+    return answer
+
+
+def _template(columns: Sequence[ColumnProfile], answer: str) -> str:
+    """The template of an answer, in which a backslash and n are a line break."""
+    template = answer.replace("\\n", "\n")
+    _checked(lambda text: pair_format(columns, text, text), template)
+    return template
+
+
+def _escaped(template: str) -> str | None:
+    return template.replace("\n", "\\n") or None
+
+
+def _checked(make: Callable[[str], RowFormat], answer: str) -> RowFormat:
+    try:
+        return make(answer)
+    except JobError as error:
+        raise typer.BadParameter(str(error)) from error
