@@ -82,6 +82,8 @@ class FinetuneJobSpec(Section):
                 "training.evaluation.generate",
                 "requires prompts, and dataset.text has none: use dataset.prompt and dataset.completion",
             )
+        if self.output.export == "best" and evaluation.best is None:
+            invalid("output.export", "best requires evaluations that are compared: set training.evaluation.best")
         sql = evaluation.sql
         if sql is not None and dataset.prepare is not None and sql.column not in dataset.keep:
             reason = f"must contain the column {sql.column!r}, which training.evaluation.sql.column names"

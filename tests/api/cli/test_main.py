@@ -155,7 +155,7 @@ def test_errors_are_one_json_object_for_scripts(
     assert (code, out, found["exitCode"], found["error"]) == (20, "", 20, "JobError")
     assert found["problems"][0] == {
         "file": str(file),
-        "line": 20,
+        "line": 21,
         "field": "spec.execution.compile",
         "message": 'expected auto, true or false, not "sometimes"',
     }

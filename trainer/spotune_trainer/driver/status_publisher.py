@@ -21,7 +21,7 @@ from spotune_trainer.observability.goodput_ledger import GoodputMeter
 from spotune_trainer.observability.tracking.tracker import Tracker
 
 _REFRESH_SECONDS = 0.5
-_KEPT_FROM_LAST_ATTEMPT = ("step", "totalSteps", "loss", "evalLoss", "evalScores", "lastCheckpoint")
+_KEPT_FROM_LAST_ATTEMPT = ("step", "totalSteps", "loss", "evalLoss", "evalScores", "best", "lastCheckpoint")
 _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
     (
         "step",
@@ -33,6 +33,9 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "skippedSteps",
         "evalLoss",
         "evalScores",
+        "best",
+        "stoppedEarly",
+        "exportProblem",
         "tokensPerSecond",
         "samplesPerSecond",
         "mfu",
