@@ -106,9 +106,9 @@ class Evaluations:
             return ExportChoice(opened)
         usable = find_best_checkpoint(self.context.directory, self.history, best, self.context.reporter.heartbeat)
         if usable is None:
-            problem = f"the checkpoint of step {found.step}, the best, cannot be used; the last one is exported"
-            return ExportChoice(opened, problem=problem)
-        problem = None
+            reason = f"the checkpoint of step {found.step}, the best, cannot be used; the last one is exported"
+            return ExportChoice(opened, problem=reason)
+        problem: str | None = None
         if usable.unusable:
             problem = f"{usable.unusable[0]}; the next best is exported, of step {usable.checkpoint.name.step}"
             logger.warning("%s", problem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class RunSummary:
         steps: Records of the steps that led to the model, in order, each step once.
         groups: Worker groups in order.
         commits: Events `committed` in order.
-        evaluations: Events `evaluated` in order.
+        evaluations: Events `evaluated` by step, each step once: a later worker group may have repeated one.
     """
 
     name: str
@@ -105,8 +105,14 @@ def read_summary(root: Path) -> RunSummary:
         steps=steps,
         groups=_worker_groups(events),
         commits=[event for event in events if event["event"] == "committed"],
-        evaluations=[event for event in events if event["event"] == "evaluated"],
+        evaluations=_by_step(event for event in events if event["event"] == "evaluated"),
     )
+
+
+def _by_step(evaluated: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The last event of each step, by step."""
+    newest = {event["step"]: event for event in evaluated}
+    return [newest[step] for step in sorted(newest)]
 
 
 def _worker_groups(events: Sequence[Mapping[str, Any]]) -> list[WorkerGroup]:
