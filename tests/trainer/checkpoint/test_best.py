@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from spotune.job import BestSpec
 from spotune_trainer import files
 from spotune_trainer.checkpoint.best import find_best_checkpoint
-from spotune_trainer.checkpoint.evaluations import Evaluation
+from spotune_trainer.checkpoint.evaluations import Evaluation, best_evaluation
 from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.checkpoint.layout import MANIFEST, Checkpoint, CheckpointName, list_checkpoints
 from spotune_trainer.checkpoint.writer import prune
@@ -63,6 +64,27 @@ def test_a_checkpoint_before_its_own_evaluation_keeps_the_earlier_best(directory
     commit_checkpoint(directory, 30, 1, evaluations=history(5, 10, 15, 20, 25))
     prune(directory, 1, keep=1, best=BEST)
     assert kept(directory) == [10, 30]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_checkpoint_more_than_keep_is_enough_for_the_best(tmp_path: Path, seed: int) -> None:
+    """Each evaluation that is the best is committed, as a worker group does, and other steps at random."""
+    random, directory, keep = Random(seed), JobDirectory(tmp_path), 1 + seed % 3
+    claim(directory, None)
+    done: tuple[Evaluation, ...] = ()
+    for step in range(1, 25):
+        commits_first, evaluates = random.random() < 0.4, random.random() < 0.5
+        if commits_first:
+            commit_checkpoint(directory, step, 1, evaluations=done)
+            prune(directory, 1, keep, best=BEST)
+        if evaluates:
+            done = (*done, Evaluation(step, 100, random.random()))
+            if best_evaluation(done, BEST) == done[-1] and not commits_first:
+                commit_checkpoint(directory, step, 1, evaluations=done)
+                prune(directory, 1, keep, best=BEST)
+        best = best_evaluation(done, BEST)
+        assert len(kept(directory)) <= keep + 1
+        assert best is None or best.step in kept(directory)
 
 
 def test_a_damaged_manifest_does_not_stop_the_pruning(directory: JobDirectory) -> None:
