@@ -10,6 +10,7 @@ from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.job import (
     BackoffSpec,
+    BestSpec,
     DatasetSpec,
     EvalSpec,
     EvaluationSpec,
@@ -75,6 +76,29 @@ _EVALUATION = (
         "is only used by the metric executionAccuracy, which is not in metrics",
         "sql",
     ),
+    Rule(
+        "!has(self.earlyStopping) || has(self.best)",
+        "requires the metric that evaluations are compared by: set best.metric",
+        "earlyStopping",
+    ),
+    Rule(
+        "!has(self.best) || self.everySteps > 0",
+        "must be at least 1, because best compares evaluations during training",
+        "everySteps",
+    ),
+    Rule(
+        "!has(self.best) || self.best.metric == 'loss' || self.best.metric in self.metrics",
+        "is not evaluated: add it to metrics",
+        "best.metric",
+    ),
+)
+
+_BEST = (
+    Rule(
+        f"self.mode == 'auto' || !(self.metric in {list(BUILT_IN)})",
+        "is only for functions: remove this field",
+        "mode",
+    ),
 )
 
 _TRAINING = (
@@ -114,7 +138,13 @@ def _default_evaluation() -> str:
     defaults = EvaluationSpec().model_dump(mode="json", exclude_none=True)
     spelled = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
     given = [f"self.training.evaluation.{name} == {value}" for name, value in spelled.items()]
-    return " && ".join([*given, "!has(self.training.evaluation.sql)"])
+    absent = [f"!has(self.training.evaluation.{name})" for name in _optional(EvaluationSpec)]
+    return " && ".join([*given, *absent])
+
+
+def _optional(section: type[BaseModel]) -> list[str]:
+    """Names of the fields of a section that are absent by default."""
+    return [field.alias or name for name, field in section.model_fields.items() if field.default is None]
 
 
 _SPEC = (
@@ -180,6 +210,11 @@ _SPEC = (
         "type(self.execution.microBatchSize) != int || self.execution.microBatchSize <= self.training.globalBatchSize",
         "must not be more than training.globalBatchSize",
         "execution.microBatchSize",
+    ),
+    Rule(
+        "self.output.export != 'best' || has(self.training.evaluation.best)",
+        "best requires evaluations that are compared: set training.evaluation.best",
+        "output.export",
     ),
     Rule(
         "self.output.mergeAdapter || has(self.adapter)",
@@ -287,6 +322,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     MixtureSourceSpec: MIXTURE_SOURCE_RULES,
     DatasetSpec: DATASET_RULES,
     EvaluationSpec: _EVALUATION,
+    BestSpec: _BEST,
     TrainingSpec: _TRAINING,
     ExecutionSpec: _EXECUTION,
     FinetuneJobSpec: _SPEC,

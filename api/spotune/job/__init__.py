@@ -10,6 +10,7 @@ from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import (
+    BestStatus,
     FinetuneJobStatus,
     GpuSecondsStatus,
     LastCheckpointStatus,
@@ -17,17 +18,20 @@ from spotune.job.status import (
     RestartsStatus,
     TrainedStatus,
 )
-from spotune.job.training import EvaluationSpec, SqlSpec, TrainingSpec
+from spotune.job.training import BestSpec, EarlyStoppingSpec, EvaluationSpec, SqlSpec, TrainingSpec
 
 __all__ = [
     "KIND",
     "AdapterSpec",
     "BackoffSpec",
+    "BestSpec",
+    "BestStatus",
     "CheckpointSpec",
     "CleanupSpec",
     "ClusterSpec",
     "CredentialsSpec",
     "DatasetSpec",
+    "EarlyStoppingSpec",
     "EvalSpec",
     "EvaluationSpec",
     "ExecutionSpec",

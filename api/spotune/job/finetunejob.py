@@ -98,6 +98,8 @@ class FinetuneJobSpec(Section):
                 "training.evaluation.generate",
                 "requires prompts, and dataset.text has none: use dataset.prompt and dataset.completion",
             )
+        if self.output.export == "best" and evaluation.best is None:
+            invalid("output.export", "best requires evaluations that are compared: set training.evaluation.best")
         sql = evaluation.sql
         prepared = dataset.prepare is not None or dataset.prepared_sources
         if sql is not None and prepared and sql.column not in dataset.keep:

@@ -33,3 +33,8 @@ def metric_name(metric: str) -> str:
 def is_function(metric: str) -> bool:
     """Whether a metric is a function of the user."""
     return metric not in BUILT_IN
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether lower values of a built-in metric are better."""
+    return metric == "loss"

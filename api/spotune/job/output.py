@@ -55,5 +55,8 @@ class OutputSpec(Section):
 
     hub: HubSpec | None = None
     """Upload to the Hugging Face Hub."""
+    export: Literal["auto", "best", "last"] = "auto"
+    """Checkpoint that is exported: that of the best evaluation (training.evaluation.best), or that of the last step.
+    auto: best if training.evaluation.best is set."""
     merge_adapter: bool = True
     """true: export the base model with the adapter merged into it. false: export the adapter alone."""

@@ -35,6 +35,17 @@ class LastCheckpointStatus(StatusSection):
     """Time of the commit (RFC 3339)."""
 
 
+class BestStatus(StatusSection):
+    """The best evaluation so far, by training.evaluation.best."""
+
+    step: int
+    """Completed optimizer steps before it."""
+    metric: str
+    """Name of the metric."""
+    value: float
+    """Value of the metric."""
+
+
 class GpuSecondsStatus(StatusSection):
     """GPU seconds of running worker pods, whether they trained or not: the time that a cloud bills."""
 
@@ -94,9 +105,11 @@ class FinetuneJobStatus(StatusSection):
     loss: float | None = None
     """Training loss of the last step."""
     eval_loss: float | None = None
-    """Loss of the last evaluation."""
+    """Loss of the last evaluation. When the model is trained, it is that of the exported model."""
     eval_scores: dict[str, float] | None = None
-    """Scores of the last evaluation by metric."""
+    """Scores of the last evaluation by metric. When the model is trained, they are those of the exported model."""
+    best: BestStatus | None = None
+    """The best evaluation, whose checkpoint is kept."""
     tokens_per_second: float | None = None
     """Training throughput over all workers, in tokens per second."""
     mfu: float | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, Source, invalid
-from spotune.job.metric import BUILT_IN, MAX_METRICS, Metric, is_function, metric_name
+from spotune.job.metric import BUILT_IN, MAX_METRICS, Metric, is_function, lower_is_better, metric_name
 
 
 class SqlSpec(Section):
@@ -33,6 +33,36 @@ class PreferenceSpec(Section):
     """simpo: reward by which chosen answers should exceed rejected ones. Absent: 0.5."""
 
 
+class BestSpec(Section):
+    """Which evaluation is the best. The checkpoint of its step is kept."""
+
+    metric: str = "loss"
+    """loss, or one of metrics."""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """Whether lower (min) or higher (max) values of your own function are better. auto: max; for loss, min."""
+
+    @property
+    def prefers_lower(self) -> bool:
+        """Whether a lower value is better."""
+        return lower_is_better(self.metric) if self.mode == "auto" else self.mode == "min"
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        if self.mode != "auto" and not is_function(self.metric):
+            better = "lower" if lower_is_better(self.metric) else "higher"
+            invalid("mode", f"is only for functions; {better} values of {self.metric} are better: remove this field")
+        return self
+
+
+class EarlyStoppingSpec(Section):
+    """When training ends before its last step, because evaluations by best.metric no longer improve."""
+
+    patience: PositiveInt = 3
+    """Consecutive evaluations without improvement after which training ends."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """An evaluation improves if it is better than the last one that improved by more than this."""
+
+
 class EvaluationSpec(Section):
     """When and how the model is evaluated on dataset.eval."""
 
@@ -51,6 +81,21 @@ class EvaluationSpec(Section):
     """Samples per evaluation batch and worker. 0: four times the micro-batch, or once if ZeRO-3 keeps layers."""
     sql: SqlSpec | None = None
     """Where generated SQL runs, for executionAccuracy."""
+    best: BestSpec | None = None
+    """Keep the checkpoint of the best evaluation. It is exported unless output.export is last."""
+    early_stopping: EarlyStoppingSpec | None = None
+    """End training when evaluations no longer improve. Requires best, which has the metric."""
+
+    @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        if self.early_stopping is not None and self.best is None:
+            invalid("earlyStopping", "requires the metric that evaluations are compared by: set best.metric")
+        if self.best is not None:
+            if not self.every_steps:
+                invalid("everySteps", "must be at least 1, because best compares evaluations during training")
+            if self.best.metric != "loss" and self.best.metric not in self.metrics:
+                invalid("best.metric", f"{self.best.metric} is not evaluated: add it to metrics")
+        return self
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:

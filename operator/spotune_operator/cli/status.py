@@ -157,6 +157,7 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
     yield "progress", _bar(status, bar_width)
     yield "", metrics_line(status, now)
     yield "evaluation", evaluation(status.get("evalLoss"), status.get("evalScores") or {})
+    yield "best", _best(status.get("best"))
     yield "workers", status.get("workers") or ""
     yield "checkpoint", _checkpoint(checkpoint, now) if checkpoint else "none yet"
     yield "restarts", restarts(counts)
@@ -166,6 +167,10 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
     yield "generation", _generation(status)
     yield "model", status.get("output") or ""
     yield "age", age(job, now)
+
+
+def _best(best: Mapping[str, Any] | None) -> str:
+    return f"{best['metric']} {best['value']:.4g} after step {best['step']}" if best else ""
 
 
 def phase(job: Job) -> str:

@@ -118,6 +118,14 @@ class CheckpointResponse(_LenientModel):
     time: Time
 
 
+class BestResponse(_LenientModel):
+    """The best evaluation so far: completed steps before it, and name and value of the metric."""
+
+    step: Count
+    metric: Text
+    value: float
+
+
 class RestartsResponse(_LenientModel):
     """Restarts of worker groups by cause; None: not in the response."""
 
@@ -168,6 +176,9 @@ class ProgressResponse(_LenientModel):
     loss: float | None = None
     eval_loss: float | None = None
     eval_scores: Annotated[dict[str, float], BeforeValidator(_scores)] | None = None
+    best: BestResponse | None = None
+    stopped_early: Text = ""
+    export_problem: Text = ""
     tokens_per_second: Amount | None = None
     mfu: Amount | None = None
     age_seconds: Amount | None = None

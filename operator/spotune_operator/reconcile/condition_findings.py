@@ -65,7 +65,7 @@ def failed_checks(context: ReconcileContext) -> list[CheckResponse]:
 
 def _outcome(context: ReconcileContext) -> Iterator[Finding]:
     if context.outcome == "trained":
-        yield Finding("Complete", "True", "Trained", "the model is trained and exported")
+        yield _complete(context)
     else:
         yield Finding("Complete", "False", "NotYet")
     if context.outcome == "failed":
@@ -75,6 +75,16 @@ def _outcome(context: ReconcileContext) -> Iterator[Finding]:
         yield Finding("Failed", "True", "JobError", message)
     else:
         yield Finding("Failed", "False", "NotFailed")
+
+
+def _complete(context: ReconcileContext) -> Finding:
+    """The finding of a trained model. What it says of the end of the run stays when the supervisor is gone."""
+    early, problem = context.progress.stopped_early, context.progress.export_problem
+    earlier = find(context.previous.conditions, "Complete")
+    if not (early or problem) and earlier is not None and earlier.status == "True":
+        return Finding("Complete", "True", earlier.reason, earlier.message)
+    message = "; ".join(text for text in (early or "the model is trained and exported", problem) if text)
+    return Finding("Complete", "True", "StoppedEarly" if early else "Trained", message)
 
 
 def _suspended(context: ReconcileContext) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from spotune.job import FinetuneJobStatus, GpuSecondsStatus, LastCheckpointStatus, RestartsStatus
+from spotune.job import BestStatus, FinetuneJobStatus, GpuSecondsStatus, LastCheckpointStatus, RestartsStatus
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP
 from spotune_operator.kube.conditions import find, is_true
 from spotune_operator.kube.timestamps import rfc3339, unix_time
@@ -30,6 +30,7 @@ def training_fields(context: ReconcileContext) -> dict[str, Any]:
         **{name: _rounded(getattr(progress, name)) if is_training else None for name in _WHILE_TRAINING},
         "eta": rfc3339(context.poll.received_at + left) if left is not None else "",
         "resumed_from_step": progress.resumed_from_step or context.previous.resumed_from_step,
+        "best": _best(progress, context.previous),
         "last_checkpoint": _last_checkpoint(progress, context.previous),
         "restarts": _restarts(progress, context.previous.restarts),
         **_progress(context),
@@ -41,6 +42,13 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _best(progress: ProgressResponse, previous: FinetuneJobStatus) -> BestStatus | None:
+    found = progress.best
+    if found is None:
+        return previous.best
+    return BestStatus(step=found.step, metric=found.metric, value=_rounded(found.value))
 
 
 def _last_checkpoint(progress: ProgressResponse, previous: FinetuneJobStatus) -> LastCheckpointStatus | None:

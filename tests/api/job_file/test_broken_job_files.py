@@ -147,6 +147,15 @@ WRONG_FIELDS = [
         ":10: spec.workers.learningRate: is not a field here; learningRate is at spec.training.learningRate",
     ),
     (
+        "metric of early stopping in the wrong place",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, earlyStopping: {metric: loss}}",
+        (
+            ":9: spec.training.evaluation.earlyStopping.metric: is not a field here; metric is at "
+            "spec.training.evaluation.best.metric and spec.serving.rollout.promoteIf.metric and status.best.metric"
+        ),
+    ),
+    (
         "unknown field",
         "min: 1",
         "colour: red",

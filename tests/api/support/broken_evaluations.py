@@ -86,6 +86,63 @@ WRONG_EVALUATIONS = [
         ":9: spec.training.evaluation.metrics: lists a metric twice",
     ),
     (
+        "early stopping without a metric",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, earlyStopping: {patience: 2}}",
+        (
+            ":9: spec.training.evaluation.earlyStopping: requires the metric that evaluations are compared by: "
+            "set best.metric"
+        ),
+    ),
+    (
+        "best of evaluations that are never made",
+        "epochs: 3",
+        "epochs: 3, evaluation: {best: {metric: loss}}",
+        (
+            ":9: spec.training.evaluation.everySteps: must be at least 1, because best compares evaluations "
+            "during training"
+        ),
+    ),
+    (
+        "best by a metric that is not evaluated",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, generate: true, best: {metric: exactMatch}}",
+        ":9: spec.training.evaluation.best.metric: exactMatch is not evaluated: add it to metrics",
+    ),
+    (
+        "best by an unknown metric",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, best: {metric: eval_loss}}",
+        ":9: spec.training.evaluation.best.metric: eval_loss is not evaluated: add it to metrics",
+    ),
+    (
+        "mode of a built-in metric",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, best: {metric: loss, mode: max}}",
+        (
+            ":9: spec.training.evaluation.best.mode: is only for functions; lower values of loss are better: "
+            "remove this field"
+        ),
+    ),
+    (
+        "no patience",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, best: {metric: loss}, earlyStopping: {patience: 0}}",
+        ":9: spec.training.evaluation.earlyStopping.patience: expected at least 1, not 0",
+    ),
+    (
+        "negative difference",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, best: {metric: loss}, earlyStopping: {minDelta: -0.1}}",
+        ":9: spec.training.evaluation.earlyStopping.minDelta: expected at least 0, not -0.1",
+    ),
+    (
+        "export of the best without best",
+        "  workers:",
+        "  output: {export: best}\n  workers:",
+        ":10: spec.output.export: best requires evaluations that are compared: set training.evaluation.best",
+    ),
+    (
         "database column that shards do not carry",
         TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
         (

@@ -42,14 +42,15 @@ spec:
                maxGradNorm: 1.0, labelSmoothing: 0.1, shuffleBlockSize: 0, maxBadSteps: 5, seed: 42,
                evaluation: {everySteps: 200, generate: true, maxNewTokens: 64, samples: 500, batchSize: 16,
                             metrics: [loss, exactMatch, executionAccuracy, "my_metrics:bleu"],
-                            sql: {databases: "s3://bucket/databases", column: database}}}
+                            sql: {databases: "s3://bucket/databases", column: database},
+                            best: {metric: "my_metrics:bleu", mode: max}, earlyStopping: {patience: 3, minDelta: 0.01}}}
   execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto, attention: auto,
                compile: auto, deterministic: true, flopsProfile: 10}
   checkpoint: {every: 300s, keep: 2, keepEverySteps: 0}
   tracking:   {tensorboard: true, wandb: {project: x, keySecretRef: {name: wandb, key: key}},
                mlflow: {uri: "http://mlflow:5000", experiment: x}}
   output:     {hub: {repo: me/t5, private: true, strategy: end, tokenSecretRef: {name: hf, key: write}},
-               mergeAdapter: true}
+               export: auto, mergeAdapter: true}
   workers:    {count: 4, min: 1, gpus: 1, capacity: spot, resources: {limits: {cpu: 8, memory: 64Gi}},
                serviceAccountName: "", podTemplate: {spec: {nodeSelector: {pool: gpu}}}, resizeCooldown: 10m,
                onDemandAfter: 10m}

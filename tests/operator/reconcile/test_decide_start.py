@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spotune.job import BestStatus
 from tests.operator.support.scenarios import (
     NOW,
     SETTINGS,
@@ -279,6 +280,34 @@ def test_complete_stays_complete_when_the_cluster_is_gone() -> None:
     assert scenario.status.phase == "Complete"
     assert "RayCluster" not in {manifest["kind"] for manifest in decision.apply}
     assert decision.requeue_after is None
+
+
+def test_complete_says_why_training_stopped_early_also_when_the_cluster_is_gone() -> None:
+    reason = "stopped early after step 120: loss has not improved in 3 evaluations; best 0.41 after step 90"
+    best = {"step": 90, "metric": "loss", "value": 0.4100001}
+    scenario = training_scenario()
+    scenario.supervisor_reports("Done", "trained", step=120, stoppedEarly=reason, best=best)
+    scenario.decide()
+    scenario.observe(children={}, pods=(), poll=None)
+    scenario.decide(after=1000)
+    assert scenario.is_true("Complete")
+    assert (scenario.condition("Complete").reason, scenario.condition("Complete").message) == ("StoppedEarly", reason)
+    assert scenario.status.best == BestStatus(step=90, metric="loss", value=0.41)
+    scenario.edit(a_cluster_job(training={"epochs": 4, "globalBatchSize": 96}))
+    scenario.decide(after=1000)
+    assert not scenario.is_true("Complete"), "a longer run continues"
+    scenario.trains(step=200, stoppedEarly=None, best=None)
+    scenario.supervisor_reports("Done", "trained", step=240)
+    scenario.decide()
+    assert scenario.condition("Complete").message == "the model is trained and exported"
+
+
+def test_complete_says_that_another_than_the_best_model_was_exported() -> None:
+    problem = "the checkpoint of step 90 is damaged: rank-00000.safetensors is missing; the next best is exported"
+    scenario = training_scenario()
+    scenario.supervisor_reports("Done", "trained", step=120, exportProblem=problem)
+    scenario.decide()
+    assert scenario.condition("Complete").message == f"the model is trained and exported; {problem}"
 
 
 def test_kept_cluster_is_left_alone() -> None:

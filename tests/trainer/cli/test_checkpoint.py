@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AutoModelForSeq2SeqLM
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.checkpoint.catalogue import list_entries
+from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
 from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
@@ -51,7 +53,9 @@ def masters(job: FinetuneJob, step: int) -> dict[str, Tensor]:
     return {name: parameter.detach() + step for name, parameter in build_model(job).named_parameters()}
 
 
-def save(directory: JobDirectory, job: FinetuneJob, name: CheckpointName) -> None:
+def save(
+    directory: JobDirectory, job: FinetuneJob, name: CheckpointName, evaluations: tuple[Evaluation, ...] = ()
+) -> None:
     """Commit the job's initial parameters plus the step, each split between two ranks."""
     parameters = masters(job, name.step)
     for rank in range(WORLD_SIZE):
@@ -65,7 +69,8 @@ def save(directory: JobDirectory, job: FinetuneJob, name: CheckpointName) -> Non
 
     def manifest(entries: tuple[FileEntry, ...]) -> Manifest:
         shapes = {parameter: tuple(value.shape) for parameter, value in parameters.items()}
-        return Manifest(name.step, name.generation, name.step, "f" * 8, 1, WORLD_SIZE, 2, 1.8e9, entries, shapes)
+        manifest = Manifest(name.step, name.generation, name.step, "f" * 8, 1, WORLD_SIZE, 2, 1.8e9, entries, shapes)
+        return replace(manifest, evaluations=evaluations)
 
     commit(directory, name, WORLD_SIZE, manifest)
 
@@ -99,6 +104,7 @@ def test_checkpoints_are_listed_with_their_metadata(run: JobDirectory, capsys: p
         "generation": 1,
         "state": "whole",
         "reason": "",
+        "best": False,
         "time": 1.8e9,
         "worldSize": 2,
         "zeroStage": 2,
@@ -110,6 +116,31 @@ def test_checkpoints_are_listed_with_their_metadata(run: JobDirectory, capsys: p
     assert lines[0].split() == ["step", "generation", "committed", "workers", "ZeRO", "size", "state"]
     assert [line.split()[0] for line in lines[1:]] == ["10", "20"]
     assert lines[1].split()[-1] == "whole"
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_marked(
+    run: JobDirectory, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = {"everySteps": 10, "best": {"metric": "loss"}}
+    job = make_job(source, training={"epochs": 1, "evaluation": evaluation})
+    files.write_json(run.job, job.model_dump(mode="json"))
+    history = tuple(Evaluation(step, 40, loss) for step, loss in ((10, 3.0), (20, 3.5)))
+    save(run, job, CheckpointName(25, 1), history)
+    assert marked(capsys, run) == [10]
+    save(run, job, CheckpointName(30, 1), (*history, Evaluation(25, 40, 2.0)))
+    assert marked(capsys, run) == [25]
+    code, out, _ = call(capsys, "ls", run.root)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if "whole, best" in line] == ["25"]
+    files.write_json(run.result, {"best": {"step": 30, "metric": "loss", "value": 1.0}})
+    assert marked(capsys, run) == [30], "the evaluation after the last step is in no checkpoint"
+
+
+def marked(capsys: pytest.CaptureFixture[str], run: JobDirectory) -> list[int]:
+    """Steps of the checkpoints that are marked as the best."""
+    code, out, _ = call(capsys, "ls", run.root, "--output", "json")
+    assert code == 0
+    return [entry["step"] for entry in json.loads(out)["checkpoints"] if entry["best"]]
 
 
 def test_listing_a_run_without_checkpoints_succeeds(run: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
 from spotune_trainer.checkpoint.writer import commit, write_fragments
@@ -39,14 +41,19 @@ def fragments_of_rank(state: State, world_size: int, rank: int) -> list[Fragment
 
 
 def commit_checkpoint(
-    directory: JobDirectory, step: int, generation: int, world_size: int = 1, state: State | None = None
+    directory: JobDirectory,
+    step: int,
+    generation: int,
+    world_size: int = 1,
+    state: State | None = None,
+    evaluations: tuple[Evaluation, ...] = (),
 ) -> CheckpointName:
     """Commit a checkpoint like a worker group does."""
     name = CheckpointName(step, generation)
     state = make_state(step) if state is None else state
     for rank in range(world_size):
         write_fragments(directory.checkpoints / str(name), rank, fragments_of_rank(state, world_size, rank))
-    commit(directory, name, world_size, lambda entries: make_manifest(name, entries))
+    commit(directory, name, world_size, lambda entries: replace(make_manifest(name, entries), evaluations=evaluations))
     return name
 
 

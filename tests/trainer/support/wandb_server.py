@@ -35,10 +35,11 @@ class StoredRun:
 
 @dataclass
 class Server:
-    """The server's URL and its runs by id."""
+    """The server's URL, its runs by id, and uploaded files by name."""
 
     url: str = ""
     runs: dict[str, StoredRun] = field(default_factory=dict)
+    uploads: dict[str, bytes] = field(default_factory=dict)
 
     def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
         """The data of the response to a GraphQL operation."""
@@ -99,7 +100,7 @@ def serving() -> Iterator[Server]:
             self.reply(answer)
 
         def do_PUT(self) -> None:  # noqa: N802 - http.server's name
-            self.body()
+            server.uploads[self.path.removeprefix("/upload/")] = self.body()
             self.reply({})
 
     with served(Handler) as server.url:

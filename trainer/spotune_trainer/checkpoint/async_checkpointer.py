@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from spotune.job import CheckpointSpec
+from spotune.job import BestSpec, CheckpointSpec
 from spotune_trainer.checkpoint.fragment import FragmentSource
 from spotune_trainer.checkpoint.generations import raise_if_superseded
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
@@ -73,6 +73,7 @@ class AsyncCheckpointer:
         rank: of this process; rank 0 also writes the manifest, after all ranks have written.
         world_size: number of ranks.
         checkpoint: how many checkpoints to keep.
+        best: which evaluation is the best, whose checkpoint is kept as well; None: none is.
         clock: seconds, monotonic.
     """
 
@@ -82,12 +83,14 @@ class AsyncCheckpointer:
         rank: int,
         world_size: int,
         checkpoint: CheckpointSpec,
+        best: BestSpec | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._rank = rank
         self._world_size = world_size
         self._checkpoint = checkpoint
+        self._best = best
         self._clock = clock
         self._snapshot = Snapshot()
         self._reservation: threading.Thread | None = None
@@ -196,15 +199,15 @@ class AsyncCheckpointer:
                 pending.manifest = self._retry(
                     pending, lambda: commit(self._directory, pending.name, self._world_size, make_manifest)
                 )
-                keep = self._checkpoint
-                self._retry(
-                    pending, lambda: prune(self._directory, pending.name.generation, keep.keep, keep.keep_every_steps)
-                )
+                self._retry(pending, lambda: self._prune(pending.name.generation))
         except BaseException as error:  # noqa: BLE001 - raised again by `poll`
             pending.error = error
         finally:
             pending.seconds = self._clock() - pending.started
             pending.done.set()
+
+    def _prune(self, generation: int) -> None:
+        prune(self._directory, generation, self._checkpoint.keep, self._checkpoint.keep_every_steps, self._best)
 
     def _retry(self, pending: _PendingSave, write: Callable[[], T]) -> T:
         """Repeat a write until the volume accepts it, with exponential backoff."""

@@ -7,8 +7,11 @@ from enum import StrEnum
 from typing import Any
 
 from spotune.errors import JobError, UsageError
+from spotune_trainer import files
+from spotune_trainer.checkpoint.evaluations import best_evaluation
 from spotune_trainer.checkpoint.generations import Generation, in_lineage, list_generations
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, list_checkpoints
+from spotune_trainer.job_directory.job import job_of
 from spotune_trainer.job_directory.layout import JobDirectory
 
 
@@ -34,12 +37,14 @@ class CatalogueEntry:
         state: whether it can be resumed from.
         reason: what is wrong with it; empty if it is whole.
         checkpoint: folder and manifest; None if the manifest cannot be read.
+        is_best: whether it is that of the best evaluation so far, by `training.evaluation.best` of the job.
     """
 
     name: CheckpointName
     state: CheckpointState
     reason: str
     checkpoint: Checkpoint | None
+    is_best: bool = False
 
     def as_damaged(self, reason: str) -> CatalogueEntry:
         """The same entry, marked as damaged for this reason."""
@@ -54,6 +59,7 @@ class CatalogueEntry:
             "generation": self.name.generation,
             "state": self.state.value,
             "reason": self.reason,
+            "best": self.is_best,
             "time": manifest.time if manifest else None,
             "worldSize": manifest.world_size if manifest else None,
             "zeroStage": manifest.zero_stage if manifest else None,
@@ -72,7 +78,10 @@ def list_entries(directory: JobDirectory) -> list[CatalogueEntry]:
     if not directory.job.exists():
         raise UsageError(f"{directory.root} is not the directory of a run: there is no {directory.job.name} in it.")
     generations = list_generations(directory)
-    return [_entry(found, generations) for found in list_checkpoints(directory.checkpoints)]
+    entries = [_entry(found, generations) for found in list_checkpoints(directory.checkpoints)]
+    best = _best_step(directory, entries)
+    counts = (CheckpointState.WHOLE, CheckpointState.DAMAGED)
+    return [replace(entry, is_best=entry.name.step == best and entry.state in counts) for entry in entries]
 
 
 def select_checkpoint(entries: list[CatalogueEntry], step: int | None) -> Checkpoint:
@@ -92,6 +101,20 @@ def select_checkpoint(entries: list[CatalogueEntry], step: int | None) -> Checkp
     if damaged:
         raise JobError(f"checkpoint {damaged[-1].name} is damaged: {damaged[-1].reason}. {available}")
     raise UsageError(f"there is no whole checkpoint {'yet' if step is None else f'of step {step}'}. {available}")
+
+
+def _best_step(directory: JobDirectory, entries: list[CatalogueEntry]) -> int | None:
+    """Step of the best evaluation: of a finished run by its result, else by the newest whole checkpoint."""
+    job = job_of(directory)
+    best = job.spec.training.evaluation.best if job else None
+    whole = [entry.checkpoint for entry in entries if entry.state is CheckpointState.WHOLE and entry.checkpoint]
+    if best is None or not whole:
+        return None
+    result = files.read_json(directory.result)
+    if result is not None and result.get("best"):
+        return int(result["best"]["step"])
+    evaluation = best_evaluation(whole[-1].manifest.evaluations, best)
+    return evaluation.step if evaluation else None
 
 
 def _entry(found: Checkpoint | Torn, generations: list[Generation]) -> CatalogueEntry:

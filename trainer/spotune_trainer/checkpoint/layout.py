@@ -15,6 +15,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel, to_snake
 
 from spotune_trainer import files
+from spotune_trainer.checkpoint.evaluations import Evaluation
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -70,6 +71,7 @@ class Manifest:
         parameters: shape of every trainable parameter, by name.
         bad_steps: number of consecutive steps, up to this one, with a non-finite loss or gradient.
         loss_scale: state of the float16 loss scaling; None in other precisions.
+        evaluations: all evaluations before the commit, by step.
     """
 
     step: int
@@ -84,10 +86,14 @@ class Manifest:
     parameters: dict[str, tuple[int, ...]]
     bad_steps: int = 0
     loss_scale: dict[str, int | float] | None = None
+    evaluations: tuple[Evaluation, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, with the format's version."""
-        return {"format": FORMAT, **{to_camel(name): value for name, value in asdict(self).items()}}
+        """As a JSON object, with the format's version. Earlier versions can read it if it has no evaluations."""
+        fields = {to_camel(name): value for name, value in asdict(self).items()}
+        del fields["evaluations"]
+        evaluations = {"evaluations": [each.to_json() for each in self.evaluations]} if self.evaluations else {}
+        return {"format": FORMAT, **fields, **evaluations}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Manifest:
@@ -102,6 +108,7 @@ class Manifest:
             raise ValueError(f"manifest of format {version}, this version reads format {FORMAT}")
         try:
             fields["files"] = tuple(FileEntry(**entry) for entry in fields["files"])
+            fields["evaluations"] = tuple(map(Evaluation.from_json, fields.get("evaluations", ())))
             fields["parameters"] = {name: tuple(shape) for name, shape in fields["parameters"].items()}
             return cls(**fields)
         except (KeyError, TypeError) as error:

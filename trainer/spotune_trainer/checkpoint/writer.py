@@ -19,7 +19,9 @@ import torch
 import xxhash
 from torch import Tensor
 
+from spotune.job import BestSpec
 from spotune_trainer import files
+from spotune_trainer.checkpoint.evaluations import best_evaluation
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
 from spotune_trainer.checkpoint.generations import in_lineage, list_generations
 from spotune_trainer.checkpoint.layout import (
@@ -148,10 +150,13 @@ def commit(
     return manifest
 
 
-def prune(directory: JobDirectory, generation: int, keep: int, keep_every_steps: int = 0) -> list[str]:
+def prune(
+    directory: JobDirectory, generation: int, keep: int, keep_every_steps: int = 0, best: BestSpec | None = None
+) -> list[str]:
     """Delete the checkpoints that this generation's commits replace; returns the names of the deleted folders.
 
-    Keeps the newest `keep` checkpoints of the lineage, and those whose step is a multiple of `keep_every_steps`.
+    Keeps the newest `keep` checkpoints of the lineage, and those whose step is a multiple of `keep_every_steps`. With
+    `best`, it also keeps for each of the newest ones the best checkpoint before it: a run may resume from any of them.
     Deletes the others of this and older generations, including folders that are unfinished or outside of the lineage.
     Deletes nothing of a later generation, and nothing before this generation has a commit of its own.
     """
@@ -164,12 +169,25 @@ def prune(directory: JobDirectory, generation: int, keep: int, keep_every_steps:
     kept = set(lineage[-keep:])
     if keep_every_steps:
         kept |= {path for path in lineage if names[path].step % keep_every_steps == 0}
+    if best is not None:
+        best_steps = {_best_step(path, best) for path in lineage[-keep:]}
+        kept |= {path for path in lineage if names[path].step in best_steps}
     deleted = [path for path in folders if path not in kept and names[path].generation <= generation]
     for path in deleted:
         # The manifest goes first: a half-deleted folder is not a checkpoint.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in deleted]
+
+
+def _best_step(checkpoint: Path, best: BestSpec) -> int | None:
+    """Step of the best evaluation that a committed checkpoint contains; None if it has none or is damaged."""
+    try:
+        manifest = Manifest.from_json(files.read_json(checkpoint / MANIFEST) or {})
+    except ValueError:
+        return None
+    evaluation = best_evaluation(manifest.evaluations, best)
+    return evaluation.step if evaluation else None
 
 
 def _write_all(descriptor: int, block: memoryview) -> None:

@@ -216,7 +216,8 @@ def _print(entries: Sequence[CatalogueEntry], output: str) -> None:
     table = Table("step", "generation", "committed", "workers", "ZeRO", "size", "state", box=None)
     for entry in entries:
         style = _STYLES.get(entry.state, "dim")
-        text = f"{entry.state}: {entry.reason}" if entry.reason else entry.state.value
+        state = f"{entry.state}, best" if entry.is_best else entry.state.value
+        text = f"{state}: {entry.reason}" if entry.reason else state
         table.add_row(str(entry.name.step), str(entry.name.generation), *_manifest_cells(entry), Text(text, style))
     Console().print(table)
 

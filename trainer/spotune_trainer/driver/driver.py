@@ -343,7 +343,7 @@ class Driver:
         wall_seconds = round(sum(goodput["goodputParts"].values()), 3)
         epochs, max_steps = training_length(self.job)
         result = {
-            **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy")),
+            **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "best", "stoppedEarly", "exportProblem")),
             "scores": {},
             **summary,
             "epochs": epochs,
@@ -356,7 +356,8 @@ class Driver:
         files.write_json(self.directory.result, result)
         self.ledger.append("finished", step=summary["steps"], wallSeconds=wall_seconds, **goodput)
         logger.info("trained: %s", result)
-        self.status.update(Phase.DONE, message=None, etaSeconds=0.0)
+        messages = [result[name] for name in ("stoppedEarly", "exportProblem") if result[name]]
+        self.status.update(Phase.DONE, message="; ".join(messages) or None, etaSeconds=0.0)
 
     def _skip_checkpoint(self, name: CheckpointName, reason: str) -> None:
         """Skip a checkpoint that cannot be used. Recorded once for each checkpoint."""

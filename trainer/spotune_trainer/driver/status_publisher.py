@@ -21,7 +21,16 @@ from spotune_trainer.observability.goodput_ledger import GoodputMeter
 from spotune_trainer.observability.tracking.tracker import Tracker
 
 _REFRESH_SECONDS = 0.5
-_KEPT_FROM_LAST_ATTEMPT = ("step", "totalSteps", "loss", "evalLoss", "evalScores", "evalBySource", "lastCheckpoint")
+_KEPT_FROM_LAST_ATTEMPT = (
+    "step",
+    "totalSteps",
+    "loss",
+    "evalLoss",
+    "evalScores",
+    "evalBySource",
+    "best",
+    "lastCheckpoint",
+)
 _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
     (
         "step",
@@ -34,6 +43,9 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "evalLoss",
         "evalScores",
         "evalBySource",
+        "best",
+        "stoppedEarly",
+        "exportProblem",
         "tokensPerSecond",
         "samplesPerSecond",
         "mfu",

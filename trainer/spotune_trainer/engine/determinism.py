@@ -7,6 +7,7 @@ to one gradient in the order in which they finish, and a floating-point sum depe
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,10 +39,16 @@ def use_deterministic_kernels(*, enabled: bool) -> None:
 
 @contextmanager
 def allow_nondeterministic_kernels() -> Iterator[None]:
-    """Within it any kernel may be used. For code whose results no later step depends on, such as an evaluation."""
+    """Within it, operations that have no deterministic kernel may run; all others keep theirs.
+
+    For evaluation and export: generation needs such operations. No weights depend on them, but the best checkpoint and
+    early stopping depend on an evaluation.
+    """
     was_enabled = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
+    torch.use_deterministic_algorithms(was_enabled, warn_only=True)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f".*{NO_DETERMINISTIC_KERNEL}")
+            yield
     finally:
         torch.use_deterministic_algorithms(was_enabled)

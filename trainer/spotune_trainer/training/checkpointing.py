@@ -20,6 +20,7 @@ from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
 from spotune_trainer.engine import zero_state
 from spotune_trainer.training.context import TrainContext
+from spotune_trainer.training.evaluations import Evaluations
 from spotune_trainer.training.nonfinite_steps import BadSteps
 
 
@@ -30,18 +31,23 @@ class Checkpointing:
         context: of the rank; its engine holds the state.
         policy: decides on rank 0 when to commit.
         bad_steps: counts of non-finite steps, which checkpoints contain.
+        evaluations: so far, which checkpoints contain.
 
     Attributes:
         last_commit: newest checkpoint that was committed or restored, perhaps not durable yet; None before the first.
         commit_seconds: how long the last commit took until it was durable; None if there was none.
     """
 
-    def __init__(self, context: TrainContext, policy: CommitPolicy, bad_steps: BadSteps) -> None:
+    def __init__(
+        self, context: TrainContext, policy: CommitPolicy, bad_steps: BadSteps, evaluations: Evaluations
+    ) -> None:
         self.context = context
         self.policy = policy
         self.bad_steps = bad_steps
+        self.evaluations = evaluations
+        spec = context.job.spec
         self.checkpointer = AsyncCheckpointer(
-            context.directory, context.rank, context.world_size, context.job.spec.checkpoint
+            context.directory, context.rank, context.world_size, spec.checkpoint, spec.training.evaluation.best
         )
         self.last_commit = context.restore_from
         self.commit_seconds = context.task.commit_seconds
@@ -70,6 +76,7 @@ class Checkpointing:
         zero_state.sync_model_from_masters(engine)
         skipped = name.step - manifest.optimizer_step
         self.bad_steps.restore(manifest.bad_steps, skipped)
+        self.evaluations.restore(manifest.evaluations)
         reporter.update(skippedSteps=skipped)
         reporter.record_event("restored", step=name.step, checkpoint=str(name))
         reporter.record_startup("restore")
@@ -88,6 +95,7 @@ class Checkpointing:
             optimizer_step=zero_state.optimizer_step(engine),
             bad_steps=self.bad_steps.in_a_row,
             loss_scale=zero_state.loss_scale(engine),
+            evaluations=self.evaluations.history,
         )
         with reporter.stopwatch.measure(Part.CHECKPOINT_STALL):
             self.checkpointer.save(name, zero_state.fragments_to_save(engine), manifest)

@@ -10,25 +10,31 @@ from typing import Any
 import torch
 from torch import distributed
 
+from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
+from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.data.schedule import Schedule
 from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, RankGroup, evaluate
+from spotune_trainer.evaluation.metrics import METRICS
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import label_tokens_of, tokens_of
 from spotune_trainer.training.context import TrainContext
+from spotune_trainer.training.evaluations import Evaluations
 
 _SHOWN_CHARACTERS = 1000
 
 
-def finalize(context: TrainContext, checkpoint: CheckpointName, release: Callable[[], None]) -> dict[str, Any]:
+def finalize(
+    context: TrainContext, checkpoint: CheckpointName, evaluations: Evaluations, release: Callable[[], None]
+) -> dict[str, Any]:
     """Evaluate and export the trained model. All ranks call it together; rank 0 exports.
 
     Args:
         context: of the rank.
-        checkpoint: of the last step; its weights are exported.
+        checkpoint: of the last step.
+        evaluations: so far; they choose the checkpoint that is exported.
         release: frees the engine, which the export does not need. Called on rank 0 after the evaluation.
 
     Returns:
@@ -37,29 +43,35 @@ def finalize(context: TrainContext, checkpoint: CheckpointName, release: Callabl
     Raises:
         SupersededError: a later generation has started; nothing is exported.
     """
-    evaluation = run_evaluation(context, context.total_steps)
+    evaluation = evaluations.result_after(checkpoint.step)
     summary: dict[str, Any] = {
         "peakMemoryBytes": _peak_memory_bytes(context.control),
         **(_evaluation_summary(evaluation) if evaluation else {}),
+        **evaluations.summary(),
     }
     if context.rank != 0:
         return summary
     summary |= summarize_steps(surviving_steps(context.directory), context.datasets.schedule)
     context.reporter.set_phase(Phase.EXPORTING)
-    opened = open_checkpoint(context.directory.checkpoints / str(checkpoint))
-    assert isinstance(opened, Checkpoint)
     raise_if_superseded(context.directory, context.task.generation)
     release()
+    chosen = evaluations.choose_export(checkpoint)
+    summary |= {"exportStep": chosen.checkpoint.name.step, "exportProblem": chosen.problem}
+    context.reporter.update(exportProblem=chosen.problem)
+    if chosen.evaluation is not None:  # the results are those of the exported model
+        summary |= _summary_of_earlier(chosen.evaluation)
+        scores = {name: score for name, score in chosen.evaluation.scores.items() if score is not None}
+        context.reporter.update(evalLoss=chosen.evaluation.loss, evalScores=scores)
     sha256 = export_model(
-        read_parameters(opened),
+        read_parameters(chosen.checkpoint),
         context.job,
         context.directory.export,
         summary,
-        step=checkpoint.step,
+        step=chosen.checkpoint.name.step,
         keep_previous=True,
         before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
     )
-    context.reporter.record_event("exported", sha256=sha256)
+    context.reporter.record_event("exported", sha256=sha256, step=chosen.checkpoint.name.step)
     return {**summary, "exportSha256": sha256}
 
 
@@ -143,6 +155,13 @@ def _scores_by_source(result: EvaluationResult) -> dict[str, Any]:
     """Under `evalBySource`, loss and scores of each source of a mixture; nothing without a mixture."""
     found = {name: {"loss": each.loss, **each.defined_scores} for name, each in result.by_source.items()}
     return {"evalBySource": found} if found else {}
+
+
+def _summary_of_earlier(evaluation: Evaluation) -> dict[str, Any]:
+    """The fields of `_evaluation_summary` for an evaluation of the history."""
+    built_in = {name: evaluation.scores.get(name) for name in METRICS}
+    custom = {name: score for name, score in evaluation.scores.items() if name not in METRICS}
+    return {"evalLoss": evaluation.loss, **built_in, "scores": custom}
 
 
 def _scores(result: EvaluationResult) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.checkpointing import Checkpointing
 from spotune_trainer.training.context import TrainContext, build_context
+from spotune_trainer.training.evaluations import Evaluations
 from spotune_trainer.training.failures import describe, record_failure
 from spotune_trainer.training.finalize import finalize, run_evaluation
 from spotune_trainer.training.flops_profiler import FlopsProfile
@@ -63,6 +65,7 @@ class Worker:
     """
 
     context: TrainContext
+    evaluations: Evaluations
     checkpointing: Checkpointing
     loop: TrainingLoop
     profile: FlopsProfile
@@ -77,7 +80,7 @@ class Worker:
         self.notices = NoticeWatch([task.job_directory.notice, reporter.logs.notice])
 
     def train(self) -> TrainResult:
-        """Train to the last step, or until a notice asks the group to stop or to yield."""
+        """Train to the last step, until training stops early, or until a notice asks the group to stop or to yield."""
         measure = self.reporter.stopwatch.measure
         self.set_up()
         with measure(Part.RESTORE):
@@ -89,13 +92,15 @@ class Worker:
         if rank_exit is not RankExit.TRAINED:
             return TrainResult(rank_exit, {})
         with measure(Part.EVALUATION), allow_nondeterministic_kernels():
-            return TrainResult(rank_exit, finalize(self.context, self.final_checkpoint(), self.release))
+            summary = finalize(self.context, self.final_checkpoint(), self.evaluations, self.release)
+            return TrainResult(rank_exit, summary)
 
     def set_up(self) -> None:
         """Build data, model and engine, and what works on them: checkpointing, training loop, profiler."""
         self.context = context = build_context(self.task, self.job, self.rank, self.world_size, self.reporter)
         bad_steps = BadSteps(self.job.spec.training.max_bad_steps, loss_is_scaled=context.engine.fp16_enabled())
-        self.checkpointing = Checkpointing(context, self.policy, bad_steps)
+        self.evaluations = Evaluations(context, partial(run_evaluation, context))
+        self.checkpointing = Checkpointing(context, self.policy, bad_steps, self.evaluations)
         self.loop = TrainingLoop(context, bad_steps, before_update=self.checkpointing.wait_for_staging)
         self.profile = FlopsProfile(
             context.directory, self.job.spec.execution.flops_profile, self.rank, context.control
@@ -135,8 +140,23 @@ class Worker:
             self.reporter.record_startup("reference")
 
     def run_steps(self) -> RankExit:
-        """Train from the first step to the last one, or until a notice; commit and evaluate in between."""
+        """Train from the first step to the last one, or until a notice; commit and evaluate in between.
+
+        Training stops early after an evaluation, also after one that an earlier worker group made.
+        """
         first_step, total_steps = self.context.first_step, self.context.total_steps
+        if self._evaluate_if_due(first_step):  # the group that made this checkpoint ended before its evaluation
+            self.reporter.record_startup("evaluation")
+        last_step = first_step if self.evaluations.stops_early() else self._run_loop(first_step, total_steps)
+        if isinstance(last_step, RankExit):
+            return last_step
+        if self.checkpointing.last_commit is None or self.checkpointing.last_commit.step < last_step:
+            self.commit(last_step)
+        self.checkpointing.finish_commit()
+        return RankExit.TRAINED
+
+    def _run_loop(self, first_step: int, total_steps: int) -> int | RankExit:
+        """Train after `first_step`; returns the last step, or why the group ends before it."""
         with closing(self.batches()) as batches:
             timed_batches = self.reporter.stopwatch.measure_each(Part.DATA_WAIT, batches)
             for step in self.loop.run(timed_batches, first_step, self.propose_flags):
@@ -151,11 +171,9 @@ class Worker:
                     self.checkpointing.finish_commit()
                     self.loop.log_pending_step()
                     return RankExit.STOPPED if step.flags.stop else RankExit.YIELDED
-                self._evaluate_if_due(step.number)
-        if self.checkpointing.last_commit is None or self.checkpointing.last_commit.step < total_steps:
-            self.commit(total_steps)
-        self.checkpointing.finish_commit()
-        return RankExit.TRAINED
+                if self._evaluate_if_due(step.number) and self.evaluations.stops_early():
+                    return step.number
+        return total_steps
 
     def batches(self) -> Generator[MicroBatches]:
         """This rank's micro-batches of each step. Profiles the model before the step that the job asks for."""
@@ -183,7 +201,7 @@ class Worker:
         self.reporter.heartbeat()
 
     def final_checkpoint(self) -> CheckpointName:
-        """The checkpoint of the last step, from which the model is exported."""
+        """The checkpoint of the last step."""
         assert self.checkpointing.last_commit is not None
         return self.checkpointing.last_commit
 
@@ -196,13 +214,18 @@ class Worker:
         if self.context.compile_cache is not None:
             self.context.compile_cache.save()
 
-    def _evaluate_if_due(self, step: int) -> None:
-        every = self.job.spec.training.evaluation.every_steps
-        if every and step % every == 0 and step < self.context.total_steps:
-            self.loop.log_pending_step()
-            with self.reporter.stopwatch.measure(Part.EVALUATION), allow_nondeterministic_kernels():
-                run_evaluation(self.context, step)
-            self.reporter.set_phase(Phase.TRAINING)
+    def _evaluate_if_due(self, step: int) -> bool:
+        """Evaluate if the job asks for it after `step`; commit if no earlier evaluation is better."""
+        if not self.evaluations.is_due(step):
+            return False
+        self.loop.log_pending_step()
+        with self.reporter.stopwatch.measure(Part.EVALUATION), allow_nondeterministic_kernels():
+            self.evaluations.result_after(step)
+        last_commit = self.checkpointing.last_commit
+        if self.evaluations.is_best(step) and (last_commit is None or last_commit.step < step):
+            self.commit(step)
+        self.reporter.set_phase(Phase.TRAINING)
+        return True
 
 
 def run_worker(task: WorkerTask, rank: int, world_size: int) -> TrainResult:

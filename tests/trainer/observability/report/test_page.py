@@ -124,10 +124,9 @@ def test_page_is_one_file_with_all_texts_escaped(eventful: JobDirectory) -> None
     evaluations = page[page.index("<h2>Evaluations") :]
     assert re.findall(r"<th>(.*?)</th>", evaluations)[:4] == ["step", "loss", "exact match", "bleu"]
     assert re.findall(r"<td>(.*?)</td>", evaluations)[:4] == ["10", "0.5000", "25.0%", "41.25"]
-    answers = re.findall(r"<td class=.text.>(.*?)</td>", page[page.index("Sample answers after step 10") :])
-    assert answers == [
-        *("how many &lt;b&gt;?", "SELECT 1", "SELECT 1", "exactMatch"),
-        *("who?", "SELECT 2", "SELECT 3", "bleu 0.125"),
+    assert answers_of(page) == [
+        ("how many &lt;b&gt;?", [("10", "SELECT 1", "exactMatch"), ("expected", "SELECT 1", "")]),
+        ("who?", [("10", "SELECT 2", "bleu 0.125"), ("expected", "SELECT 3", "")]),
     ]
 
 
@@ -207,6 +206,45 @@ def test_shards_elsewhere_have_no_part_in_the_report(source: str, tmp_path: Path
     job = make_job("/model", dataset={"train": {"source": source}})
     JobDirectory(tmp_path).job.write_text(job.model_dump_json(by_alias=True))
     assert "Training data" not in report_of_directory(tmp_path)
+
+
+def answers_of(page: str) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Each prompt of the sample answers with the rows of its table: step, answer, scores."""
+    row = r"<tr[^>]*><td>(.*?)</td><td class=.text.>(.*?)</td><td[^>]*>(.*?)</td></tr>"
+    found = re.findall(r"<summary>(.*?)</summary>(.*?)</details>", page, re.DOTALL)
+    return [(prompt, re.findall(row, table)) for prompt, table in found]
+
+
+def test_page_shows_how_answers_change_from_evaluation_to_evaluation(eventful: JobDirectory) -> None:
+    """An evaluation that a lost worker group made and its successor repeated is shown once."""
+    ledger = Ledger(eventful)
+    for generation, step, answer in ((1, 5, "LOST"), (2, 5, "SEL"), (2, 10, "SELECT 1"), (2, 15, "SELECT 1;")):
+        scored = {**RIGHT, "prediction": answer, "scores": {"exactMatch": answer == "SELECT 1"}}
+        ledger.append("evaluated", generation=generation, step=step, loss=1.0, predictions=[scored])
+    page = report_of_directory(eventful.root)
+    assert answers_of(page) == [
+        (
+            "how many &lt;b&gt;?",
+            [
+                ("5", "SEL", ""),
+                ("10", "SELECT 1", "exactMatch"),
+                ("15", "SELECT 1;", ""),
+                ("expected", "SELECT 1", ""),
+            ],
+        )
+    ]
+    evaluations = page[page.index("<h2>Evaluations") : page.index("<h2>Sample answers")]
+    assert re.findall(r"<tr><td>(\d+)</td>", evaluations) == ["5", "10", "15"]
+
+
+def test_of_many_evaluations_ten_are_shown_with_the_first_and_the_last(eventful: JobDirectory) -> None:
+    for step in range(10, 410, 10):
+        Ledger(eventful).append("evaluated", generation=2, step=step, loss=1.0, predictions=[RIGHT])
+    ((_, rows),) = answers_of(report_of_directory(eventful.root))
+    steps = [int(step) for step, *_ in rows[:-1]]
+    assert len(steps) == len(set(steps)) == 10
+    assert (steps[0], steps[-1]) == (10, 400)
+    assert steps == sorted(steps)
 
 
 @pytest.mark.slow

@@ -70,6 +70,10 @@ def test_wandb_has_one_run_without_gaps_or_repeated_points(directory: JobDirecto
     assert run.curve("train/loss") == LOSSES
     assert run.curve("train/tokensPerSecond") == [(step, 200.0) for step, _ in LOSSES]
     assert run.curve("eval/loss", "evalStep") == EVALUATIONS
+    samples = {int(row["evalStep"]): row["eval/samples"]["path"] for row in run.history if "eval/samples" in row}
+    assert list(samples) == [step for step, _ in EVALUATIONS]
+    shown = wandb.uploads[samples[6]].decode()
+    assert "<td>question 1</td><td>&lt;b&gt;6&lt;/b&gt; | no</td><td>yes</td>" in shown
     assert (run.project, run.exit_codes, run.preempted) == ("sql", [1, 1, 0], True)
     assert run.config["model"]["value"]["source"] == "/m"
 

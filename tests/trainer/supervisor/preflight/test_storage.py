@@ -59,6 +59,17 @@ def test_existing_checkpoints_need_no_more_space(tmp_path: Path) -> None:
     assert "1 x 12.0 MB of checkpoints (checkpoint.keep + 1; 2 exist already)" in message, "torn ones do not count"
 
 
+def test_best_checkpoint_needs_space_of_its_own(tmp_path: Path) -> None:
+    evaluation = {"everySteps": 2, "best": {"metric": "loss"}}
+    found = need(tmp_path, MILLION, training={"epochs": 1, "evaluation": evaluation}, checkpoint={"keep": 2})
+    assert found.new_checkpoints == 4
+    assert "4 x 12.0 MB of checkpoints (checkpoint.keep + the best + 1) and" in check_space(found, tmp_path)
+    few = need(
+        tmp_path, MILLION, training={"maxSteps": 4, "evaluation": evaluation}, checkpoint={"keep": 2, "every": 4}
+    )
+    assert few.new_checkpoints == 3, "one by its interval, two by evaluations"
+
+
 def test_run_of_few_commits_needs_space_for_those_only(tmp_path: Path) -> None:
     for steps, every, missing in ((4, 4, 1), (5, 4, 2), (400, 4, 3), (1, "auto", 1), (400, "auto", 3), (None, 4, 3)):
         training: dict[str, Any] = {"epochs": 1} if steps is None else {"maxSteps": steps}

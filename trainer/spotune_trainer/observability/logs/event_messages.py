@@ -49,6 +49,10 @@ def _evaluated(event: Mapping[str, Any]) -> str:
     return f"evaluation after step {event['step']}: {evaluation(event.get('loss'), scores_of(event))}"
 
 
+def _exported(event: Mapping[str, Any]) -> str:
+    return f"exported the model of step {event['step']}" if "step" in event else "exported the model"
+
+
 _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "attempt-started": _attempt_started,
     "attempt-ended": _attempt_ended,
@@ -60,7 +64,9 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
         f"step {event['step']} was skipped: its loss or gradient is not finite (samples {event['samples']})"
     ),
     "evaluated": _evaluated,
-    "exported": lambda _: "exported the model",
+    "stopped-early": lambda event: str(event["reason"]),
+    "best-unusable": lambda event: str(event["reason"]),
+    "exported": _exported,
     "leaving": lambda event: (
         f"{event['reason']}: the workers commit and exit"
         + (f" within {event['seconds']:.0f} s" if event["seconds"] is not None else "")

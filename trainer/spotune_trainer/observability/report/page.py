@@ -26,6 +26,8 @@ from spotune_trainer.observability.report.run_summary import RunSummary, WorkerG
 _GROUP_CLASSES = {"left": "left", "done": "done", "preempted": "left", "": "runs"}
 """CSS class of a worker group by its outcome; any other outcome is a failure."""
 _LEGEND = {"done": "finished", "runs": "running or stopped", "left": "exited after a commit", "lost": "lost or failed"}
+_MAX_EVALUATIONS = 10
+"""Number of evaluations whose answers are shown."""
 _PLAN_FIELDS = ("zeroStage", "microBatchSize", "gradientCheckpointing", "reason", "fingerprint", "libraries", "changes")
 
 
@@ -56,7 +58,7 @@ def render_page(summary: RunSummary) -> str:
         key_metrics=list(_key_metrics(summary)),
         evaluations=[(each, scores_of(each)) for each in summary.evaluations],
         score_titles=_score_titles(summary),
-        predictions=summary.evaluations[-1].get("predictions", []) if summary.evaluations else [],
+        questions=_questions(summary),
         curves=[chart for chart in _curves(summary) if chart],
         timeline=_timeline(summary),
         data_facts=list(_data_facts(summary)),
@@ -85,6 +87,24 @@ def _key_metrics(summary: RunSummary) -> Iterator[tuple[str, str]]:
         "time left": duration(status["etaSeconds"]) if status.get("etaSeconds") else "",
     }
     return ((name, text) for name, text in values.items() if text)
+
+
+def _questions(summary: RunSummary) -> list[dict[str, Any]]:
+    """Each prompt with generated answers: its prompt, its reference, and its answers by step.
+
+    Of many evaluations, `_MAX_EVALUATIONS` are shown, evenly spaced, with the first and the last.
+    """
+    evaluations = [each for each in summary.evaluations if each.get("predictions")]
+    last = len(evaluations) - 1
+    count = min(len(evaluations), _MAX_EVALUATIONS)
+    shown = [evaluations[round(index * last / max(count - 1, 1))] for index in range(count)]
+    questions: dict[tuple[str, str], dict[str, Any]] = {}
+    for evaluation in shown:
+        for each in evaluation["predictions"]:
+            new = {"prompt": each["prompt"], "reference": each["reference"], "answers": []}
+            question = questions.setdefault((each["prompt"], each["reference"]), new)
+            question["answers"].append((evaluation["step"], each["prediction"], each["scores"]))
+    return list(questions.values())
 
 
 def _score_titles(summary: RunSummary) -> dict[str, str]:

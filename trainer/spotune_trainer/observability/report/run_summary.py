@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class RunSummary:
         steps: Records of the steps that led to the model, in order, each step once.
         groups: Worker groups in order.
         commits: Events `committed` in order.
-        evaluations: Events `evaluated` in order.
+        evaluations: Events `evaluated` by step, each step once: a later worker group may have repeated one.
         data: `manifest.json` of the training shards; empty if they are in a bucket, or were not made by spotune.
     """
 
@@ -107,7 +107,7 @@ def read_summary(root: Path) -> RunSummary:
         steps=steps,
         groups=_worker_groups(events),
         commits=[event for event in events if event["event"] == "committed"],
-        evaluations=[event for event in events if event["event"] == "evaluated"],
+        evaluations=_by_step(event for event in events if event["event"] == "evaluated"),
         data=_read_manifest(job, directory),
     )
 
@@ -122,6 +122,12 @@ def _read_manifest(job: Mapping[str, Any], directory: JobDirectory) -> Mapping[s
         if isinstance(manifest, dict) and {"options", "splits"} <= manifest.keys():
             return manifest
     return {}
+
+
+def _by_step(evaluated: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The last event of each step, by step."""
+    newest = {event["step"]: event for event in evaluated}
+    return [newest[step] for step in sorted(newest)]
 
 
 def _worker_groups(events: Sequence[Mapping[str, Any]]) -> list[WorkerGroup]:

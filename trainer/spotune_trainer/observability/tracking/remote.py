@@ -19,7 +19,7 @@ from spotune_trainer.checkpoint.generations import steps_after
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.job_directory.status import Phase
-from spotune_trainer.observability.tracking.tracker import evaluation_point, step_point
+from spotune_trainer.observability.tracking.tracker import evaluation_point, samples_of, step_point
 
 logger = logging.getLogger("spotune.tracking")
 
@@ -38,11 +38,12 @@ _RESTART_TIMEOUT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Point:
-    """The values of curves at a step."""
+    """The values of curves at a step; for an evaluation, its generated answers too (`samples_of`)."""
 
     kind: Kind
     step: int
     values: Mapping[str, float]
+    samples: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def of_step(cls, record: Mapping[str, Any]) -> Point:
@@ -52,7 +53,7 @@ class Point:
     @classmethod
     def of_evaluation(cls, record: Mapping[str, Any]) -> Point:
         """The point of an `evaluated` event."""
-        return cls("evalStep", record["step"], evaluation_point(record))
+        return cls("evalStep", record["step"], evaluation_point(record), samples_of(record))
 
 
 class Service(Protocol):

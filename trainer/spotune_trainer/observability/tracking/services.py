@@ -14,7 +14,7 @@ from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.tracking.remote import Kind, Point, RemoteTracker, run_history
-from spotune_trainer.observability.tracking.tracker import TensorBoardTracker, Tracker
+from spotune_trainer.observability.tracking.tracker import SAMPLES, TensorBoardTracker, Tracker, html_table
 
 _CONFIG_SECTIONS = ("model", "adapter", "dataset", "training", "execution")
 _MAX_PARAMETER_CHARACTERS = 6000
@@ -81,8 +81,13 @@ class Wandb:
 
     def log(self, points: Sequence[Point]) -> None:
         """Pass points to the client's own process, which sends them."""
+        import wandb
+
         for point in points:
-            self._run.log({**point.values, point.kind: point.step})
+            values: dict[str, Any] = {**point.values, point.kind: point.step}
+            if point.samples:  # as HTML: a table would be an artifact, whose failure holds up the curves
+                values[SAMPLES] = wandb.Html(html_table(point.samples))
+            self._run.log(values)
         if self._run.offline:
             last = {point.kind: point.step for point in points}
             files.write_json(self._progress, (files.read_json(self._progress) or {}) | last)

@@ -6,7 +6,8 @@ step appears twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,9 @@ STEP_CURVES = {
     "train/rewardMargin": "rewardMargin",
     "train/rewardAccuracy": "rewardAccuracy",
 }
+
+
+_MARKUP = frozenset("\\`*_{}[]<>&#|~$!")
 
 
 class Tracker(Protocol):
@@ -69,6 +73,40 @@ def evaluation_point(record: Mapping[str, Any]) -> dict[str, float]:
     return loss | {f"eval/{metric}": value for metric, value in scores_of(record).items()} | by_source
 
 
+SAMPLES = "eval/samples"
+"""Name under which trackers show generated answers."""
+
+
+def samples_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The generated answers of an `evaluated` event as rows of a table, with a column for each metric's score."""
+    return [
+        {"prompt": each["prompt"], "answer": each["prediction"], "reference": each["reference"], **each["scores"]}
+        for each in record.get("predictions") or ()
+    ]
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with equal keys as a Markdown table. Values may be any text: it is shown as it is."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with equal keys as an HTML table. Values may be any text: it is shown as it is."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(f"<tr>{''.join(f'<td>{escape(_text(value))}</td>' for value in row.values())}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: object) -> str:
+    """A value for a Markdown table: one line, with entities for the characters that Markdown interprets."""
+    return "".join(f"&#{ord(each)};" if each in _MARKUP else each for each in " ".join(_text(value).splitlines()))
+
+
+def _text(value: object) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 class TensorBoardTracker:
     """Writes event files for TensorBoard."""
 
@@ -89,8 +127,10 @@ class TensorBoardTracker:
         self._add(step_point(record), record["step"])
 
     def log_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Add the points of an evaluation."""
+        """Add the points of an evaluation, and its generated answers as text."""
         self._add(evaluation_point(record), record["step"])
+        if samples := samples_of(record):
+            self._writer.add_text(SAMPLES, markdown_table(samples), record["step"])
 
     def close(self, phase: Phase) -> None:
         """Flush and close the event file."""

@@ -44,11 +44,12 @@ class StorageNeed:
         checkpoint: bytes of one checkpoint over all workers; None if unknown.
         export: bytes of the exported model; None if unknown. The previous one stays until the new one is complete,
             and is not in the free space.
-        keep: number of checkpoints that are kept; one more exists while it is written.
+        keep: number of newest checkpoints that are kept; one more exists while it is written.
         commits: maximum number of commits of the run; None if unknown.
         existing: number of complete checkpoints on the volume.
         keep_every_steps: `checkpoint.keepEverySteps`; 0 if no checkpoint is kept for good.
         writers: number of workers, which write at the same time.
+        best: whether the best checkpoint is kept beside the newest ones.
     """
 
     checkpoint: int | None
@@ -58,6 +59,12 @@ class StorageNeed:
     keep_every_steps: int
     writers: int
     commits: int | None = None
+    best: bool = False
+
+    @property
+    def kept(self) -> int:
+        """Number of checkpoints that are kept: all newest ones whose best is older than them have the same best."""
+        return self.keep + self.best
 
     @property
     def needed_bytes(self) -> int | None:
@@ -69,8 +76,8 @@ class StorageNeed:
     @property
     def new_checkpoints(self) -> int:
         """Checkpoints that need free space; at least 1, because the next one is completed before a deletion."""
-        most = self.keep + 1 if self.commits is None else min(self.keep + 1, self.commits)
-        return max(1, most - min(self.keep, self.existing))
+        most = self.kept + 1 if self.commits is None else min(self.kept + 1, self.commits)
+        return max(1, most - min(self.kept, self.existing))
 
 
 def storage_need(job: FinetuneJob, parameters: TrainedParameters | None, directory: JobDirectory) -> StorageNeed:
@@ -90,13 +97,18 @@ def storage_need(job: FinetuneJob, parameters: TrainedParameters | None, directo
         keep_every_steps=spec.checkpoint.keep_every_steps,
         writers=spec.workers.world_size,
         commits=_commits(job),
+        best=spec.training.evaluation.best is not None,
     )
 
 
 def _commits(job: FinetuneJob) -> int | None:
     """Maximum number of commits; an interval in time can mean one commit a step. None without `maxSteps`."""
     steps, every = job.spec.training.max_steps, job.spec.checkpoint.every
-    return None if steps is None else math.ceil(steps / (every if isinstance(every, int) else 1))
+    if steps is None:
+        return None
+    evaluation = job.spec.training.evaluation
+    best = steps // evaluation.every_steps if evaluation.best is not None else 0
+    return min(steps, math.ceil(steps / (every if isinstance(every, int) else 1)) + best)
 
 
 def _export_bytes(job: FinetuneJob, trained: int, frozen: int) -> int:
@@ -126,8 +138,8 @@ def check_space(
     free = _free_bytes(root)
     if need.needed_bytes is None or need.checkpoint is None or need.export is None:
         return f"{decimal(free)} are free; the needed space is unknown, as the size of this model type is not computed"
-    few = need.commits is not None and need.commits <= need.keep
-    reason = "all that it makes" if few else "checkpoint.keep + 1"
+    few = need.commits is not None and need.commits <= need.kept
+    reason = "all that it makes" if few else "checkpoint.keep + the best + 1" if need.best else "checkpoint.keep + 1"
     existing = f"; {need.existing} exist already" if need.existing else ""
     needed = (
         f"{decimal(need.needed_bytes)} are needed: {need.new_checkpoints} x {decimal(need.checkpoint)} of checkpoints "

@@ -1,0 +1,112 @@
+"""The evaluations up to a checkpoint: which of them is the best, and whether training stops early.
+
+Every checkpoint contains the history of evaluations up to its step. Both decisions are pure functions of that history,
+so a run that resumes decides like one that was never interrupted. Evaluations after the checkpoint that a worker group
+restores do not count: they are repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotune.job import BestSpec, EvaluationSpec
+from spotune.job.metric import metric_name
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of one evaluation.
+
+    Attributes:
+        step: optimizer steps done before it.
+        total_steps: optimizer steps of the whole run, as planned at that time.
+        loss: None if it was not finite.
+        scores: by metric name, without the loss. None if no answer counted, or if the score was not finite.
+    """
+
+    step: int
+    total_steps: int
+    loss: float | None
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: int, total_steps: int, loss: float, scores: Mapping[str, float | None]) -> Evaluation:
+        """An evaluation whose values are None where they are not finite, which JSON cannot represent."""
+        return cls(step, total_steps, _finite(loss), {name: _finite(score) for name, score in scores.items()})
+
+    def value(self, metric: str) -> float | None:
+        """The value of a metric of `training.evaluation`; None if it is not known."""
+        return self.loss if metric == "loss" else self.scores.get(metric_name(metric))
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"step": self.step, "totalSteps": self.total_steps, "loss": self.loss, "scores": dict(self.scores)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Evaluation:
+        """Inverse of `to_json`."""
+        return cls(value["step"], value["totalSteps"], value["loss"], value["scores"])
+
+
+def with_evaluation(history: Sequence[Evaluation], evaluation: Evaluation) -> tuple[Evaluation, ...]:
+    """The history with one more evaluation, ordered by step; it replaces an earlier one of the same step."""
+    others = (each for each in history if each.step != evaluation.step)
+    return tuple(sorted((*others, evaluation), key=lambda each: each.step))
+
+
+def best_evaluation(history: Sequence[Evaluation], best: BestSpec) -> Evaluation | None:
+    """The evaluation with the best value, of equal ones the first; None if no evaluation has a value."""
+    ranked = by_value(history, best)
+    return ranked[0] if ranked else None
+
+
+def by_value(history: Sequence[Evaluation], best: BestSpec) -> list[Evaluation]:
+    """The evaluations that have a value, best first; equal ones by step."""
+    valued = [(value, each) for each in history if (value := each.value(best.metric)) is not None]
+    sign = 1.0 if best.prefers_lower else -1.0
+    return [each for _, each in sorted(valued, key=lambda pair: (sign * pair[0], pair[1].step))]
+
+
+def describe_early_stop(history: Sequence[Evaluation], settings: EvaluationSpec, total_steps: int) -> str | None:
+    """Why training stops after the last evaluation of the history; None if it goes on.
+
+    It stops after `patience` consecutive evaluations without improvement. An evaluation improves if its value is better
+    by more than `minDelta` than that of the last one that improved, so slow progress adds up (as in Keras' and
+    Lightning's `EarlyStopping`). An evaluation without a value does not improve. Evaluations of a run that was planned
+    with another number of steps set the value to improve on, but do not count as lost patience: whoever makes a run
+    longer gets at least `patience` more evaluations.
+
+    Args:
+        history: all evaluations so far, by step.
+        settings: `training.evaluation` of the job.
+        total_steps: optimizer steps of the whole run, as planned now.
+    """
+    best, stopping = settings.best, settings.early_stopping
+    if best is None or stopping is None:
+        return None
+    sign = 1.0 if best.prefers_lower else -1.0
+    improved: float | None = None
+    without = 0
+    for evaluation in history:
+        value = evaluation.value(best.metric)
+        if value is not None and (improved is None or sign * (improved - value) > stopping.min_delta):
+            improved, without = value, 0
+        elif evaluation.total_steps == total_steps:
+            without += 1
+        else:
+            without = 0
+    if without < stopping.patience:
+        return None
+    name = metric_name(best.metric)
+    by = f" by more than {stopping.min_delta:g}" if stopping.min_delta else ""
+    times = f"{without} evaluation{'s' if without > 1 else ''}"
+    found = best_evaluation(history, best)
+    text = f"best {found.value(best.metric):.6g} after step {found.step}" if found else "it never had a value"
+    return f"stopped early after step {history[-1].step}: {name} has not improved{by} in {times}; {text}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
