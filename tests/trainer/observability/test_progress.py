@@ -156,8 +156,9 @@ def test_each_startup_part_counts_from_the_end_of_the_previous_one(logs: Generat
 
 def test_a_step_is_one_line_and_rates_cover_the_last_steps(logs: GenerationLogs) -> None:
     with ProgressReporter(logs, 0, 60, Clock()) as reporter:
-        reporter.record_step(STEP, samples=16, total_steps=10)
-    assert list(files.read_lines(logs.steps)) == [STEP.__dict__]
+        reporter.record_step(dataclasses.replace(STEP, statistics={"rewardMargin": 0.5}), samples=16, total_steps=10)
+    fields = {name: value for name, value in STEP.__dict__.items() if name != "statistics"}
+    assert list(files.read_lines(logs.steps)) == [{**fields, "rewardMargin": 0.5}]
     found = progress(logs)
     assert (found["step"], found["totalSteps"], found["epoch"], found["loss"]) == (3, 10, 0.6, 2.5)
     assert (found["tokensPerSecond"], found["samplesPerSecond"]) == (400.0, 32.0)
