@@ -16,6 +16,7 @@ from moto.server import ThreadedMotoServer
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
+from spotune.job_file.load import replace_fields
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.checks import checks_of
 from spotune_trainer.supervisor.preflight.mixtures import check_mixture
@@ -95,9 +96,11 @@ def test_sources_that_differ_are_refused(job: Callable[..., FinetuneJob], tmp_pa
 
 
 def test_a_source_that_would_be_repeated_too_often_is_refused(job: Callable[..., FinetuneJob], tmp_path: Path) -> None:
-    chat = {"train": {"source": str(tmp_path / "chat")}, "maxEpochs": 1, "untilStep": 4}
-    with pytest.raises(JobError, match=r"spec\.dataset\.mixture: chat: the run .* needs 64 samples .* over its 60,"):
-        check_mixture(job(chat, mixtureTemperature=1.0, eval={"fraction": 0.2}), JobDirectory(tmp_path / "job"))
+    chat = {"train": {"source": str(tmp_path / "chat")}, "maxEpochs": 1}
+    once = job(chat, eval={"fraction": 0.2})
+    check_mixture(once, JobDirectory(tmp_path / "job"))
+    with pytest.raises(JobError, match=r"spec\.dataset\.mixture: chat: the run .* needs 120 samples .* over its 60,"):
+        check_mixture(replace_fields(once, {"spec.training.epochs": 2}), JobDirectory(tmp_path / "job"))
 
 
 @pytest.fixture
