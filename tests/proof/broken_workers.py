@@ -16,7 +16,7 @@ from spotune_trainer.checkpoint import async_checkpointer, writer
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import CheckpointReader
 from spotune_trainer.data.loader import MicroBatches
-from spotune_trainer.data.mixture.schedule import MixtureSchedule
+from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule
 from spotune_trainer.engine import zero_state
 from spotune_trainer.training import finalize

@@ -343,7 +343,7 @@ class Driver:
         wall_seconds = round(sum(goodput["goodputParts"].values()), 3)
         epochs, max_steps = training_length(self.job)
         result = {
-            **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy")),
+            **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "evalBySource", "samplesBySource")),
             "scores": {},
             **summary,
             "epochs": epochs,
