@@ -17,8 +17,9 @@ from tests.trainer.support.simulated_cluster import TRAINED, ScriptedGroup, Simu
 
 
 def test_raw_data_of_each_source_of_a_mixture_is_prepared_before_waiting_for_workers(
-    runs: Runs, directory: JobDirectory, tmp_path: Path
+    runs: Runs, directory: JobDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="spotune.driver")
     mixture: list[dict[str, Any]] = [{"name": "shards", "train": {"source": str(runs.shards("seq2seq"))}}]
     for name in ("sql", "chat"):
         rows = tmp_path / f"{name}.jsonl"
@@ -31,6 +32,11 @@ def test_raw_data_of_each_source_of_a_mixture_is_prepared_before_waiting_for_wor
     assert cluster.sizes == [2]
     for name in ("sql", "chat"):
         assert (directory.data / "train" / name / "index.json").exists()
+    assert [message for message in caplog.messages if message.startswith("source ")] == [
+        "source shards: 92.59% of the samples of the run: 150, 2.00 passes over 75",
+        "source sql: 3.70% of the samples of the run: 6, 2.00 passes over 3",
+        "source chat: 3.70% of the samples of the run: 6, 2.00 passes over 3",
+    ]
     plan = files.read_json(directory.plan)
     assert plan is not None
     assert list(plan["data"]) == ["mixture.shards.train", "mixture.sql.train", "mixture.chat.train"]
