@@ -30,7 +30,8 @@ import xxhash
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data.chat.renderer import SKIPPED
-from spotune_trainer.data.preparation.assemble import MANIFEST, assemble_dataset, statistics
+from spotune_trainer.data.manifests import MANIFEST
+from spotune_trainer.data.preparation.assemble import assemble_dataset, statistics
 from spotune_trainer.data.preparation.inputs import InputFile, Part, find_inputs, split_into_parts
 from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSummary, SplitCounts, skipped_message
 from spotune_trainer.data.preparation.process_pool import write_parts
