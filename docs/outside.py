@@ -22,6 +22,7 @@ PAGES = {
     "examples/index.md": "examples/README.md",
     "examples/bloomz-imdb.md": "examples/bloomz-imdb/README.md",
     "examples/llama-dolly.md": "examples/llama-dolly/README.md",
+    "examples/llama-mixture.md": "examples/llama-mixture/README.md",
     "examples/mistral-pretrain.md": "examples/mistral-pretrain/README.md",
     "examples/serving.md": "examples/serving/README.md",
     "examples/t5-wikisql.md": "examples/t5-wikisql/README.md",

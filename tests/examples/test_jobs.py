@@ -10,7 +10,7 @@ import pytest
 
 from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
-from spotune.job_file.load import load_job
+from spotune.job_file.load import load_job, sources_of
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.devices import device_memory_bytes
 from spotune.plan.execution import layout_request, training_setup
@@ -121,9 +121,10 @@ def test_llama_2_without_zero_is_rejected_on_80_gb_at_any_world_size() -> None:
 def test_shards_in_a_bucket_replace_those_in_the_folder(file: Path, tmp_path: Path) -> None:
     on_a_cluster = tmp_path / "job.yaml"
     on_a_cluster.write_text(file.read_text().replace("data/shards", "s3://my-bucket/rows"))
-    train = load_job(on_a_cluster).spec.dataset.train
-    assert train is not None
-    assert train.source.startswith("s3://my-bucket/rows")
+    sources = sources_of(load_job(on_a_cluster))
+    shards = [source for field, source in sources.items() if field.endswith("train.source")]
+    assert shards
+    assert all(source.startswith("s3://my-bucket/rows") for source in shards)
 
 
 def test_the_published_accumulation_matches_the_plan() -> None:

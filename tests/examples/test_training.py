@@ -101,13 +101,25 @@ def ultrafeedback(folder: Path) -> Rows:
     return files
 
 
+def dolly_and_wikisql(folder: Path) -> Rows:
+    sql = wikisql(folder)
+    return {"instructions": dolly(folder)["train"], "sql": sql["train"], "sql-dev": sql["eval"]}
+
+
 WRITERS: dict[str, Callable[[Path], Rows]] = {
     "t5-wikisql": wikisql,
     "bloomz-imdb": imdb,
     "mistral-pretrain": c4,
     "llama-dolly": dolly,
     "mistral-ultrafeedback": ultrafeedback,
+    "llama-mixture": dolly_and_wikisql,
 }
+TEMPLATES = {
+    "instructions": {"prompt": "{instruction} {context} ", "completion": "{response}"},
+    "sql": {"prompt": "{question} {columns} ", "completion": "{sql}"},
+    "sql-dev": {"prompt": "{question} {columns} ", "completion": "{sql}"},
+}
+"""Templates of the sources of a mixture, whose job has none."""
 
 
 def save_tiny_model(job: FinetuneJob, folder: Path, config: dict[str, Any]) -> Path:
@@ -132,7 +144,6 @@ def toy(job: FinetuneJob, model: Path, shards: Path) -> FinetuneJob:
     values: dict[str, Any] = {
         "model.source": str(model),
         "model.tokenizer": "",
-        "dataset.train.source": str(shards / "train"),
         "dataset.maxLength": 128,
         "training.maxSteps": STEPS,
         "training.globalBatchSize": 8,
@@ -142,6 +153,14 @@ def toy(job: FinetuneJob, model: Path, shards: Path) -> FinetuneJob:
         "tracking.wandb": None,
         "output.hub": None,
     }
+    if spec.dataset.mixture:
+        values |= {
+            f"dataset.mixture[{number}].train.source": str(shards / source.name)
+            for number, source in enumerate(spec.dataset.mixture)
+        }
+        values |= {"dataset.mixture[1].fromStep": 1, "dataset.mixture[1].eval.source": str(shards / "sql-dev")}
+    else:
+        values["dataset.train.source"] = str(shards / "train")
     if spec.model.dtype == "float16":
         values["model.dtype"] = "bfloat16"
     if spec.dataset.eval is not None and spec.dataset.eval.source is not None:
@@ -173,8 +192,9 @@ def test_an_example_trains(file: Path, tmp_path: Path) -> None:
     config = config_of(example, file.parent)
     model = save_tiny_model(example, tmp_path / "model", config)
     job = toy(example, model, tmp_path / "shards")
-    options = replace(PrepareOptions.from_job(job), processes=1)
     for split, rows in WRITERS[file.parent.name](tmp_path).items():
+        templates = {f"spec.dataset.{name}": text for name, text in TEMPLATES.get(split, {}).items()}
+        options = replace(PrepareOptions.from_job(replace_fields(job, templates)), processes=1)
         prepare([rows], tmp_path / "shards" / split, options, load_tokenizer(job))
 
     directory = JobDirectory(tmp_path / "job")

@@ -16,8 +16,9 @@ from spotune_trainer.checkpoint import async_checkpointer, writer
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import CheckpointReader
 from spotune_trainer.data.loader import MicroBatches
-from spotune_trainer.data.mixture.schedule import MixtureSchedule
+from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule
+from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.engine import zero_state
 from spotune_trainer.training import finalize
 from spotune_trainer.training.context import TrainContext, build_loader
@@ -101,6 +102,7 @@ class SampleTooFar(Worker):
         super().set_up()
         training, train = self.job.spec.training, self.context.datasets.train
         if self.task.restore is not None:
+            assert isinstance(train, ShardedDataset)
             shifted = _ShiftedSchedule(train.shard_sizes, training.global_batch_size, training.seed)
             datasets = replace(self.context.datasets, schedule=shifted)
             self.context = _with_loader(replace(self.context, datasets=datasets), self.context.first_step)

@@ -184,9 +184,9 @@ def _values_at(content: Any, names: Sequence[str], path: FieldPath) -> Iterator[
     if not names:
         yield path, content
         return
-    name, *rest = names
+    name, *inner = names
     if name == "[]":
         for index, item in enumerate(content or ()):
-            yield from _values_at(item, rest, (*path, index))
+            yield from _values_at(item, inner, (*path, index))
     elif isinstance(content, Mapping):
-        yield from _values_at(content.get(name), rest, (*path, name))
+        yield from _values_at(content.get(name), inner, (*path, name))

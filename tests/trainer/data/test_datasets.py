@@ -13,7 +13,7 @@ import pytest
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer.data.datasets import Datasets, check_local_manifests, open_datasets
-from spotune_trainer.data.mixture.joined_shards import JoinedShards
+from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.schedule import held_out_ids
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -75,42 +73,6 @@ def test_trained_run_writes_its_result(runs: Runs, directory: JobDirectory) -> N
     assert (started["generation"], started["restoredFrom"], started["step"], started["stepsLost"]) == (1, None, 0, 0)
     assert (started["worldSize"], started["zeroStage"], started["microBatchSize"]) == (2, 1, 4)
     assert status(directory)["phase"] == "Done"
-
-
-def test_raw_data_of_each_source_of_a_mixture_is_prepared_before_waiting_for_workers(
-    runs: Runs, directory: JobDirectory, tmp_path: Path
-) -> None:
-    mixture: list[dict[str, Any]] = [{"name": "shards", "train": {"source": str(runs.shards("seq2seq"))}}]
-    for name in ("sql", "chat"):
-        rows = tmp_path / f"{name}.jsonl"
-        rows.write_text(f'{{"question": "how many {name} are there ?", "answer": "SELECT 1"}}\n' * 3)
-        mixture.append({"name": name, "prepare": {"source": str(rows)}})
-    format_ = {"prompt": "{question}", "completion": "{answer}"}
-    cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10, commits=[10])])
-    job = runs.job(dataset={"train": None, "mixture": mixture, **format_}, workers={"count": 2, "gpus": 0})
-    Driver(directory, job, 1, cluster.dependencies()).run()
-    assert cluster.sizes == [2]
-    for name in ("sql", "chat"):
-        assert (directory.data / "train" / name / "index.json").exists()
-    plan = files.read_json(directory.plan)
-    assert plan is not None
-    assert list(plan["data"]) == ["mixture.shards.train", "mixture.sql.train", "mixture.chat.train"]
-
-
-def test_sources_that_do_not_fit_together_fail_the_job_before_waiting_for_workers(
-    runs: Runs, directory: JobDirectory, tmp_path: Path
-) -> None:
-    mixture = []
-    for name, tokenizer in (("sql", "abc"), ("chat", "def")):
-        shutil.copytree(runs.shards("seq2seq"), tmp_path / name)
-        manifest = {"tokenizerHash": tokenizer, "options": {"text": {}}}
-        files.write_json(tmp_path / name / "manifest.json", manifest)
-        mixture.append({"name": name, "train": {"source": str(tmp_path / name)}})
-    cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10, commits=[10])])
-    driver = Driver(directory, runs.job(dataset={"train": None, "mixture": mixture}), 1, cluster.dependencies())
-    with pytest.raises(JobError, match="the sources sql and chat have another tokenizer"):
-        driver.run()
-    assert cluster.sizes == []
 
 
 def test_metric_that_cannot_be_imported_fails_the_job_before_waiting_for_workers(

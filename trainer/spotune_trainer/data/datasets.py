@@ -11,10 +11,10 @@ import numpy as np
 
 from spotune.errors import JobError
 from spotune.job import EvalSpec, FinetuneJob
+from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.manifests import check_agreement, read_manifest
-from spotune_trainer.data.mixture.joined_shards import JoinedShards
-from spotune_trainer.data.mixture.plan import plan_mixture
-from spotune_trainer.data.mixture.schedule import MixtureSchedule
+from spotune_trainer.data.mixture_schedule import MixtureSchedule
+from spotune_trainer.data.sampling.mixture_plan import plan_mixture
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule, Schedule, held_out_ids
 from spotune_trainer.data.shards import MAX_OPEN_SHARDS, MAX_PREFETCHED_SHARDS, ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory

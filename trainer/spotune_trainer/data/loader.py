@@ -13,7 +13,7 @@ import torch
 
 from spotune.errors import JobError
 from spotune_trainer.data.batches import Batch, Task, collate
-from spotune_trainer.data.mixture.joined_shards import JoinedShards
+from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.schedule import SampleIds, Schedule, split_into_micro_batches
 from spotune_trainer.data.shards import ShardedDataset
 

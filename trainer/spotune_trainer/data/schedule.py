@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from spotune_trainer.data.steps import EpochSteps, held_out_count
+from spotune_trainer.data.sampling.steps import EpochSteps, held_out_count
 
 SampleIds = npt.NDArray[np.int64]
 

@@ -344,6 +344,7 @@ class Driver:
         epochs, max_steps = training_length(self.job)
         result = {
             **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "best", "stoppedEarly", "exportProblem")),
+            **dict.fromkeys(("evalBySource", "samplesBySource")),
             "scores": {},
             **summary,
             "epochs": epochs,

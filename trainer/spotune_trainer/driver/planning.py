@@ -13,7 +13,7 @@ from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.data.datasets import Datasets, open_datasets
-from spotune_trainer.data.mixture.schedule import MixtureSchedule
+from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.engine.compile.layers import missing_compiler
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.run_plan import RunPlan, library_versions, requested

@@ -10,8 +10,8 @@ from torch import distributed
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.data.datasets import Datasets, open_datasets
+from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.loader import MicroBatchLoader
-from spotune_trainer.data.mixture.joined_shards import JoinedShards
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.engine.build import EngineConfig, build_engine
 from spotune_trainer.engine.compile.cache import CompileCache

@@ -16,9 +16,12 @@ from moto.server import ThreadedMotoServer
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
+from spotune.job_file.load import replace_fields
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.preflight.admission import read_job
 from spotune_trainer.supervisor.preflight.checks import checks_of
 from spotune_trainer.supervisor.preflight.mixtures import check_mixture
+from tests.api.support.job_files import JOB_FILE
 from tests.trainer.support.runs import Runs
 from tests.trainer.support.tiny import make_job
 
@@ -75,6 +78,22 @@ def test_a_missing_source_is_named_by_its_place(job: Callable[..., FinetuneJob],
             check_mixture(job(chat), JobDirectory(tmp_path / "job"))
 
 
+def test_run_names_file_line_and_field_of_a_missing_source(tmp_path: Path) -> None:
+    (tmp_path / "sql").mkdir()
+    mixture = "[{name: sql, train: {source: sql}},\n              {name: chat, prepare: {source: rows.jsonl}}]"
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        JOB_FILE.replace("hf://google-t5/t5-small", "sql").replace(
+            "train: {source: shards/train}", f'mixture: {mixture}\n    prompt: "{{a}}"\n    completion: "{{b}}"'
+        )
+    )
+    with pytest.raises(JobError) as raised:
+        read_job(file, {})
+    assert str(raised.value) == (
+        f"{file}:8: spec.dataset.mixture[1].prepare.source: {tmp_path}/rows.jsonl does not exist"
+    )
+
+
 def test_raw_data_is_found_and_later_its_shards(job: Callable[..., FinetuneJob], tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "how many?", "answer": "1"}\n')
@@ -95,9 +114,11 @@ def test_sources_that_differ_are_refused(job: Callable[..., FinetuneJob], tmp_pa
 
 
 def test_a_source_that_would_be_repeated_too_often_is_refused(job: Callable[..., FinetuneJob], tmp_path: Path) -> None:
-    chat = {"train": {"source": str(tmp_path / "chat")}, "maxEpochs": 1, "untilStep": 4}
-    with pytest.raises(JobError, match=r"spec\.dataset\.mixture: chat: the run .* needs 64 samples .* over its 60,"):
-        check_mixture(job(chat, mixtureTemperature=1.0, eval={"fraction": 0.2}), JobDirectory(tmp_path / "job"))
+    chat = {"train": {"source": str(tmp_path / "chat")}, "maxEpochs": 1}
+    once = job(chat, eval={"fraction": 0.2})
+    check_mixture(once, JobDirectory(tmp_path / "job"))
+    with pytest.raises(JobError, match=r"spec\.dataset\.mixture: chat: the run .* needs 120 samples .* over its 60,"):
+        check_mixture(replace_fields(once, {"spec.training.epochs": 2}), JobDirectory(tmp_path / "job"))
 
 
 @pytest.fixture

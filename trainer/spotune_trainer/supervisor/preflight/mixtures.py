@@ -8,8 +8,8 @@ from pathlib import Path
 from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob
 from spotune_trainer.data.manifests import MANIFEST, Manifest, check_agreement, parse_manifest, read_manifest
-from spotune_trainer.data.mixture.plan import plan_mixture
-from spotune_trainer.data.steps import held_out_count
+from spotune_trainer.data.sampling.mixture_plan import plan_mixture
+from spotune_trainer.data.sampling.steps import held_out_count
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.object_store import read_object
 from spotune_trainer.supervisor.preflight.sources import (
@@ -34,23 +34,23 @@ def check_mixture(job: FinetuneJob, directory: JobDirectory) -> str:
         InfrastructureError: the object store did not return them.
     """
     refuse_missing(job, lambda field: not field.startswith("spec.model."))
-    sentences: list[str] = []
+    found: list[str] = []
     shards: dict[str, ShardsFacts] = {}
     manifests: dict[str, Manifest | None] = {}
     for number, source in enumerate(job.spec.dataset.mixture):
         field = f"spec.dataset.mixture[{number}]"
         data = read_training_data(field, source.train, source.prepare, directory.prepared(source.name))
-        sentences.append(f"{source.name}: {data}")
+        found.append(f"{source.name}: {data}")
         if isinstance(data, ShardsFacts):
             shards[source.name] = data
             manifests[source.name] = _read_manifest(data.source, field)
         if source.eval is not None and source.eval.source is not None:
-            sentences.append(f"{source.name}: {read_shards(source.eval.source, f'{field}.eval.source')}")
+            found.append(f"{source.name}: {read_shards(source.eval.source, f'{field}.eval.source')}")
     check_agreement(manifests)
     sizes = [facts.samples for facts in shards.values() if facts.samples is not None]
     if len(sizes) == len(job.spec.dataset.mixture):
         _check_repeats(job, sizes)
-    return "; ".join(sentences)
+    return "; ".join(found)
 
 
 def _check_repeats(job: FinetuneJob, sizes: Sequence[int]) -> None:

@@ -7,8 +7,8 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotune_trainer.data.mixture.interleave import Interleave
-from spotune_trainer.data.mixture.schedule import draws_between
+from spotune_trainer.data.mixture_schedule import draws_between
+from spotune_trainer.data.sampling.interleave import Interleave
 
 LENGTH = 120
 weights = st.lists(

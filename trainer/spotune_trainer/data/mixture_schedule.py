@@ -1,8 +1,9 @@
 """The sample schedule of a mixture: which samples of which source each step trains on, as a pure function.
 
-`plan` says how many samples of each source come before a step; here the samples of one step are listed. The draws of a
-source are numbered over the whole run: draw ``d`` of a source of ``n`` samples is sample ``d mod n`` of its epoch
-``d // n``, in the order of its own `SampleSchedule`. So a source is used up before any of its samples comes again.
+`sampling.mixture_plan` says how many samples of each source come before a step; here the samples of one step are
+listed. The draws of a source are numbered over the whole run: draw ``d`` of a source of ``n`` samples is sample
+``d mod n`` of its epoch ``d // n``, in the order of its own `SampleSchedule`. So a source is used up before any of its
+samples comes again.
 
 Ids of samples are unique over the mixture: to the id within its source is added the number of samples of all sources
 before it, held-out ones included.
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spotune_trainer.data.mixture.interleave import Interleave
-from spotune_trainer.data.mixture.plan import MixturePlan
+from spotune_trainer.data.sampling.interleave import Interleave
+from spotune_trainer.data.sampling.mixture_plan import MixturePlan
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule, Schedule
 
 _LARGEST_TIME = 1 << 62

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from spotune.job import FinetuneJob
-from spotune_trainer.data.mixture.plan import MixedSource, MixturePlan, exact_weight, plan_mixture, temperature_weights
+from spotune_trainer.data.sampling.mixture_plan import (
+    MixedSource,
+    MixturePlan,
+    exact_weight,
+    plan_mixture,
+    temperature_weights,
+)
 from tests.trainer.support.tiny import make_job
 
 

@@ -13,8 +13,8 @@ from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 
 from spotune.job import FinetuneJob
-from spotune_trainer.data.mixture.interleave import Interleave
-from spotune_trainer.data.steps import EpochSteps
+from spotune_trainer.data.sampling.interleave import Interleave
+from spotune_trainer.data.sampling.steps import EpochSteps
 
 _TEMPERATURE_DIGITS = 6  # significant digits of a weight that a temperature gives
 

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotune_trainer.data.mixture.plan import MixedSource, MixturePlan
-from spotune_trainer.data.mixture.schedule import MixtureSchedule
+from spotune_trainer.data.mixture_schedule import MixtureSchedule
+from spotune_trainer.data.sampling.mixture_plan import MixedSource, MixturePlan
 from spotune_trainer.data.schedule import SampleSchedule
 
 Source = tuple[list[int], int]

@@ -1,0 +1,58 @@
+"""What the driver does with the sources of a mixture before it waits for workers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotune.errors import JobError
+from spotune_trainer import files
+from spotune_trainer.driver.driver import Driver
+from spotune_trainer.job_directory.layout import JobDirectory
+from tests.trainer.support.runs import Runs
+from tests.trainer.support.simulated_cluster import TRAINED, ScriptedGroup, SimulatedCluster
+
+
+def test_raw_data_of_each_source_of_a_mixture_is_prepared_before_waiting_for_workers(
+    runs: Runs, directory: JobDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="spotune.driver")
+    mixture: list[dict[str, Any]] = [{"name": "shards", "train": {"source": str(runs.shards("seq2seq"))}}]
+    for name in ("sql", "chat"):
+        rows = tmp_path / f"{name}.jsonl"
+        rows.write_text(f'{{"question": "how many {name} are there ?", "answer": "SELECT 1"}}\n' * 3)
+        mixture.append({"name": name, "prepare": {"source": str(rows)}})
+    format_ = {"prompt": "{question}", "completion": "{answer}"}
+    cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10, commits=[10])])
+    job = runs.job(dataset={"train": None, "mixture": mixture, **format_}, workers={"count": 2, "gpus": 0})
+    Driver(directory, job, 1, cluster.dependencies()).run()
+    assert cluster.sizes == [2]
+    for name in ("sql", "chat"):
+        assert (directory.data / "train" / name / "index.json").exists()
+    assert [message for message in caplog.messages if message.startswith("source ")] == [
+        "source shards: 92.59% of the samples of the run: 150, 2.00 passes over 75",
+        "source sql: 3.70% of the samples of the run: 6, 2.00 passes over 3",
+        "source chat: 3.70% of the samples of the run: 6, 2.00 passes over 3",
+    ]
+    plan = files.read_json(directory.plan)
+    assert plan is not None
+    assert list(plan["data"]) == ["mixture.shards.train", "mixture.sql.train", "mixture.chat.train"]
+
+
+def test_sources_that_do_not_fit_together_fail_the_job_before_waiting_for_workers(
+    runs: Runs, directory: JobDirectory, tmp_path: Path
+) -> None:
+    mixture = []
+    for name, tokenizer in (("sql", "abc"), ("chat", "def")):
+        shutil.copytree(runs.shards("seq2seq"), tmp_path / name)
+        manifest = {"tokenizerHash": tokenizer, "options": {"text": {}}}
+        files.write_json(tmp_path / name / "manifest.json", manifest)
+        mixture.append({"name": name, "train": {"source": str(tmp_path / name)}})
+    cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10, commits=[10])])
+    driver = Driver(directory, runs.job(dataset={"train": None, "mixture": mixture}), 1, cluster.dependencies())
+    with pytest.raises(JobError, match="the sources sql and chat have another tokenizer"):
+        driver.run()
+    assert cluster.sizes == []

@@ -1,1 +1,0 @@
-"""Mixtures of several sources of training data."""

@@ -1,0 +1,1 @@
+"""How many samples of which source a step has. Pure arithmetic, without NumPy."""
