@@ -6,6 +6,7 @@ Most of them train correctly until they start from a checkpoint.
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -205,3 +206,18 @@ class Unfenced(Worker):
 def _let_pass(*_: object) -> bool:
     """In the place of the fence, in this process alone."""
     return True
+
+
+class TrainedReference(Worker):
+    """Computes the log-probabilities of the reference model again at a restart, with the trained weights."""
+
+    def compute_references(self) -> None:
+        if self.task.restore is not None:
+            if self.rank == 0:
+                shutil.rmtree(self.context.directory.reference)
+            begun = replace(self.task, restore=None)
+            self.context = replace(self.context, task=begun)
+            super().compute_references()
+            self.context = replace(self.context, task=self.task)
+        else:
+            super().compute_references()

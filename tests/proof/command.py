@@ -21,7 +21,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from tests import ROOT
 from tests.proof import records
 from tests.proof.injector import kill_leftovers
-from tests.proof.negative_controls import CONTROLS, MIXTURE_CONTROLS, ControlBench, control_job, mixture_control_job
+from tests.proof.negative_controls import CONTROL_JOBS, ControlBench
 from tests.proof.prover import LIVE_CONTROLS, Prover, proof_job
 from tests.proof.records import ControlRecord, Record, ScheduleRecord
 from tests.proof.references import References
@@ -64,7 +64,7 @@ def is_good(record: Record) -> bool:
 def _tasks(prover: Prover, seeds: range, done: list[Record]) -> Iterator[Callable[[], Record]]:
     """Yield a function for each schedule and control without a record; it returns the record."""
     controls = records.controls_of(done)
-    for job, of_job in ((control_job, CONTROLS), (mixture_control_job, MIXTURE_CONTROLS)):
+    for job, of_job in CONTROL_JOBS:
         bench = ControlBench(prover.runs, References(prover.runs, job(prover.runs)))
         for control in of_job:
             if (control.name, False) not in controls:

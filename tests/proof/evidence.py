@@ -18,7 +18,7 @@ from tests.proof.checker import ComparedSegment, Evidence
 from tests.proof.history import Segment, committed, read_generations, segments
 from tests.proof.references import Reference, References, checksums
 from tests.proof.schedules import COMPARED_STEPS
-from tests.trainer.support.runs import STEPS_PER_EPOCH, Layout
+from tests.trainer.support.runs import Layout
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def collect_evidence(directory: JobDirectory, references: References, zero_stage
     return Evidence(
         exit_code=exit_code,
         planned_steps=len(undisturbed.records),
-        steps_per_epoch=STEPS_PER_EPOCH,
+        steps_per_epoch=references.steps_per_epoch(),
         epoch_hash=references.epoch_hash(),
         mixture=references.mixture_hashes(),
         generations=generations,

@@ -21,8 +21,9 @@ from tests.proof import broken_workers
 from tests.proof.checker import Evidence, findings
 from tests.proof.evidence import collect_evidence
 from tests.proof.mixtures import mixture_job
-from tests.proof.references import PartialRunWorker, References, train_steps
+from tests.proof.references import PartialRunWorker, References, copy_reference, train_steps
 from tests.trainer.support.groups import run_group
+from tests.trainer.support.preference import preference_job
 from tests.trainer.support.runs import Layout, Runs, make_task, train_rank
 
 ZERO_STAGE = 2
@@ -44,6 +45,11 @@ def mixture_control_job(runs: Runs) -> FinetuneJob:
     return mixture_job(runs, 20, checkpoint={"every": 4, "keepEverySteps": 1})
 
 
+def preference_control_job(runs: Runs) -> FinetuneJob:
+    """24 steps on pairs, by DPO."""
+    return preference_job(runs.empty("pairs").root, "dpo", checkpoint={"every": 4, "keepEverySteps": 1})
+
+
 @dataclass
 class ControlBench:
     """Creates and resumes the runs of negative controls."""
@@ -59,6 +65,7 @@ class ControlBench:
         claim(directory, None)
         kept = str(CheckpointName(COMMITTED, 1))
         shutil.copytree(whole.directory.checkpoints / kept, directory.checkpoints / kept)
+        copy_reference(whole.directory.root, directory)
         steps = directory.generation_logs(1).steps
         steps.parent.mkdir(parents=True)
         lines = whole.directory.generation_logs(1).steps.read_text().splitlines(keepends=True)
@@ -192,3 +199,19 @@ MIXTURE_CONTROLS = (
         _by(broken_workers.StageMissed),
     ),
 )
+
+PREFERENCE_CONTROLS = (
+    Control("cursor one sample too far, on pairs", "trained on different samples", _by(broken_workers.SampleTooFar)),
+    Control(
+        "trained model taken as the reference model after a restart",
+        "have different losses",
+        _by(broken_workers.TrainedReference),
+    ),
+)
+
+CONTROL_JOBS = (
+    (control_job, CONTROLS),
+    (mixture_control_job, MIXTURE_CONTROLS),
+    (preference_control_job, PREFERENCE_CONTROLS),
+)
+"""Each job with the controls that break its run."""

@@ -19,6 +19,7 @@ from typing import Any
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.generations import Generation, claim
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
+from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.observability.progress import ProgressReporter
@@ -27,7 +28,7 @@ from spotune_trainer.training.worker import Worker
 from tests.proof.history import Record, read_generations
 from tests.proof.mixtures import sample_hashes
 from tests.trainer.support.groups import run_group
-from tests.trainer.support.runs import Layout, Runs, epoch_hash, make_task, train_rank
+from tests.trainer.support.runs import STEPS_PER_EPOCH, Layout, Runs, epoch_hash, make_task, train_rank
 
 _TIMEOUT_SECONDS = 600.0
 
@@ -123,6 +124,7 @@ class References:
             if key not in self._made:
                 directory = self._new("part")
                 shutil.copytree(path, directory.checkpoints / path.name)
+                copy_reference(path.parent.parent, directory)
                 task = make_task(directory, self.job, layout, _claim_after(directory, name))
                 if steps is None:
                     ended = run_group(layout.world_size, train_rank, task, timeout=_TIMEOUT_SECONDS)
@@ -139,6 +141,14 @@ class References:
         """Hash over all rows of the job's data, each once, read beside the trainer; None for a mixture."""
         train = self.job.spec.dataset.train
         return None if train is None else epoch_hash(Path(train.source), self.runs.root / "cache")
+
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch of the job's data; of a mixture those of its schedule of steps."""
+        train = self.job.spec.dataset.train
+        if train is None:
+            return STEPS_PER_EPOCH
+        samples = ShardedDataset(train.source, self.runs.root / "cache").num_samples
+        return -(-samples // self.job.spec.training.global_batch_size)
 
     def mixture_hashes(self) -> dict[int, int]:
         """Hash over the rows of each step of a mixture, found beside the trainer; empty without a mixture."""
@@ -166,6 +176,13 @@ class _LockedKey:
 
     def __exit__(self, *_: object) -> None:
         self.lock.release()
+
+
+def copy_reference(root: Path, directory: JobDirectory) -> None:
+    """Copy the reference model's log-probabilities, which a run computes before its first step, if there are any."""
+    made = JobDirectory(root).reference
+    if made.exists():
+        shutil.copytree(made, directory.reference)
 
 
 def checksums(checkpoint: Path) -> tuple[str, ...]:

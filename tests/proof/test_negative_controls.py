@@ -11,11 +11,13 @@ from tests.proof.checker import findings
 from tests.proof.negative_controls import (
     CONTROLS,
     MIXTURE_CONTROLS,
+    PREFERENCE_CONTROLS,
     ZERO_STAGE,
     Control,
     ControlBench,
     control_job,
     mixture_control_job,
+    preference_control_job,
     run_control,
 )
 from tests.proof.references import References
@@ -36,8 +38,14 @@ def mixture_bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
     return ControlBench(runs, References(runs, mixture_control_job(runs)))
 
 
+@pytest.fixture(scope="module")
+def preference_bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
+    runs = Runs(tmp_path_factory.mktemp("preference"))
+    return ControlBench(runs, References(runs, preference_control_job(runs)))
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("data", ["bench", "mixture_bench"])
+@pytest.mark.parametrize("data", ["bench", "mixture_bench", "preference_bench"])
 def test_intact_trainer_has_no_findings(request: pytest.FixtureRequest, data: str, world_size: int) -> None:
     bench: ControlBench = request.getfixturevalue(data)
     directory = bench.interrupted_run()
@@ -57,4 +65,10 @@ def test_defect_is_found(bench: ControlBench, control: Control) -> None:
 @pytest.mark.parametrize("control", MIXTURE_CONTROLS, ids=lambda control: control.name)
 def test_defect_of_a_mixture_is_found(mixture_bench: ControlBench, control: Control) -> None:
     found = run_control(control, mixture_bench)
+    assert any(re.search(control.caught_by, finding) for finding in found), found
+
+
+@pytest.mark.parametrize("control", PREFERENCE_CONTROLS, ids=lambda control: control.name)
+def test_defect_of_a_preference_objective_is_found(preference_bench: ControlBench, control: Control) -> None:
+    found = run_control(control, preference_bench)
     assert any(re.search(control.caught_by, finding) for finding in found), found

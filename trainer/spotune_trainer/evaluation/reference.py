@@ -24,12 +24,13 @@ def compute_reference(
     model: PreTrainedModel,
     dataset: Rows,
     store: ReferenceLogProbs,
+    missing: Sequence[int],
     pad_token_id: int,
     batch_size: int,
     ranks: RankGroup,
     heartbeat: Callable[[], None],
 ) -> None:
-    """Write the parts that are missing. Collective: every rank must call it, before the first optimizer step.
+    """Write missing parts. Collective: every rank must call it, before the first optimizer step.
 
     Part p of the missing ones belongs to rank p mod world size. The batches of a part do not depend on the ranks, so
     its values are the same at any world size.
@@ -38,12 +39,12 @@ def compute_reference(
         model: a transformers model, or a DeepSpeed engine's `module`, with the weights of the reference.
         dataset: rows with pairs.
         store: what is written.
+        missing: the parts to write; the same on all ranks.
         pad_token_id: padding of `input_ids`.
         batch_size: pairs per forward pass.
         ranks: the ranks that take part.
         heartbeat: called after each forward pass.
     """
-    missing = ranks.gather(store.missing())[0]  # of rank 0: another rank may see older entries of a network volume
     with evaluation_mode(model):
         for start in range(0, len(missing), ranks.world_size):
             logger.info("reference model: %d of %d parts are to be computed", len(missing) - start, store.num_parts)

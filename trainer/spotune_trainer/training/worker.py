@@ -120,8 +120,14 @@ class Worker:
         """
         context = self.context
         references, datasets = context.references, context.datasets
+        ranks = RankGroup(self.rank, self.world_size, context.control)
         for dataset, store in ((datasets.train, references.train), (datasets.evaluation, references.evaluation)):
-            if dataset is None or store is None or not store.missing():
+            if dataset is None or store is None:
+                continue
+            missing = ranks.gather(store.missing())[
+                0
+            ]  # all ranks act on one list: a volume may show them different ones
+            if not missing:
                 continue
             if context.first_step > 0:
                 raise JobError(
@@ -132,9 +138,10 @@ class Worker:
                 context.engine.module,
                 dataset,
                 store,
+                missing,
                 context.tokenizer.pad_token_id,
                 context.plan.micro_batch_size,
-                RankGroup(self.rank, self.world_size, context.control),
+                ranks,
                 self.reporter.heartbeat,
             )
             self.reporter.record_startup("reference")
