@@ -1,7 +1,7 @@
 """Runs fault schedules and negative controls on the real product, and writes docs/proof.md.
 
 Usage:
-    python -m tests.proof --seeds 1-60 --jobs 2 --output docs/proof.md
+    python -m tests.proof --seeds 1-70 --jobs 2 --output docs/proof.md
 
 Every record is stored at once. The same command resumes after the last record, unless the code has changed since.
 Exits with 1 if a schedule is not proven or a control is not caught.
@@ -26,7 +26,7 @@ from tests.proof.prover import LIVE_CONTROLS, Prover, proof_job
 from tests.proof.records import ControlRecord, Record, ScheduleRecord
 from tests.proof.references import References
 from tests.proof.report import report
-from tests.proof.schedules import make_schedule
+from tests.proof.schedules import Data, make_schedule
 from tests.provenance import commit, machine
 from tests.trainer.support.runs import Runs
 
@@ -36,7 +36,7 @@ _BUILD = ROOT / "build"
 def main() -> int:
     """Run all schedules and controls without a record, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=_range, default=range(1, 61), help="first and last, as 1-60")
+    parser.add_argument("--seeds", type=_range, default=range(1, 71), help="first and last, as 1-70")
     parser.add_argument("--jobs", type=int, default=2, help="schedules in parallel")
     parser.add_argument("--again", action="store_true", help="run these seeds again, even if they have records")
     parser.add_argument("--records", type=Path, default=_BUILD / "proof.jsonl", help="file of the records")
@@ -46,8 +46,8 @@ def main() -> int:
     done = records.drop_outdated(options.records, without=options.seeds if options.again else ())
     _clear(options.work)
     runs = Runs(options.work)
-    plain, mixed = (References(runs, proof_job(runs, 0, 1, mixture=mixture)) for mixture in (False, True))
-    prover = Prover(runs, plain, mixed, commit(), _log)
+    references = {data: References(runs, proof_job(runs, 0, 1, data=data)) for data in Data}
+    prover = Prover(runs, references, commit(), _log)
     for record in _run(list(_tasks(prover, options.seeds, done)), options.jobs):
         records.append(options.records, record)
     found = records.read(options.records)

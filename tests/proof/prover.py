@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,22 +22,23 @@ from tests.proof.mixtures import mixture_job
 from tests.proof.negative_controls import Control, ControlBench, run_control, tear
 from tests.proof.records import ControlRecord, FaultRecord, ScheduleRecord
 from tests.proof.references import References
-from tests.proof.schedules import COMMIT_EVERY, EPOCHS, Fault, FaultKind, InjectionPoint, Schedule
+from tests.proof.schedules import COMMIT_EVERY, EPOCHS, Data, Fault, FaultKind, InjectionPoint, Schedule
 from tests.trainer.support.groups import GroupFailedError
-from tests.trainer.support.runs import STEPS_PER_EPOCH, Runs
+from tests.trainer.support.preference import preference_job
+from tests.trainer.support.runs import BATCH, STEPS_PER_EPOCH, Runs
 
 
 def proof_job(
-    runs: Runs, zero_stage: int, world_size: int, epochs: int = EPOCHS, *, mixture: bool = False
+    runs: Runs, zero_stage: int, world_size: int, epochs: int = EPOCHS, *, data: Data = Data.ROWS
 ) -> FinetuneJob:
-    """The job of every schedule: a tiny T5 in fp32 with dropout, whose checkpoints all stay.
+    """The job of every schedule: a tiny T5 in fp32 with dropout, whose checkpoints all stay; on pairs a tiny Llama.
 
     Args:
         runs: has its data.
         zero_stage: of the job.
         world_size: number of workers.
-        epochs: how long it trains; on a mixture, as many steps.
-        mixture: whether it trains on a mixture.
+        epochs: how long it trains, in epochs of `STEPS_PER_EPOCH` steps.
+        data: what it trains on.
     """
     sections: dict[str, Any] = {
         "checkpoint": {"every": COMMIT_EVERY, "keepEverySteps": 1},
@@ -45,7 +46,12 @@ def proof_job(
         "workers": {"count": world_size, "gpus": 0, "resizeCooldown": "1s"},
         "retry": {"backoff": {"initial": "500ms", "max": "1s"}},
     }
-    if mixture:
+    if data is Data.PAIRS:
+        training = {"epochs": epochs, "globalBatchSize": BATCH}
+        root = runs.root / "pairs"
+        root.mkdir(exist_ok=True)
+        return preference_job(root, "dpo", pairs=STEPS_PER_EPOCH * BATCH, training=training, **sections)
+    if data is Data.MIXTURE:
         return mixture_job(runs, epochs * STEPS_PER_EPOCH, **sections)
     return runs.job(training={"epochs": epochs}, **sections)
 
@@ -100,15 +106,13 @@ class Prover:
 
     Attributes:
         runs: creates job directories.
-        references: reference runs of the schedules' job.
-        mixture_references: reference runs of the job of the schedules that train on a mixture.
+        references: reference runs of the schedules' jobs.
         commit: the tested commit.
         log: receives progress lines.
     """
 
     runs: Runs
-    references: References
-    mixture_references: References
+    references: Mapping[Data, References]
     commit: str
     log: Callable[[str], None] = lambda _: None
 
@@ -160,7 +164,7 @@ class Prover:
         on_restart: Callable[[JobDirectory], None] = lambda _: None,
     ) -> FaultInjector:
         def job(world_size: int) -> FinetuneJob:
-            return proof_job(self.runs, schedule.zero_stage, world_size, mixture=schedule.mixture)
+            return proof_job(self.runs, schedule.zero_stage, world_size, data=schedule.data)
 
         return FaultInjector(self.runs.empty(name), schedule, job, environment, on_restart)
 
@@ -171,7 +175,7 @@ class Prover:
             code, output = injector.execute()
             if code != 0:
                 self.log(f"seed {schedule.seed} exited with {code}: {output[-2000:]}")
-            references = self.mixture_references if schedule.mixture else self.references
+            references = self.references[schedule.data]
             evidence = collect_evidence(directory, references, schedule.zero_stage, code)
         except _FAILURES as error:
             return None, [f"{type(error).__name__}: {error}"[:_LONGEST]]

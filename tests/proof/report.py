@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from tests.proof.checker import NEXT_LOSSES, WHOLE_CURVE
 from tests.proof.records import ControlRecord, FaultRecord, Record, ScheduleRecord
-from tests.proof.schedules import COMMIT_EVERY, COMPARED_STEPS, FIRST_MIXTURE_SEED, STEPS, FaultKind, InjectionPoint
+from tests.proof.schedules import (
+    COMMIT_EVERY,
+    COMPARED_STEPS,
+    FIRST_MIXTURE_SEED,
+    FIRST_PAIRS_SEED,
+    STEPS,
+    FaultKind,
+    InjectionPoint,
+)
 
 _TEXT = f"""# The proof
 
@@ -32,6 +40,7 @@ The checker requires of every schedule:
   data, each once.
 - **Mixtures.** Schedules from seed {FIRST_MIXTURE_SEED} on train on three sources, which change during the run. The
   rows of every step are those that an independent walk through the mixture finds.
+- **Pairs.** Schedules from seed {FIRST_PAIRS_SEED} on train on pairs by DPO, whose reference model runs once.
 - **Same world size, same bits.** For each world size, all losses are bit-identical to those of an
   undisturbed run from the same start. So is the checkpoint at the end of its steps, or the exported
   weights. A schedule that keeps its world size therefore ends with the SHA-256 of the undisturbed

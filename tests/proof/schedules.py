@@ -1,4 +1,4 @@
-"""Sixty schedules of faults, each a pure function of its seed. The last ten train on a mixture.
+"""70 schedules of faults, each a pure function of its seed. 51 to 60 train on a mixture, 61 to 70 on pairs by DPO.
 
 A schedule starts a run with some world size and ZeRO stage, and injects three or four faults: a kill, a termination
 notice, a lost node or an added node. A fault hits at a step, or while the run starts, saves, restores or exports. It
@@ -21,6 +21,7 @@ from tests.trainer.support.runs import STEPS_PER_EPOCH
 EPOCHS = 18
 STEPS = EPOCHS * STEPS_PER_EPOCH
 FIRST_MIXTURE_SEED = 51
+FIRST_PAIRS_SEED = 61
 WORLD_SIZES = (1, 2, 3, 4)
 ZERO_STAGES = (0, 1, 2, 3)
 COMMIT_EVERY = 4
@@ -30,6 +31,14 @@ _FIRST_STEP = (5, 10)
 _STEPS_BETWEEN = (22, 26)
 _LONGEST_DELAY_SECONDS = 0.15
 _ELASTIC_EVERY = 10
+
+
+class Data(StrEnum):
+    """What a run trains on."""
+
+    ROWS = "rows"
+    MIXTURE = "a mixture"
+    PAIRS = "pairs"
 
 
 class FaultKind(StrEnum):
@@ -95,9 +104,11 @@ class Schedule:
     faults: tuple[Fault, ...]
 
     @property
-    def mixture(self) -> bool:
-        """Whether the job trains on a mixture."""
-        return self.seed >= FIRST_MIXTURE_SEED
+    def data(self) -> Data:
+        """What the job trains on."""
+        if self.seed >= FIRST_PAIRS_SEED:
+            return Data.PAIRS
+        return Data.MIXTURE if self.seed >= FIRST_MIXTURE_SEED else Data.ROWS
 
     @property
     def world_sizes(self) -> list[int]:

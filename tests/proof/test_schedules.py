@@ -1,4 +1,4 @@
-"""Sixty schedules cover every required combination, and each can run."""
+"""All schedules cover every required combination, and each can run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from tests.proof.schedules import (
     CHANGES,
     COMPARED_STEPS,
     FIRST_MIXTURE_SEED,
+    FIRST_PAIRS_SEED,
     KILLS,
     KILLS_AND_POINTS,
     STEPS,
     WORLD_SIZES,
     ZERO_STAGES,
+    Data,
     FaultKind,
     InjectionPoint,
     Schedule,
     make_schedule,
 )
 
-SEEDS = range(1, 61)
+SEEDS = range(1, 71)
 SCHEDULES = [make_schedule(seed) for seed in SEEDS]
 
 
@@ -52,11 +54,14 @@ def test_half_of_the_schedules_keep_their_world_size_and_both_halves_cover_all_l
     assert layouts == set(product(WORLD_SIZES, ZERO_STAGES))
 
 
-def test_mixtures_have_each_kill_and_both_kinds_of_schedules() -> None:
-    mixed = [schedule for schedule in SCHEDULES if schedule.mixture]
-    assert [schedule.seed for schedule in mixed] == list(range(FIRST_MIXTURE_SEED, 61))
-    assert {each.kind for schedule in mixed for each in schedule.faults} >= set(KILLS)
-    assert {bool(schedule.changes) for schedule in mixed} == {True, False}
+@pytest.mark.parametrize(
+    ("data", "seeds"), [(Data.MIXTURE, range(FIRST_MIXTURE_SEED, 61)), (Data.PAIRS, range(FIRST_PAIRS_SEED, 71))]
+)
+def test_each_kind_of_data_has_each_kill_and_both_kinds_of_schedules(data: Data, seeds: range) -> None:
+    schedules = [schedule for schedule in SCHEDULES if schedule.data is data]
+    assert [schedule.seed for schedule in schedules] == list(seeds)
+    assert {each.kind for schedule in schedules for each in schedule.faults} >= set(KILLS)
+    assert {bool(schedule.changes) for schedule in schedules} == {True, False}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: f"seed {schedule.seed}")

@@ -38,18 +38,19 @@ def preference_rows(count: int = PAIRS) -> list[dict[str, str]]:
     return rows
 
 
-def preference_job(root: Path, objective: str, **sections: Any) -> FinetuneJob:
+def preference_job(root: Path, objective: str, pairs: int = PAIRS, **sections: Any) -> FinetuneJob:
     """A job that trains on `preference_rows` for `STEPS` steps; its shards and model are written to `root`.
 
     Args:
         root: a folder.
         objective: `dpo`, `orpo` or `simpo`.
+        pairs: number of rows.
         sections: of the spec, merged over its values.
     """
     source = root / "model"
     if not source.exists():
         save_source(source, "causal", attention_dropout=0.0)
-    (root / "pairs.jsonl").write_text("\n".join(map(json.dumps, preference_rows())) + "\n")
+    (root / "pairs.jsonl").write_text("\n".join(map(json.dumps, preference_rows(pairs))) + "\n")
     columns = {"prompt": "{prompt}", "chosen": "{chosen}", "rejected": "{rejected}", "maxLength": 96}
     dataset = {"train": {"source": str(root / "shards")}, "eval": None, **columns, **sections.pop("dataset", {})}
     training = {
