@@ -25,6 +25,10 @@ EVALUATED = {"train": {"source": "shards"}, "eval": {"fraction": 0.1}}
         ({"adapter": {"lora": {"r": 8}}}, ["spec.adapter"]),
         ({"dataset": DATASET | {"maxLength": 64}}, ["spec.dataset.maxLength"]),
         ({"dataset": EVALUATED}, ["spec.dataset.eval"]),
+        (
+            {"dataset": {"mixture": [{"name": "sql", "train": {"source": "shards"}}]}},
+            ["spec.dataset.mixture", "spec.dataset.train"],
+        ),
         ({"training": TRAINING | {"seed": 1}}, ["spec.training.seed"]),
         (
             {"training": TRAINING | {"learningRate": 0.1, "globalBatchSize": 8}},
@@ -43,6 +47,12 @@ def test_changes_of_what_is_trained_change_the_fingerprint_and_are_named(
 def test_a_field_within_an_adapter_is_named_if_both_have_one() -> None:
     old, new = a_job(adapter={"lora": {}}), a_job(adapter={"lora": {"r": 8}})
     assert changed_fields(old, new) == ["spec.adapter.lora.r"]
+
+
+def test_a_share_of_a_mixture_belongs_to_what_is_trained() -> None:
+    mixtures = [[{"name": "sql", "train": {"source": "shards"}, "weight": weight}] for weight in (1, 2)]
+    old, new = (a_job(dataset={"mixture": mixture}) for mixture in mixtures)
+    assert changed_fields(old, new) == ["spec.dataset.mixture"]
 
 
 @pytest.mark.parametrize(
