@@ -56,7 +56,7 @@ class Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         keys = ApiKeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self._scales_to_zero = config.scales_to_zero
-        self._versions = Versions(config.name, config.settings)
+        self._versions = Versions(config.name, config.settings, counts_folder=config.counts_folder)
         self._receiver = TokenReceiver(ray.util.get_node_ip_address())
         self.app: FastAPI = create_app(self._versions, ReplicaStates(), keys)
 
@@ -114,6 +114,7 @@ class ListeningGateway(Gateway):
             config.port,
             keep_alive_seconds=config.keep_alive_seconds,
             linger_seconds=config.linger_seconds,
+            shares_port=config.processes > 1,
         )
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
@@ -135,6 +136,7 @@ def gateway_application(config: GatewayConfig, user_config: Mapping[str, Any] | 
     """
     gateway: Any = serve.deployment(
         name=GATEWAY,
+        num_replicas=config.processes,
         user_config=user_config,
         **_process_options(config.placement, config.drain_seconds, {"runtime_env": {"env_vars": _GATEWAY_ENVIRONMENT}}),
     )(ListeningGateway)
