@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,9 @@ GATEWAY: Final = "Gateway"
 _HEALTH_PERIOD_SECONDS = 2.0
 _MAX_STREAMS = 10_000
 """The gateway's own limits refuse requests with a clear error before Ray Serve would queue them."""
+_NEW_OBJECTS: Final = 20_000
+"""Number of new objects after which the gateway collects garbage. Python's 700 are those of two requests: with hundreds
+of them at once, it would search the objects of all running ones again and again."""
 _GATEWAY_ENVIRONMENT: Final = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -109,6 +113,7 @@ class ListeningGateway(Gateway):
 
     def __init__(self, config: GatewayConfig) -> None:
         super().__init__(config)
+        gc.set_threshold(_NEW_OBJECTS)
         self._server = HttpServer(
             config.host,
             config.port,
