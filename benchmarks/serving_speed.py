@@ -154,6 +154,7 @@ def load(work: Path, found: Sequence[Server], runs: int, output: Path, levels: S
     """Measure the servers in turns and write all results after each measurement."""
     values: dict[tuple[str, int], list[dict[str, float]]] = {}
     processors: dict[str, dict[str, float]] = {}
+    gateways = gateways_of(work)
     for server in found:
         for level in levels:
             measure(work, server, level, WARM_UP[level], seed=10_000 + level)
@@ -172,7 +173,7 @@ def load(work: Path, found: Sequence[Server], runs: int, output: Path, levels: S
                 values.setdefault((server.name, level), []).append(result)
                 short = {name: round(result[name], 2) for name in METRICS}
                 print(run, level, server.name, json.dumps(short), flush=True)
-                report(work, output, values, processors)
+                report(output, values, processors, gateways)
 
 
 def measure(work: Path, server: Server, level: int, count: int, seed: int) -> dict[str, float]:
@@ -227,10 +228,10 @@ def gateways_of(work: Path) -> int:
 
 
 def report(
-    work: Path,
     output: Path,
     values: dict[tuple[str, int], list[dict[str, float]]],
     processors: dict[str, dict[str, float]],
+    gateways: int,
 ) -> None:
     """Write what was measured so far."""
     table: dict[str, Any] = {}
@@ -258,7 +259,7 @@ def report(
         "device": device(),
         "processors": os.cpu_count(),
         "versions": {name: version(name) for name in ("vllm", "ray", "torch", "transformers")},
-        "our gateways": gateways_of(work),
+        "our gateways": gateways,
         "prompt + answer tokens": [PROMPT_TOKENS, NEW_TOKENS],
         "results": table,
         "processor microseconds per token in the last run": processors,

@@ -55,7 +55,7 @@ class CountFolder:
         """
         unfinished = self.path / f".{self._process}.counts"
         with unfinished.open("x+b") as file:
-            file.truncate(size * _NUMBER_BYTES)
+            os.posix_fallocate(file.fileno(), 0, size * _NUMBER_BYTES)  # a full disk would kill whoever counts later
             numbers = _mapped(file, size * _NUMBER_BYTES)
         unfinished.rename(self._file(self._process, name))
         return numbers
