@@ -97,6 +97,8 @@ class _Server(uvicorn.Server):
         The kernel resets connections that wait to be accepted when their port closes, and uvicorn closes those without
         a request.
         """
+        if not self.started:
+            return
         _drop_connection_requests(self._listener)
         await asyncio.sleep(_HANDSHAKE_SECONDS)
         for server in self.servers:
