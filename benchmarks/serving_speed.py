@@ -6,8 +6,9 @@ Usage, where vllm==0.24.0 and Ray Serve are installed (`benchmarks/gpu_pack_serv
     python -m benchmarks.serving_speed stop
 
 Both servers have the same wheel, model, share of the GPU, batch size, sequence length and environment. The weights
-are dummies: vLLM fills them with random numbers. Bare vLLM has one API process, and ours has one gateway, as that of
-`spotune serve`: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (64 characters). The load is vLLM's own `vllm bench
+are dummies: vLLM fills them with random numbers. Bare vLLM has one API process, and ours has one gateway, or as many
+as `start --gateways N` says, as those of `spotune serve --gateways N`. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (64
+characters). The load is vLLM's own `vllm bench
 serve`, unchanged: some fixed number of requests at once, each with a prompt of 219 tokens and an answer of 195 tokens
 (the means of ShareGPT), streamed by `/v1/completions`. Every measurement has new prompts, the same for both servers.
 The result has the median, the lowest and the highest value of all runs, and the ratio of our median to bare vLLM's.
@@ -85,10 +86,13 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
 
-def servers(work: Path, *, scripted: bool) -> list[Server]:
+def servers(work: Path, *, scripted: bool, gateways: int) -> list[Server]:
     """Bare vLLM and our endpoint; or, without a GPU, our endpoint alone with a scripted engine."""
     model = str(work / "model")
-    ours = ("-m", "benchmarks.serving_speed_ours", "--model", model, "--port", "8101", "--memory", str(MEMORY))
+    ours = (
+        "-m", "benchmarks.serving_speed_ours", "--model", model, "--port", "8101", "--memory", str(MEMORY),
+        "--gateways", str(gateways),
+    )  # fmt: skip
     if scripted:
         return [Server("ours", 8101, (sys.executable, *ours, "--engine", "scripted"), "/healthz")]
     bare = (
@@ -150,6 +154,7 @@ def load(work: Path, found: Sequence[Server], runs: int, output: Path, levels: S
     """Measure the servers in turns and write all results after each measurement."""
     values: dict[tuple[str, int], list[dict[str, float]]] = {}
     processors: dict[str, dict[str, float]] = {}
+    gateways = gateways_of(work)
     for server in found:
         for level in levels:
             measure(work, server, level, WARM_UP[level], seed=10_000 + level)
@@ -168,7 +173,7 @@ def load(work: Path, found: Sequence[Server], runs: int, output: Path, levels: S
                 values.setdefault((server.name, level), []).append(result)
                 short = {name: round(result[name], 2) for name in METRICS}
                 print(run, level, server.name, json.dumps(short), flush=True)
-                report(output, values, processors)
+                report(output, values, processors, gateways)
 
 
 def measure(work: Path, server: Server, level: int, count: int, seed: int) -> dict[str, float]:
@@ -216,8 +221,17 @@ def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, f
     return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
 
 
+def gateways_of(work: Path) -> int:
+    """How many gateways our endpoint was started with."""
+    command = Path(f"/proc/{(work / 'ours.pid').read_text()}/cmdline").read_bytes().decode().split("\0")
+    return int(command[command.index("--gateways") + 1])
+
+
 def report(
-    output: Path, values: dict[tuple[str, int], list[dict[str, float]]], processors: dict[str, dict[str, float]]
+    output: Path,
+    values: dict[tuple[str, int], list[dict[str, float]]],
+    processors: dict[str, dict[str, float]],
+    gateways: int,
 ) -> None:
     """Write what was measured so far."""
     table: dict[str, Any] = {}
@@ -245,6 +259,7 @@ def report(
         "device": device(),
         "processors": os.cpu_count(),
         "versions": {name: version(name) for name in ("vllm", "ray", "torch", "transformers")},
+        "our gateways": gateways,
         "prompt + answer tokens": [PROMPT_TOKENS, NEW_TOKENS],
         "results": table,
         "processor microseconds per token in the last run": processors,
@@ -277,10 +292,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("serving_speed.json"))
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--levels", type=int, nargs="+", choices=sorted(REQUESTS), default=list(REQUESTS))
+    parser.add_argument("--gateways", type=int, default=1, help="With start: our gateway processes, all on one port.")
     parser.add_argument("--scripted", action="store_true", help="Without a GPU: our endpoint with a scripted engine.")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    found = servers(options.work, scripted=options.scripted)
+    found = servers(options.work, scripted=options.scripted, gateways=options.gateways)
     if options.action == "start":
         start(options.work, found)
     elif options.action == "load":

@@ -1,6 +1,6 @@
 """Our endpoint with what benchmarks need: dummy weights in vLLM, or an engine that plays a script instead of vLLM.
 
-Usage: python -m benchmarks.serving_speed_ours --model FOLDER --port PORT [--engine scripted]
+Usage: python -m benchmarks.serving_speed_ours --model FOLDER --port PORT [--engine scripted] [--gateways N]
 
 It starts the service as `spotune serve` does, and runs until SIGTERM.
 """
@@ -101,12 +101,15 @@ def main() -> None:
     parser.add_argument("--engine", choices=("vllm", "scripted"), default="vllm")
     parser.add_argument("--memory", type=float, default=0.42, help="Part of the GPU's memory.")
     parser.add_argument("--batch", type=int, default=256, help="Maximum number of sequences at once.")
+    parser.add_argument("--gateways", type=int, default=1, help="As that of `spotune serve`.")
     options = parser.parse_args()
 
     from benchmarks import serving_speed_ours as module  # not __main__: workers of Ray import the class by its name
 
     scripted = options.engine == "scripted"
-    gateway = GatewayConfig(NAME, GatewaySettings(max_waiting_requests=4096), drain_seconds=1.0)
+    gateway = GatewayConfig(
+        NAME, GatewaySettings(max_waiting_requests=4096), drain_seconds=1.0, processes=options.gateways
+    )
     config = ModelConfig(
         directory=options.model,
         engine="vllm",

@@ -47,6 +47,10 @@ def serve(
     replicas: Annotated[
         int, typer.Option(min=1, help="Processes that generate. The machine's GPUs are divided among them.")
     ] = 1,
+    gateways: Annotated[
+        int,
+        typer.Option(min=1, help="Processes that take requests, on the same port. For hundreds of requests at once."),
+    ] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0: any free port.")] = 8000,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that running requests have to finish at a stop.")] = 30.0,
@@ -81,6 +85,7 @@ def serve(
         name=served.name,
         settings=GatewaySettings(api_keys=tuple(hash_key(key) for key in keys)),
         drain_seconds=drain,
+        processes=gateways,
     )
     model_config = ModelConfig(
         directory=export.absolute(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,9 @@ GATEWAY: Final = "Gateway"
 _HEALTH_PERIOD_SECONDS = 2.0
 _MAX_STREAMS = 10_000
 """The gateway's own limits refuse requests with a clear error before Ray Serve would queue them."""
+_NEW_OBJECTS: Final = 20_000
+"""Number of new objects after which the gateway collects garbage. Python's 700 are those of two requests: with hundreds
+of them at once, it would search the objects of all running ones again and again."""
 _GATEWAY_ENVIRONMENT: Final = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -56,7 +60,7 @@ class Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         keys = ApiKeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self._scales_to_zero = config.scales_to_zero
-        self._versions = Versions(config.name, config.settings)
+        self._versions = Versions(config.name, config.settings, counts_folder=config.counts_folder)
         self._receiver = TokenReceiver(ray.util.get_node_ip_address())
         self.app: FastAPI = create_app(self._versions, ReplicaStates(), keys)
 
@@ -109,11 +113,13 @@ class ListeningGateway(Gateway):
 
     def __init__(self, config: GatewayConfig) -> None:
         super().__init__(config)
+        gc.set_threshold(_NEW_OBJECTS)
         self._server = HttpServer(
             config.host,
             config.port,
             keep_alive_seconds=config.keep_alive_seconds,
             linger_seconds=config.linger_seconds,
+            shares_port=config.processes > 1,
         )
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
@@ -135,6 +141,7 @@ def gateway_application(config: GatewayConfig, user_config: Mapping[str, Any] | 
     """
     gateway: Any = serve.deployment(
         name=GATEWAY,
+        num_replicas=config.processes,
         user_config=user_config,
         **_process_options(config.placement, config.drain_seconds, {"runtime_env": {"env_vars": _GATEWAY_ENVIRONMENT}}),
     )(ListeningGateway)

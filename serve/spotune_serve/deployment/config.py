@@ -42,6 +42,10 @@ class GatewayConfig:
         drain_seconds: time that a leaving gateway has to finish its requests.
         scales_to_zero: whether it is no fault that a version has no replica.
         placement: nodes for gateways.
+        processes: gateway processes of one machine, which share the port. On a cluster, each gateway has a port of its
+            own, and an option of the deployment is their number.
+        counts_folder: where processes that share a port write what they count, so that each can report the sums; None:
+            each gateway reports what it counts itself.
     """
 
     name: str
@@ -54,6 +58,8 @@ class GatewayConfig:
     drain_seconds: float = 30.0
     scales_to_zero: bool = False
     placement: Placement = field(default_factory=Placement)
+    processes: int = 1
+    counts_folder: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import socket
+import struct
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
 _BACKLOG: Final = 2048
 _BIND_PATIENCE_SECONDS: Final = 30.0
 _BIND_RETRY_SECONDS: Final = 0.2
+_SO_ATTACH_FILTER: Final = 26
+"""Linux's option, which Python's `socket` does not name."""
+_HANDSHAKE_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.05
+_FIRST_REQUEST_POLLS: Final = 20
 
 
 class HttpServer:
@@ -28,13 +35,18 @@ class HttpServer:
         port: TCP port.
         keep_alive_seconds: time after which it closes a connection without a request.
         linger_seconds: time from a drain until it takes no more connections.
+        shares_port: whether other processes of this user listen on the port, too. The kernel chooses one of them for
+            each connection.
     """
 
-    def __init__(self, host: str, port: int, *, keep_alive_seconds: int, linger_seconds: float) -> None:
+    def __init__(
+        self, host: str, port: int, *, keep_alive_seconds: int, linger_seconds: float, shares_port: bool = False
+    ) -> None:
         self._host = host
         self._port = port
         self._keep_alive_seconds = keep_alive_seconds
         self._linger_seconds = linger_seconds
+        self._shares_port = shares_port
         self._server: _Server | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -50,7 +62,7 @@ class HttpServer:
         config = uvicorn.Config(
             app, lifespan="off", access_log=False, log_config=None, timeout_keep_alive=self._keep_alive_seconds
         )
-        self._server = _Server(config)
+        self._server = _Server(config, listener)
         self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def drain(self) -> None:
@@ -58,6 +70,7 @@ class HttpServer:
         if self._server is None or self._running is None:
             return
         await asyncio.sleep(self._linger_seconds)
+        await self._server.leave_port()
         self._server.should_exit = True
         await self._running
 
@@ -66,7 +79,7 @@ class HttpServer:
         while True:
             try:
                 # It sets SO_REUSEADDR: connections of a killed process would keep the port for a minute.
-                return socket.create_server((self._host, self._port), backlog=_BACKLOG)
+                return socket.create_server((self._host, self._port), backlog=_BACKLOG, reuse_port=self._shares_port)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or asyncio.get_running_loop().time() >= deadline:
                     raise
@@ -74,7 +87,41 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        super().__init__(config)
+        self._listener = listener
+
+    async def leave_port(self) -> None:
+        """Take the last connections, close the port, and let each connection send its first request.
+
+        The kernel resets connections that wait to be accepted when their port closes, and uvicorn closes those without
+        a request.
+        """
+        if not self.started:
+            return
+        _drop_connection_requests(self._listener)
+        await asyncio.sleep(_HANDSHAKE_SECONDS)
+        for server in self.servers:
+            server.close()
+        for _ in range(_FIRST_REQUEST_POLLS):
+            if not any(getattr(each, "cycle", each) is None for each in self.server_state.connections):
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to Ray."""
         yield
+
+
+def _drop_connection_requests(listener: socket.socket) -> None:
+    """Ignore all SYN packets. The client's kernel repeats them after a second, when other processes have the port.
+
+    Connections that were begun before are still accepted. The filter is a program of the classic Berkeley Packet
+    Filter (`SO_ATTACH_FILTER` in socket(7)), which sees a segment from its TCP header on.
+    """
+    load_flags, skip_unless_syn = (0x30, 0, 0, 13), (0x45, 0, 1, 0x02)
+    drop, keep = (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF)
+    program = b"".join(struct.pack("HBBI", *each) for each in (load_flags, skip_unless_syn, drop, keep))
+    memory = ctypes.create_string_buffer(program)
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 4, ctypes.addressof(memory)))

@@ -11,6 +11,7 @@ import socket
 import tempfile
 import time
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,7 +40,7 @@ def local_service(gateway: GatewayConfig, model: ModelConfig, host: str, port: i
     """Serve a model on this machine; yields the URL once requests are answered, and drains at exit.
 
     Args:
-        gateway: its gateway.
+        gateway: its gateway, of one or several processes.
         model: its only version.
         host: address to listen on.
         port: TCP port; 0 takes a free one.
@@ -49,27 +50,44 @@ def local_service(gateway: GatewayConfig, model: ModelConfig, host: str, port: i
         JobError: the model cannot be loaded.
         InfrastructureError: Ray does not start, or the service does not become ready.
     """
-    port = _bindable_port(host, port)
-    folder = Path(tempfile.mkdtemp(prefix="spotune-serve-", dir="/tmp"))
-    try:
-        _start_ray(folder, gpus=model.gpus > 0)
+    with _bindable_port(host, port, is_shared=gateway.processes > 1) as port:
+        folder = Path(tempfile.mkdtemp(prefix="spotune-serve-", dir="/tmp"))
         try:
-            yield _deploy(gateway, model, host, port)
+            if gateway.processes > 1:
+                gateway = replace(gateway, counts_folder=folder / uuid.uuid4().hex)
+            _start_ray(folder, gpus=model.gpus > 0)
+            try:
+                yield _deploy(gateway, model, host, port)
+            finally:
+                _shut_down()
         finally:
-            _shut_down()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _bindable_port(host: str, port: int) -> int:
+@contextmanager
+def _bindable_port(host: str, port: int, *, is_shared: bool) -> Iterator[int]:
+    """A port that no other program uses, as its number.
+
+    Processes that share a port would share it with any other process of this user, silently. So a shared port is
+    reserved as long as the service runs: bound without listening. On Linux such a socket gets no connections, and
+    without SO_REUSEADDR it keeps out all that do not set SO_REUSEPORT, such as the check of another service.
+    """
     try:
-        with socket.create_server((host, port)) as listener:
-            return int(listener.getsockname()[1])
+        reservation = socket.create_server((host, port))
     except OSError as error:
         raise UsageError(
             f"port {port} on {host} cannot be used: {error.strerror}. Choose another one with --port, or a free one "
             "with --port 0."
         ) from error
+    with reservation:
+        number = int(reservation.getsockname()[1])
+        if is_shared:
+            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            reservation.shutdown(socket.SHUT_RDWR)  # it stops listening and stays bound
+        else:
+            reservation.close()
+        yield number
 
 
 def _start_ray(folder: Path, *, gpus: bool) -> None:

@@ -19,7 +19,8 @@ from spotune_serve.engine.base import (
 )
 from spotune_serve.gateway.answer_text import AnswerText, TokenDecoder
 from spotune_serve.gateway.backend import Backend, NoReplicaError
-from spotune_serve.gateway.metrics import SequenceTimer, VersionMetrics
+from spotune_serve.gateway.metrics.gateway_metrics import VersionMetrics
+from spotune_serve.gateway.sequence_timer import SequenceTimer
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from spotune_serve.gateway.streams import resumable
@@ -200,9 +201,10 @@ class Answerer:
                 "possible. Send several requests.",
                 param="n",
             )  # fmt: skip
-        if self._metrics.waiting_now >= settings.max_waiting_requests:
+        waiting = self._metrics.waiting_now
+        if waiting >= settings.max_waiting_requests:
             raise ApiError(
-                429, f"{self._metrics.waiting_now} requests wait already. Try again later.",
+                429, f"{waiting} requests wait already. Try again later.",
                 code="rate_limit_exceeded", headers={"Retry-After": str(settings.retry_after_seconds)},
             )  # fmt: skip
 

@@ -221,10 +221,10 @@ class ServedModel:
         Raises:
             ApiError: the model does not know one.
         """
-        unknown = next((token for token in tokens if not 0 <= token < len(self.tokenizer)), None)
+        size = len(self.tokenizer)  # asking for it takes longer than looking at a token
+        unknown = next((token for token in tokens if not 0 <= token < size), None)
         if unknown is not None:
-            limit = len(self.tokenizer) - 1
-            raise ApiError(400, f"{param}: the model has no token {unknown}; ids are 0 to {limit}.", param=param)
+            raise ApiError(400, f"{param}: the model has no token {unknown}; ids are 0 to {size - 1}.", param=param)
         return tokens
 
     def max_new_tokens(self, prompt: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from spotune_serve.gateway.answers import Answerer
 from spotune_serve.gateway.backend import Backend, VersionGoneError
-from spotune_serve.gateway.metrics import VersionMetrics
+from spotune_serve.gateway.metrics.gateway_metrics import VersionMetrics
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.waiting import Waiters
 
@@ -32,34 +32,40 @@ class VersionSource:
     backend: Backend
 
 
-@dataclass
 class RequestCounts:
-    """Requests of a version since the start of the gateway.
+    """Counts the requests of a version.
 
-    Attributes:
-        running: requests now.
-        finished: answered, failed, or left by their client after the first token. Requests that the client got wrong
-            (status 4xx) do not count.
-        errors: those of `finished` that failed: status 5xx, or a stream that broke off.
+    Args:
+        metrics: of the version.
     """
 
-    running: int = 0
-    finished: int = 0
-    errors: int = 0
+    def __init__(self, metrics: VersionMetrics) -> None:
+        self._metrics = metrics
+
+    @property
+    def running(self) -> int:
+        """Requests of this process now."""
+        return int(self._metrics.running_requests.value)
 
     @contextmanager
     def count_running(self) -> Iterator[None]:
         """Count a request as running."""
-        self.running += 1
+        self._metrics.running_requests.inc()
         try:
             yield
         finally:
-            self.running -= 1
+            self._metrics.running_requests.dec()
 
     def finish(self, *, failed: bool = False) -> None:
-        """Count a request that has ended."""
-        self.finished += 1
-        self.errors += failed
+        """Count a request that was answered, failed, or was left by its client after the first token.
+
+        Requests that the client got wrong (status 4xx) do not count.
+
+        Args:
+            failed: status 5xx, or a stream that broke off.
+        """
+        self._metrics.requests.inc()
+        self._metrics.request_errors.inc(failed)
 
 
 @dataclass(eq=False)
@@ -83,10 +89,11 @@ class Version:
     backend: Backend
     answerer: Answerer
     metrics: VersionMetrics
-    counts: RequestCounts = field(default_factory=RequestCounts)
+    counts: RequestCounts = field(init=False)
     waiters: Waiters = field(init=False)
 
     def __post_init__(self) -> None:
+        self.counts = RequestCounts(self.metrics)
         self.waiters = Waiters(self.gone)
 
     def gone(self) -> VersionGoneError:

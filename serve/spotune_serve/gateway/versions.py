@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from spotune_serve.gateway.answers import Answerer
 from spotune_serve.gateway.backend import VersionGoneError
-from spotune_serve.gateway.metrics import GatewayMetrics
+from spotune_serve.gateway.metrics.gateway_metrics import GatewayMetrics
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from spotune_serve.gateway.version import Version, VersionSource
@@ -51,20 +51,28 @@ class Versions:
         name: the model's id in the API.
         settings: limits and timeouts of requests.
         poll_seconds: how often a version that has left the list is asked whether it still has replicas.
+        counts_folder: folder that the gateway processes of one port share; None: there is one process.
 
     Attributes:
         name: the model's id in the API.
         settings: limits and timeouts of requests.
         metrics: of all versions.
-        process: random id of this gateway; its counters began at zero.
+        process: random id of this gateway, or of all processes of its port; its counters began at zero.
         error: why the last list of versions was refused as a whole; empty if it was not.
     """
 
-    def __init__(self, name: str, settings: GatewaySettings, *, poll_seconds: float = _RETIREMENT_POLL_SECONDS) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: GatewaySettings,
+        *,
+        poll_seconds: float = _RETIREMENT_POLL_SECONDS,
+        counts_folder: Path | None = None,
+    ) -> None:
         self.name = name
         self.settings = settings
-        self.metrics = GatewayMetrics(name)
-        self.process = uuid.uuid4().hex
+        self.metrics = GatewayMetrics(name, folder=counts_folder)
+        self.process = self.metrics.process
         self.error = ""
         self._poll_seconds = poll_seconds
         self._snapshot = _Snapshot()
@@ -174,9 +182,7 @@ class Versions:
         model = await asyncio.to_thread(source.load)
         metrics = self.metrics.of(source.name)
         answerer = Answerer(model, source.backend, self.settings, metrics)
-        version = Version(source.name, source.identity, model, source.backend, answerer, metrics)
-        version.counts = next((each.counts for each in served if each.name == source.name), version.counts)
-        return version
+        return Version(source.name, source.identity, model, source.backend, answerer, metrics)
 
     def _named(self, name: str) -> Version:
         for each in self._snapshot.listed:

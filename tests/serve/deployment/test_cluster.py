@@ -98,6 +98,8 @@ def test_on_one_machine_processes_need_no_resource_of_a_node() -> None:
     assert [each.ray_actor_options["resources"] for each in found] == [{}, {}]
     assert [each._replica_config.max_replicas_per_node for each in found] == [None, None]
     assert [each.num_replicas for each in found] == [1, 2]
+    several: Any = gateway_application(GatewayConfig("tiny", processes=3))
+    assert several._bound_deployment.num_replicas == 3
 
 
 def test_gpus_go_to_replicas_alone() -> None:

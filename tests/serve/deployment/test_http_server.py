@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -34,8 +35,8 @@ async def closed(port: int) -> None:
         await writer.wait_closed()
 
 
-def server_at(port: int, linger_seconds: float = 0.0) -> HttpServer:
-    return HttpServer("127.0.0.1", port, keep_alive_seconds=5, linger_seconds=linger_seconds)
+def server_at(port: int, linger_seconds: float = 0.0, *, shares_port: bool = False) -> HttpServer:
+    return HttpServer("127.0.0.1", port, keep_alive_seconds=5, linger_seconds=linger_seconds, shares_port=shares_port)
 
 
 class Slow:
@@ -50,6 +51,26 @@ class Slow:
         self.begun.set()
         await self.finish.wait()
         await send({"type": "http.response.body", "body": b"whole"})
+
+
+class Named:
+    """An application whose answer is its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.answers = 0
+
+    async def __call__(self, _scope: dict[str, Any], _receive: object, send: Send) -> None:
+        self.answers += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": self.name.encode()})
+
+
+def ask(port: int) -> str:
+    """The answer on a new connection."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as response:
+        answer: str = response.read().decode()
+    return answer
 
 
 async def test_a_drain_answers_running_requests_and_takes_no_others() -> None:
@@ -110,3 +131,59 @@ async def test_a_port_that_another_process_is_about_to_leave_is_waited_for() -> 
 
 async def test_a_server_that_never_started_drains_at_once() -> None:
     await server_at(free_port()).drain()
+
+
+async def test_a_drain_answers_connections_that_have_not_sent_their_request() -> None:
+    """Some wait to be accepted when the drain begins, as the event loop has not run since they came."""
+    port, app = free_port(), Named("only")
+    server = server_at(port)
+    await server.start(app)  # type: ignore[arg-type]
+    await asyncio.sleep(0.2)  # it listens
+    connections = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(20)]
+    drain = asyncio.create_task(server.drain())
+    await asyncio.sleep(0.4)  # the port is closed
+    answers = []
+    for connection in connections:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+        with connection, connection.makefile("rb") as file:
+            answers.append(await asyncio.to_thread(file.read))
+    assert [answer for answer in answers if b"only" not in answer] == []
+    await drain
+
+
+async def test_a_drain_does_not_wait_for_a_connection_that_stays_silent() -> None:
+    server = server_at(port := free_port())
+    await server.start(Named("only"))  # type: ignore[arg-type]
+    await asyncio.sleep(0.2)
+    with socket.create_connection(("127.0.0.1", port)):
+        await asyncio.wait_for(server.drain(), PATIENCE_SECONDS)
+
+
+async def test_servers_share_a_port_and_one_may_leave_it_while_requests_arrive() -> None:
+    port, apps = free_port(), [Named("first"), Named("second")]
+    servers = [server_at(port, shares_port=True) for _ in apps]
+    for server, app in zip(servers, apps, strict=True):
+        await server.start(app)  # type: ignore[arg-type]
+    await asyncio.sleep(0.2)
+    while not all(app.answers for app in apps):
+        await asyncio.to_thread(ask, port)
+
+    def ask_often() -> list[str]:
+        return [ask(port) for _ in range(40)]
+
+    asking = asyncio.gather(*(asyncio.to_thread(ask_often) for _ in range(4)))
+    await servers[0].drain()
+    assert {answer for answers in await asking for answer in answers} <= {"first", "second"}
+    answered = apps[0].answers
+    assert [await asyncio.to_thread(ask, port) for _ in range(20)] == ["second"] * 20
+    assert apps[0].answers == answered
+    await servers[1].drain()
+
+
+async def test_a_server_shares_its_port_with_no_other_unless_it_is_told_to() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port), reuse_port=True):
+        starting = asyncio.create_task(server_at(port).start(Named("only")))  # type: ignore[arg-type]
+        await asyncio.sleep(0.3)
+        assert not starting.done()
+        starting.cancel()

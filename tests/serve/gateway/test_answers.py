@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
 from spotune_serve.engine.base import GenerationRequest, SamplingParams
 from spotune_serve.gateway.answers import Answer, Answerer, AnswerPart, Choice, collect
-from spotune_serve.gateway.metrics import GatewayMetrics
+from spotune_serve.gateway.metrics.gateway_metrics import GatewayMetrics
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
 from spotune_serve.protocol.errors import ApiError
@@ -20,8 +21,11 @@ from tests.serve.support.scripted_backend import ScriptedBackend
 TEXT = "SELECT count(*) FROM singer: é€😀 done"
 
 
-def answerer(model: ServedModel, backend: ScriptedBackend, **settings: float) -> Answerer:
-    return Answerer(model, backend, GatewaySettings(retry_seconds=0, **settings), GatewayMetrics("tiny").of("1"))  # type: ignore[arg-type]
+def answerer(
+    model: ServedModel, backend: ScriptedBackend, counts_folder: Path | None = None, **settings: float
+) -> Answerer:
+    metrics = GatewayMetrics("tiny", folder=counts_folder).of("1")
+    return Answerer(model, backend, GatewaySettings(retry_seconds=0, **settings), metrics)  # type: ignore[arg-type]
 
 
 def choices(count: int, *stops: str) -> list[Choice]:
@@ -73,3 +77,24 @@ def test_the_parts_before_the_time_limit_are_delivered(chat_model: ServedModel) 
         asyncio.run(read(found, choices(1), parts))
     assert sum(part.num_tokens for part in parts) == 4
     assert backend.closed == 1
+
+
+def test_the_waiting_requests_of_all_gateway_processes_count_for_the_limit(
+    chat_model: ServedModel, tmp_path: Path
+) -> None:
+    backend = ScriptedBackend(tokens_of(chat_model, TEXT))
+    backend.gate, backend.gate_at = asyncio.Event(), 0
+
+    async def ask_both() -> list[AnswerPart]:
+        first, second = (answerer(chat_model, backend, tmp_path, max_waiting_requests=2) for _ in range(2))
+        waiting = asyncio.create_task(read(first, choices(2), []))
+        while len(backend.requests) < 2:  # noqa: ASYNC110 - the backend has no event for it
+            await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="2 requests wait already"):
+            await read(second, choices(1), [])
+        assert backend.gate is not None
+        backend.gate.set()
+        await waiting
+        return await read(second, choices(1), [])
+
+    assert asyncio.run(ask_both())[-1].finish_reason == "stop"

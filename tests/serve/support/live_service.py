@@ -18,6 +18,7 @@ from typing import Any, Self
 _PATIENCE_SECONDS = 180.0
 _SPOTUNE = "from spotune.cli.main import main; main()"
 _REPLICA = "ray::ServeReplica:model:Replica"
+_GATEWAY = "ray::ServeReplica:spotune:Gateway"
 
 
 class LiveService:
@@ -59,7 +60,14 @@ class LiveService:
 
     def replicas(self) -> list[int]:
         """Process ids of the replicas that run now."""
-        return [pid for pid in self.processes() if _command(pid).startswith(_REPLICA)]
+        return self._processes_named(_REPLICA)
+
+    def gateways(self) -> list[int]:
+        """Process ids of the gateways that run now."""
+        return self._processes_named(_GATEWAY)
+
+    def _processes_named(self, name: str) -> list[int]:
+        return [pid for pid in self.processes() if _command(pid).startswith(name)]
 
     def processes(self) -> list[int]:
         """Process ids of everything that the service started and that runs now."""

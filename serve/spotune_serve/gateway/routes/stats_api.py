@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from fastapi import APIRouter
-from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from spotune_serve.gateway.backend import StatesByApplication
+from spotune_serve.gateway.metrics.gateway_metrics import Latencies
 from spotune_serve.gateway.version import Version
 from spotune_serve.gateway.versions import Versions
 
@@ -28,7 +27,10 @@ class LatencyStats(_Body):
 
 
 class VersionStats(_Body):
-    """One version. Counters begin at zero when the gateway starts, or when the version is listed again."""
+    """One version. Counters begin at zero when the gateway starts, or when the version is listed again.
+
+    They are sums over all gateway processes of the port.
+    """
 
     weight: float
     """Relative weight. 0: it gets no new requests, except those that name it."""
@@ -47,10 +49,10 @@ class VersionStats(_Body):
 
 
 class GatewayStats(_Body):
-    """All versions of one gateway process."""
+    """All versions of a gateway."""
 
     process: str
-    """Random id of the process; with a new one, all counters began at zero."""
+    """Random id of the gateway process, or of all that share its port; with a new one, all counters began at zero."""
     error: str = ""
     """Why the last list of versions was refused as a whole; empty if it was not."""
     versions: dict[str, VersionStats]
@@ -91,19 +93,17 @@ def gateway_stats(versions: Versions, replicas: StatesByApplication | None) -> G
 
 
 def _stats(version: Version, weight: float) -> VersionStats:
-    counts = version.counts
+    totals = version.metrics.totals()
     return VersionStats(
         weight=weight,
-        running=counts.running,
-        requests=counts.finished,
-        errors=counts.errors,
-        first_token_seconds=_latency(version.metrics.first_token_seconds),
-        token_seconds=_latency(version.metrics.mean_token_seconds),
+        running=int(totals.value("spotune:requests_running")),
+        requests=int(totals.value("spotune:requests")),
+        errors=int(totals.value("spotune:request_errors")),
+        first_token_seconds=_latency(totals.latency("vllm:time_to_first_token_seconds")),
+        token_seconds=_latency(totals.latency("vllm:request_time_per_output_token_seconds")),
     )
 
 
-def _latency(histogram: Histogram) -> LatencyStats:
-    samples: list[Any] = [sample for metric in histogram.collect() for sample in metric.samples]
-    total = sum(sample.value for sample in samples if sample.name.endswith("_sum"))
-    buckets = {sample.labels["le"]: int(sample.value) for sample in samples if sample.name.endswith("_bucket")}
-    return LatencyStats(count=max(buckets.values()), sum=total, buckets=buckets)
+def _latency(found: Latencies) -> LatencyStats:
+    buckets = {bound: int(count) for bound, count in found.buckets}
+    return LatencyStats(count=buckets["+Inf"], sum=found.sum_seconds, buckets=buckets)
