@@ -36,6 +36,7 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "best",
         "stoppedEarly",
         "exportProblem",
+        "exportStep",
         "tokensPerSecond",
         "samplesPerSecond",
         "mfu",
