@@ -81,6 +81,8 @@ class TrainedStatus(StatusSection):
     """training.epochs at the end."""
     max_steps: int | None = None
     """training.maxSteps at the end."""
+    step: int | None = None
+    """Completed optimizer steps of the exported weights."""
 
 
 class FinetuneJobStatus(StatusSection):

@@ -179,6 +179,7 @@ class ProgressResponse(_LenientModel):
     best: BestResponse | None = None
     stopped_early: Text = ""
     export_problem: Text = ""
+    export_step: Count | None = None
     tokens_per_second: Amount | None = None
     mfu: Amount | None = None
     age_seconds: Amount | None = None

@@ -135,19 +135,25 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
     workers = context.job.spec.workers
     running = sum(pod.runs for pod in context.observed.workers)
     trained = context.outcome == "trained"
-    training = context.job.spec.training
     changes = {
         **fields,
         "observed_generation": context.generation,
         "phase": phase(context, findings, context.previous.phase),
         "workers": f"{min(running, workers.count)}/{workers.count}",
         "gpu_seconds": gpu_seconds(context),
-        "trained": TrainedStatus(epochs=training.epochs, max_steps=training.max_steps) if trained else None,
+        "trained": _trained(context) if trained else None,
         "ray_cluster": resolved.name if "RayCluster" in context.observed.children else "",
         "output": f"pvc://{resolved.claim}/{resolved.directory.relative_to(DATA)}/export" if trained else "",
         "conditions": updated(before, findings.values(), context.generation, context.now),
     }
     return context.previous.model_copy(update=changes)
+
+
+def _trained(context: ReconcileContext) -> TrainedStatus:
+    """The length of the finished training; the step of the export stays when the supervisor is gone."""
+    training, previous = context.job.spec.training, context.previous.trained
+    step = context.progress.export_step or (previous.step if previous is not None else None)
+    return TrainedStatus(epochs=training.epochs, max_steps=training.max_steps, step=step)
 
 
 def _claim(desired: DesiredChildren, observed: Observed) -> Manifest | None:

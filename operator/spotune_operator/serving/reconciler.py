@@ -177,10 +177,11 @@ def _status_of(service: CachedService) -> ModelServiceStatus:
 
 def _trained_model(job: CachedJob) -> TrainedModel:
     status = job.status
+    exported = (status.get("trained") or {}).get("step")
     loss = {"loss": status["evalLoss"]} if status.get("evalLoss") is not None else {}
     return TrainedModel(
         output=str(status.get("output") or ""),
-        step=int(status.get("step") or 0),
+        step=int(exported or status.get("step") or 0),
         phase=job.phase,
         has_failed=job.phase == "Failed",
         scores=loss | (status.get("evalScores") or {}),

@@ -152,7 +152,7 @@ class TrainedModel:
 
     Attributes:
         output: ``status.output``: ``pvc://claim/path`` once the model is trained; empty before.
-        step: ``status.step``.
+        step: ``status.trained.step``, of the exported weights; ``status.step`` if a trainer does not report it.
         phase: ``status.phase``.
         has_failed: Whether the job has failed for good.
         scores: Metrics of its last evaluation by name, the loss as ``loss``.

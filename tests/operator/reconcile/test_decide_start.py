@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotune.job import BestStatus
+from spotune.job import BestStatus, TrainedStatus
 from tests.operator.support.scenarios import (
     NOW,
     SETTINGS,
@@ -286,13 +286,14 @@ def test_complete_says_why_training_stopped_early_also_when_the_cluster_is_gone(
     reason = "stopped early after step 120: loss has not improved in 3 evaluations; best 0.41 after step 90"
     best = {"step": 90, "metric": "loss", "value": 0.4100001}
     scenario = training_scenario()
-    scenario.supervisor_reports("Done", "trained", step=120, stoppedEarly=reason, best=best)
+    scenario.supervisor_reports("Done", "trained", step=120, stoppedEarly=reason, best=best, exportStep=90)
     scenario.decide()
     scenario.observe(children={}, pods=(), poll=None)
     scenario.decide(after=1000)
     assert scenario.is_true("Complete")
     assert (scenario.condition("Complete").reason, scenario.condition("Complete").message) == ("StoppedEarly", reason)
     assert scenario.status.best == BestStatus(step=90, metric="loss", value=0.41)
+    assert (scenario.status.step, scenario.status.trained) == (120, TrainedStatus(epochs=3, step=90))
     scenario.edit(a_cluster_job(training={"epochs": 4, "globalBatchSize": 96}))
     scenario.decide(after=1000)
     assert not scenario.is_true("Complete"), "a longer run continues"

@@ -119,13 +119,20 @@ class FakeCaches:
 
 @dataclass
 class FakeJobs:
-    """The cache of FinetuneJobs: one that is trained."""
+    """The cache of FinetuneJobs: one that is trained. `exported` is the step of its export, if it is reported."""
 
     task: str = "causal"
+    exported: int | None = None
 
     def job(self, key: tuple[str, str]) -> CachedJob | None:
         metadata = {"namespace": "team", "name": "sql", "uid": "j", "resourceVersion": "1", "generation": 1}
-        status = {"output": "pvc://spotune-sql/team/sql-0123abcd/export", "step": 9, "phase": "Complete"}
+        status: dict[str, Any] = {
+            "output": "pvc://spotune-sql/team/sql-0123abcd/export",
+            "step": 9,
+            "phase": "Complete",
+        }
+        if self.exported is not None:
+            status["trained"] = {"epochs": 3, "step": self.exported}
         body = {"metadata": metadata, "spec": {"model": {"task": self.task}}, "status": status}
         return CachedJob.of(body) if key == ("team", "sql") else None
 
@@ -200,6 +207,14 @@ def test_refused_child_is_reported_and_applied_again(bench: Bench) -> None:
     assert bench.kube.applied == ["Service"]
     bench.reconcile()
     assert bench.condition("Stalled")["status"] == "False"
+
+
+@pytest.mark.parametrize(("exported", "step"), [(None, 9), (6, 6)])
+def test_the_version_has_the_step_of_the_exported_weights(exported: int | None, step: int, bench: Bench) -> None:
+    """The best checkpoint may be older than the last step."""
+    bench.jobs.exported = exported
+    bench.reconcile()
+    assert bench.kube.body["status"]["pendingModel"]["version"] == f"sql-0123abcd-step-{step}"
 
 
 def test_invalid_spec_is_reported_and_tried_again(bench: Bench) -> None:

@@ -22,7 +22,8 @@ KEYS = {
     *("time", "heartbeat", "phase", "generation", "attempt", "step", "totalSteps", "epoch", "loss", "learningRate"),
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
-    *("skippedSteps", "evalScores", "evalBySource", "best", "stoppedEarly", "exportProblem", "goodput", "goodputParts"),
+    *("skippedSteps", "evalScores", "evalBySource", "best", "stoppedEarly", "exportProblem", "exportStep"),
+    *("goodput", "goodputParts"),
 }
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from spotune.job import FinetuneJob
+from spotune.prompting.export_manifest import ExportManifest
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import list_generations, surviving_steps
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, list_checkpoints
@@ -111,7 +112,8 @@ def test_best_checkpoint_is_kept_and_exported(undisturbed: Finished) -> None:
     assert result.summary["exportStep"] == BEST
     progress = files.read_json(directory.generation_logs(1).progress)
     assert progress is not None
-    assert progress["best"]["step"] == BEST
+    assert progress["best"]["step"] == progress["exportStep"] == BEST
+    assert ExportManifest.read(directory.export).step == BEST
     assert progress["stoppedEarly"] == result.summary["stoppedEarly"]
     assert progress["evalLoss"] == result.summary["evalLoss"]
 

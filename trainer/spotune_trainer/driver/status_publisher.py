@@ -46,6 +46,7 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "best",
         "stoppedEarly",
         "exportProblem",
+        "exportStep",
         "tokensPerSecond",
         "samplesPerSecond",
         "mfu",

@@ -19,6 +19,7 @@ _RESULT_ROWS: Mapping[str, tuple[str, str]] = {
     "evalLoss": ("Evaluation loss", "{:.4f}"),
     "trainLoss": ("Mean training loss", "{:.4f}"),
     "steps": ("Optimizer steps", "{:,}"),
+    "exportStep": ("Step of these weights", "{:,}"),
     "samples": ("Samples processed", "{:,}"),
     "wallSeconds": ("Wall-clock time", "{:,.0f} s"),
     "tokensPerSecond": ("Tokens per second", "{:,.0f}"),

@@ -179,6 +179,8 @@ def summary(name: str, result: Mapping[str, Any]) -> RenderableType:
         "goodput": ("goodput", lambda value: goodput(value, result.get("goodputParts") or {})),
         "trainLoss": ("mean loss", "{:.4f}".format),
         "evalLoss": ("evaluation loss", "{:.4f}".format),
+        "best": ("best evaluation", lambda best: f"{best['metric']} {best['value']:.4g} after step {best['step']}"),
+        "exportProblem": ("problem", str),
         "peakMemoryBytes": ("peak memory of a worker", lambda value: f"{value / 1e9:.2f} GB"),
         "export": ("model", str),
     }

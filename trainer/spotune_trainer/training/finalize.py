@@ -57,7 +57,6 @@ def finalize(
     release()
     chosen = evaluations.choose_export(checkpoint)
     summary |= {"exportStep": chosen.checkpoint.name.step, "exportProblem": chosen.problem}
-    context.reporter.update(exportProblem=chosen.problem)
     if chosen.evaluation is not None:  # the results are those of the exported model
         summary |= _summary_of_earlier(chosen.evaluation)
         scores = {name: score for name, score in chosen.evaluation.scores.items() if score is not None}
@@ -71,6 +70,7 @@ def finalize(
         keep_previous=True,
         before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
     )
+    context.reporter.update(exportStep=chosen.checkpoint.name.step, exportProblem=chosen.problem)
     context.reporter.record_event("exported", sha256=sha256, step=chosen.checkpoint.name.step)
     return {**summary, "exportSha256": sha256}
 
