@@ -70,12 +70,12 @@ def test_a_causal_model_learns_from_pairs(
 @pytest.mark.parametrize(("rows", "model"), [(TEXTS, "llama"), (CHATS, "chat")])
 def test_validate_plan_and_show_take_the_file(rows: list[Row], model: str, capsys: pytest.CaptureFixture[str]) -> None:
     init(capsys, write(rows), "--model", model)
-    for words in (["validate", "job.yaml"], ["plan", "job.yaml"], ["data", "show", "1", "--job", "job.yaml"]):
-        code, out, error = run_spotune(capsys, *words)
-        assert (code, error) == (0, ""), words
-        assert out
-    assert "SELECT count(*) FROM singer WHERE age > 0" in out
-    assert "SELECT name FROM singer LIMIT 0" in out
+    for words in (["validate", "job.yaml"], ["plan", "job.yaml"]):
+        assert run_spotune(capsys, *words)[::2] == (0, ""), words
+    _, shown, error = run_spotune(capsys, "data", "show", "1", "--job", "job.yaml")
+    assert error == ""
+    assert "SELECT count(*) FROM singer WHERE age > 0" in shown
+    assert "SELECT name FROM singer LIMIT 0" in shown
 
 
 def test_the_memory_plan_counts_both_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_scores_and_single_answers_are_no_preferences(kinds: dict[str, Kind], co
     [
         ({"prompt": "text", "response_0": "text", "response_1": "text", "better_response_id": "number"}, True,
          "--chosen '{...}' --rejected '{...}'"),
-        ({"chosen": "text", "rejected": "text"}, True, "no column is known as their prompt.*whole conversation"),
+        ({"chosen": "text", "rejected": "text"}, True, "no column is known as their prompt.*Whole conversations"),
         ({"prompt": "text", "chosen": "chat", "rejected": "chat"}, False, "'chosen'.*has no chat template"),
         ({"prompt": "text", "chosen": "chat", "rejected": "text"}, True, "the kinds chat and text"),
         ({"conversations": "sharegpt", "chosen": "object", "rejected": "object"}, True, "the kinds object and object"),
@@ -152,7 +152,9 @@ def test_preferences_that_cannot_be_read_are_refused_with_the_fix(
 
 @pytest.mark.parametrize("missing", ["chosen", "rejected"])
 def test_a_preference_with_a_gap_is_refused(missing: str) -> None:
-    present = columns(prompt="text", **{"chosen" if missing == "rejected" else "rejected": "text"})
+    present = (
+        columns(prompt="text", chosen="text") if missing == "rejected" else columns(prompt="text", rejected="text")
+    )
     with pytest.raises(JobError, match=rf"column '{missing}' has no value in some rows; the first is rows\.jsonl:4"):
         choose_row_format([*present, incomplete(missing)], "causal", has_chat_template=False)
 

@@ -213,8 +213,8 @@ def _pairs(
     if not before:
         raise JobError(
             f"{names} have answers, but no column is known as their prompt: name it with --prompt '{{...}}', together "
-            f"with --chosen '{templates[0]}' and --rejected '{templates[1]}'. If each holds a whole conversation as "
-            "one text, divide it into a prompt and an answer first"
+            f"with --chosen '{templates[0]}' and --rejected '{templates[1]}'. Whole conversations "
+            "have to be lists of messages with role and content, in both columns"
         )
     prompt = _prompt([column.name for column in before], "causal")
     read = ", ".join(column.name for column in before)
