@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from spotune.job_file.load import load_job
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests import ROOT
 from tests.command_line import run_spotune
@@ -15,6 +19,7 @@ from tests.trainer.support.tiny import save_source
 
 pytestmark = pytest.mark.ray
 
+NUM_PAIRS = 120
 SECTION = re.compile(r"^## (?P<title>.+)\n(?P<text>(?:(?!^## ).*\n)+)", re.MULTILINE)
 
 
@@ -30,15 +35,41 @@ def write_rows(file: Path) -> int:
     return len(rows)
 
 
+def write_pairs(file: Path) -> int:
+    """Write the sections as preference pairs: the section of a page is better than that before it."""
+    write_rows(file)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    pairs = [
+        {"question": row["question"], "chosen": row["answer"], "rejected": before["answer"]}
+        for before, row in pairwise(rows)
+        if row["answer"] != before["answer"]
+    ]
+    file.write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs[:NUM_PAIRS]))
+    return NUM_PAIRS
+
+
+def save_weights(model: Path) -> None:
+    """Save random weights, which are then those that training starts from."""
+    LlamaForCausalLM(LlamaConfig.from_pretrained(model)).save_pretrained(model)
+
+
+@pytest.mark.parametrize(("write", "objective"), [(write_rows, "sft"), (write_pairs, "dpo")])
 def test_the_file_of_init_runs_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write: Callable[[Path], int],
+    objective: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = write_rows(tmp_path / "docs.jsonl")
+    rows = write(tmp_path / "docs.jsonl")
     save_source(tmp_path / "model", "causal", max_position_embeddings=4096)
+    if objective == "dpo":  # it needs a model that answers
+        save_weights(tmp_path / "model")
     code, out, error = run_spotune(capsys, "init", "docs.jsonl", "--model", "model", "--name", "docs")
     assert code == 0, error
     written = Path("job.yaml").read_bytes()
+    assert load_job("job.yaml").spec.training.objective == objective
 
     for words in (["validate", "job.yaml"], ["plan", "job.yaml"]):
         assert run_spotune(capsys, *words)[0] == 0

@@ -25,6 +25,7 @@ from spotune_trainer.cli.init.columns import kind_of, profile_columns
         ([1, 2], "list"),
         ([], "list"),
         ([{"role": "user", "content": "?"}], "chat"),
+        ([{"role": "assistant", "content": "!"}], "answer"),
         ([{"from": "human", "value": "?"}], "sharegpt"),
         ([{"id": 1}], "list"),
         ('[{"role": "user", "content": "?"}]', "chat"),

@@ -22,13 +22,12 @@ from spotune.plan.known_models import KNOWN_CONFIGS
 from spotune_trainer.cli.init.decisions import (
     decide_adapter,
     decide_dataset,
-    decide_epochs,
     decide_model,
-    decide_training,
     held_out_rows,
     name_of,
 )
 from spotune_trainer.cli.init.fit import Training
+from spotune_trainer.cli.init.hyperparameters import decide_epochs, decide_training
 from spotune_trainer.cli.init.job_file import content_of
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut
 from spotune_trainer.cli.init.machine import find_machine
@@ -55,11 +54,13 @@ MODEL = ModelProfile(
     has_weights=True,
     has_chat_template=False,
 )
-PAIRS = RowFormat(prompt="{question}", completion="{answer}")
+QUESTIONS = RowFormat(prompt="{question}", completion="{answer}")
+PREFERENCES = RowFormat(prompt="{question}", chosen="{better}", rejected="{worse}")
+PREFERRED_CHATS = RowFormat(chosen="{better}", rejected="{worse}")
 LENGTHS = st.dictionaries(st.integers(1, 5000), st.integers(1, 1000), min_size=1)
 
 
-def data(rows: int, row_format: RowFormat = PAIRS, lengths: Mapping[int, int] | None = None) -> DataProfile:
+def data(rows: int, row_format: RowFormat = QUESTIONS, lengths: Mapping[int, int] | None = None) -> DataProfile:
     return DataProfile("rows.jsonl", rows, (), row_format, rows, 0, lengths or {100: rows}, None)
 
 
@@ -110,7 +111,7 @@ def test_packed_rows_are_short_enough_for_many_of_them() -> None:
 
 @pytest.mark.parametrize(("rows", "epochs"), [(10, 3), (50_000, 3), (50_001, 2), (200_000, 2), (10**7, 1)])
 def test_fewer_rows_get_more_epochs(rows: int, epochs: int) -> None:
-    assert decide_epochs(rows) == epochs
+    assert decide_epochs(rows, "sft") == epochs
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(5, 5), (500, 8), (5_000, 32), (10**6, 64)])
@@ -160,17 +161,84 @@ def test_the_precision_is_one_that_the_device_has(machine: MachineProfile, task:
     assert job(data(100), replace(MODEL, task=task), machine).spec.model.dtype == dtype
 
 
-def test_given_epochs_are_kept() -> None:
-    assert job(data(100), epochs=9).spec.training.epochs == 9
+@pytest.mark.parametrize("row_format", [QUESTIONS, PREFERENCES])
+def test_given_epochs_are_kept(row_format: RowFormat) -> None:
+    assert job(data(100, row_format), epochs=9).spec.training.epochs == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "training", "objective", "rate", "epochs"),
+    [
+        ({}, "full", "dpo", 5e-7, 1),
+        ({"parameters": 10**8}, "full", "dpo", 1e-6, 1),
+        ({}, "lora", "dpo", 5e-6, 1),
+        ({}, "qlora", "dpo", 5e-6, 1),
+        ({"has_weights": False}, "full", "orpo", 6e-4, 3),
+    ],
+)
+def test_preferences_are_learned_slowly_and_once_by_a_model_that_answers(
+    changes: dict[str, Any], training: Training, objective: str, rate: float, epochs: int
+) -> None:
+    found = job(data(1000, PREFERENCES), replace(MODEL, **changes), training=training).spec.training
+    assert (found.objective, found.learning_rate, found.epochs) == (objective, rate, epochs)
+    assert found.preference.beta == (0.1 if objective == "dpo" else None)
+
+
+def test_preferences_are_evaluated_four_times_an_epoch() -> None:
+    training = job(data(10_000, PREFERENCES)).spec.training
+    steps = -(-9_500 // training.global_batch_size)
+    assert training.evaluation.every_steps == -(-steps // 4)
+
+
+def test_the_length_of_a_preference_is_that_of_its_longer_answer() -> None:
+    reason = reason_of(data(100, PREFERENCES), "spec.dataset.maxLength")
+    assert reason.startswith("Tokens of a prompt with its longer answer: ")
+    assert "A pair has up to twice as many" in reason
+
+
+@pytest.mark.parametrize(
+    ("row_format", "advice", "dataset"),
+    [
+        (PREFERENCES, 'completion: "{better}"', {"completion": "{better}"}),
+        (PREFERRED_CHATS, 'messages: "better" and trainOn: last', {"messages": "better", "trainOn": "last"}),
+    ],
+)
+def test_the_comment_says_how_to_learn_the_preferred_answers_only(
+    row_format: RowFormat, advice: str, dataset: dict[str, str]
+) -> None:
+    profile = data(1000, row_format)
+    choices = list(decide_training(profile, MODEL, GPUS, "full", None))
+    reason = next(choice.reason for choice in choices if choice.path == "spec.training.objective")
+    assert reason.endswith(
+        "To learn only the preferred answers: objective: sft without preference, learningRate: 2.0e-05, and in dataset "
+        f"{advice} instead of chosen and rejected."
+    )
+    changed = job(profile).model_dump(mode="json", by_alias=True, exclude_none=True)
+    for name in ("chosen", "rejected"):
+        del changed["spec"]["dataset"][name]
+    changed["spec"]["dataset"] |= dataset
+    del changed["spec"]["training"]["preference"]
+    changed["spec"]["training"] |= {"objective": "sft", "learningRate": 2.0e-5}
+    sft = FinetuneJob.model_validate(changed)
+    assert sft.spec.training.learning_rate == job(data(1000)).spec.training.learning_rate
 
 
 @given(
     st.integers(1, 10**7),
     LENGTHS,
-    st.sampled_from([PAIRS, RowFormat(text="text"), RowFormat(messages="chat", tools="tools")]),
+    st.sampled_from(
+        [
+            QUESTIONS,
+            PREFERENCES,
+            PREFERRED_CHATS,
+            RowFormat(text="text"),
+            RowFormat(messages="chat", tools="tools"),
+        ]
+    ),
     st.sampled_from([GPUS, CPU]),
     st.sampled_from(["full", "lora", "qlora"]),
     st.sampled_from([None, 64, 131_072]),
+    st.booleans(),
 )
 def test_every_profile_gives_a_valid_job(
     rows: int,
@@ -179,10 +247,11 @@ def test_every_profile_gives_a_valid_job(
     machine: MachineProfile,
     training: Training,
     positions: int | None,
+    has_weights: bool,
 ) -> None:
     profile = replace(data(rows, row_format, lengths), measured_rows=sum(lengths.values()))
-    found = job(profile, replace(MODEL, max_positions=positions), machine, training)
-    assert found.spec.dataset.row_format in ("completion", "text", "messages")
+    found = job(profile, replace(MODEL, max_positions=positions, has_weights=has_weights), machine, training)
+    assert found.spec.dataset.row_format in ("completion", "text", "messages", "chosen")
     assert positions is None or found.spec.dataset.max_length <= positions
 
 

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 from transformers import OPTConfig
 
 from spotune.job import FinetuneJob
-from spotune.job_file.load import load_job, resolve_paths
-from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
-from spotune_trainer.models.pretrained import load_tokenizer
+from spotune.job_file.load import load_job
 from tests.command_line import run_spotune
+from tests.trainer.cli.init.support.commands import Row, ask, init, prepared, refusal, write
 from tests.trainer.data.chat.support.conversations import CONVERSATIONS, conversation_row, tokenizer_with
-from tests.trainer.support.tiny import save_config, save_source
+from tests.trainer.support.tiny import save_source
 
-Row = dict[str, Any]
+pytestmark = pytest.mark.usefixtures("workplace")
 
 TOPICS = ["singers", "ships", "teams", "cities", "players"]
-PAIRS: list[Row] = [
+QUESTIONS: list[Row] = [
     {"question": f"How many {TOPICS[n % 5]} have more than {n} items" + " or so" * (n % 7) + "?", "answer": f"{n * 3}"}
     for n in range(60)
 ]
@@ -41,68 +34,15 @@ TEXTS: list[Row] = [
 CHATS: list[Row] = [conversation_row(name) for name in CONVERSATIONS] * 5
 
 
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with tiny models without weights in it: `t5`, `llama` and `chat`, which has a template."""
-    monkeypatch.chdir(tmp_path)
-    save_source(tmp_path / "t5", "seq2seq")
-    save_source(tmp_path / "llama", "causal", max_position_embeddings=2048)
-    save_config(tmp_path / "chat", "causal", vocab_size=512)
-    tokenizer_with("trl/qwen3", "<|im_start|>", "<|im_end|>").save_pretrained(tmp_path / "chat")
-    return tmp_path
-
-
-def write(rows: Sequence[Row], name: str = "rows.jsonl") -> str:
-    """Write rows in the format of the file's name, and return the name."""
-    path = Path(name)
-    if path.suffix == ".parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
-    elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, rows[0])
-            table.writeheader()
-            table.writerows(rows)
-    else:
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return name
-
-
-def init(capsys: pytest.CaptureFixture[str], *words: object) -> FinetuneJob:
-    """Run `spotune init`, and load the file that it wrote."""
-    code, _, error = run_spotune(capsys, "init", *words)
-    assert code == 0, error
-    return load_job("job.yaml")
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """Exit code and message of `spotune init`, which writes no file."""
-    code, out, error = run_spotune(capsys, "init", *words)
-    assert out == ""
-    assert not Path("job.yaml").exists()
-    return code, error
-
-
-def prepared(job: FinetuneJob) -> dict[str, Any]:
-    """The counts of the shards that the job makes of its rows."""
-    job = resolve_paths(job, Path.cwd())
-    assert job.spec.dataset.prepare is not None
-    options = PrepareOptions.from_job(job)
-    source = job.spec.dataset.prepare.source
-    counts: dict[str, Any] = prepare([source], Path.cwd() / "shards", options, load_tokenizer(job)).manifest["splits"][
-        "train"
-    ]
-    return counts
-
-
 @pytest.mark.parametrize("file", ["rows.jsonl", "rows.csv", "rows.parquet"])
 @pytest.mark.parametrize(("model", "task", "prompt"), [
     ("t5", "seq2seq", "{question}"),
     ("llama", "causal", "### Question:\n{question}\n\n### Response:\n"),
 ])  # fmt: skip
-def test_pairs_become_prompt_and_completion(
+def test_questions_become_prompt_and_completion(
     model: str, task: str, prompt: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = init(capsys, write(PAIRS, file), "--model", model)
+    job = init(capsys, write(QUESTIONS, file), "--model", model)
     dataset = job.spec.dataset
     assert (job.spec.model.task, dataset.prompt, dataset.completion) == (task, prompt, "{answer}")
     assert (job.spec.model.dtype, job.spec.model.initialise) == ("float32", "random")
@@ -142,8 +82,8 @@ def test_validate_plan_and_show_take_the_file(capsys: pytest.CaptureFixture[str]
 
 
 def test_comments_have_what_was_observed(capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = [{"question": f"How many are {n}?", "answer": "7"} for n in range(120)]
-    rows = [*pairs, *pairs[:3], {"question": "how many " * 400, "answer": "7"}]
+    questions = [{"question": f"How many are {n}?", "answer": "7"} for n in range(120)]
+    rows = [*questions, *questions[:3], {"question": "how many " * 400, "answer": "7"}]
     job = init(capsys, write(rows), "--model", "llama")
     text = " ".join(line.strip(" #") for line in Path("job.yaml").read_text().splitlines())
     assert "124 rows, columns question, answer; letters are mostly of the script Latin." in text
@@ -154,7 +94,7 @@ def test_comments_have_what_was_observed(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_sources_are_relative_to_the_job_file(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
-    words = ["init", write(PAIRS), "--model", workplace / "t5", "--output-file", "jobs/new/sql.yaml"]
+    words = ["init", write(QUESTIONS), "--model", workplace / "t5", "--output-file", "jobs/new/sql.yaml"]
     assert run_spotune(capsys, *words)[0] == 0
     job = load_job("jobs/new/sql.yaml")
     assert job.spec.dataset.prepare is not None
@@ -164,7 +104,7 @@ def test_sources_are_relative_to_the_job_file(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_file_can_be_printed(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
-    code, out, _ = run_spotune(capsys, "init", write(PAIRS), "--model", "t5", "--output-file", "-", "--name", "sql")
+    code, out, _ = run_spotune(capsys, "init", write(QUESTIONS), "--model", "t5", "--output-file", "-", "--name", "sql")
     assert code == 0
     assert not Path("job.yaml").exists()
     (workplace / "printed.yaml").write_text(out)
@@ -172,7 +112,7 @@ def test_the_file_can_be_printed(capsys: pytest.CaptureFixture[str], workplace: 
 
 
 def test_json_has_observations_decisions_and_the_job_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run_spotune(capsys, "init", write(PAIRS), "--model", "t5", "--output", "json")
+    code, out, _ = run_spotune(capsys, "init", write(QUESTIONS), "--model", "t5", "--output", "json")
     assert code == 0
     found = json.loads(out)
     assert FinetuneJob.model_validate(found["job"]) == load_job(found["file"])
@@ -186,7 +126,7 @@ def test_json_has_observations_decisions_and_the_job_of_the_file(capsys: pytest.
 
 def test_an_existing_file_is_replaced_only_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("mine")
-    code, _, error = run_spotune(capsys, "init", write(PAIRS), "--model", "t5")
+    code, _, error = run_spotune(capsys, "init", write(QUESTIONS), "--model", "t5")
     assert (code, Path("job.yaml").read_text()) == (2, "mine")
     assert error == "job.yaml exists: give another --output-file, or replace it with --force\n"
     assert init(capsys, "rows.jsonl", "--model", "t5", "--force").spec.model.task == "seq2seq"
@@ -209,7 +149,7 @@ def big(workplace: Path) -> str:
 def test_memory_of_the_gpus_decides_what_is_trained_and_by_how_few(
     memory: str, adapter: str | None, minimum: int, big: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = init(capsys, write(PAIRS), "--model", big, "--gpus", 4, "--device-memory", memory).spec
+    spec = init(capsys, write(QUESTIONS), "--model", big, "--gpus", 4, "--device-memory", memory).spec
     assert (spec.model.dtype, spec.workers.count, spec.workers.gpus) == ("bfloat16", 4, 1)
     assert ((spec.adapter.quantization if spec.adapter else None), spec.workers.min) == (adapter, minimum)
     assert spec.training.learning_rate == (2e-4 if adapter else 5e-5)
@@ -223,7 +163,7 @@ def test_a_model_that_does_not_fit_is_refused(weights: bool, big: str, capsys: p
     if not weights:
         Path(big, "model.safetensors").unlink()
     memory = "700MB" if weights else "2000MB"  # adapters would fit, but not beside random weights
-    code, error = refusal(capsys, write(PAIRS), "--model", big, "--gpus", 1, "--device-memory", memory)
+    code, error = refusal(capsys, write(QUESTIONS), "--model", big, "--gpus", 1, "--device-memory", memory)
     assert code == 20
     assert "does not fit on 1 worker" in error
     assert "What would help" in error
@@ -239,21 +179,21 @@ def test_a_model_type_without_a_memory_plan_gets_explicit_values(capsys: pytest.
     }
     save_source(Path("opt"), "causal")
     OPTConfig(**size, word_embed_proj_dim=16, max_position_embeddings=128).save_pretrained("opt")
-    execution = init(capsys, write(PAIRS), "--model", "opt").spec.execution
+    execution = init(capsys, write(QUESTIONS), "--model", "opt").spec.execution
     assert (execution.micro_batch_size, execution.gradient_checkpointing) == (1, True)
     assert execution.zero_stage == 2
 
 
 def test_lengths_stay_within_the_positions_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     save_source(Path("short"), "causal", max_position_embeddings=64)
-    rows = [{"question": "how many " * 50, "answer": "7"}, *PAIRS[:5]]
+    rows = [{"question": "how many " * 50, "answer": "7"}, *QUESTIONS[:5]]
     assert init(capsys, write(rows), "--model", "short").spec.dataset.max_length == 64
     assert "positions for no more than 64 tokens" in " ".join(Path("job.yaml").read_text().replace("#", "").split())
 
 
 def test_rows_whose_prompt_fills_the_positions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     save_source(Path("short"), "causal", max_position_embeddings=64)
-    rows = [{"question": "how many " * 50, "answer": "7"}, *PAIRS[:5]]
+    rows = [{"question": "how many " * 50, "answer": "7"}, *QUESTIONS[:5]]
     job = init(capsys, write(rows), "--model", "short")
     left_out = prepared(job)["dropped"]
     assert left_out > 0
@@ -276,16 +216,16 @@ def test_names_of_columns_cannot_break_the_file(capsys: pytest.CaptureFixture[st
 
 BROKEN: list[tuple[list[Row], str, int, str]] = [
     ([], "t5", 20, r"rows\.jsonl has no rows"),
-    (PAIRS, "nowhere", 20, r"there is no folder 'nowhere'"),
+    (QUESTIONS, "nowhere", 20, r"there is no folder 'nowhere'"),
     (
-        [*PAIRS, {"question": "Why?"}],
+        [*QUESTIONS, {"question": "Why?"}],
         "t5",
         20,
         r"column 'answer' has no value in some rows; the first is rows\.jsonl:61",
     ),
     ([{"de": "ja", "en": "yes"}], "t5", 20, r"cannot be told from the columns: 'de' \(text\), 'en' \(text\).*--prompt"),
     ([{"translation": {"de": "ja", "en": "yes"}}], "t5", 20, r"'translation' \(object\)"),
-    ([{"text": "a"}], "t5", 20, "a seq2seq model learns pairs"),
+    ([{"text": "a"}], "t5", 20, "a seq2seq model learns a completion for each prompt"),
     (CHATS, "t5", 20, "column 'chat' has chats, which seq2seq models cannot learn"),
     (CHATS, "llama", 20, "the tokenizer has no chat template.*--tokenizer"),
     (
@@ -318,7 +258,7 @@ def test_a_template_that_loses_answers_is_refused_by_file_and_line(capsys: pytes
 
 def test_weights_that_are_not_loaded_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("llama/pytorch_model.bin").write_bytes(b"pickle")
-    assert "has weights only as pytorch_model.bin" in refusal(capsys, write(PAIRS), "--model", "llama")[1]
+    assert "has weights only as pytorch_model.bin" in refusal(capsys, write(QUESTIONS), "--model", "llama")[1]
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -334,11 +274,7 @@ def test_weights_that_are_not_loaded_are_refused(capsys: pytest.CaptureFixture[s
 def test_options_that_cannot_work_are_refused(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refusal(capsys, write(PAIRS), "--model", "t5", *options)[1]
-
-
-def ask(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{answer}\n" for answer in answers)))
+    assert message in refusal(capsys, write(QUESTIONS), "--model", "t5", *options)[1]
 
 
 @pytest.mark.parametrize(("rows", "model"), [(ALPACA, "llama"), (TEXTS, "llama"), (CHATS, "chat")])
@@ -353,7 +289,7 @@ def test_defaults_of_the_questions_are_the_decisions(
 
 def test_answers_replace_the_decisions(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     rows = write([{"de": f"ja {n}", "en": f"yes {n}"} for n in range(5)])
-    ask(monkeypatch, "pairs", "completion", r"{fr}", r"{de}\n", "{en}", "none", "7", "other.yaml")
+    ask(monkeypatch, "neither", "completion", r"{fr}", r"{de}\n", "{en}", "none", "7", "other.yaml")
     code, _, error = run_spotune(capsys, "init", rows, "--model", "llama", "--interactive")
     assert code == 0, error
     job = load_job("other.yaml")
@@ -367,6 +303,6 @@ def test_answers_that_are_missing_are_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(monkeypatch, "")
-    code, error = refusal(capsys, write(PAIRS), "--model", "t5", "--interactive")
+    code, error = refusal(capsys, write(QUESTIONS), "--model", "t5", "--interactive")
     assert code == 2
     assert "no answer to the question" in error

@@ -79,6 +79,86 @@ def test_empty_and_numeric_answers_are_pointed_out() -> None:
     assert "'label' holds numbers" in reason
 
 
+PREFERENCES: list[tuple[dict[str, Kind], str, str, str]] = [
+    ({"prompt": "text", "chosen": "text", "rejected": "text"}, "{prompt}", "{chosen}", "{rejected}"),
+    ({"system": "text", "question": "text", "chosen": "text", "rejected": "text"},
+     "### System:\n{system}\n\n### Question:\n{question}\n\n### Response:\n", "{chosen}", "{rejected}"),
+    ({"qid": "number", "question": "text", "response_j": "text", "response_k": "text"},
+     "### Question:\n{question}\n\n### Response:\n", "{response_j}", "{response_k}"),
+    ({"source": "text", "prompt": "text", "response": "text", "chosen": "text", "rejected": "text"},
+     "{prompt}", "{chosen}", "{rejected}"),
+    ({"Prompt": "text", "Better": "text", "Worse": "text"}, "{Prompt}", "{Better}", "{Worse}"),
+    ({"prompt": "text", "chosen": "chat", "rejected": "chat", "messages": "chat", "score_chosen": "number"},
+     "", "{chosen}", "{rejected}"),
+]  # fmt: skip
+"""Columns of published preferences: Orca DPO pairs, Stack Exchange Paired, Full HH-RLHF, UltraFeedback and others."""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "prompt", "chosen", "rejected"), PREFERENCES, ids=[",".join(case[0]) for case in PREFERENCES]
+)
+def test_a_causal_model_learns_preferences(kinds: dict[str, Kind], prompt: str, chosen: str, rejected: str) -> None:
+    found = choose_row_format(columns(**kinds), "causal", has_chat_template=True)
+    assert (found.prompt, found.chosen, found.rejected) == (prompt, chosen, rejected)
+    assert (found.completion, found.messages, found.description) == ("", "", "preference pairs")
+
+
+@pytest.mark.parametrize(("kinds", "prompt", "chosen", "rejected"), PREFERENCES[:-1])
+def test_a_seq2seq_model_learns_the_preferred_answers(
+    kinds: dict[str, Kind], prompt: str, chosen: str, rejected: str
+) -> None:
+    found = choose_row_format(columns(**kinds), "seq2seq", has_chat_template=False)
+    assert (found.completion, found.chosen) == (chosen, "")
+    assert "{source}" not in found.prompt
+    assert f"{rejected.strip('{}')!r} is not used: to learn from preferences" in found.reason
+    assert "needs a causal model" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("kinds", "completion"),
+    [
+        ({"question": "text", "answer": "text", "better": "number", "worse": "number"}, "{answer}"),
+        ({"question": "text", "answer": "text", "chosen": "boolean", "rejected": "boolean"}, "{answer}"),
+        ({"prompt": "text", "response": "text", "rejected": "text"}, "{response}"),
+        ({"prompt": "text", "chosen": "text"}, "{chosen}"),
+    ],
+)
+def test_scores_and_single_answers_are_no_preferences(kinds: dict[str, Kind], completion: str) -> None:
+    found = choose_row_format(columns(**kinds), "causal", has_chat_template=False)
+    assert (found.completion, found.description) == (completion, "prompt and completion")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "has_chat_template", "message"),
+    [
+        ({"prompt": "text", "response_0": "text", "response_1": "text", "better_response_id": "number"}, True,
+         "--chosen '{...}' --rejected '{...}'"),
+        ({"chosen": "text", "rejected": "text"}, True, "no column is known as their prompt.*Whole conversations"),
+        ({"prompt": "text", "chosen": "chat", "rejected": "chat"}, False, "'chosen'.*has no chat template"),
+        ({"prompt": "text", "chosen": "chat", "rejected": "text"}, True, "the kinds chat and text"),
+        ({"conversations": "sharegpt", "chosen": "object", "rejected": "object"}, True, "the kinds object and object"),
+        ({"prompt": "chat", "chosen": "answer", "rejected": "answer"}, True,
+         r"without their prompt.*jq -c '\.\[\"prompt\"\] as \$prompt"),
+        ({"question": "text", "chosen": "answer", "rejected": "answer"}, True,
+         r"\[\{role: \"user\", content: \.\[\"question\"\]\}\] as \$prompt"),
+    ],
+)  # fmt: skip
+def test_preferences_that_cannot_be_read_are_refused_with_the_fix(
+    kinds: dict[str, Kind], has_chat_template: bool, message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        choose_row_format(columns(**kinds), "causal", has_chat_template=has_chat_template)
+
+
+@pytest.mark.parametrize("missing", ["chosen", "rejected"])
+def test_a_preference_with_a_gap_is_refused(missing: str) -> None:
+    present = (
+        columns(prompt="text", chosen="text") if missing == "rejected" else columns(prompt="text", rejected="text")
+    )
+    with pytest.raises(JobError, match=rf"column '{missing}' has no value in some rows; the first is rows\.jsonl:4"):
+        choose_row_format([*present, incomplete(missing)], "causal", has_chat_template=False)
+
+
 @pytest.mark.parametrize(
     ("kinds", "text"),
     [({"text": "text", "url": "text"}, "text"), ({"id": "number", "poem": "text"}, "poem"), ({"body": "text"}, "body")],
@@ -91,7 +171,7 @@ def test_text_by_its_name_or_the_only_one_is_plain_text(kinds: dict[str, Kind], 
     ("kinds", "task", "message"),
     [
         ({"de": "text", "en": "text"}, "causal", r"'de' \(text\), 'en' \(text\).*--prompt '{...}' --completion"),
-        ({"answers": "object", "question": "text"}, "seq2seq", "plain text .'question'.*learns pairs"),
+        ({"answers": "object", "question": "text"}, "seq2seq", "plain text .'question'.*learns a completion"),
         ({"conversations": "sharegpt", "id": "text"}, "causal", "'conversations' has chats in ShareGPT's form"),
         ({"messages": "chat"}, "seq2seq", "which seq2seq models cannot learn"),
         ({}, "causal", "there are none"),

@@ -101,5 +101,5 @@ def _kind_of_list(values: list[Any]) -> Kind:
     if not values or len(messages) < len(values):
         return "list"
     if all(isinstance(message.get("role"), str) for message in messages):
-        return "chat"
+        return "answer" if all(message["role"] == "assistant" for message in messages) else "chat"
     return "sharegpt" if all({"from", "value"} <= message.keys() for message in messages) else "list"

@@ -16,7 +16,7 @@ from spotune.errors import JobError, UsageError
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_trainer.cli import raw_data
-from spotune_trainer.cli.init import decisions, questions
+from spotune_trainer.cli.init import decisions, hyperparameters, questions
 from spotune_trainer.cli.init.fit import Training, find_fit
 from spotune_trainer.cli.init.job_file import content_of, render_job_file
 from spotune_trainer.cli.init.machine import find_machine
@@ -29,7 +29,13 @@ from spotune_trainer.cli.init.profiles import (
     ModelProfile,
     RowFormat,
 )
-from spotune_trainer.cli.init.row_format import chat_format, choose_row_format, pair_format, text_format
+from spotune_trainer.cli.init.row_format import (
+    chat_format,
+    choose_row_format,
+    completion_format,
+    preference_format,
+    text_format,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,6 +64,8 @@ def init(
     tokenizer: raw_data.Tokenizer = None,
     prompt: raw_data.Prompt = None,
     completion: raw_data.Completion = None,
+    chosen: raw_data.Chosen = None,
+    rejected: raw_data.Rejected = None,
     text: raw_data.Text = None,
     messages: raw_data.Messages = None,
     max_skipped: Annotated[
@@ -78,6 +86,8 @@ def init(
 
     spotune init rows.csv --model models/llama --prompt "{en}" --completion "{fr}" --interactive
 
+    spotune init pairs.jsonl --model models/llama --prompt "{q}" --chosen "{good}" --rejected "{bad}"
+
     The file runs as it is: spotune validate, plan and run take it.
     """
     from spotune_trainer.cli.init.columns import profile_columns
@@ -88,13 +98,17 @@ def init(
     profile, loaded = read_model(model, tokenizer or "")
     with Console(stderr=True).status("reading rows") as status:
         count, columns = profile_columns(data, lambda read: status.update(f"{read:,} rows read"))
-    row_format = _given_format(columns, prompt, completion, text, messages)
+    row_format = _given_format(
+        columns, profile.task, prompt=prompt, completion=completion, chosen=chosen, rejected=rejected, text=text,
+        messages=messages,
+    )  # fmt: skip
     if row_format is None:
         row_format = _find_format(columns, profile, interactive=interactive)
     measured = _measure(data, count, columns, row_format, profile, loaded, rows=rows, max_skipped=max_skipped)
     if interactive:
         kept = decisions.samples_of(measured, profile) - decisions.held_out_rows(measured, profile)
-        epochs = questions.ask_epochs(epochs or decisions.decide_epochs(kept))
+        objective = hyperparameters.objective_of(measured, profile)
+        epochs = questions.ask_epochs(epochs or hyperparameters.decide_epochs(kept, objective))
         target = output_file or questions.ask_output_file(_DEFAULT_FILE, force=force)
     folder = Path.cwd() if target == _STANDARD_OUTPUT else Path(target).absolute().parent
     measured = dataclasses.replace(measured, source=_relative(data, folder))
@@ -131,20 +145,40 @@ def _check_target(target: str, *, force: bool, as_json: bool) -> None:
 
 
 def _given_format(
-    columns: Sequence[ColumnProfile], prompt: str | None, completion: str | None, text: str | None, messages: str | None
+    columns: Sequence[ColumnProfile],
+    task: Literal["causal", "seq2seq"],
+    *,
+    prompt: str | None,
+    completion: str | None,
+    chosen: str | None,
+    rejected: str | None,
+    text: str | None,
+    messages: str | None,
 ) -> RowFormat | None:
     """The row format of the options; None if they give none."""
-    if sum(map(bool, (prompt or completion, text, messages))) > 1:
-        raise UsageError("give only one of --prompt with --completion, --text, and --messages")
+    formats = (completion, chosen or rejected, text, messages)
+    if sum(map(bool, formats)) > 1 or (prompt and (text or messages)):
+        raise UsageError(
+            "give only one of --prompt with --completion, --text, --messages, and --chosen with --rejected"
+        )
     if text:
         return text_format(columns, text)
     if messages:
         return chat_format(columns, messages)
+    if chosen or rejected:
+        if not chosen or not rejected:
+            raise UsageError("--chosen and --rejected have to be given together")
+        if task == "seq2seq":
+            raise UsageError(
+                "--chosen and --rejected: learning from preferences needs a causal model, and this is a seq2seq model; "
+                f"learn the preferred answers with --prompt and --completion '{chosen}'"
+            )
+        return preference_format(columns, prompt or "", chosen, rejected)
     if not prompt and not completion:
         return None
     if not prompt or not completion:
         raise UsageError("--prompt and --completion have to be given together; for plain text use --text")
-    return pair_format(columns, prompt, completion)
+    return completion_format(columns, prompt, completion)
 
 
 def _find_format(columns: Sequence[ColumnProfile], model: ModelProfile, *, interactive: bool) -> RowFormat:
@@ -181,7 +215,7 @@ def _measure(
     try:
         options = TextOptions(
             model.task, row_format.prompt, row_format.completion, row_format.text, row_format.messages,
-            tools=row_format.tools,
+            tools=row_format.tools, chosen=row_format.chosen, rejected=row_format.rejected,
         )  # fmt: skip
     except ValueError as error:
         raise JobError(str(error)) from error
@@ -222,7 +256,7 @@ def _choices(
             *decisions.decide_model(model, machine),
             *decisions.decide_adapter(model, training),
             *decisions.decide_dataset(data, model, max_skipped),
-            *decisions.decide_training(data, model, machine, training, epochs),
+            *hyperparameters.decide_training(data, model, machine, training, epochs),
         ]
 
     fit = find_fit(model, machine, without_execution)
@@ -269,6 +303,7 @@ def _json(
             "rows": data.rows,
             "measuredRows": data.measured_rows,
             "duplicates": data.duplicates,
+            "format": data.format.description,
             "columns": columns,
         },
         "model": {
@@ -288,10 +323,9 @@ def _json(
 def _print(target: str, adapter: bool, data: DataProfile, model: ModelProfile, commands: Sequence[str]) -> None:
     console = Console()
     trained = "adapters of it" if adapter else "all weights"
-    kind = "pairs" if data.format.completion else "plain text" if data.format.text else "chats"
     console.print(
-        f"{target} is written: {data.rows:,} rows ({kind}), {model.model_type} with {model.parameters:,} parameters, "
-        f"trains {trained}. Next:",
+        f"{target} is written: {data.rows:,} rows ({data.format.description}), {model.model_type} with "
+        f"{model.parameters:,} parameters, trains {trained}. Next:",
         highlight=False,
         soft_wrap=True,
         markup=False,

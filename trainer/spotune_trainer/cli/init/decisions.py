@@ -1,4 +1,7 @@
-"""The fields of a job for rows, a model and a machine. Pure functions: profiles in, choices out."""
+"""The fields of a job for rows, a model and a machine. Pure functions: profiles in, choices out.
+
+Those of the section `training` are in `hyperparameters`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from spotune.plan.memory import GB
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut, tokens_of
 from spotune_trainer.cli.init.profiles import Choice, ColumnProfile, DataProfile, MachineProfile, ModelProfile
 
-RESERVED_COLUMNS: Final = frozenset({"input_ids", "labels", "lengths", "completion"})
+RESERVED_COLUMNS: Final = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "completion"})
 """Names that shards use themselves, so that `dataset.keep` cannot carry columns of these names along."""
 _MIN_ROWS_TO_HOLD_OUT: Final = 20
 _EVALUATION_ROWS: Final = 1000
 _NAMED_COLUMNS: Final = 20
-_LARGE_MODEL: Final = 1e9
+_LONGER: Final = "prompt with its longer answer"
 _LORA: Final = {"r": 16, "alpha": 32, "targetModules": "all-linear"}
 
 
@@ -28,11 +31,6 @@ def name_of(data: str, model: str) -> str:
     stem = re.split(r"[.*?\[]", data.rstrip("/").rpartition("/")[2])[0]
     parts = [re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in (model.rstrip("/").split("/")[-1], stem)]
     return "-".join(filter(None, parts))[:MAX_NAME_LENGTH].strip("-") or "finetune"
-
-
-def decide_epochs(rows: int) -> int:
-    """Passes over so many training rows."""
-    return 3 if rows <= 50_000 else 2 if rows <= 200_000 else 1
 
 
 def decide_model(model: ModelProfile, machine: MachineProfile) -> list[Choice]:
@@ -86,47 +84,6 @@ def decide_dataset(data: DataProfile, model: ModelProfile, max_skipped: int) -> 
         _held_out(data, model),
         *_unused_columns(data),
     ]
-
-
-def decide_training(
-    data: DataProfile, model: ModelProfile, machine: MachineProfile, training: str, epochs: int | None
-) -> Iterator[Choice]:
-    """The choices of the section `training`.
-
-    Args:
-        data: The rows.
-        model: The model.
-        machine: The workers.
-        training: full, lora or qlora.
-        epochs: Passes over the rows; None: by their number.
-    """
-    samples, held_out = samples_of(data, model), held_out_rows(data, model)
-    rows = samples - held_out
-    batch = _global_batch_size(rows, machine.workers)
-    steps = math.ceil(rows / batch)
-    chosen = epochs or decide_epochs(rows)
-    rule = "3 up to 50,000 rows (as Stanford Alpaca), 2 up to 200,000, else 1" if epochs is None else "as asked"
-    yield Choice(
-        "spec.training.epochs",
-        chosen,
-        f"{rows:,} rows to train on. Epochs: {rule}. If the evaluation loss rises, train less.",
-    )
-    yield Choice(
-        "spec.training.globalBatchSize",
-        batch,
-        f"Steps of an epoch: {steps:,}. Small data gets a small batch, for more steps. It is exact for any number of "
-        "workers.",
-    )
-    yield Choice("spec.training.learningRate", *_learning_rate(model, training))
-    yield Choice(
-        "spec.training.scheduler", "cosine", "The learning rate rises over the first 3 % of the steps, then falls to 0."
-    )
-    yield Choice("spec.training.warmupRatio", 0.03)
-    if held_out:
-        reason = "Once an epoch. generate: true with metrics: [loss, exactMatch] also compares generated answers."
-        if data.format.text:
-            reason = "Once an epoch."
-        yield Choice("spec.training.evaluation.everySteps", steps, reason)
 
 
 def decide_workers(machine: MachineProfile, minimum: int) -> Iterator[Choice]:
@@ -195,7 +152,7 @@ def _scripts(columns: Sequence[ColumnProfile]) -> str:
 
 def _format_choices(data: DataProfile, max_skipped: int) -> Iterator[Choice]:
     row_format, reason = data.format, data.format.reason
-    for name in ("prompt", "completion", "text", "messages", "tools"):
+    for name in ("prompt", "completion", "text", "messages", "tools", "chosen", "rejected"):
         value = getattr(row_format, name)
         if value:
             yield Choice(f"spec.dataset.{name}", value, reason)
@@ -212,8 +169,9 @@ def _length_choices(data: DataProfile, model: ModelProfile) -> Iterator[Choice]:
         yield Choice("spec.dataset.packing", True, "Several short texts share a row, and a long one is divided.")
         return
     what = "row" if data.target_lengths is None else "input"
-    limit = _limit("spec.dataset.maxLength", data.lengths, what, model.max_positions)
-    yield replace(limit, reason=limit.reason + _left_out(data, limit.value))
+    pairs = " A pair has up to twice as many: spotune plan counts with both answers." if data.format.chosen else ""
+    limit = _limit("spec.dataset.maxLength", data.lengths, _LONGER if pairs else what, model.max_positions)
+    yield replace(limit, reason=limit.reason + _left_out(data, limit.value) + pairs)
     if data.target_lengths is not None:
         yield _limit("spec.dataset.maxCompletionLength", data.target_lengths, "target", model.max_positions)
 
@@ -279,7 +237,8 @@ def _fraction(samples: int) -> float:
 
 def _unused_columns(data: DataProfile) -> Iterator[Choice]:
     """A comment on columns that the row format does not use."""
-    used = data.format.prompt + data.format.completion or f"{{{data.format.text or data.format.messages}}}"
+    templates = data.format.prompt + data.format.completion + data.format.chosen + data.format.rejected
+    used = templates or f"{{{data.format.text or data.format.messages}}}"
     others = [
         column for column in data.columns if f"{{{column.name}}}" not in used and column.name != data.format.tools
     ]
@@ -290,26 +249,3 @@ def _unused_columns(data: DataProfile) -> Iterator[Choice]:
     if reserved:
         reason += f" It cannot carry {', '.join(reserved)}: shards use this name themselves."
     yield Choice("spec.dataset.keep", None, reason)
-
-
-def _global_batch_size(rows: int, workers: int) -> int:
-    """Rows per step: so few for a small dataset that an epoch has about 100 steps; at least one for each worker."""
-    sizes: Sequence[int] = (8, 16, 32, 64)
-    enough = [size for size in sizes if rows / size >= 100] or [sizes[0]]
-    return max(min(max(enough[-1], workers), rows), 1)
-
-
-def _learning_rate(model: ModelProfile, training: str) -> tuple[float, str]:
-    """The learning rate, and where it is from."""
-    if not model.has_weights:
-        return 6e-4, "From random weights: as GPT-3 with 125 million parameters (Brown et al. 2020, table 2.1)."
-    if training != "full":
-        return (
-            2e-4,
-            "Adapters: as QLoRA up to 13 billion parameters (Dettmers et al. 2023); half of it for larger ones.",
-        )
-    if model.task == "seq2seq":
-        return 1e-4, "T5 with AdamW: 1e-4 to 3e-4 (documentation of T5 in transformers)."
-    if model.parameters >= _LARGE_MODEL:
-        return 2e-5, "All weights of a model with a billion parameters or more: as Stanford Alpaca and Llama 2."
-    return 5e-5, "All weights of a small model: the default of transformers.TrainingArguments."

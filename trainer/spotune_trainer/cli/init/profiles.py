@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from spotune.plan.architecture import Architecture
 
-Kind = Literal["text", "number", "boolean", "chat", "sharegpt", "list", "object"]
-"""Kind of a value. chat: a list of messages with role and content. sharegpt: one of messages with from and value."""
+Kind = Literal["text", "number", "boolean", "chat", "answer", "sharegpt", "list", "object"]
+"""Kind of a value. chat: a list of messages with role and content. answer: one of the assistant's messages only, whose
+prompt is in another column. sharegpt: a list of messages with from and value."""
 
 TEMPLATE_KINDS: frozenset[Kind] = frozenset({"text", "number", "boolean"})
 """Kinds that a template can contain."""
@@ -53,14 +54,26 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How a row becomes text: the fields of `dataset` with these names, and the reason for them."""
+    """How a row becomes text: the fields of `dataset` with these names, and the reason for them.
+
+    With `chosen` and `rejected`, rows are preference pairs: two answers to the same prompt.
+    """
 
     prompt: str = ""
     completion: str = ""
     text: str = ""
     messages: str = ""
     tools: str = ""
+    chosen: str = ""
+    rejected: str = ""
     reason: str = ""
+
+    @property
+    def description(self) -> str:
+        """What the rows are, for people."""
+        if self.chosen:
+            return "preference pairs"
+        return "prompt and completion" if self.completion else "plain text" if self.text else "chats"
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,8 @@ class DataProfile:
         format: How a row becomes text.
         measured_rows: Rows that were tokenized; the lengths are theirs.
         duplicates: Those of them whose text equals that of a row before.
-        lengths: Number of rows by their length in tokens; of a seq2seq model, of the inputs.
+        lengths: Number of rows by their length in tokens. For a seq2seq model it is that of the input, for preference
+            pairs that of the prompt with the longer answer.
         target_lengths: The same of a seq2seq model's targets; None for causal models.
         prompt_lengths: Number of rows of a causal model by the tokens before the first one that is trained.
     """

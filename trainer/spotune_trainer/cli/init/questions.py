@@ -12,9 +12,9 @@ import typer
 
 from spotune.errors import JobError, UsageError
 from spotune_trainer.cli.init.profiles import ColumnProfile, RowFormat
-from spotune_trainer.cli.init.row_format import chat_format, describe, pair_format, text_format
+from spotune_trainer.cli.init.row_format import chat_format, completion_format, describe, preference_format, text_format
 
-_FORMATS = ("completion", "text", "messages")
+_FORMATS = ("completion", "text", "messages", "chosen")
 
 
 def ask_row_format(columns: Sequence[ColumnProfile], detected: RowFormat | None, problem: str) -> RowFormat:
@@ -35,17 +35,13 @@ def ask_row_format(columns: Sequence[ColumnProfile], detected: RowFormat | None,
         return _ask_column("Column of chat messages", default.messages, lambda name: chat_format(columns, name))
     if kind == "text":
         return _ask_column("Column or template of plain text", default.text, lambda name: text_format(columns, name))
-    prompt = _ask(
-        "Prompt: a template such as '{question}'", _escaped(default.prompt), lambda text: _template(columns, text)
-    )
-    completion = _ask(
-        "Completion: a template such as '{answer}'",
-        _escaped(default.completion),
-        lambda text: _template(columns, text),
-    )
+    if kind == "chosen":
+        return _ask_preferences(columns, default)
+    prompt = _ask_template(columns, "Prompt: a template such as '{question}'", default.prompt)
+    completion = _ask_template(columns, "Completion: a template such as '{answer}'", default.completion)
     if (prompt, completion) == (default.prompt, default.completion):
         return default
-    return pair_format(columns, prompt, completion)
+    return completion_format(columns, prompt, completion)
 
 
 def ask_epochs(default: int) -> int:
@@ -58,6 +54,23 @@ def ask_output_file(default: str, *, force: bool) -> str:
     """Ask where the job file is written; `-` is standard output. An existing file needs `force`."""
     path: str = _ask("Job file to write ('-': print it)", default, lambda answer: _new_file(answer, force))
     return path
+
+
+def _ask_preferences(columns: Sequence[ColumnProfile], default: RowFormat) -> RowFormat:
+    """Ask for the answers of preference pairs, and for their prompt if they are text."""
+    chosen = _ask_template(columns, "Preferred answer: a template such as '{chosen}'", default.chosen)
+    rejected = _ask_template(columns, "Rejected answer: a template such as '{rejected}'", default.rejected)
+    prompt = ""
+    if all(column.fits_templates for column in columns if f"{{{column.name}}}" in chosen + rejected):
+        prompt = _ask_template(columns, "Prompt: a template such as '{question}'", default.prompt)
+    if (prompt, chosen, rejected) == (default.prompt, default.chosen, default.rejected):
+        return default
+    return preference_format(columns, prompt, chosen, rejected)
+
+
+def _ask_template(columns: Sequence[ColumnProfile], question: str, default: str) -> str:
+    template: str = _ask(question, _escaped(default), lambda text: _template(columns, text))
+    return template
 
 
 def _ask_column(question: str, default: str, make: Callable[[str], RowFormat]) -> RowFormat:
@@ -98,7 +111,7 @@ def _new_file(answer: str, force: bool) -> str:
 def _template(columns: Sequence[ColumnProfile], answer: str) -> str:
     """The template of an answer, in which a backslash and n are a line break."""
     template = answer.replace("\\n", "\n")
-    _checked(lambda text: pair_format(columns, text, text), template)
+    _checked(lambda text: completion_format(columns, text, text), template)
     return template
 
 
