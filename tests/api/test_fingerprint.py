@@ -26,6 +26,7 @@ EVALUATED = {"train": {"source": "shards"}, "eval": {"fraction": 0.1}}
         ({"dataset": DATASET | {"maxLength": 64}}, ["spec.dataset.maxLength"]),
         ({"dataset": EVALUATED}, ["spec.dataset.eval"]),
         ({"training": TRAINING | {"seed": 1}}, ["spec.training.seed"]),
+        ({"training": TRAINING | {"neftuneNoiseAlpha": 5}}, ["spec.training.neftuneNoiseAlpha"]),
         (
             {"training": TRAINING | {"learningRate": 0.1, "globalBatchSize": 8}},
             ["spec.training.globalBatchSize", "spec.training.learningRate"],
@@ -51,7 +52,7 @@ def test_a_field_within_an_adapter_is_named_if_both_have_one() -> None:
         {"training": {"epochs": 9}},
         {"training": {"maxSteps": 100}},
         {"training": TRAINING | {"maxBadSteps": 0}},
-        {"training": TRAINING | {"learningRate": 5e-5, "optimizer": "adamw"}},  # the defaults
+        {"training": TRAINING | {"learningRate": 5e-5, "optimizer": "adamw", "neftuneNoiseAlpha": 0}},  # the defaults
         {"model": MODEL | {"tokenSecretRef": {"name": "a", "key": "b"}}},
         {"dataset": DATASET | {"credentials": {"secretName": "a"}}},
         {"dataset": DATASET | {"trainOn": "assistant", "trainTrailingWhitespace": False}},  # the defaults
