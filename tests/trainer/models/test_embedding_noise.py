@@ -195,6 +195,6 @@ def test_a_model_that_does_not_use_its_embeddings_is_refused() -> None:
     unused = torch.nn.Embedding(VOCABULARY, SIZE)
     model.get_input_embeddings = lambda: unused
     noise = EmbeddingNoise(model, ALPHA)
-    with pytest.raises(JobError, match=r"training\.neftuneNoiseAlpha: the model does not use the embeddings"):
-        with noise.added(batch):
-            summed_loss(model, batch)
+    reason = r"training\.neftuneNoiseAlpha: the model does not use the embeddings"
+    with pytest.raises(JobError, match=reason), noise.added(batch):
+        summed_loss(model, batch)
