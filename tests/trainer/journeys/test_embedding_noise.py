@@ -67,8 +67,7 @@ def test_noise_is_the_same_at_every_layout(runs: Runs, task: str, layouts: list[
     assert all(abs(noisy - without) > 1e-5 * without for noisy, without in zip(losses(alone), plain, strict=True))
 
 
-def test_packed_rows_resume_exactly_with_noise(runs: Runs, tmp_path: Path) -> None:
-    """Pairs are rows of two documents. The reference model of DPO gets no noise."""
+def test_pairs_resume_exactly_and_the_reference_model_gets_no_noise(runs: Runs, tmp_path: Path) -> None:
     noisy = preference_job(tmp_path, "dpo", training={**NOISE, "epochs": 1}, checkpoint={"every": 4, "keep": 3})
     undisturbed = runs.empty("finished-noisy-pairs")
     train_generation(undisturbed, noisy, Layout(2, 2))

@@ -140,6 +140,7 @@ def trainer_history(runs: Runs, job: FinetuneJob, folder: Path, trainer_class: t
 
 def rows_in_order(runs: Runs, job: FinetuneJob) -> Any:
     """Rows of all steps, in the order of training."""
+    assert job.spec.dataset.train is not None
     dataset = ShardedDataset(job.spec.dataset.train.source, runs.root / "cache")
     schedule = SampleSchedule(dataset.shard_sizes, BATCH, job.spec.training.seed)
     return [dataset[i] for step in range(STEPS) for i in schedule.sample_ids(step).tolist()]

@@ -50,7 +50,8 @@ def llama_with_adapter() -> Any:
 def t5(dropout: float = 0.0) -> Any:
     torch.manual_seed(3)
     sizes: dict[str, Any] = {"d_model": SIZE, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    config = T5Config(vocab_size=VOCABULARY, dropout_rate=dropout, decoder_start_token_id=0, **sizes)
+    special: dict[str, Any] = {"decoder_start_token_id": 0}
+    config = T5Config(vocab_size=VOCABULARY, dropout_rate=dropout, **sizes, **special)
     return T5ForConditionalGeneration(config).train()
 
 
@@ -60,9 +61,9 @@ def t5_with_adapter() -> Any:
 
 def bart() -> Any:
     torch.manual_seed(3)
-    layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
-    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 0}
-    config: Any = BartConfig(vocab_size=VOCABULARY, d_model=SIZE, dropout=0.0, **layers, **special)
+    sizes: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    special: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 0}
+    config = BartConfig(vocab_size=VOCABULARY, d_model=SIZE, dropout=0.0, **sizes, **special)
     return BartForConditionalGeneration(config).train()
 
 
