@@ -30,6 +30,7 @@ EVALUATED = {"train": {"source": "shards"}, "eval": {"fraction": 0.1}}
             ["spec.dataset.mixture", "spec.dataset.train"],
         ),
         ({"training": TRAINING | {"seed": 1}}, ["spec.training.seed"]),
+        ({"training": TRAINING | {"neftuneNoiseAlpha": 5}}, ["spec.training.neftuneNoiseAlpha"]),
         (
             {"training": TRAINING | {"learningRate": 0.1, "globalBatchSize": 8}},
             ["spec.training.globalBatchSize", "spec.training.learningRate"],
@@ -61,7 +62,7 @@ def test_a_share_of_a_mixture_belongs_to_what_is_trained() -> None:
         {"training": {"epochs": 9}},
         {"training": {"maxSteps": 100}},
         {"training": TRAINING | {"maxBadSteps": 0}},
-        {"training": TRAINING | {"learningRate": 5e-5, "optimizer": "adamw"}},  # the defaults
+        {"training": TRAINING | {"learningRate": 5e-5, "optimizer": "adamw", "neftuneNoiseAlpha": 0}},  # the defaults
         {"model": MODEL | {"tokenSecretRef": {"name": "a", "key": "b"}}},
         {"dataset": DATASET | {"credentials": {"secretName": "a"}}},
         {"dataset": DATASET | {"trainOn": "assistant", "trainTrailingWhitespace": False}},  # the defaults

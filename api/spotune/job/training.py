@@ -156,12 +156,15 @@ class TrainingSpec(Section):
     """Maximum L2 norm of the gradient; larger gradients are clipped. 0: no clipping."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability mass that is spread evenly over all tokens."""
+    neftune_noise_alpha: Annotated[float, Field(ge=0)] = 0.0
+    """NEFTune: scale of the uniform noise that training adds to the embeddings. Its authors use 5 to 15. 0: no
+    noise."""
     shuffle_block_size: NonNegativeInt = 0
     """Samples within which the order is shuffled. Larger values mix better but open more shards. 0: about 4 shards."""
     max_bad_steps: NonNegativeInt = 10
     """Number of consecutive steps with a non-finite loss that are skipped before the run fails."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    """Random seed for data order, dropout and initialisation."""
+    """Random seed for data order, dropout, noise and initialisation."""
     evaluation: EvaluationSpec = EvaluationSpec()
     """When and how the model is evaluated."""
 

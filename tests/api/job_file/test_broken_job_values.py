@@ -58,6 +58,12 @@ WRONG_VALUES = [
         ":9: spec.training.learningRate: expected more than 0, not -0.0001",
     ),
     (
+        "noise of a negative scale",
+        "epochs: 3",
+        "epochs: 3, neftuneNoiseAlpha: -5",
+        ":9: spec.training.neftuneNoiseAlpha: expected at least 0, not -5",
+    ),
+    (
         "not a number",
         "epochs: 3",
         "epochs: 3, learningRate: .nan",

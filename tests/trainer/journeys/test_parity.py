@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import xxhash
+from streaming.base.format.mds import MDSWriter
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
@@ -18,7 +21,8 @@ from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.data.schedule import SampleSchedule
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.models.pretrained import build_model
-from tests.trainer.support.runs import MICRO_BATCH, Layout, Runs, train_generation
+from tests.trainer.support.runs import MICRO_BATCH, Layout, Runs, losses, train_generation
+from tests.trainer.support.tiny import VOCABULARY
 
 pytestmark = pytest.mark.slow
 
@@ -27,33 +31,77 @@ BATCH = 15
 """Five micro-batches of three; divides the 75 samples, since the Trainer treats a partial last step differently."""
 
 
+TRAINING = {
+    "epochs": STEPS * BATCH // 75,
+    "globalBatchSize": BATCH,
+    "learningRate": 5e-3,
+    "scheduler": "linear",
+    "warmupSteps": 5,
+    "weightDecay": 0.1,
+    "maxGradNorm": 0.5,
+}
+
+
 @pytest.mark.parametrize(("task", "layout"), [("seq2seq", Layout(2, 2)), ("causal", Layout(3, 1))], ids=str)
 def test_losses_match_the_transformers_trainer(runs: Runs, tmp_path: Path, task: str, layout: Layout) -> None:
-    training = {
-        "epochs": STEPS * BATCH // 75,
-        "globalBatchSize": BATCH,
-        "learningRate": 5e-3,
-        "scheduler": "linear",
-        "warmupSteps": 5,
-        "weightDecay": 0.1,
-        "maxGradNorm": 0.5,
-    }
-    job = runs.job(task, dropout=False, training=training, checkpoint={"every": STEPS})
+    job = runs.job(task, dropout=False, training=TRAINING, checkpoint={"every": STEPS})
     directory = runs.empty("parity")
     train_generation(directory, job, layout)
     ours = surviving_steps(directory)
-    theirs = trainer_history(runs, job, tmp_path)
+    theirs = trainer_history(runs, job, tmp_path, Trainer)
     assert len(ours) == len(theirs) == STEPS
     assert [record["loss"] for record in ours] == pytest.approx([entry["loss"] for entry in theirs], abs=1e-4)
     norms = [record["gradNorm"] for record in ours]
     assert norms == pytest.approx([entry["grad_norm"] for entry in theirs], rel=1e-2)
     rates = [record["learningRate"] for record in ours]
     assert rates == pytest.approx([entry["learning_rate"] for entry in theirs])
-    assert min(norms) < training["maxGradNorm"] < max(norms), "some steps clip their gradient, others do not"
+    assert min(norms) < TRAINING["maxGradNorm"] < max(norms), "some steps clip their gradient, others do not"
     assert ours[-1]["loss"] < 0.9 * ours[0]["loss"], "the weights moved far enough for a difference to show"
 
 
-def trainer_history(runs: Runs, job: FinetuneJob, folder: Path) -> list[dict[str, Any]]:
+def test_losses_with_noise_on_embeddings_match_the_transformers_trainer(runs: Runs, tmp_path: Path) -> None:
+    """Of rows without padding, which the Trainer counts for the scale of the noise."""
+    shards = tmp_path / "shards"
+    write_rows_of_one_length(shards)
+    job = runs.job(
+        "causal",
+        dropout=False,
+        dataset={"train": {"source": str(shards)}},
+        training={**TRAINING, "neftuneNoiseAlpha": 15.0},
+        checkpoint={"every": STEPS},
+    )
+    directory = runs.empty("noisy-parity")
+    train_generation(directory, job, Layout(3, 1))
+    theirs = [entry["loss"] for entry in trainer_history(runs, job, tmp_path, SeededTrainer)]
+    assert losses(directory) == pytest.approx(theirs, abs=1e-4)
+    differently_seeded = [entry["loss"] for entry in trainer_history(runs, job, tmp_path, Trainer)]
+    assert losses(directory) != pytest.approx(differently_seeded, abs=1e-3), "the noise is large enough to show"
+
+
+def write_rows_of_one_length(folder: Path) -> None:
+    """Write 75 rows of 24 random tokens, the last 10 of them with labels."""
+    random = np.random.default_rng(11)
+    columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    with MDSWriter(out=str(folder), columns=columns, hashes=["xxh3_64"]) as writer:
+        for _ in range(75):
+            tokens = random.integers(3, VOCABULARY, 24, dtype=np.int32)
+            labels = np.where(np.arange(24) < 14, -100, tokens).astype(np.int32)
+            writer.write({"input_ids": tokens, "labels": labels})
+
+
+class SeededTrainer(Trainer):
+    """Seeds each micro-batch by (seed, step, number of the micro-batch in the step), as spotune does."""
+
+    _micro_batches = 0
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        step, micro_batch = divmod(self._micro_batches, BATCH // MICRO_BATCH)
+        self._micro_batches += 1
+        torch.manual_seed(xxhash.xxh3_64_intdigest(f"{self.args.seed}/{step}/{micro_batch}".encode()) >> 1)
+        return super().compute_loss(*args, **kwargs)
+
+
+def trainer_history(runs: Runs, job: FinetuneJob, folder: Path, trainer_class: type[Trainer]) -> list[dict[str, Any]]:
     """Loss, gradient norm and learning rate of every step of transformers' Trainer."""
     training = job.spec.training
     model = build_model(job)
@@ -68,6 +116,8 @@ def trainer_history(runs: Runs, job: FinetuneJob, folder: Path) -> list[dict[str
         warmup_steps=training.warmup_steps,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
+        neftune_noise_alpha=training.neftune_noise_alpha or None,
+        seed=training.seed,
         logging_steps=1,
         save_strategy="no",
         report_to=[],
@@ -76,7 +126,7 @@ def trainer_history(runs: Runs, job: FinetuneJob, folder: Path) -> list[dict[str
         remove_unused_columns=False,
         dataloader_pin_memory=False,
     )
-    trainer = Trainer(
+    trainer = trainer_class(
         model=model,
         args=arguments,
         train_dataset=rows_in_order(runs, job),
@@ -90,7 +140,8 @@ def trainer_history(runs: Runs, job: FinetuneJob, folder: Path) -> list[dict[str
 
 def rows_in_order(runs: Runs, job: FinetuneJob) -> Any:
     """Rows of all steps, in the order of training."""
-    dataset = ShardedDataset(str(runs.shards(job.spec.model.task)), runs.root / "cache")
+    assert job.spec.dataset.train is not None
+    dataset = ShardedDataset(job.spec.dataset.train.source, runs.root / "cache")
     schedule = SampleSchedule(dataset.shard_sizes, BATCH, job.spec.training.seed)
     return [dataset[i] for step in range(STEPS) for i in schedule.sample_ids(step).tolist()]
 

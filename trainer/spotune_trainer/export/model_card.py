@@ -88,6 +88,7 @@ def _settings(job: FinetuneJob) -> dict[str, str]:
         "Learning rate": f"{training.learning_rate:g}, {training.scheduler}",
         "Weight decay": f"{training.weight_decay:g}",
         "Gradient clipping (maximum norm)": f"{training.max_grad_norm:g}" if training.max_grad_norm else "none",
+        **({"NEFTune noise (alpha)": f"{training.neftune_noise_alpha:g}"} if training.neftune_noise_alpha else {}),
         "Maximum sequence length": f"{dataset.max_length} tokens",
         "Seed": str(training.seed),
     }

@@ -2,8 +2,8 @@
 
 Exactness at every world size. Micro-batch g of a step belongs to rank g mod world size; a rank without one runs a batch
 of zero weight, since collectives need all ranks. The loss is the sum over the step's label tokens (or pairs) divided by
-their number, not a mean of means. Dropout is seeded by (seed, step, g), and the learning rate is a function of the
-step, so no random state and no scheduler state needs saving.
+their number, not a mean of means. Dropout and NEFTune's noise are seeded by (seed, step, g), and the learning rate is a
+function of the step, so no random state and no scheduler state needs saving.
 
 One small all-reduce per step, on the host. It carries, for the step that starts, its numbers of tokens and the flags of
 all ranks (commit, notice, stop, leave), so that all ranks act after the same step. For the step before, it carries the
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from spotune_trainer.data.batches import combine_hashes
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
 from spotune_trainer.job_directory.notice import Flags
+from spotune_trainer.models.embedding_noise import EmbeddingNoise
 from spotune_trainer.models.loss import summed_loss, zero_weight_batch
 from spotune_trainer.objectives.build import training_objective
 from spotune_trainer.objectives.objective import LossSums, mean_loss
@@ -128,6 +130,8 @@ class TrainingLoop:
         self.before_update = before_update
         self.world_size = context.world_size
         self.bad_steps = bad_steps
+        alpha = self.training.neftune_noise_alpha
+        self._noise = EmbeddingNoise(self.engine.module, alpha) if alpha else None
         self._no_counts = StepCounts(0, 0, (0,) * self.objective.losses)
         self._num_sums = self.objective.losses + len(self.objective.statistics)
         self._zero_weight_batch = zero_weight_batch(context.job.spec.model.task).to(self.engine.device)
@@ -167,8 +171,10 @@ class TrainingLoop:
         if index >= len(micro_batches):
             return LossSums((summed_loss(self.engine, self._zero_weight_batch),))
         g, batch = micro_batches[index]
-        torch.manual_seed(_dropout_seed(self.training.seed, step, g))
-        return self.objective(self.engine, batch.to(self.engine.device))
+        batch = batch.to(self.engine.device)
+        torch.manual_seed(_random_seed(self.training.seed, step, g))
+        with self._noise.added(batch) if self._noise else nullcontext():
+            return self.objective(self.engine, batch)
 
     def _forward_backward_step(
         self, step: int, micro_batches: MicroBatches, counts: StepCounts, loss: LossSums
@@ -301,8 +307,8 @@ def _detached(loss: LossSums) -> Tensor:
     return losses if loss.statistics is None else torch.cat([losses, loss.statistics])
 
 
-def _dropout_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Seed of the dropout of one micro-batch; it depends on neither rank nor world size."""
+def _random_seed(seed: int, step: int, micro_batch: int) -> int:
+    """Seed of dropout and noise of one micro-batch; it depends on neither rank nor world size."""
     return xxhash.xxh3_64_intdigest(f"{seed}/{step}/{micro_batch}".encode()) >> 1
 
 
