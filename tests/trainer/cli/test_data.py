@@ -38,6 +38,22 @@ def test_brackets_enclose_what_is_trained_where_there_are_no_colours(capsys: pyt
     assert "⟦<think>\nI think.\n</think>\n\nBecause.<|im_end|>⟧" in shown
 
 
+def test_the_answers_of_a_pair_are_shown_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"q": "How many?", "good": " Ten.", "bad": " No."}) + "\n")
+    options = ["--tokenizer", "tokenizer", "--prompt", "{q}", "--chosen", "{good}", "--rejected", "{bad}"]
+    assert show("1", "pairs.jsonl", *options) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1::2] == ["chosen:", "rejected:"]
+    assert [line[: line.index("⟧")] for line in shown[2::2]] == [
+        "How many?⟦ Ten.<|im_end|>",
+        "How many?⟦ No.<|im_end|>",
+    ]
+    assert show("1", "pairs.jsonl", *options, "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [[span["trained"] for span in found[name]] for name in ("spans", "rejectedSpans")] == [[False, True]] * 2
+    assert found["trainedTokens"] == sum(found[name][1]["tokens"] for name in ("spans", "rejectedSpans"))
+
+
 def test_colours_show_what_is_trained(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -15,8 +15,10 @@ from rich.text import Text
 from spotune_trainer.cli import raw_data
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spotune_trainer.data.preparation.lengths import DatasetLengths, LengthSummary
-    from spotune_trainer.data.preparation.preview import RowPreview
+    from spotune_trainer.data.preparation.preview import RowPreview, Span
 
 data = typer.Typer(help="Look at raw rows.", no_args_is_help=True)
 
@@ -79,7 +81,7 @@ def show(
 
     preview = preview_row(sources, row, PrepareOptions.from_job(settings).text, load_tokenizer(settings))
     if output == "json":
-        names = {"trained_tokens": "trainedTokens", "cut_tokens": "cutTokens"}
+        names = {"trained_tokens": "trainedTokens", "cut_tokens": "cutTokens", "rejected_spans": "rejectedSpans"}
         found = {names.get(name, name): value for name, value in dataclasses.asdict(preview).items()}
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
@@ -142,20 +144,28 @@ def stats(
 
 
 def _print(preview: RowPreview, console: Console) -> None:
-    marked = not console.color_system
-    rendered = Text()
-    for span in preview.spans:
-        shown = f"⟦{span.text}⟧" if span.trained and marked else span.text
-        rendered.append(shown, _TRAINED if span.trained else _CONTEXT)
     counts = f"{preview.tokens:,} tokens, {preview.trained_tokens:,} of them trained"
     cut = f", {preview.cut_tokens:,} more cut" if preview.cut_tokens else ""
     console.print(f"{preview.location}: {counts}{cut}", highlight=False, soft_wrap=True)
-    console.print(rendered, soft_wrap=True)
+    for name, spans in (("chosen", preview.spans), ("rejected", preview.rejected_spans)):
+        if preview.rejected_spans:
+            console.print(f"{name}:", highlight=False)
+        if spans:
+            console.print(_rendered(spans, marked=not console.color_system), soft_wrap=True)
     for turn, outcome in preview.turns.items():
         if outcome != "trained":
             console.print(f"message {turn}: {outcome}", style="yellow", highlight=False)
     for problem in preview.problems:
         console.print(problem, style="red", highlight=False, soft_wrap=True)
+
+
+def _rendered(spans: Sequence[Span], *, marked: bool) -> Text:
+    """The text of spans: coloured by what is trained on; if `marked`, with brackets around it."""
+    rendered = Text()
+    for span in spans:
+        shown = f"⟦{span.text}⟧" if span.trained and marked else span.text
+        rendered.append(shown, _TRAINED if span.trained else _CONTEXT)
+    return rendered
 
 
 def _json(lengths: DatasetLengths) -> dict[str, Any]:

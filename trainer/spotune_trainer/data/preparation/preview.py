@@ -11,6 +11,8 @@ from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TurnOutcome
+from spotune_trainer.data.documents import TokenizedDocument
+from spotune_trainer.data.pairs import split_pair
 from spotune_trainer.data.preparation.inputs import RawRow, rows_in_order
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 
@@ -33,7 +35,9 @@ class RowPreview:
 
     Attributes:
         location: File and line.
-        spans: The input, up to the maximum length. Of a seq2seq model the input, then the target.
+        spans: The input, up to the maximum length. Of a seq2seq model the input, then the target. Of a pair the prompt
+            with the chosen answer.
+        rejected_spans: Of a pair, the prompt with the rejected answer; empty for others.
         tokens: Tokens of the spans.
         trained_tokens: Those of them with loss.
         cut_tokens: Tokens beyond the maximum length.
@@ -48,6 +52,7 @@ class RowPreview:
     cut_tokens: int
     turns: dict[int, TurnOutcome]
     problems: tuple[str, ...]
+    rejected_spans: tuple[Span, ...] = ()
 
 
 def preview_row(
@@ -69,22 +74,26 @@ def preview_row(
     except RowError as error:
         raise JobError(f"{location}: {error}") from error
     (encoded,) = encoder.tokenize([document])
-    ids, labels = encoded.input_ids.tolist(), encoded.labels.tolist()
-    if options.task == "seq2seq":
-        tokens = [(token, False) for token in ids] + [(token, True) for token in labels]
-    else:
-        tokens = [(token, label != NO_LOSS) for token, label in zip(ids, labels, strict=True)]
-    spans = tuple(_spans(tokens, tokenizer))
+    spans, *rejected = (tuple(_spans(_tokens(each, options), tokenizer)) for each in split_pair(encoded))
     chat = document.chat
     return RowPreview(
         location=location,
         spans=spans,
-        tokens=len(tokens),
-        trained_tokens=sum(span.tokens for span in spans if span.trained),
-        cut_tokens=encoded.full_length - len(ids),
+        tokens=sum(span.tokens for each in (spans, *rejected) for span in each),
+        trained_tokens=sum(span.tokens for each in (spans, *rejected) for span in each if span.trained),
+        cut_tokens=encoded.full_length - len(encoded.input_ids),
         turns={turn + 1: outcome for turn, outcome in chat.outcomes.items()} if chat else {},
         problems=chat.problems if chat else (),
+        rejected_spans=rejected[0] if rejected else (),
     )
+
+
+def _tokens(encoded: TokenizedDocument, options: TextOptions) -> list[tuple[int, bool]]:
+    """All tokens of a document, of a seq2seq model those of the target too, and whether each is trained on."""
+    ids, labels = encoded.input_ids.tolist(), encoded.labels.tolist()
+    if options.task == "seq2seq":
+        return [(token, False) for token in ids] + [(token, True) for token in labels]
+    return [(token, label != NO_LOSS) for token, label in zip(ids, labels, strict=True)]
 
 
 def _find_row(inputs: Sequence[str | Path], number: int, renderer: RowRenderer) -> tuple[str, RawRow]:
