@@ -124,9 +124,7 @@ class Worker:
         for dataset, store in ((datasets.train, references.train), (datasets.evaluation, references.evaluation)):
             if dataset is None or store is None:
                 continue
-            missing = ranks.gather(store.missing())[
-                0
-            ]  # all ranks act on one list: a volume may show them different ones
+            missing, *_ = ranks.gather(store.missing())  # a network volume may show different files to each rank
             if not missing:
                 continue
             if context.first_step > 0:
