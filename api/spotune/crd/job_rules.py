@@ -185,11 +185,6 @@ _SPEC = (
         "serving",
     ),
     Rule(
-        "self.training.objective != 'reward' || type(self.execution.compile) != bool || !self.execution.compile",
-        "is not supported for reward: use auto or false",
-        "execution.compile",
-    ),
-    Rule(
         "self.model.task != 'seq2seq' || !self.dataset.packing",
         "is only supported for causal models; model.task is seq2seq",
         "dataset.packing",

@@ -283,9 +283,9 @@ def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
     task = job.spec.model.task
     remote = job.spec.model.trust_remote_code and hasattr(config, "auto_map")
     if type(config) in _MAPPINGS[task] or remote:
-        if job.spec.model_kind == "reward" and type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-            if not remote:
-                raise _no_reward_head(config, job)
+        has_head = type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING or remote
+        if job.spec.model_kind == "reward" and not has_head:
+            raise _no_reward_head(config, job)
         return
     other = next((name for name in _MAPPINGS if name != task and type(config) in _MAPPINGS[name]), None)
     hint = f"Set model.task: {other}." if other else "Name a text generation model."
