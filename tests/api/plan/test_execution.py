@@ -10,7 +10,7 @@ from spotune.plan import ExecutionPlan, resolve_execution
 from spotune.plan.activations import Workload, logits_bytes
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import training_setup
-from spotune.plan.known_models import KNOWN_CONFIGS
+from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
 from spotune.plan.training_setup import Layout
 from tests.api.support.job_files import a_job
@@ -96,7 +96,7 @@ def test_a_reward_model_has_no_projection_to_the_vocabulary() -> None:
     dataset = {"train": {"source": "shards"}, "maxLength": 128}
     language, reward = (
         training_setup(
-            read_architecture(KNOWN_CONFIGS["HuggingFaceH4/mistral-7b-sft-beta"]),
+            read_architecture(known_config("hf://HuggingFaceH4/mistral-7b-sft-beta") or {}),
             a_job(model={"source": "model"}, dataset=dataset, training={"epochs": 1, "objective": objective}),
         )
         for objective in ("simpo", "reward")
