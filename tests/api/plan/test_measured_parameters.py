@@ -97,7 +97,8 @@ def test_count_is_exact(model_type: str, values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("model_type", "values"), [each for each in VARIANTS if each[0] not in ("t5", "mt5", "bart")])
 def test_count_of_a_reward_model_is_exact(model_type: str, values: dict[str, Any]) -> None:
-    config = CONFIG_MAPPING[model_type](**values, num_labels=1)
+    config = CONFIG_MAPPING[model_type](**values)
+    config.num_labels = 1
     auto_model: Any = AutoModelForSequenceClassification
     with torch.device("meta"):
         expected = auto_model.from_config(config).num_parameters()

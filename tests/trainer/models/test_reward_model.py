@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
+from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES
 from spotune_trainer.data.batches import Batch, collate
 from spotune_trainer.models.pretrained import build_model, build_on_meta_device, build_uninitialized, load_tokenizer
 from spotune_trainer.objectives.reward import Reward, rewards, split_pairs
@@ -20,6 +21,8 @@ from tests.trainer.support.tiny import VOCABULARY, make_job, save_source, save_t
 
 EOS = 1
 CHOSEN = [[5, 6, 7, EOS], [8, 9, EOS], [10, 11, 12, 13, 14, EOS]]
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+GROUPS = {"num_key_value_heads": 2, "head_dim": 8}
 REJECTED = [[5, 6, EOS], [8, 15, 16, 17, 18, 19, EOS], [10, 11, 20, EOS]]
 
 
@@ -99,13 +102,25 @@ def test_other_missing_weights_are_refused(source: Path, missing: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "codegen"])
 def test_models_without_a_score_of_the_last_token_are_refused(tmp_path: Path, model_type: str) -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    ends = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1}
-    AutoConfig.for_model(model_type, **sizes, **ends).save_pretrained(tmp_path)
+    ends = {"vocab_size": VOCABULARY, "bos_token_id": EOS, "eos_token_id": EOS}
+    AutoConfig.for_model(model_type, **SIZES, **ends).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     job = reward_job(tmp_path, initialise="random")
     with pytest.raises(JobError, match=rf"^training.objective: reward is not supported for {model_type} models"):
         build_model(job)
+
+
+@pytest.mark.parametrize("model_type", [each for each in SUPPORTED_MODEL_TYPES if each not in ("t5", "mt5", "bart")])
+def test_padding_changes_no_reward_in_any_model_type(tmp_path: Path, model_type: str) -> None:
+    ends = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": EOS, "eos_token_id": EOS}
+    AutoConfig.for_model(model_type, **SIZES, **GROUPS, **ends).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    model: Any = build_model(reward_job(tmp_path, initialise="random")).eval()
+    with torch.no_grad():
+        found = rewards(model, pair_batch(0, extra=31))
+        alone = [float(model(torch.tensor([answer])).logits) for answer in [*CHOSEN, *REJECTED]]
+    assert found.tolist() == pytest.approx(alone, abs=1e-6)
+    assert found.std() > 0
 
 
 @pytest.mark.parametrize("pads_with_eos", [False, True])
@@ -139,7 +154,8 @@ def test_the_end_of_text_token_learns_although_it_pads(source: Path) -> None:
     use_eos_for_padding(source)
     model: Any = build_model(reward_job(source))
     rows = [{"input_ids": np.array([5, EOS, 6, 5, EOS, 7]), "pair_lengths": np.array([3, 3], dtype=np.int32)}]
-    Reward()(model, collate(rows, "causal", EOS)).losses[0].backward()
+    loss: Any = Reward()(model, collate(rows, "causal", EOS)).losses[0]
+    loss.backward()
     assert model.model.embed_tokens.weight.grad[EOS].abs().sum() > 0
 
 
