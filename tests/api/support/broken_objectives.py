@@ -102,6 +102,10 @@ WRONG_OBJECTIVES = [
         "causal}\n  serving: {}\n  dataset:\n" + REWARD_DATASET,
         ":6: spec.serving: is not supported for reward: a reward model scores answers and generates none",
     ),
+]
+
+# The definition's rules cannot read a field that is a word or a truth value.
+COMPILED_REWARDS = [
     (
         "a reward model that is compiled",
         SEQ2SEQ_DATASET,
