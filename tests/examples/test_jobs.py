@@ -66,7 +66,8 @@ def test_a_job_is_named_after_its_file(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
 def test_the_table_has_the_number_of_parameters(file: Path) -> None:
-    architecture = read_architecture(config_of(load_job(file), file.parent))
+    job = load_job(file)
+    architecture = training_setup(read_architecture(config_of(job, file.parent)), job).architecture
     assert count_parameters(architecture).total == stated(file).parameters
 
 

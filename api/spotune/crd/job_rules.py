@@ -111,7 +111,7 @@ _TRAINING = (
     ),
     Rule("!has(self.maxSteps) || self.warmupSteps <= self.maxSteps", "must not be more than maxSteps", "warmupSteps"),
     Rule(
-        "self.objective != 'sft' || (!has(self.preference.beta) && !has(self.preference.targetMargin))",
+        "!(self.objective in ['sft', 'reward']) || (!has(self.preference.beta) && !has(self.preference.targetMargin))",
         "is only used by the objectives dpo, orpo and simpo: set objective",
         "preference",
     ),
@@ -129,6 +129,11 @@ _TRAINING = (
         "self.objective == 'sft' || self.labelSmoothing == 0.0",
         "smooths the cross-entropy of sft: remove it",
         "labelSmoothing",
+    ),
+    Rule(
+        "self.objective != 'reward' || self.neftuneNoiseAlpha == 0.0",
+        "is not supported for reward: remove it",
+        "neftuneNoiseAlpha",
     ),
 )
 
@@ -150,24 +155,34 @@ def _optional(section: type[BaseModel]) -> list[str]:
 _SPEC = (
     Rule(
         "self.training.objective != 'sft' || self.dataset.chosen == ''",
-        "sft does not use dataset.chosen and rejected: use dpo, orpo or simpo",
+        "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward",
         "training.objective",
     ),
     Rule(
         "self.training.objective == 'sft' || self.model.task != 'seq2seq'",
-        "dpo, orpo and simpo are for causal models; model.task is seq2seq",
+        "all objectives but sft are for causal models; model.task is seq2seq",
         "training.objective",
     ),
     Rule(
         "self.training.objective == 'sft' || "
         "(self.dataset.completion == '' && self.dataset.text == '' && self.dataset.messages == '')",
-        "dpo, orpo and simpo learn from pairs: set chosen and rejected instead of the other row formats",
+        "all objectives but sft learn from pairs: set chosen and rejected instead of the other row formats",
         "dataset",
     ),
     Rule(
         "self.training.objective == 'sft' || !self.training.evaluation.generate",
-        "is not supported for dpo, orpo and simpo: remove it",
+        "is only supported for sft: remove it",
         "training.evaluation.generate",
+    ),
+    Rule(
+        "self.training.objective != 'reward' || !has(self.adapter)",
+        "is not supported for reward, whose new head is trained with all parameters: remove it",
+        "adapter",
+    ),
+    Rule(
+        "self.training.objective != 'reward' || !has(self.serving)",
+        "is not supported for reward: a reward model scores answers and generates none",
+        "serving",
     ),
     Rule(
         "self.model.task != 'seq2seq' || !self.dataset.packing",

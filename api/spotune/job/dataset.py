@@ -175,7 +175,7 @@ class DatasetSpec(Section):
     messages: str = ""
     """Column with chat messages (role and content), rendered with the tokenizer's chat template."""
     chosen: ColumnTemplate = ""
-    """Template of the preferred answer, such as "{chosen}", for the objectives dpo, orpo and simpo. With prompt: the
+    """Template of the preferred answer, such as "{chosen}", for all objectives but sft. With prompt: the
     answer to it. Without prompt: a column with a chat whose last message is the answer."""
     rejected: ColumnTemplate = ""
     """Template of the answer that is not preferred, in the same form as chosen."""

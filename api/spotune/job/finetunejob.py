@@ -18,6 +18,8 @@ from spotune.job.training import EvaluationSpec, TrainingSpec
 
 KIND: Final = "FinetuneJob"
 
+ModelKind = Literal["causal", "seq2seq", "reward"]
+
 
 class FinetuneJobSpec(Section):
     """What to train (model, adapter, dataset, training) and how to run it (all other sections)."""
@@ -57,6 +59,11 @@ class FinetuneJobSpec(Section):
     """Creates a ModelService when the model is trained. It may change at any time. Removing it, or deleting the job,
     deletes the ModelService. On one machine it is ignored: use spotune serve."""
 
+    @property
+    def model_kind(self) -> ModelKind:
+        """What the trained model is: a language model of model.task, or a reward model."""
+        return "reward" if self.training.objective == "reward" else self.model.task
+
     @model_validator(mode="after")
     def _check_task(self) -> Self:
         dataset = self.dataset
@@ -77,7 +84,9 @@ class FinetuneJobSpec(Section):
         objective, dataset = self.training.objective, self.dataset
         if objective == "sft":
             if dataset.chosen:
-                invalid("training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo or simpo")
+                invalid(
+                    "training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
+                )
             return self
         if self.model.task == "seq2seq":
             invalid("training.objective", f"{objective} is for causal models; model.task is seq2seq")
@@ -86,7 +95,18 @@ class FinetuneJobSpec(Section):
             invalid(f"dataset.{dataset.row_format}", reason)
         if self.training.evaluation.generate:
             invalid("training.evaluation.generate", f"is not supported for {objective}: remove it")
+        if objective == "reward":
+            self._check_reward()
         return self
+
+    def _check_reward(self) -> None:
+        """Raise for sections that work on a language model only."""
+        if self.adapter is not None:
+            invalid("adapter", "is not supported for reward, whose new head is trained with all parameters: remove it")
+        if self.serving is not None:
+            invalid("serving", "is not supported for reward: a reward model scores answers and generates none")
+        if self.execution.compile is True:
+            invalid("execution.compile", "is not supported for reward: use auto or false")
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:

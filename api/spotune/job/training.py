@@ -18,7 +18,7 @@ class SqlSpec(Section):
     """Column of the evaluation rows that contains the database name."""
 
 
-Objective = Literal["sft", "dpo", "orpo", "simpo"]
+Objective = Literal["sft", "dpo", "orpo", "simpo", "reward"]
 
 
 class PreferenceSpec(Section):
@@ -122,7 +122,8 @@ class TrainingSpec(Section):
     """Hyperparameters. Names follow Hugging Face TrainingArguments."""
 
     objective: Objective = "sft"
-    """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected."""
+    """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. reward: a
+    model that scores answers, chosen ones higher than rejected ones, instead of writing them."""
     preference: PreferenceSpec = PreferenceSpec()
     """Hyperparameters of dpo, orpo and simpo."""
     epochs: PositiveInt | None = None
@@ -182,7 +183,7 @@ class TrainingSpec(Section):
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        if self.objective == "sft" and self.preference != PreferenceSpec():
+        if self.objective in ("sft", "reward") and self.preference != PreferenceSpec():
             invalid("preference", "is only used by the objectives dpo, orpo and simpo: set objective")
         if self.preference.label_smoothing and self.objective != "dpo":
             invalid("preference.labelSmoothing", f"is only used by dpo; objective is {self.objective}")
@@ -191,4 +192,6 @@ class TrainingSpec(Section):
         if self.objective != "sft" and self.label_smoothing:
             reason = f"smooths the cross-entropy of sft; objective is {self.objective}: remove it"
             invalid("labelSmoothing", reason)
+        if self.objective == "reward" and self.neftune_noise_alpha:
+            invalid("neftuneNoiseAlpha", "is not supported for reward: remove it")
         return self

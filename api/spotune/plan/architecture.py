@@ -72,6 +72,8 @@ class Architecture:
         eager_attention_only: whether `transformers` has no fused attention for the model.
         softcapped_logits: whether the logits are soft-capped (Gemma 2).
         softcapped_scores: whether the attention scores are soft-capped, which also rules out fused attention.
+        reward_head: whether the output is one number for a text, by a matrix ``[1, hidden_size]``, not a projection to
+            the vocabulary.
     """
 
     model_type: str
@@ -88,6 +90,7 @@ class Architecture:
     eager_attention_only: bool = False
     softcapped_logits: bool = False
     softcapped_scores: bool = False
+    reward_head: bool = False
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

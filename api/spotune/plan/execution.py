@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotune.job import FinetuneJob
@@ -82,7 +82,7 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
     on_cpu, compiled, objective = spec.workers.gpus == 0, resolve_compile(job), spec.training.objective
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
     return TrainingSetup(
-        architecture=architecture,
+        architecture=replace(architecture, reward_head=objective == "reward"),
         precision=precision_of(spec.model.dtype, spec.training.optimizer),
         global_batch_size=spec.training.global_batch_size,
         sequence_length=spec.dataset.max_length * (1 if objective == "sft" else 2),  # a row is a pair of documents

@@ -130,7 +130,7 @@ def plan_job(
 ) -> JobPlan:
     """Plan `job` for each number of workers in `devices`, on the given device."""
     setup = training_setup(architecture, job)
-    parameters = count_parameters(architecture, pretrained=setup.pretrained)
+    parameters = count_parameters(setup.architecture, pretrained=setup.pretrained)
     trained = setup.trained.count
     plans = [_plan_workers(job, setup, trained, count, device, assumptions) for count, device in devices.items()]
     return JobPlan(

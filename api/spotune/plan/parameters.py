@@ -70,11 +70,12 @@ def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> 
     word_embedding = architecture.vocabulary_size * architecture.hidden_size
     untied = not architecture.tied_embeddings or (pretrained and architecture.untied_when_loaded)
     encoder = architecture.encoder
+    projection = word_embedding if untied else 0
     return ParameterCount(
         embedding=word_embedding + architecture.extra_parameters,
         encoder=_stack_parameters(encoder) if encoder else 0,
         decoder=_stack_parameters(architecture.decoder),
-        output=word_embedding if untied else 0,
+        output=architecture.hidden_size if architecture.reward_head else projection,
     )
 
 

@@ -21,7 +21,7 @@ class ExportManifest:
 
     Attributes:
         name: the job's name.
-        task: `causal` or `seq2seq`.
+        task: `causal` or `seq2seq`; `reward` for a reward model, which scores answers and generates none.
         prompt: the prompt template of the training data; empty if it had none.
         messages: the column with chat messages, rendered by the tokenizer's chat template; empty if there was none.
             `messages` if the training data was pairs of chats.
@@ -44,7 +44,7 @@ class ExportManifest:
         dataset, spec = job.spec.dataset, job.spec
         return cls(
             name=job.metadata.name,
-            task=spec.model.task,
+            task=spec.model_kind,
             prompt=dataset.prompt,
             messages=dataset.messages or ("messages" if dataset.chosen and not dataset.prompt else ""),
             max_length=dataset.max_length,
@@ -67,6 +67,14 @@ class ExportManifest:
             return cls(**value)
         except (TypeError, ValueError) as error:
             raise JobError(f"{path} is damaged or of another version: {error}. Export the model again.") from error
+
+    def check_generates(self, directory: Path) -> None:
+        """Raise JobError if the model of this manifest, in `directory`, generates no text."""
+        if self.task == "reward":
+            raise JobError(
+                f"{directory} is a reward model (training.objective: reward): it scores answers and generates none. "
+                "Load it with transformers.AutoModelForSequenceClassification."
+            )
 
 
 def previous_export(export: Path, step: int) -> Path:

@@ -62,12 +62,13 @@ class ServedModel:
 
         Raises:
             UsageError: there is no such model or adapter, or two have the same name.
-            JobError: configuration, tokenizer or manifest cannot be read.
+            JobError: configuration, tokenizer or manifest cannot be read, or the model is a reward model.
         """
         export = directory if (directory / "config.json").is_file() else find_export(directory)
         config, tokenizer = _load_config_and_tokenizer(export)
         if (export / MANIFEST).is_file():
             manifest = ExportManifest.read(export)
+            manifest.check_generates(export)
         else:
             manifest = _manifest_of_folder(export, config, tokenizer)
         name = name or manifest.name

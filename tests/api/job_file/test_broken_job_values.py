@@ -6,7 +6,7 @@ import pytest
 
 from tests.api.support.broken_evaluations import WRONG_EVALUATIONS
 from tests.api.support.broken_mixtures import WRONG_MIXTURES
-from tests.api.support.broken_objectives import WRONG_OBJECTIVES
+from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
 from tests.api.support.job_files import check_broken_job
 
 WORKERS = "  workers: {count: 2, min: 1}\n"
@@ -355,7 +355,7 @@ REFUSED_BY_MODELS_ALONE = [
         ),
     )
     for name, at_stage_3 in [("sharded", "zeroStage: 3"), ("offloaded", "offload: parameters")]
-]
+] + COMPILED_REWARDS
 """Jobs that only the models reject: CEL rules cannot read a field that is a string or a boolean."""
 
 

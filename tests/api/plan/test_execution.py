@@ -7,9 +7,10 @@ import pytest
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.plan import ExecutionPlan, resolve_execution
+from spotune.plan.activations import Workload, logits_bytes
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import training_setup
-from spotune.plan.known_models import KNOWN_CONFIGS
+from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
 from spotune.plan.training_setup import Layout
 from tests.api.support.job_files import a_job
@@ -89,6 +90,22 @@ def test_a_row_of_a_preference_objective_is_a_pair_of_sequences() -> None:
 
     assert setup.sequence_length == 256
     assert not setup.chunked_loss
+
+
+def test_a_reward_model_has_no_projection_to_the_vocabulary() -> None:
+    dataset = {"train": {"source": "shards"}, "maxLength": 128}
+    language, reward = (
+        training_setup(
+            read_architecture(known_config("hf://HuggingFaceH4/mistral-7b-sft-beta") or {}),
+            a_job(model={"source": "model"}, dataset=dataset, training={"epochs": 1, "objective": objective}),
+        )
+        for objective in ("simpo", "reward")
+    )
+
+    assert reward.sequence_length == language.sequence_length
+    assert language.trained.count - reward.trained.count == 32_000 * 4096 - 4096
+    of_language, of_reward = (logits_bytes(setup.architecture, Workload(1, 256)) for setup in (language, reward))
+    assert of_reward == 2 * 256 < of_language / 1000
 
 
 def test_target_length_defaults_to_the_source_length() -> None:

@@ -1,10 +1,16 @@
 """The plan's parameter counts equal those of models that transformers creates from the same configuration."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
 
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.parameters import count_parameters
@@ -87,6 +93,17 @@ def test_count_is_exact(model_type: str, values: dict[str, Any]) -> None:
 
     for written in (as_published, as_transformers_reads_it):
         assert count_parameters(read_architecture(written), pretrained=False).total == expected
+
+
+@pytest.mark.parametrize(("model_type", "values"), [each for each in VARIANTS if each[0] not in ("t5", "mt5", "bart")])
+def test_count_of_a_reward_model_is_exact(model_type: str, values: dict[str, Any]) -> None:
+    config = CONFIG_MAPPING[model_type](**values)
+    config.num_labels = 1
+    auto_model: Any = AutoModelForSequenceClassification
+    with torch.device("meta"):
+        expected = auto_model.from_config(config).num_parameters()
+    architecture = replace(read_architecture({"model_type": model_type, **values}), reward_head=True)
+    assert count_parameters(architecture).total == expected
 
 
 def test_every_supported_architecture_is_compared() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 TRAIN = "    train: {source: shards/train}\n"
 PAIRS = '    prompt: "{question}"\n    chosen: "{better}"\n    rejected: "{worse}"\n'
+SEQ2SEQ_DATASET = "seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {"
+REWARD_DATASET = TRAIN + PAIRS + "    eval: {fraction: 0.1}\n  training: {objective: reward, "
 
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
 WRONG_OBJECTIVES = [
@@ -23,7 +25,7 @@ WRONG_OBJECTIVES = [
         "pairs for cross-entropy",
         TRAIN,
         TRAIN + PAIRS,
-        ":12: spec.training.objective: sft does not use dataset.chosen and rejected: use dpo, orpo or simpo",
+        ":12: spec.training.objective: sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward",
     ),
     (
         "a preference objective for seq2seq",
@@ -69,5 +71,45 @@ WRONG_OBJECTIVES = [
         "epochs: 3",
         "epochs: 3, objective: dpo, labelSmoothing: 0.1",
         ":9: spec.training.labelSmoothing: smooths the cross-entropy of sft; objective is dpo: remove it",
+    ),
+    (
+        "preference hyperparameters of a reward model",
+        "epochs: 3",
+        "epochs: 3, objective: reward, preference: {beta: 0.2}",
+        ":9: spec.training.preference: is only used by the objectives dpo, orpo and simpo: set objective",
+    ),
+    (
+        "noise on the embeddings of a reward model",
+        "epochs: 3",
+        "epochs: 3, objective: reward, neftuneNoiseAlpha: 5.0",
+        ":9: spec.training.neftuneNoiseAlpha: is not supported for reward: remove it",
+    ),
+    (
+        "a reward model of two parts",
+        "epochs: 3",
+        "epochs: 3, objective: reward",
+        ":9: spec.training.objective: reward is for causal models; model.task is seq2seq",
+    ),
+    (
+        "an adapter of a reward model",
+        SEQ2SEQ_DATASET,
+        "causal}\n  adapter: {lora: {r: 8}}\n  dataset:\n" + REWARD_DATASET,
+        ":6: spec.adapter: is not supported for reward, whose new head is trained with all parameters: remove it",
+    ),
+    (
+        "a reward model that is served",
+        SEQ2SEQ_DATASET,
+        "causal}\n  serving: {}\n  dataset:\n" + REWARD_DATASET,
+        ":6: spec.serving: is not supported for reward: a reward model scores answers and generates none",
+    ),
+]
+
+# The definition's rules cannot read a field that is a word or a truth value.
+COMPILED_REWARDS = [
+    (
+        "a reward model that is compiled",
+        SEQ2SEQ_DATASET,
+        "causal}\n  execution: {compile: true}\n  dataset:\n" + REWARD_DATASET,
+        ":6: spec.execution.compile: is not supported for reward: use auto or false",
     ),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spotune.prompting.export_manifest import MANIFEST
 from tests.command_line import run_spotune
 from tests.serve.support.served_models import save_model
 
@@ -33,6 +34,16 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path, capsys: pytest.Captur
     code, errors = refusal(capsys, tmp_path)
     assert code == 2
     assert "is neither an exported model" in errors
+
+
+def test_a_reward_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_model(tmp_path)
+    manifest = json.loads((model / MANIFEST).read_text())
+    (model / MANIFEST).write_text(json.dumps({**manifest, "task": "reward"}))
+    code, errors = refusal(capsys, model)
+    assert code == 20
+    assert f"{model} is a reward model (training.objective: reward): it scores answers and generates none" in errors
+    assert "AutoModelForSequenceClassification" in errors
 
 
 def test_a_run_that_has_not_finished_is_refused_with_the_remedy(

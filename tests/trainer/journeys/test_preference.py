@@ -33,6 +33,10 @@ HALF = STEPS // 2
         ("orpo", Layout(2, 3)),
         ("simpo", Layout(1, 0)),
         ("simpo", Layout(2, 3)),
+        ("reward", Layout(1, 0)),
+        ("reward", Layout(2, 1)),
+        ("reward", Layout(2, 2)),
+        ("reward", Layout(2, 3)),
     ],
     ids=str,
 )

@@ -43,7 +43,7 @@ def preference_job(root: Path, objective: str, pairs: int = PAIRS, **sections: A
 
     Args:
         root: a folder.
-        objective: `dpo`, `orpo` or `simpo`.
+        objective: `dpo`, `orpo`, `simpo` or `reward`.
         pairs: number of rows.
         sections: of the spec, merged over its values.
     """

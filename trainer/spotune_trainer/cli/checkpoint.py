@@ -90,7 +90,9 @@ def export_command(
     if output == "json":
         typer.echo(json.dumps({"checkpoint": str(chosen.name), "export": str(destination), "exportSha256": sha256}))
     else:
-        typer.echo(f"{chosen.name} -> {destination}\nTry it: spotune predict {destination} QUESTION")
+        typer.echo(f"{chosen.name} -> {destination}")
+        if job.spec.model_kind != "reward":
+            typer.echo(f"Try it: spotune predict {destination} QUESTION")
 
 
 @checkpoint.command("convert")

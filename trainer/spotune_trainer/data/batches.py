@@ -43,6 +43,7 @@ class Batch:
             variable-length kernels take them: 0, then the offset after each document. Padding at the end of a row
             counts as one more document. Empty documents extend it to a power of two. ``None`` if rows are not packed.
         chosen_lengths: Tokens of the chosen document of each pair, ``[batch]``; ``None`` if rows are no pairs.
+        longest_answer: Tokens of the longest document of all pairs; 0 if rows are no pairs.
         reference_log_probs: Log-probability of the chosen and of the rejected answer by the reference model, ``[batch,
             2]``, fp32; ``None`` if the objective has no reference model.
         input_lengths: Tokens of each row without padding, ``[batch]``.
@@ -64,6 +65,7 @@ class Batch:
     loss_tokens: int
     tokens: int
     chosen_lengths: torch.Tensor | None = None
+    longest_answer: int = 0
     reference_log_probs: torch.Tensor | None = None
 
     def model_inputs(self) -> dict[str, Any]:
@@ -144,6 +146,7 @@ def collate(
         loss_tokens=int((counted != NO_LOSS).sum()),
         tokens=int(input_lengths.sum() + (label_lengths.sum() if task == "seq2seq" else 0)),
         chosen_lengths=torch.tensor([int(row["pair_lengths"][0]) for row in rows]) if pairs else None,
+        longest_answer=max(int(max(row["pair_lengths"])) for row in rows) if pairs else 0,
         reference_log_probs=None if reference_log_probs is None else torch.from_numpy(reference_log_probs),
     )
 

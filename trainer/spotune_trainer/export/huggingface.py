@@ -101,13 +101,13 @@ def _write(
 ) -> None:
     tokenizer = load_tokenizer(job)
     model, saved = _trained_model(parameters, job)
-    config = _saveable_config(
-        generation_config_with_special_tokens(model, tokenizer, pretrained=job.spec.model.initialise == "pretrained")
-    )
-    model.generation_config = config
+    if job.spec.model_kind != "reward":
+        pretrained = job.spec.model.initialise == "pretrained"
+        config = _saveable_config(generation_config_with_special_tokens(model, tokenizer, pretrained=pretrained))
+        model.generation_config = config
+        config.save_pretrained(directory)
     with no_progress_bars():
         saved.save_pretrained(str(directory), max_shard_size=max_shard_size)
-    config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     files.write_json(directory / MANIFEST, asdict(ExportManifest.from_job(job, step)))
 

@@ -11,8 +11,17 @@ import yaml
 from spotune.formatting import score, scores_of
 from spotune.job import FinetuneJob
 
-_PIPELINES = {"causal": "text-generation", "seq2seq": "text2text-generation"}
-_AUTO_MODELS = {"causal": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM"}
+_PIPELINES = {"causal": "text-generation", "seq2seq": "text2text-generation", "reward": "text-classification"}
+_AUTO_MODELS = {
+    "causal": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "reward": "AutoModelForSequenceClassification",
+}
+
+_REWARD = (
+    "This is a reward model. It generates no text. Its only logit, for a prompt with its answer, is the reward: higher "
+    "for answers like those that were preferred. Rewards compare answers to the same prompt."
+)
 
 # Field of result.json -> its title in the model card and its number format.
 _RESULT_ROWS: Mapping[str, tuple[str, str]] = {
@@ -61,8 +70,8 @@ def _front_matter(job: FinetuneJob) -> dict[str, Any]:
     model = job.spec.model
     matter: dict[str, Any] = {
         "library_name": "transformers",
-        "pipeline_tag": _PIPELINES[model.task],
-        "tags": ["spotune"],
+        "pipeline_tag": _PIPELINES[job.spec.model_kind],
+        "tags": ["spotune", *(["reward-model"] if job.spec.model_kind == "reward" else [])],
     }
     if model.initialise == "pretrained" and model.source.startswith("hf://"):
         matter["base_model"] = model.source.removeprefix("hf://")
@@ -96,17 +105,21 @@ def _settings(job: FinetuneJob) -> dict[str, str]:
 
 def _usage(job: FinetuneJob) -> str:
     prompt = job.spec.dataset.prompt
+    auto_model = _AUTO_MODELS[job.spec.model_kind]
     template = f"The model was trained with this prompt template:\n\n```\n{prompt}\n```\n\n" if prompt else ""
+    load = f"""```python
+from transformers import {auto_model}, AutoTokenizer
+
+model = {auto_model}.from_pretrained(directory)
+tokenizer = AutoTokenizer.from_pretrained(directory)
+```"""
+    if job.spec.model_kind == "reward":
+        return f"{template}{_REWARD}\n\n{load}"
     return f"""{template}```sh
 spotune predict DIRECTORY "your question"
 ```
 
-```python
-from transformers import {_AUTO_MODELS[job.spec.model.task]}, AutoTokenizer
-
-model = {_AUTO_MODELS[job.spec.model.task]}.from_pretrained(directory)
-tokenizer = AutoTokenizer.from_pretrained(directory)
-```"""
+{load}"""
 
 
 def _table(title: str, rows: Mapping[str, str]) -> str:

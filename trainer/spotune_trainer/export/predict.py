@@ -46,10 +46,11 @@ class Predictor:
 
         Raises:
             UsageError: the directory has no exported model.
-            JobError: the export cannot be loaded.
+            JobError: the export cannot be loaded, or is a reward model.
         """
         export = find_export(directory)
         manifest = ExportManifest.read(export)
+        manifest.check_generates(export)
         model, tokenizer = load_exported(export, manifest.task)
         module: torch.nn.Module = model
         module.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Cross-entropy of a micro-batch, and the forward pass that all objectives share.
+"""Cross-entropy of a micro-batch, and the forward pass that objectives share.
 
 The loss is a sum over label tokens, not a mean: the mean over a whole step is then the same at any world size.
 """

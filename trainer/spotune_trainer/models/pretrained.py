@@ -19,9 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 from transformers.initialization import no_init_weights
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+)
 from transformers.utils import logging
 
 from spotune.errors import InfrastructureError, JobError
@@ -40,7 +51,13 @@ _TRANSIENT_STATUSES = frozenset(status for status in http.HTTPStatus if status >
 _MIN_VOCABULARY = 2
 _TOKENIZER_HINT = " Name a source that has one in model.tokenizer."
 
-_AUTO_MODELS: Mapping[str, Any] = {"seq2seq": AutoModelForSeq2SeqLM, "causal": AutoModelForCausalLM}
+_AUTO_MODELS: Mapping[str, Any] = {
+    "seq2seq": AutoModelForSeq2SeqLM,
+    "causal": AutoModelForCausalLM,
+    "reward": AutoModelForSequenceClassification,
+}
+_REWARD_HEAD = "score"
+"""Name of transformers' linear head on the last token of a sequence; classes for encoders have other heads."""
 _MAPPINGS = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal": MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
@@ -55,6 +72,8 @@ def load_config(job: FinetuneJob) -> PretrainedConfig:
     _check_task(config, job)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id  # as in every pretrained T5
+    if job.spec.model_kind == "reward":
+        config.num_labels = 1
     if job.spec.execution.attention != "auto":
         config._attn_implementation = job.spec.execution.attention
         _check_attention(config, job)
@@ -81,14 +100,15 @@ def read_config(job: FinetuneJob) -> PretrainedConfig:
 def build_model(job: FinetuneJob) -> PreTrainedModel:
     """The model to start training from, in `model.dtype`, on the CPU (or partitioned, within `deepspeed.zero.Init`).
 
-    `initialise: random` draws the weights from `training.seed` alone: all ranks and attempts build the same model.
+    `initialise: random` draws the weights from `training.seed` alone: all ranks and attempts build the same model. So
+    does a reward model with its head, if the source has none.
 
     Raises:
         JobError: the source does not exist, is not a model, has no weights, or does not fit the job.
         InfrastructureError: the Hub could not be reached.
     """
     model, config = job.spec.model, load_config(job)
-    auto_model = _AUTO_MODELS[model.task]
+    auto_model = _AUTO_MODELS[job.spec.model_kind]
     dtype = DTYPES[model.dtype]
     if model.initialise == "random":
         with torch.random.fork_rng(devices=[]):
@@ -96,8 +116,9 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
             built: PreTrainedModel = auto_model.from_config(
                 config, dtype=dtype, trust_remote_code=model.trust_remote_code
             )
-        return built
-    with _load_errors("model.source", model.source):
+        return _with_reward_head(built, job)
+    with _load_errors("model.source", model.source), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.spec.training.seed)
         built, report = auto_model.from_pretrained(
             resolve_source(model.source, "model.source"),
             config=config,
@@ -107,7 +128,10 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
             use_safetensors=True,  # other weight files are pickles, which can run code
             output_loading_info=True,
         )
+    built = _with_reward_head(built, job)
     missing = sorted(report["missing_keys"])
+    if job.spec.model_kind == "reward":
+        missing = [name for name in missing if not name.startswith(f"{_REWARD_HEAD}.")]
     if missing:
         raise JobError(
             f"model.source {model.source!r} has no weights for {missing[0]!r} of {type(built).__name__} "
@@ -140,15 +164,31 @@ def build_uninitialized(job: FinetuneJob) -> PreTrainedModel:
 
 def _without_weights(job: FinetuneJob) -> PreTrainedModel:
     model, config = job.spec.model, load_config(job)
-    built: PreTrainedModel = _AUTO_MODELS[model.task].from_config(
+    built: PreTrainedModel = _AUTO_MODELS[job.spec.model_kind].from_config(
         config, dtype=DTYPES[model.dtype], trust_remote_code=model.trust_remote_code
     )
-    if model.initialise == "pretrained":
+    if model.initialise == "pretrained" and job.spec.model_kind != "reward":
         # If the source has none, the model keeps its default, as in `from_pretrained`.
         with contextlib.suppress(OSError):
             source = resolve_source(model.source, "model.source")
             built.generation_config = GenerationConfig.from_pretrained(source, revision=model.revision)
-    return built
+    return _with_reward_head(built, job)
+
+
+def _with_reward_head(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
+    """The model, checked and configured if it is to be a reward model.
+
+    The padding token of the tokenizer tells transformers where a text ends. It is set on the finished model: embeddings
+    of a token that was known as padding when they were made get no gradient, and it may be the end-of-text token.
+
+    Raises:
+        JobError: the class of the model for sequence classification does not score the last token.
+    """
+    if job.spec.model_kind == "reward":
+        if not isinstance(getattr(model, _REWARD_HEAD, None), torch.nn.Linear):
+            raise _no_reward_head(model.config, job)
+        model.config.get_text_config().pad_token_id = load_tokenizer(job).pad_token_id
+    return model
 
 
 def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
@@ -194,6 +234,10 @@ def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBas
 def load_exported(directory: Path, task: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model (on the CPU, in the saved dtype, in eval mode) and tokenizer of an export directory.
 
+    Args:
+        directory: the export.
+        task: `task` in its manifest.
+
     Raises:
         JobError: transformers cannot load a model for this task from the directory.
     """
@@ -237,12 +281,24 @@ def no_progress_bars() -> Iterator[None]:
 
 def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
     task = job.spec.model.task
-    if type(config) in _MAPPINGS[task] or (job.spec.model.trust_remote_code and hasattr(config, "auto_map")):
+    remote = job.spec.model.trust_remote_code and hasattr(config, "auto_map")
+    if type(config) in _MAPPINGS[task] or remote:
+        has_head = type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING or remote
+        if job.spec.model_kind == "reward" and not has_head:
+            raise _no_reward_head(config, job)
         return
     other = next((name for name in _MAPPINGS if name != task and type(config) in _MAPPINGS[name]), None)
     hint = f"Set model.task: {other}." if other else "Name a text generation model."
     raise JobError(
         f"model.source {job.spec.model.source!r} is a {config.model_type} model, which is not {task}. {hint}"
+    )
+
+
+def _no_reward_head(config: PretrainedConfig, job: FinetuneJob) -> JobError:
+    return JobError(
+        f"training.objective: reward is not supported for {config.model_type} models such as "
+        f"{job.spec.model.source!r}: transformers has no class of them that scores the last token of a text. Choose "
+        "another model, such as one of the types llama, mistral or qwen2."
     )
 
 

@@ -6,6 +6,7 @@ from spotune.job import TrainingSpec
 from spotune_trainer.objectives.cross_entropy import CrossEntropy
 from spotune_trainer.objectives.objective import Objective
 from spotune_trainer.objectives.preference import Dpo, Orpo, SimPo
+from spotune_trainer.objectives.reward import Reward
 
 
 def training_objective(training: TrainingSpec) -> Objective:
@@ -19,6 +20,8 @@ def training_objective(training: TrainingSpec) -> Objective:
         case "simpo":
             margin = preference.target_margin
             return SimPo(preference.beta or 2.0, 0.5 if margin is None else margin)
+        case "reward":
+            return Reward()
         case "sft":
             return CrossEntropy(training.label_smoothing)
 

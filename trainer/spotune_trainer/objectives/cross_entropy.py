@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.objectives.objective import LossSums
@@ -30,3 +32,7 @@ class CrossEntropy:
     def __call__(self, model: Any, batch: Batch) -> LossSums:
         """The summed cross-entropy."""
         return LossSums((summed_loss(model, batch, self._label_smoothing),))
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        """The summed cross-entropy."""
+        return summed_loss(model, batch)

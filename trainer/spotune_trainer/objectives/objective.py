@@ -48,6 +48,13 @@ class Objective(Protocol):
     def __call__(self, model: Any, batch: Batch) -> LossSums:
         """The loss of a batch. `model` is a transformers model or a DeepSpeed engine around one."""
 
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        """A scalar that depends on all trained parameters, from one forward pass on rows of any kind.
+
+        A rank without samples multiplies it by zero, and so takes part in the collectives of a step. The profile counts
+        its operations.
+        """
+
 
 def mean_loss(losses: Sequence[float], counts: Sequence[int]) -> float:
     """The loss of a step or an evaluation: the sum of the means of its losses."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from spotune_trainer.data.batches import Batch
+from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.objectives.objective import LossSums
 from spotune_trainer.objectives.pair_log_probs import pair_log_probs
 
@@ -20,7 +21,23 @@ REWARDS: Final[tuple[str, ...]] = ("rewardChosen", "rewardRejected", "rewardMarg
 whose chosen answer has the higher reward."""
 
 
-class Dpo:
+class LanguageModelPreference:
+    """What the objectives for language models have in common."""
+
+    losses = 1
+    statistics = REWARDS
+    needs_reference = False
+
+    def counts(self, batch: Batch) -> tuple[int, ...]:
+        """Pairs."""
+        return (len(batch.sample_ids),)
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        """The summed cross-entropy."""
+        return summed_loss(model, batch)
+
+
+class Dpo(LanguageModelPreference):
     """Direct preference optimization (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, equation 7).
 
     The reward of an answer is ``beta`` times its log-probability relative to the reference model. The loss of a pair is
@@ -31,17 +48,11 @@ class Dpo:
         label_smoothing: probability that the answers of a pair are swapped (conservative DPO, Mitchell 2023).
     """
 
-    losses = 1
-    statistics = REWARDS
     needs_reference = True
 
     def __init__(self, beta: float, label_smoothing: float = 0.0) -> None:
         self._beta = beta
         self._label_smoothing = label_smoothing
-
-    def counts(self, batch: Batch) -> tuple[int, ...]:
-        """Pairs."""
-        return (len(batch.sample_ids),)
 
     def __call__(self, model: Any, batch: Batch) -> LossSums:
         """The summed loss of the pairs."""
@@ -52,10 +63,10 @@ class Dpo:
         margin = chosen - rejected
         smoothing = self._label_smoothing
         loss = -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
-        return LossSums((loss.sum(),), _statistics(chosen, rejected))
+        return LossSums((loss.sum(),), reward_statistics(chosen, rejected))
 
 
-class Orpo:
+class Orpo(LanguageModelPreference):
     """Odds ratio preference optimization (Hong et al. 2024, https://arxiv.org/abs/2403.07691, equations 6 and 7).
 
     The loss is the mean cross-entropy of all tokens of prompts and chosen answers, plus ``beta`` (lambda in the paper)
@@ -67,8 +78,6 @@ class Orpo:
     """
 
     losses = 2
-    statistics = REWARDS
-    needs_reference = False
 
     def __init__(self, beta: float) -> None:
         self._beta = beta
@@ -85,10 +94,10 @@ class Orpo:
         chosen, rejected = policy.chosen / policy.chosen_tokens, policy.rejected / policy.rejected_tokens
         odds_ratio = (chosen - rejected) - (_log1mexp(chosen) - _log1mexp(rejected))
         losses = -policy.chosen_text, -self._beta * logsigmoid(odds_ratio).sum()
-        return LossSums(losses, _statistics(self._beta * chosen, self._beta * rejected))
+        return LossSums(losses, reward_statistics(self._beta * chosen, self._beta * rejected))
 
 
-class SimPo:
+class SimPo(LanguageModelPreference):
     """Simple preference optimization (Meng et al. 2024, https://arxiv.org/abs/2405.14734, equation 6).
 
     The reward of an answer is ``beta`` times the mean log-probability of its tokens. The loss of a pair is
@@ -99,17 +108,9 @@ class SimPo:
         target_margin: gamma in the paper.
     """
 
-    losses = 1
-    statistics = REWARDS
-    needs_reference = False
-
     def __init__(self, beta: float, target_margin: float) -> None:
         self._beta = beta
         self._target_margin = target_margin
-
-    def counts(self, batch: Batch) -> tuple[int, ...]:
-        """Pairs."""
-        return (len(batch.sample_ids),)
 
     def __call__(self, model: Any, batch: Batch) -> LossSums:
         """The summed loss of the pairs."""
@@ -117,7 +118,7 @@ class SimPo:
         chosen = self._beta * policy.chosen / policy.chosen_tokens
         rejected = self._beta * policy.rejected / policy.rejected_tokens
         loss = -logsigmoid(chosen - rejected - self._target_margin)
-        return LossSums((loss.sum(),), _statistics(chosen, rejected))
+        return LossSums((loss.sum(),), reward_statistics(chosen, rejected))
 
 
 def _log1mexp(log_prob: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ def _log1mexp(log_prob: Tensor) -> Tensor:
     return torch.log1p(-torch.exp(log_prob))
 
 
-def _statistics(chosen: Tensor, rejected: Tensor) -> Tensor:
+def reward_statistics(chosen: Tensor, rejected: Tensor) -> Tensor:
     """Sums of `REWARDS` over the pairs, ``[4]``, from the rewards of the answers, ``[pairs]``."""
     chosen, rejected = chosen.detach().double(), rejected.detach().double()
     return torch.stack([chosen.sum(), rejected.sum(), (chosen - rejected).sum(), (chosen > rejected).double().sum()])

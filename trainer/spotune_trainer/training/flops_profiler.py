@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import Any
@@ -58,8 +58,14 @@ class FlopsProfile:
         """Whether to make the profile before the step of this number."""
         return self._is_pending and step >= self._step
 
-    def make(self, engine: Any, batch: Batch, step: int) -> None:
+    def make(self, engine: Any, batch: Batch, step: int, forward: Callable[[Any, Batch], object] = summed_loss) -> None:
         """Make the profile. All ranks call it together, each with a batch of its own on the engine's device.
+
+        Args:
+            engine: of the rank.
+            batch: its rows.
+            step: that follows.
+            forward: runs the model on a batch; see `Objective.forward`.
 
         Raises:
             JobError: the profiler cannot count this model.
@@ -68,13 +74,13 @@ class FlopsProfile:
         self._is_pending = False
         model = engine.module
         with evaluation_mode(model), torch.compiler.set_stance("force_eager"):
-            summed_loss(model, batch)  # warm-up, not timed
+            forward(model, batch)  # warm-up, not timed
             if self._rank != 0:
-                summed_loss(model, batch)
+                forward(model, batch)
                 return
             with _profiling(engine) as profiler:
                 try:
-                    summed_loss(model, batch)
+                    forward(model, batch)
                 except _UNCOUNTABLE as error:
                     raise JobError(
                         "execution.flopsProfile: DeepSpeed's flops profiler cannot count this model "

@@ -33,7 +33,7 @@ from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
 from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.models.embedding_noise import EmbeddingNoise
-from spotune_trainer.models.loss import summed_loss, zero_weight_batch
+from spotune_trainer.models.loss import zero_weight_batch
 from spotune_trainer.objectives.build import training_objective
 from spotune_trainer.objectives.objective import LossSums, mean_loss
 from spotune_trainer.observability.progress import StepRecord
@@ -169,7 +169,7 @@ class TrainingLoop:
     def _forward(self, step: int, micro_batches: MicroBatches, index: int) -> LossSums:
         """Loss of this rank's micro-batch `index`; of a batch of zero weight if it has fewer micro-batches."""
         if index >= len(micro_batches):
-            return LossSums((summed_loss(self.engine, self._zero_weight_batch),))
+            return LossSums((self.objective.forward(self.engine, self._zero_weight_batch),))
         g, batch = micro_batches[index]
         batch = batch.to(self.engine.device)
         torch.manual_seed(_random_seed(self.training.seed, step, g))

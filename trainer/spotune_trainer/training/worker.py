@@ -186,7 +186,8 @@ class Worker:
             if self.profile.is_due(step):
                 with self.reporter.stopwatch.measure(Part.EVALUATION):
                     batch = micro_batches[0][1] if micro_batches else zero_weight_batch(self.job.spec.model.task)
-                    self.profile.make(self.context.engine, batch.to(self.context.engine.device), step)
+                    batch = batch.to(self.context.engine.device)
+                    self.profile.make(self.context.engine, batch, step, self.loop.objective.forward)
                 self.reporter.heartbeat()
             yield micro_batches
 
