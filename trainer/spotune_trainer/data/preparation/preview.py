@@ -11,7 +11,8 @@ from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TurnOutcome
-from spotune_trainer.data.preparation.inputs import RawRow, rows_in_order
+from spotune_trainer.data.preparation.inputs import rows_in_order
+from spotune_trainer.data.preparation.readers import RawRow
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 
 if TYPE_CHECKING:
