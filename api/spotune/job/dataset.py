@@ -93,7 +93,8 @@ class PrepareSpec(Section):
     """Raw data to tokenize into shards once, before the first step."""
 
     source: RawSource
-    """Files or a folder of *.jsonl, *.csv, *.parquet or *.arrow. Patterns such as data/*.jsonl are allowed."""
+    """Files or a folder of *.jsonl, *.csv, *.parquet or *.arrow. Patterns such as data/*.jsonl are allowed. A web
+    server has single files only."""
 
 
 SourceName = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -119,6 +120,16 @@ def test_a_file_that_is_replaced_meanwhile_is_not_read(s3: Any, tmp_path: Path) 
     with pytest.raises(JobError, match=r"s3://bucket/changed/a\.jsonl is missing"), local_copy(file, tmp_path):
         pass
     assert [left.name for left in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_file_that_does_not_fit_on_the_disk_is_not_downloaded(s3: Any, tmp_path: Path) -> None:
+    s3.put_object(Bucket="bucket", Key="large/a.jsonl", Body=b"content")
+    file = dataclasses.replace(find_stored_files("s3://bucket/large")[0], size=1 << 60)
+    with (
+        pytest.raises(InfrastructureError, match="use fewer processes, or set SPOTUNE_CACHE"),
+        local_copy(file, tmp_path),
+    ):
+        pass
 
 
 KILLED = """

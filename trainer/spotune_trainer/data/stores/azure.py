@@ -11,25 +11,34 @@ from spotune.errors import JobError
 from spotune_trainer.data.stores.stored_file import STALLED_SECONDS, ChangedFileError, StoredFile
 
 
-class AzureStore:
-    """Containers of the account `$AZURE_ACCOUNT_NAME`.
+def open_azure_store() -> AzureStore:
+    """The store for `az://` URLs: the containers of the account `$AZURE_ACCOUNT_NAME`.
 
     Raises:
         JobError: The variable is not set.
     """
+    from azure.identity import AzureCliCredential, ChainedTokenCredential, DefaultAzureCredential
+    from azure.storage.blob import BlobServiceClient
 
-    def __init__(self) -> None:
-        from azure.identity import AzureCliCredential, ChainedTokenCredential, DefaultAzureCredential
-        from azure.storage.blob import BlobServiceClient
+    account = os.environ.get("AZURE_ACCOUNT_NAME")
+    if not account:
+        raise JobError("az:// needs the environment variable AZURE_ACCOUNT_NAME: set it to the account's name")
+    credential: Any = os.environ.get("AZURE_ACCOUNT_ACCESS_KEY") or ChainedTokenCredential(
+        AzureCliCredential(), DefaultAzureCredential()
+    )
+    url = f"https://{account}.blob.core.windows.net"
+    return AzureStore(BlobServiceClient(url, credential=credential, read_timeout=STALLED_SECONDS))
 
-        account = os.environ.get("AZURE_ACCOUNT_NAME")
-        if not account:
-            raise JobError("az:// needs the environment variable AZURE_ACCOUNT_NAME: set it to the account's name")
-        credential: Any = os.environ.get("AZURE_ACCOUNT_ACCESS_KEY") or ChainedTokenCredential(
-            AzureCliCredential(), DefaultAzureCredential()
-        )
-        url = f"https://{account}.blob.core.windows.net"
-        self._client = BlobServiceClient(url, credential=credential, read_timeout=STALLED_SECONDS)
+
+class AzureStore:
+    """Containers of one account.
+
+    Args:
+        client: Azure's ``BlobServiceClient``.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
 
     def list_files(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
         """See `Store`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 # Error names and codes of the storage clients that mean "not found" or "access denied".
 _USER_ERRORS = frozenset({
     "401", "403", "404", "410", "AccessDenied", "ClientAuthenticationError", "DefaultCredentialsError",
@@ -20,5 +22,5 @@ def is_for_the_user(error: Exception) -> bool:
 
 
 def detail(error: Exception) -> str:
-    """The error's message in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The error's message in one line; the clients of Azure append whole documents to theirs."""
+    return textwrap.shorten(str(error), width=300, placeholder=" ...") or type(error).__name__

@@ -69,10 +69,16 @@ def local_copy(file: StoredFile, folder: Path) -> Iterator[Path]:
 
     Raises:
         JobError: The file is missing or access is denied.
-        InfrastructureError: It was replaced meanwhile, or the download failed.
+        InfrastructureError: It was replaced meanwhile, the disk is too small, or the download failed.
     """
     scheme = _split(file.url)[0]
     with _own_folder(folder) as own:
+        free = shutil.disk_usage(own).free
+        if free < file.size:
+            raise InfrastructureError(
+                f"{file.url} has {file.size:,} bytes, but {folder} has room for {free:,}: use fewer processes, or set "
+                "SPOTUNE_CACHE to a folder on a larger disk"
+            )
         target = own / Path(file.url).name
 
         def attempt() -> None:
@@ -102,7 +108,7 @@ def _split(source: str) -> tuple[str, str, str]:
 @cache
 def _store(scheme: str) -> Store:
     """The client for a scheme; one for each process, because connections cannot be shared."""
-    from spotune_trainer.data.stores.azure import AzureStore
+    from spotune_trainer.data.stores.azure import open_azure_store
     from spotune_trainer.data.stores.google import open_google_store
     from spotune_trainer.data.stores.hub import HubStore
     from spotune_trainer.data.stores.s3 import S3Store
@@ -111,7 +117,7 @@ def _store(scheme: str) -> Store:
     stores: dict[str, Callable[[], Store]] = {
         "s3": S3Store,
         "gs": open_google_store,
-        "az": AzureStore,
+        "az": open_azure_store,
         "hf": HubStore,
     }
     return stores[scheme]() if scheme in stores else WebStore(scheme)

@@ -46,3 +46,6 @@ class GoogleStore:
             blob.download_to_filename(str(target), if_generation_match=generation, timeout=STALLED_SECONDS)
         except PreconditionFailed as error:
             raise ChangedFileError from error
+        blob.reload(timeout=STALLED_SECONDS)
+        if blob.generation != generation:  # fake-gcs-server ignores the condition
+            raise ChangedFileError

@@ -46,6 +46,9 @@ class S3Store:
             if error.response["Error"]["Code"] in {"PreconditionFailed", "412"}:
                 raise ChangedFileError from error
             raise
+        if found["ETag"].strip('"') != file.version:  # some stores with this protocol ignore the condition
+            found["Body"].close()
+            raise ChangedFileError
         with found["Body"] as body, target.open("xb") as stream:
             shutil.copyfileobj(body, stream, READ_BYTES)
 
