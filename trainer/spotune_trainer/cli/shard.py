@@ -48,9 +48,7 @@ def shard(
     directory: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the dataset to.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="INPUT...", help="Files, folders, patterns or URLs of .jsonl, .csv, .parquet or .arrow."
-        ),
+        typer.Argument(metavar="INPUT...", help="Files, folders, patterns or URLs: .jsonl, .csv, .parquet, .arrow."),
     ] = None,
     job: raw_data.Job = None,
     tokenizer: raw_data.Tokenizer = None,

@@ -17,6 +17,9 @@ from spotune_trainer.data.stores import find
 from spotune_trainer.data.stores.azure import AzureStore
 from spotune_trainer.data.stores.find import find_stored_files, local_copy
 
+# google-api-core warns of a package for gRPC, which the client of the store does not use.
+pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
+
 Put = Callable[[str, bytes], object]
 
 _GOOGLE, _AZURE = "fake-gcs-server", "azurite-blob"
@@ -44,7 +47,7 @@ def emulator(*command: str, port_option: str) -> Iterator[int]:
 
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
-    from google.cloud.storage import Client
+    from google.cloud.storage import Client  # type: ignore[import-untyped]
 
     with emulator(_GOOGLE, "-scheme", "http", "-backend", "memory", "-log-level", "error", port_option="-port") as port:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
