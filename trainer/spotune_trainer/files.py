@@ -168,3 +168,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """All complete records of a JSON-lines file in order; none if the file does not exist."""
     yield from LineReader(path).read()
+
+
+def cache_directory() -> Path:
+    """Node-local folder for downloaded files, shared by all ranks of a node and by later attempts.
+
+    `$SPOTUNE_CACHE`, or else `~/.cache/spotune`.
+    """
+    return Path(os.environ.get("SPOTUNE_CACHE") or Path.home() / ".cache" / "spotune")

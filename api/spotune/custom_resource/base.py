@@ -1,5 +1,6 @@
 """Base classes and field types that all sections of FinetuneJobs and ModelServices share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NoReturn
 
@@ -22,6 +23,7 @@ from spotune.units.durations import Duration
 API_VERSION: Final = "spotune.dev/v1alpha1"
 
 SOURCE_SCHEMES = ("hf", "s3", "gs", "az")
+RAW_SOURCE_SCHEMES = (*SOURCE_SCHEMES, "http", "https")
 MAX_SOURCE_CHARACTERS = 4096
 """Maximum length of a source. Kubernetes requires a bound for rules over sources in a list."""
 
@@ -99,28 +101,42 @@ def with_cel_rules(*rules: tuple[str, str], max_length: int | None = None) -> Wi
     return WithJsonSchema({"type": "string", **bound, "x-kubernetes-validations": validations})
 
 
-_SOURCE_EXPECTED = f"a path or one of {', '.join(f'{scheme}://' for scheme in SOURCE_SCHEMES)} with a name"
-_SOURCE_RULE = f"!self.contains('://') || self.matches('^({'|'.join(SOURCE_SCHEMES)})://+[^/]')"
+def _expected_source(schemes: Sequence[str]) -> str:
+    return f"a path or one of {', '.join(f'{scheme}://' for scheme in schemes)} with a name"
 
 
-def _check_source(source: str) -> str:
+def _source_rule(schemes: Sequence[str]) -> str:
+    return f"!self.contains('://') || self.matches('^({'|'.join(schemes)})://+[^/]')"
+
+
+def _check_scheme(source: str, schemes: Sequence[str]) -> str:
     scheme, separator, path = source.partition("://")
-    if not source or (separator and (scheme not in SOURCE_SCHEMES or not path.strip("/"))):
-        raise PydanticCustomError("expected", "expected {expected}", {"expected": _SOURCE_EXPECTED})
+    if not source or (separator and (scheme not in schemes or not path.strip("/"))):
+        raise PydanticCustomError("expected", "expected {expected}", {"expected": _expected_source(schemes)})
     if len(source) > MAX_SOURCE_CHARACTERS:
         invalid("", f"has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed")
     return source
 
 
-Source = Annotated[
-    str,
-    AfterValidator(_check_source),
-    with_cel_rules(
-        (f"self != '' && ({_SOURCE_RULE})", f"expected {_SOURCE_EXPECTED}"), max_length=MAX_SOURCE_CHARACTERS
-    ),
-]
+def _check_source(source: str) -> str:
+    return _check_scheme(source, SOURCE_SCHEMES)
+
+
+def _check_raw_source(source: str) -> str:
+    return _check_scheme(source, RAW_SOURCE_SCHEMES)
+
+
+def _source_cel(schemes: Sequence[str]) -> WithJsonSchema:
+    rule = f"self != '' && ({_source_rule(schemes)})"
+    return with_cel_rules((rule, f"expected {_expected_source(schemes)}"), max_length=MAX_SOURCE_CHARACTERS)
+
+
+Source = Annotated[str, AfterValidator(_check_source), _source_cel(SOURCE_SCHEMES)]
 """``hf://``, ``s3://``, ``gs://``, ``az://`` or a path. A relative path starts at the job file's folder or, in a
 cluster, at the root of the shared volume."""
+
+RawSource = Annotated[str, AfterValidator(_check_raw_source), _source_cel(RAW_SOURCE_SCHEMES)]
+"""A ``Source`` of raw rows, which may be a file at ``http://`` or ``https://`` too."""
 
 
 def _check_optional_source(source: str) -> str:
@@ -130,7 +146,9 @@ def _check_optional_source(source: str) -> str:
 OptionalSource = Annotated[
     str,
     AfterValidator(_check_optional_source),
-    with_cel_rules((_SOURCE_RULE, f"expected {_SOURCE_EXPECTED}"), max_length=MAX_SOURCE_CHARACTERS),
+    with_cel_rules(
+        (_source_rule(SOURCE_SCHEMES), f"expected {_expected_source(SOURCE_SCHEMES)}"), max_length=MAX_SOURCE_CHARACTERS
+    ),
 ]
 """A ``Source`` or an empty string."""
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from spotune.custom_resource.base import (
     NonNegativeInt,
     PositiveInt,
+    RawSource,
     Section,
     Source,
     invalid,
@@ -91,8 +92,9 @@ class EvalSpec(Section):
 class PrepareSpec(Section):
     """Raw data to tokenize into shards once, before the first step."""
 
-    source: Source
-    """Files or a folder of *.jsonl, *.csv or *.parquet. Patterns such as data/*.jsonl are allowed."""
+    source: RawSource
+    """Files or a folder of *.jsonl, *.csv, *.parquet or *.arrow. Patterns such as data/*.jsonl are allowed. A web
+    server has single files only."""
 
 
 SourceName = Annotated[

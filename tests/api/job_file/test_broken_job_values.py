@@ -12,6 +12,7 @@ from tests.api.support.job_files import check_broken_job
 WORKERS = "  workers: {count: 2, min: 1}\n"
 TRAIN = "    train: {source: shards/train}\n"
 SOURCE = "expected a path or one of hf://, s3://, gs://, az:// with a name"
+RAW_SOURCE = "expected a path or one of hf://, s3://, gs://, az://, http://, https:// with a name"
 DURATION = "expected a duration such as 30s, 5m, 1h30m or 500ms"
 
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
@@ -34,6 +35,18 @@ WRONG_VALUES = [
     ),
     ("unknown scheme", "hf:", "http:", f':5: spec.model.source: {SOURCE}, not "http://google-t5/t5-small"'),
     ("scheme alone", "hf://google-t5/t5-small", "hf://", f':5: spec.model.source: {SOURCE}, not "hf://"'),
+    (
+        "web server that is not one of raw data",
+        "shards/train",
+        "https://host/train",
+        f':7: spec.dataset.train.source: {SOURCE}, not "https://host/train"',
+    ),
+    (
+        "raw data at an unknown scheme",
+        "train: {source: shards/train}",
+        "prepare: {source: 'ftp://host/rows.jsonl'}",
+        f':7: spec.dataset.prepare.source: {RAW_SOURCE}, not "ftp://host/rows.jsonl"',
+    ),
     ("empty source", "shards/train", '""', f':7: spec.dataset.train.source: {SOURCE}, not ""'),
     (
         "value that is not in the list",

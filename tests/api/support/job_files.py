@@ -35,7 +35,7 @@ spec:
                maxLength: 512, maxCompletionLength: 128, packing: false,
                prompt: "{instruction}: {input}", completion: "{output}", keep: [database], chosen: "", rejected: "",
                tools: "", trainOn: assistant, trainTrailingWhitespace: false, maxSkipped: 0,
-               prepare: {source: "s3://bucket/raw/*.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
+               prepare: {source: "https://host/raw.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
   training:   {objective: sft, preference: {labelSmoothing: 0.0}, epochs: 3, maxSteps: 1000,
                globalBatchSize: 96, learningRate: 1e-4, scheduler: cosine, warmupRatio: 0.03, warmupSteps: 0,
                optimizer: adamw, adamBeta1: 0.9, adamBeta2: 0.98, adamEpsilon: 1.0e-9, weightDecay: 0.0,

@@ -1,13 +1,15 @@
-"""Fixtures: a small tokenizer, rows, and a writer of shards."""
+"""Fixtures: a small tokenizer, rows, a writer of shards, and an object store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import boto3
 import numpy as np
 import pytest
+from moto.server import ThreadedMotoServer
 from streaming.base.format.mds import MDSWriter
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -15,6 +17,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from spotune_trainer.data.stores import find
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}</s>{% endfor %}"
@@ -80,3 +84,26 @@ def rows() -> list[dict[str, Any]]:
         }
         for number in range(100)
     ]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    """A client of an object store on this machine with the bucket "bucket", found by environment variables."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "S3_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=environment["S3_ENDPOINT_URL"])
+        client.create_bucket(Bucket="bucket")
+        find._store.cache_clear()
+        yield client
+    find._store.cache_clear()
+    server.stop()

@@ -6,14 +6,11 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data import cache
@@ -21,26 +18,6 @@ from spotune_trainer.data.shards import ShardedDataset
 from tests.trainer.data.conftest import WriteShards
 
 Rows = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Any]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    environment = {
-        "S3_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3", endpoint_url=environment["S3_ENDPOINT_URL"])
-        client.create_bucket(Bucket="bucket")
-        yield client
-    server.stop()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from spotune.job_file.yaml_file import Document
 
 Inputs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="INPUT...", help="Files, folders or patterns; default: dataset.prepare of the job."),
+    typer.Argument(metavar="INPUT...", help="Files, folders, patterns or URLs; default: dataset.prepare of the job."),
 ]
 Job = Annotated[
     Path | None, typer.Option(metavar="JOB.yaml", help="Take settings that are not given here from this job file.")

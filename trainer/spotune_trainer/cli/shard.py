@@ -48,7 +48,7 @@ def shard(
     directory: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the dataset to.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT...", help="Files, folders or patterns of .jsonl, .csv (also .gz) or .parquet."),
+        typer.Argument(metavar="INPUT...", help="Files, folders, patterns or URLs: .jsonl, .csv, .parquet, .arrow."),
     ] = None,
     job: raw_data.Job = None,
     tokenizer: raw_data.Tokenizer = None,

@@ -24,21 +24,13 @@ from streaming.base.hashing import get_hash, is_hash
 from streaming.base.storage import CloudDownloader
 
 from spotune.errors import DataError, InfrastructureError, JobError, SpotuneError
+from spotune_trainer.data.stores.failures import detail, is_for_the_user
 
 Result = TypeVar("Result")
 
 DOWNLOAD_ATTEMPTS = 4
 FIRST_RETRY_DELAY_SECONDS = 0.5  # doubles with every further attempt
 STALLED_DOWNLOAD_SECONDS = 60.0  # a download without progress for this long fails
-
-# Error names and codes of the storage clients that mean "not found" or "access denied". The user has to fix these;
-# any other error may go away by itself.
-_USER_ERRORS = frozenset({
-    "403", "404", "AccessDenied", "ClientAuthenticationError", "DefaultCredentialsError", "EntryNotFoundError",
-    "FileNotFoundError", "Forbidden", "GatedRepoError", "InvalidAccessKeyId", "NoCredentialsError", "NoSuchBucket",
-    "NoSuchKey", "NotFound", "PermissionError", "RemoteEntryNotFoundError", "RepositoryNotFoundError",
-    "ResourceNotFoundError", "SignatureDoesNotMatch",
-})  # fmt: skip
 
 
 class DamagedFileError(DataError):
@@ -105,14 +97,11 @@ class FileSource:
         place = f"{what} of {self.source} could not be read in {DOWNLOAD_ATTEMPTS} attempts"
         if isinstance(error, DamagedFileError):
             return DataError(f"{place}: {error}. Upload it again, or write the dataset again with `spotune shard`.")
-        detail = " ".join(str(error).split()) or type(error).__name__
-        response = getattr(error, "response", None)  # where botocore's errors carry their code
-        code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
-        if _USER_ERRORS & {type(error).__name__, code}:
+        if is_for_the_user(error):
             return DataError(
-                f"{place}: it is missing or access is denied ({detail}). Check the source and credentials."
+                f"{place}: it is missing or access is denied ({detail(error)}). Check the source and credentials."
             )
-        return InfrastructureError(f"{place}: {type(error).__name__}: {detail}")
+        return InfrastructureError(f"{place}: {type(error).__name__}: {detail(error)}")
 
 
 class ShardCache:

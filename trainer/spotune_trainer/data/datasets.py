@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.data.sampling.mixture_plan import plan_mixture
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule, Schedule, held_out_ids
 from spotune_trainer.data.shards import MAX_OPEN_SHARDS, MAX_PREFETCHED_SHARDS, ShardedDataset
+from spotune_trainer.files import cache_directory
 from spotune_trainer.job_directory.layout import JobDirectory
 
 _LEAST_OPEN_SHARDS = 8  # of a source of a mixture, so that a shuffle block fits
@@ -73,14 +73,6 @@ def check_local_manifests(job: FinetuneJob, directory: JobDirectory) -> None:
     """
     sources = mixture_sources(job, directory)
     check_agreement({name: read_manifest(Path(source)) for name, source in sources.items() if "://" not in source})
-
-
-def cache_directory() -> Path:
-    """Node-local folder for downloaded shards, shared by all ranks of a node and by later attempts.
-
-    `$SPOTUNE_CACHE`, or else `~/.cache/spotune`.
-    """
-    return Path(os.environ.get("SPOTUNE_CACHE") or Path.home() / ".cache" / "spotune")
 
 
 def open_datasets(job: FinetuneJob, directory: JobDirectory) -> Datasets:

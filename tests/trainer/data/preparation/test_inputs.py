@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 from transformers import PreTrainedTokenizerBase
 
 from spotune.errors import JobError
 from spotune_trainer.data.preparation.inputs import find_inputs, split_into_parts
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
+from spotune_trainer.data.preparation.readers import read_rows
 from spotune_trainer.data.tokenization import TextOptions
 
 Rows = list[dict[str, Any]]
@@ -24,8 +27,22 @@ COLUMNS = frozenset({"q", "a"})
 ROWS: Rows = [{"q": f"question {n}\nof two lines, ümlaut", "a": str(n)} for n in range(40)]
 
 
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pyarrow.compress(content, codec="zstd", asbytes=True),
+}
+
+
 def write(path: Path, rows: Rows) -> Path:
-    name = path.name.removesuffix(".gz")
+    name = path.stem if path.suffix in COMPRESS else path.name
+    if name.endswith(".arrow"):
+        table = pyarrow.Table.from_pylist(rows)
+        new = ipc.new_stream if "stream" in name else ipc.new_file
+        with new(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+        return path
     if name.endswith(".parquet"):
         parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
         return path
@@ -39,16 +56,20 @@ def write(path: Path, rows: Rows) -> Path:
         lines.unlink()
     else:
         content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    path.write_bytes(COMPRESS[path.suffix](content) if path.suffix in COMPRESS else content)
     return path
 
 
 def read(*sources: Path | str, part_size: int = 1 << 20) -> tuple[Rows, int]:
     parts = split_into_parts(find_inputs(sources), COLUMNS, part_size)
-    return [row for part in parts for file_range in part for _, row in file_range.rows(COLUMNS)], len(parts)
+    return [row for part in parts for file_range in part for _, row in read_rows(file_range, COLUMNS)], len(parts)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.parquet"])
+@pytest.mark.parametrize(
+    "name",
+    ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow", "stream.arrow", "a.jsonl.gz", "a.csv.gz"]
+    + [f"a.{kind}{suffix}" for kind in ("jsonl", "csv") for suffix in (".bz2", ".xz", ".zst")],
+)
 @pytest.mark.parametrize("part_size", [1, 300, 1 << 20])
 def test_every_row_is_read_once_for_any_part_size(tmp_path: Path, name: str, part_size: int) -> None:
     rows, parts = read(write(tmp_path / name, ROWS), part_size=part_size)
@@ -87,6 +108,13 @@ def broken_parquet(path: Path) -> None:
     path.write_bytes(content)
 
 
+def cut_short(count: int) -> Callable[[Path], None]:
+    def broken(path: Path) -> None:
+        path.write_bytes(write(path, ROWS).read_bytes()[:-count])
+
+    return broken
+
+
 GOOD = '{"q": "x", "a": "y"}\n'
 BROKEN: dict[str, tuple[str, str | bytes | Callable[[Path], Any], str]] = {
     "invalid JSON": ("a.jsonl", GOOD * 2 + '{"q": "x"\n' + GOOD, r"a\.jsonl:3: invalid JSON at column"),
@@ -108,6 +136,26 @@ BROKEN: dict[str, tuple[str, str | bytes | Callable[[Path], Any], str]] = {
     "damaged Parquet": ("a.parquet", broken_parquet, r"a\.parquet is damaged"),
     "a truncated gzip": ("a.jsonl.gz", gzip.compress(GOOD.encode() * 50)[:-12], r"a\.jsonl\.gz is not a complete gzip"),
     "not gzip": ("a.csv.gz", "q,a\n", r"a\.csv\.gz is not a complete gzip"),
+    "a truncated bzip2": (
+        "a.jsonl.bz2",
+        bz2.compress(GOOD.encode() * 50)[:-12],
+        r"a\.jsonl\.bz2 is not a complete bzip2",
+    ),
+    "a truncated xz": ("a.csv.xz", lzma.compress(b"q,a\n" + b"x,y\n" * 50)[:-12], r"a\.csv\.xz is not a complete xz"),
+    "not xz": ("a.jsonl.xz", GOOD, r"a\.jsonl\.xz is not a complete xz"),
+    "a truncated Zstandard": (
+        "a.jsonl.zst",
+        COMPRESS[".zst"](GOOD.encode() * 50)[:-5],
+        r"a\.jsonl\.zst is not a complete Zstandard file: .*copy it again",
+    ),
+    "a line cut short": ("a.jsonl", GOOD + '{"q": "x", "a', r"a\.jsonl:2: invalid JSON .*cut short, copy it again"),
+    "a truncated Arrow file": ("a.arrow", cut_short(30), r"a\.arrow is not an Arrow file, or damaged"),
+    "a truncated Arrow stream": ("stream.arrow", cut_short(8), r"stream\.arrow is not a complete Arrow file or stream"),
+    "not Arrow": ("a.arrow", "text", r"a\.arrow is not a complete Arrow file or stream"),
+    "an empty Arrow file": ("a.arrow", "", r"a\.arrow is not a complete Arrow file or stream"),
+    "a truncated Parquet": ("a.parquet", cut_short(9), r"a\.parquet is not a Parquet file, or damaged"),
+    "UTF-16": ("a.jsonl", GOOD.encode("utf-16"), r"a\.jsonl:1: not UTF-8 text .*convert the file to UTF-8"),
+    "compressed Parquet": ("a.parquet.gz", "", r"a\.parquet\.gz has an unknown format"),
     "an unknown format": ("a.xlsx", "", r"a\.xlsx has an unknown format"),
 }
 
@@ -159,5 +207,5 @@ def test_a_source_without_files_is_rejected(tmp_path: Path) -> None:
         find_inputs([str(tmp_path / "*.jsonl")])
     with pytest.raises(JobError, match=r"empty has no \.jsonl"):
         find_inputs([tmp_path / "empty"])
-    with pytest.raises(JobError, match="not at s3://bucket/rows; copy it to a path"):
-        find_inputs(["s3://bucket/rows"])
+    with pytest.raises(JobError, match="ftp://host/rows has an unknown scheme; use s3://, gs://"):
+        find_inputs(["ftp://host/rows"])

@@ -277,13 +277,24 @@ def prepared(source: str, directory: Path) -> str:
     return check_data(make_job("/model", dataset=dataset), JobDirectory(directory))
 
 
+def test_raw_data_in_a_bucket_passes_and_what_is_missing_is_named(s3: Any, tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "notes.txt"):
+        s3.put_object(Bucket="bucket", Key=f"raw/{name}", Body=b"{}\n" * 250)
+    assert prepared("s3://bucket/raw", tmp_path).startswith("s3://bucket/raw has 2 files of raw data (1.5 kB)")
+    for source, problem in {
+        "s3://bucket/none": "there is no file or folder at s3://bucket/none",
+        "s3://bucket/raw/*.txt": r"s3://bucket/raw/notes\.txt has an unknown format",
+        "s3://absent/raw": r"s3://absent/raw is missing, or access is denied \(.*NoSuchBucket",
+    }.items():
+        with pytest.raises(JobError, match=rf"spec\.dataset\.prepare\.source: {problem}"):
+            prepared(source, tmp_path)
+
+
 def test_raw_data_passes_before_it_is_prepared(runs: Runs, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"spec\.dataset\.prepare\.source: .*\*\.jsonl does not exist"):
         prepared(f"{tmp_path}/*.jsonl", tmp_path)
     with pytest.raises(JobError, match=r"spec\.dataset\.prepare\.source: the folder .* has no \.jsonl"):
         prepared(str(tmp_path), tmp_path)
-    with pytest.raises(JobError, match=r"not at s3://bucket/rows; copy it to a path"):
-        prepared("s3://bucket/rows", tmp_path)
     (tmp_path / "rows.jsonl").write_text("{}\n" * 500)
     assert prepared(f"{tmp_path}/*.jsonl", tmp_path).startswith(f"{tmp_path}/*.jsonl has 1 files of raw data (1.5 kB)")
     (tmp_path / "data").mkdir()

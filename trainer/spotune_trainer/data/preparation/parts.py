@@ -27,6 +27,7 @@ from spotune_trainer.data.documents import Document, TokenizedDocument
 from spotune_trainer.data.pairs import teaches
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
+from spotune_trainer.data.preparation.readers import read_rows
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 from spotune_trainer.files import fsync_directory, fsync_file, write_json
 
@@ -184,7 +185,7 @@ def _render_rows(part: Part, renderer: RowRenderer, max_skipped: int) -> Iterato
     """Each row's document, and the problems of its chat with file and line."""
     skipped = 0
     for file_range in part:
-        for number, row in file_range.rows(renderer.columns):
+        for number, row in read_rows(file_range, renderer.columns):
             try:
                 document = renderer.render(row)
             except RowError as error:

@@ -6,7 +6,8 @@
    folder is never incomplete.
 
 A run that is killed continues with the missing parts. The staging folder is keyed by a hash of the options, the
-tokenizer and the content of the input; if one of them changes, preparation starts over. The output is byte-identical
+tokenizer and the content of the input, of files in stores their versions; if one of them changes, preparation starts
+over. The output is byte-identical
 for any number of processes and kills.
 """
 
@@ -32,9 +33,10 @@ from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data.chat.renderer import SKIPPED
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.preparation.assemble import assemble_dataset, statistics
-from spotune_trainer.data.preparation.inputs import InputFile, Part, find_inputs, split_into_parts
+from spotune_trainer.data.preparation.inputs import Part, find_inputs, split_into_parts
 from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSummary, SplitCounts, skipped_message
 from spotune_trainer.data.preparation.process_pool import write_parts
+from spotune_trainer.data.preparation.raw_files import InputFile
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 from spotune_trainer.files import read_json
 
@@ -159,7 +161,8 @@ def prepare(
     """Write the shards of ``inputs`` to ``output``. Does nothing if they exist already.
 
     Args:
-        inputs: Files, folders and patterns.
+        inputs: Files, folders and patterns; paths, and URLs of stores. A file in a store is on this node only while a
+            process reads it, so the input may be larger than the disk.
         output: Folder of the dataset; with an eval fraction, the parent of ``train`` and ``eval``.
         options: How rows are tokenized and written.
         tokenizer: The model's tokenizer.
@@ -240,26 +243,27 @@ def _staging_cleanup(staging: Path, output: Path) -> Iterator[None]:
 
 
 def _describe_sources(files: Sequence[InputFile]) -> list[dict[str, Any]]:
-    """Path, size and checksum of each file."""
+    """Path, size and what identifies the content of each file: a checksum or, of a file in a store, its version."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # reading and hashing release the GIL
-        checksums = list(pool.map(_checksum, files))
+        identities = list(pool.map(_identify, files))
     return [
-        {"path": str(file.path), "bytes": file.size, "xxh3_128": checksum}
-        for file, checksum in zip(files, checksums, strict=True)
+        {"path": file.name, "bytes": file.size, **identity} for file, identity in zip(files, identities, strict=True)
     ]
 
 
-def _checksum(file: InputFile) -> str:
+def _identify(file: InputFile) -> dict[str, str]:
+    if file.stored is not None:
+        return {"version": file.stored.version}
     digest = xxhash.xxh3_128()
     with file.path.open("rb") as stream:
         while block := stream.read(1 << 22):
             digest.update(block)
-    return digest.hexdigest()
+    return {"xxh3_128": digest.hexdigest()}
 
 
 def _output_key(options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, sources: Sequence[dict[str, Any]]) -> str:
     """Hash of everything that determines the output: options, tokenizer, content and order of the files."""
-    content = [(source["bytes"], source["xxh3_128"]) for source in sources]
+    content = [(source["bytes"], source.get("version") or source["xxh3_128"]) for source in sources]
     version = _CHAT_VERSION if options.text.is_chat else _VERSION
     return _hash_json([version, options.as_json(), tokenizer_hash(tokenizer), content])[:16]
 

@@ -13,7 +13,8 @@ from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TurnOutcome
 from spotune_trainer.data.documents import TokenizedDocument
 from spotune_trainer.data.pairs import split_pair
-from spotune_trainer.data.preparation.inputs import RawRow, rows_in_order
+from spotune_trainer.data.preparation.inputs import rows_in_order
+from spotune_trainer.data.preparation.readers import RawRow
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
 
 if TYPE_CHECKING:

@@ -281,5 +281,7 @@ def _raw_data(source: str, field: str) -> str:
         inputs = find_inputs([source])
     except JobError as error:
         raise JobError(f"{field}: {error}") from error
+    except InfrastructureError as error:
+        raise InfrastructureError(f"{field}: {error}") from error
     size = decimal(sum(file.size for file in inputs))
     return f"{source} has {len(inputs):,} files of raw data ({size}); shards are made of them before the first step"
