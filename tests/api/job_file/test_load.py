@@ -7,7 +7,7 @@ from typing import get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from spotune.custom_resource.base import OptionalSource, Source
+from spotune.custom_resource.base import OptionalSource, RawSource, Source
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.job_file.load import (
@@ -168,7 +168,7 @@ def test_resolving_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_every_source_of_the_language_is_resolved() -> None:
-    checks = {str(get_args(kind)[1:]) for kind in (Source, OptionalSource)}
+    checks = {str(get_args(kind)[1:]) for kind in (Source, RawSource, OptionalSource)}
 
     def sources(section: type[BaseModel], path: str) -> Iterator[str]:
         for name, field in section.model_fields.items():
