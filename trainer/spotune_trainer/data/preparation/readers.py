@@ -22,7 +22,7 @@ RawRow = dict[str, Any]
 _ROWS_PER_READ: Final = 1024
 _ENCODE: Final = "; convert the file to UTF-8"
 _ARROW_FILE: Final = b"ARROW1"
-_ARROW_STREAM_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_ARROW_STOP: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def read_rows(file_range: FileRange, columns: Collection[str]) -> Iterator[tuple[int, RawRow]]:
@@ -194,8 +194,8 @@ def _open_arrow(file: InputFile) -> Iterator[Any]:
         if content.read(len(_ARROW_FILE)) == _ARROW_FILE:
             yield ipc.open_file(content)
             return
-        content.seek(max(0, content.size() - len(_ARROW_STREAM_END)))
-        if content.read() != _ARROW_STREAM_END:
+        content.seek(max(0, content.size() - len(_ARROW_STOP)))
+        if content.read() != _ARROW_STOP:
             raise JobError(f"{file.name} is not a complete Arrow file or stream: write or copy it again")
         content.seek(0)
         yield ipc.open_stream(content)
