@@ -29,6 +29,7 @@ NAMED_OTHERWISE = {
     "not a number": "error converting YAML to JSON",
     "template that is a mapping": 'unknown field "spec.dataset.text.body"',
     "two forms of text": "spec.dataset: Invalid value",
+    "a preference objective without pairs": "spec.dataset: Invalid value",
 }
 """Error messages for invalid jobs that do not start with `FIELD: ` and the field that the models name."""
 

@@ -99,8 +99,10 @@ class _Conversion:
         if "type" not in converted and "enum" in converted:
             return _untyped_enum(converted["enum"])
         for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-            if exclusive in schema:
+            if exclusive in schema and float(schema[exclusive]).is_integer():
                 converted |= {bound: schema[exclusive], exclusive: True}
+            elif exclusive in schema:  # the API server cuts such a bound to a whole number for values without fraction
+                converted[VALIDATIONS] = [_exclusive_rule(bound, schema[exclusive])]
         if "items" in schema:
             converted["items"] = self.value(schema["items"])
         if isinstance(schema.get("additionalProperties"), dict):
@@ -125,6 +127,12 @@ class _Conversion:
                 "pattern": f"^({'|'.join(_constants(members))})$",
             }
         raise NotImplementedError(f"no structural schema for a union of {', '.join(sorted(kinds))}")
+
+
+def _exclusive_rule(bound: str, value: float) -> dict[str, str]:
+    """The CEL rule of an exclusive minimum or maximum."""
+    sign, words = ("<", "less") if bound == "maximum" else (">", "greater")
+    return {"rule": f"self {sign} {value}", "message": f"should be {words} than {value}"}
 
 
 def _one_line(text: str) -> str:

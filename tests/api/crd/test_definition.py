@@ -303,8 +303,17 @@ def allows(schema: Schema, value: Any) -> bool:
         low, high = schema.get("minimum", value), schema.get("maximum", value)
         excluded = [low] if schema.get("exclusiveMinimum") else []
         excluded += [high] if schema.get("exclusiveMaximum") else []
-        return bool(low <= value <= high) and value not in excluded
+        limits = [float(rule["rule"].removeprefix("self < ")) for rule in schema.get(VALIDATIONS, [])]
+        return bool(low <= value <= high) and value not in excluded and all(value < limit for limit in limits)
     return True
+
+
+def test_no_bound_between_whole_numbers_is_exclusive() -> None:
+    """The API server would compare the default 0 with the bound cut to a whole number, and refuse the definition."""
+    for schema in SCHEMAS.values():
+        for path, field in all_schemas(schema):
+            for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+                assert exclusive not in field or float(field[bound]).is_integer(), path
 
 
 NUMBERS = [-1, 0, 1, 2, 3, 4, 2**32 - 1, 2**32, -0.5, 0.5, 0.999, 1.5]
