@@ -131,8 +131,8 @@ class _Conversion:
 
 def _exclusive_rule(bound: str, value: float) -> dict[str, str]:
     """The CEL rule of an exclusive minimum or maximum."""
-    sign, words = ("<", "less") if bound == "maximum" else (">", "greater")
-    return {"rule": f"self {sign} {value}", "message": f"should be {words} than {value}"}
+    sign, comparative = ("<", "less") if bound == "maximum" else (">", "greater")
+    return {"rule": f"self {sign} {value}", "message": f"should be {comparative} than {value}"}
 
 
 def _one_line(text: str) -> str:
