@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from spotune.errors import JobError
+from spotune.errors import JobError, StoppedError
 from spotune_trainer import files
 from spotune_trainer.driver.driver import Driver
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.worker_group.result import Stopped
 from tests.trainer.support.runs import Runs
 from tests.trainer.support.simulated_cluster import TRAINED, ScriptedGroup, SimulatedCluster
 
@@ -56,3 +57,29 @@ def test_sources_that_do_not_fit_together_fail_the_job_before_waiting_for_worker
     with pytest.raises(JobError, match="the sources sql and chat have another tokenizer"):
         driver.run()
     assert cluster.sizes == []
+
+
+def test_a_run_with_a_checkpoint_goes_on_without_its_raw_data(
+    runs: Runs, directory: JobDirectory, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "how many ?", "answer": "SELECT 1"}\n' * 32)
+    dataset = {"train": None, "prepare": {"source": str(rows)}, "prompt": "{question}", "completion": "{answer}"}
+    job = runs.job(dataset=dataset, workers={"count": 2, "gpus": 0})
+    first = SimulatedCluster([ScriptedGroup(Stopped(), last_step=5, commits=[5])])
+    with pytest.raises(StoppedError):
+        Driver(directory, job, 1, first.dependencies()).run()
+    rows.unlink()
+    second = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10, commits=[10])])
+    Driver(directory, job, 2, second.dependencies()).run()
+    assert second.sizes == [2]
+
+
+def test_raw_data_that_is_missing_before_the_first_checkpoint_fails_the_job(
+    runs: Runs, directory: JobDirectory, tmp_path: Path
+) -> None:
+    dataset = {"train": None, "prepare": {"source": str(tmp_path / "none.jsonl")}, "text": "question"}
+    job = runs.job("causal", dataset=dataset, workers={"count": 2, "gpus": 0})
+    cluster = SimulatedCluster([])
+    with pytest.raises(JobError, match=r"none\.jsonl"):
+        Driver(directory, job, 1, cluster.dependencies()).run()

@@ -28,7 +28,7 @@ from spotune_trainer.checkpoint.generations import (
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.node_watch import NodeWatch
-from spotune_trainer.driver.planning import plan_run, save_plan
+from spotune_trainer.driver.planning import plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.scaling import choose_world_size
 from spotune_trainer.driver.status_publisher import StatusPublisher
 from spotune_trainer.evaluation.metrics import build_metrics
@@ -128,8 +128,8 @@ class Driver:
 
     def _prepare(self) -> None:
         """Convert raw data to shards, once, and check the shards. A killed preparation resumes where it stopped."""
-        if prepared := self.job.spec.dataset.prepared_sources:
-            self._prepare_sources(prepared)
+        if sources := unprepared_sources(self.job, self.directory):
+            self._prepare_sources(sources)
         check_local_manifests(self.job, self.directory)
 
     def _prepare_sources(self, sources: Mapping[str, str]) -> None:

@@ -11,8 +11,9 @@ from spotune.job import FinetuneJob
 from spotune.job_file.load import replace_fields
 from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
-from spotune_trainer.checkpoint.layout import Checkpoint
+from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints
 from spotune_trainer.data.datasets import Datasets, open_datasets
+from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.engine.compile.layers import missing_compiler
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -20,6 +21,18 @@ from spotune_trainer.job_directory.run_plan import RunPlan, library_versions, re
 from spotune_trainer.models.pretrained import load_config
 
 logger = logging.getLogger("spotune.driver")
+
+
+def unprepared_sources(job: FinetuneJob, directory: JobDirectory) -> dict[str, str]:
+    """Raw data that is to be converted to shards, by the name of its source in a mixture; empty without a mixture.
+
+    Shards that a checkpoint was trained on are final, because `dataset` is frozen then. The raw data is not read again,
+    and may be gone.
+    """
+    sources = job.spec.dataset.prepared_sources
+    if not list_checkpoints(directory.checkpoints):
+        return sources
+    return {name: source for name, source in sources.items() if not (directory.prepared(name) / MANIFEST).exists()}
 
 
 def plan_run(
