@@ -3,12 +3,12 @@
 Usage:
     python -m benchmarks.preparation_speed --output benchmarks/results/preparation_speed.json
 
-The rows are the source files of Python's standard library, in pieces of at most 4,000 characters, three times over, as
+The rows are the source files of Python's standard library, in pieces of at most 4,000 characters, ten times over, as
 JSON lines. The tokenizer is a byte-level BPE of 16,384 tokens that is trained on a part of them. Each way runs in
 turns, several times, in a process of its own, with one thread of the tokenizer in each process: the preparation to MDS
-shards (`spotune shard`), and tokenization by `datasets.map` to an Arrow file. The times include the start of the pools.
-`datasets` is no dependency of spotune (`uv pip install --target FOLDER --no-deps datasets pyarrow pandas dill
-multiprocess xxhash fsspec`, and FOLDER in PYTHONPATH).
+shards (`spotune shard`), and tokenization by `datasets.map` to an Arrow file. The times include the start of the pools,
+not the imports before. `datasets` is no dependency of spotune (`uv pip install --target FOLDER --no-deps datasets
+pyarrow pandas dill multiprocess xxhash fsspec`, and FOLDER in PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.provenance import commit, machine
 _PIECE_CHARACTERS = 4_000
 _VOCABULARY = 16_384
 _MAX_LENGTH = 1_024
-_COPIES = 3
+_COPIES = 10
 _PROCESSES = (1, 2)
 
 
@@ -68,8 +68,8 @@ def write_inputs(folder: Path) -> int:
     return _COPIES * len(rows)
 
 
-def prepare_shards(folder: Path, processes: int) -> int:
-    """Prepare shards; returns the tokens written."""
+def prepare_shards(folder: Path, processes: int) -> Callable[[], int]:
+    """A function that prepares shards and returns the tokens written."""
     from transformers import AutoTokenizer
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
@@ -78,13 +78,18 @@ def prepare_shards(folder: Path, processes: int) -> int:
     text = TextOptions("causal", text="text", max_length=_MAX_LENGTH)
     options = PrepareOptions(text, part_size=1 << 21, processes=processes)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    prepared = prepare([folder / "rows.jsonl"], folder / "out" / "shards", options, tokenizer)
-    return int(prepared.manifest["splits"]["train"]["tokens"])
+
+    def run() -> int:
+        prepared = prepare([folder / "rows.jsonl"], folder / "out" / "shards", options, tokenizer)
+        return int(prepared.manifest["splits"]["train"]["tokens"])
+
+    return run
 
 
-def map_dataset(folder: Path, processes: int) -> int:
-    """Tokenize with `datasets.map`, batches of 256 rows as the preparation has; returns the tokens written."""
+def map_dataset(folder: Path, processes: int) -> Callable[[], int]:
+    """A function that tokenizes with `datasets.map`, 256 rows at once as the preparation does; returns the tokens."""
     import datasets
+    import pyarrow.compute
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
@@ -93,14 +98,22 @@ def map_dataset(folder: Path, processes: int) -> int:
         encoded = tokenizer(batch["text"], truncation=True, max_length=_MAX_LENGTH)
         return {"input_ids": encoded["input_ids"]}
 
-    rows = datasets.Dataset.from_json(str(folder / "rows.jsonl"), cache_dir=str(folder / "out" / "cache"))
-    mapped = rows.map(
-        tokenize, batched=True, batch_size=256, num_proc=processes, remove_columns=["text"], new_fingerprint="mapped"
-    )
-    return sum(len(ids) for ids in mapped.with_format("numpy")["input_ids"])
+    def run() -> int:
+        rows = datasets.Dataset.from_json(str(folder / "rows.jsonl"), cache_dir=str(folder / "out" / "cache"))
+        mapped = rows.map(
+            tokenize,
+            batched=True,
+            batch_size=256,
+            num_proc=processes,
+            remove_columns=["text"],
+            new_fingerprint="mapped",
+        )
+        return int(pyarrow.compute.sum(pyarrow.compute.list_value_length(mapped.data.column("input_ids"))).as_py())
+
+    return run
 
 
-WAYS: dict[str, Callable[[Path, int], int]] = {"spotune": prepare_shards, "datasets": map_dataset}
+WAYS: dict[str, Callable[[Path, int], Callable[[], int]]] = {"spotune": prepare_shards, "datasets": map_dataset}
 
 
 def measure(way: str, folder: Path, processes: int) -> dict[str, float]:
@@ -127,8 +140,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.run:
         way, folder, processes = options.run
+        run = WAYS[way](Path(folder), int(processes))
         began = time.monotonic()
-        tokens = WAYS[way](Path(folder), int(processes))
+        tokens = run()
         sys.stdout.write(json.dumps({"seconds": round(time.monotonic() - began, 3), "tokens": tokens}) + "\n")
         return
     runs: dict[str, list[dict[str, float]]] = {f"{way} {count}": [] for way in WAYS for count in _PROCESSES}
