@@ -11,11 +11,12 @@ from spotune.job import FinetuneJob
 from spotune.job_file.load import replace_fields
 from spotune.plan.execution import resolve_execution
 from spotune_trainer import files
-from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints
+from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.data.datasets import Datasets, open_datasets
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.engine.compile.layers import missing_compiler
+from spotune_trainer.job_directory.job import has_commits
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.run_plan import RunPlan, library_versions, requested
 from spotune_trainer.models.pretrained import load_config
@@ -30,7 +31,7 @@ def unprepared_sources(job: FinetuneJob, directory: JobDirectory) -> dict[str, s
     and may be gone.
     """
     sources = job.spec.dataset.prepared_sources
-    if not list_checkpoints(directory.checkpoints):
+    if not has_commits(directory):
         return sources
     return {name: source for name, source in sources.items() if not (directory.prepared(name) / MANIFEST).exists()}
 
@@ -62,7 +63,7 @@ def plan_run(
                 f"{plan.fingerprint[:8]}, this job has {job_fingerprint[:8]}): "
                 "undo the change, or start in another directory"
             )
-        plan.check_data(datasets.index_hashes())
+        plan.check_data(datasets.index_hashes)
         plan = plan.apply_execution(job.spec.execution, checkpoint.name.step if checkpoint else 0)
     missing = missing_compiler(on_gpus=job.spec.workers.gpus > 0) if plan.compile else None
     if missing:
@@ -104,7 +105,7 @@ def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_
         gathered_layers=execution.gathered_layers,
         whole_gradients=execution.whole_gradients,
         reason=execution.reason,
-        data=datasets.index_hashes(),
+        data=datasets.index_hashes,
         requested=asked,
         libraries=library_versions(),
     )
