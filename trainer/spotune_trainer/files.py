@@ -91,9 +91,14 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n", durable=durable)
 
 
+def content_hash(value: Any) -> str:
+    """SHA-256, in hex, of `value`, which JSON can represent."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def content_key(value: Any) -> str:
-    """A name for `value`, which JSON can represent: 16 hex digits of its SHA-256."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    """A name for `value`, which JSON can represent: the first 16 digits of its hash."""
+    return content_hash(value)[:16]
 
 
 def read_json(path: Path) -> Any | None:

@@ -74,7 +74,7 @@ def test_a_fraction_is_held_out_of_every_source_and_a_source_may_have_its_own(
 
 
 def test_the_index_of_every_source_identifies_the_data(job: Callable[..., FinetuneJob], tmp_path: Path) -> None:
-    hashes = opened(job(), tmp_path).index_hashes()
+    hashes = opened(job(), tmp_path).index_hashes
     assert list(hashes) == ["mixture.first.train", "mixture.second.train"]
     assert len(set(hashes.values())) == 2
 

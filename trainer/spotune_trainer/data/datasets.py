@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from spotune.errors import JobError
-from spotune.job import EvalSpec, FinetuneJob
+from spotune.job import EvalSpec, FinetuneJob, TrainingSpec
 from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.manifests import check_agreement, read_manifest
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
@@ -33,7 +33,7 @@ class Datasets:
         evaluation: the evaluation shards; None if the job has no evaluation data. If a fraction of `train` is held out,
             the same object; of a mixture, the training shards followed by the evaluation shards.
         evaluation_ids: sample ids in `evaluation`, ascending.
-        hashes: SHA-256 of each dataset's index, by its field in `dataset`.
+        index_hashes: SHA-256 of each dataset's index, by its field such as `train` and `eval`; in a mixture by source.
         evaluation_by_source: sample ids in `evaluation` by source of a mixture; empty without a mixture.
     """
 
@@ -41,12 +41,8 @@ class Datasets:
     schedule: Schedule
     evaluation: ShardedDataset | JoinedShards | None
     evaluation_ids: SampleIds
-    hashes: Mapping[str, str]
+    index_hashes: dict[str, str]
     evaluation_by_source: Mapping[str, SampleIds] = field(default_factory=dict)
-
-    def index_hashes(self) -> dict[str, str]:
-        """SHA-256 of each dataset's index, by its field such as `train` and `eval`; in a mixture by source."""
-        return dict(self.hashes)
 
 
 def train_source(job: FinetuneJob, directory: JobDirectory) -> str:
@@ -105,10 +101,7 @@ def _open_dataset(job: FinetuneJob, directory: JobDirectory) -> Datasets:
         ids = np.arange(evaluation.num_samples, dtype=np.int64)
     if evaluation is not None:
         hashes["eval"] = evaluation.index_hash
-    schedule = SampleSchedule(
-        train.shard_sizes, training.global_batch_size, training.seed, training.shuffle_block_size, excluded
-    )
-    return Datasets(train, schedule, evaluation, ids, hashes)
+    return Datasets(train, _schedule(train, training, excluded), evaluation, ids, hashes)
 
 
 def _open_mixture(job: FinetuneJob, directory: JobDirectory) -> Datasets:
@@ -135,11 +128,7 @@ def _open_mixture(job: FinetuneJob, directory: JobDirectory) -> Datasets:
         excluded = _held_out(dataset, source.eval or spec.eval)
         if excluded is not None:
             by_source[source.name] = excluded + first_id
-        orders.append(
-            SampleSchedule(
-                dataset.shard_sizes, training.global_batch_size, training.seed, training.shuffle_block_size, excluded
-            )
-        )
+        orders.append(_schedule(dataset, training, excluded))
     for (name, dataset), first_id in zip(separate, evaluation.first_ids[len(trained) :], strict=True):
         by_source[name] = np.arange(dataset.num_samples, dtype=np.int64) + first_id
     schedule = MixtureSchedule(plan_mixture(job, [order.num_samples for order in orders]), orders, train.first_ids)
@@ -161,6 +150,12 @@ def _open_source(role: str, source: str, sharing: int) -> ShardedDataset:
         raise JobError(f"dataset.{role}: {error}") from error
 
 
+def _schedule(dataset: ShardedDataset, training: TrainingSpec, excluded: SampleIds | None) -> SampleSchedule:
+    return SampleSchedule(
+        dataset.shard_sizes, training.global_batch_size, training.seed, training.shuffle_block_size, excluded
+    )
+
+
 def _held_out(dataset: ShardedDataset, evaluation: EvalSpec | None) -> SampleIds | None:
     """Ids of the samples that are held out for evaluation; None if none are."""
     if evaluation is None or evaluation.fraction is None:
@@ -174,7 +169,7 @@ def _check_rows(dataset: ShardedDataset, objective: str) -> None:
     if has_pairs and objective == "sft":
         raise JobError(
             f"training.objective: {dataset.source} has pairs of chosen and rejected answers, and sft would learn both: "
-            "use dpo, orpo or simpo, or shards of another row format"
+            "use dpo, orpo, simpo or reward, or shards of another row format"
         )
     if not has_pairs and objective != "sft":
         raise JobError(

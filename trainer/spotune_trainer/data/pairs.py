@@ -12,8 +12,8 @@ from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.documents import Document, Segment, TokenizedDocument
 
 
-def chat_column(answer: Template) -> str:
-    """The column of a template such as ``{chosen}``, whose chat ends with the answer.
+def check_chat_column(answer: Template) -> None:
+    """Check that a template is one column, such as ``{chosen}``, whose chat ends with the answer.
 
     Raises:
         ValueError: The template is more than one column.
@@ -23,7 +23,6 @@ def chat_column(answer: Template) -> str:
             f'without prompt, chosen and rejected are columns with chats, such as "{{chosen}}", not "{answer.source}": '
             "set prompt for answers that are plain text"
         )
-    return answer.columns[0]
 
 
 def pair_documents(chosen: Document, rejected: Document) -> Document:

@@ -27,7 +27,7 @@ from spotune_trainer.data.batches import NO_LOSS, Task
 from spotune_trainer.data.chat.messages import read_chat
 from spotune_trainer.data.chat.renderer import ChatRenderer, TrainOn
 from spotune_trainer.data.documents import Document, Segment, TokenizedDocument, chat_document
-from spotune_trainer.data.pairs import chat_column, join_pairs, pair_documents
+from spotune_trainer.data.pairs import check_chat_column, join_pairs, pair_documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +127,7 @@ class RowRenderer:
         self._chosen, self._rejected = Template(options.chosen), Template(options.rejected)
         if options.chosen and self._chats is not None:
             for answer in (self._chosen, self._rejected):
-                chat_column(answer)
+                check_chat_column(answer)
         self._prompt = Template(options.prompt)
         self._completion = Template(options.completion)
         self._text = Template(options.text if "{" in options.text else f"{{{options.text}}}" if options.text else "")
@@ -163,7 +163,7 @@ class RowRenderer:
     def _answer(self, answer: Template, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
         """A prompt with an answer to it: by templates, or the chat in the column of the answer's template."""
         if self._chats is not None:
-            return chat_document(self._chats.render(read_chat(row, chat_column(answer))), kept)
+            return chat_document(self._chats.render(read_chat(row, answer.columns[0])), kept)
         text = answer.render(row)
         return Document((Segment(self._prompt.render(row), False), Segment(text, True)), text, kept)
 

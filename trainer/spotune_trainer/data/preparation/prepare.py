@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -38,7 +37,7 @@ from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSumm
 from spotune_trainer.data.preparation.process_pool import write_parts
 from spotune_trainer.data.preparation.raw_files import InputFile
 from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
-from spotune_trainer.files import read_json
+from spotune_trainer.files import content_hash, content_key, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -206,7 +205,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return _hash_json([type(tokenizer).__name__, model, special, tokenizer.chat_template])
+    return content_hash([type(tokenizer).__name__, model, special, tokenizer.chat_template])
 
 
 def _needed_columns(text: TextOptions, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
@@ -265,16 +264,12 @@ def _output_key(options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, sou
     """Hash of everything that determines the output: options, tokenizer, content and order of the files."""
     content = [(source["bytes"], source.get("version") or source["xxh3_128"]) for source in sources]
     version = _CHAT_VERSION if options.text.is_chat else _VERSION
-    return _hash_json([version, options.as_json(), tokenizer_hash(tokenizer), content])[:16]
+    return content_key([version, options.as_json(), tokenizer_hash(tokenizer), content])
 
 
 def _camel_case(options: dict[str, Any]) -> dict[str, Any]:
     renamed = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): value for name, value in options.items()}
     return {name: _camel_case(value) if isinstance(value, dict) else value for name, value in renamed.items()}
-
-
-def _hash_json(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _find_existing(output: Path, key: str, *, overwrite: bool, max_skipped: int) -> PreparedDataset | None:
