@@ -16,10 +16,12 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
 _POLL_SECONDS = 0.5
+_OTHER_RANKS_SECONDS = 5
+"""For the other ranks to fail as well: the one that is reported first has often lost its peer only."""
 
 
 class GroupFailedError(Exception):
-    """A rank raised; the message is the traceback of the first one."""
+    """A rank raised; the message has the traceback or exit status of each rank that did."""
 
 
 def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120.0) -> list[Any]:
@@ -39,7 +41,7 @@ def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, ti
             while len(found) < world_size:
                 rank, value, error = _next(results, ranks, deadline)
                 if error is not None:
-                    raise GroupFailedError(f"rank {rank}: {error}")
+                    raise GroupFailedError(_failures(results, ranks, {rank: error}, found))
                 found[rank] = value
             return [found[rank] for rank in range(world_size)]
         finally:
@@ -48,6 +50,24 @@ def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, ti
                 if process.is_alive():
                     process.kill()
                     process.join()
+
+
+def _failures(results: Any, ranks: Sequence[BaseProcess], errors: dict[int, str], found: dict[int, Any]) -> str:
+    """Wait a little for the other ranks to fail. Returns what all of them say; `errors` is what is known by now."""
+    deadline = time.monotonic() + _OTHER_RANKS_SECONDS
+    missing = set(range(len(ranks))) - errors.keys() - found.keys()
+    while missing and time.monotonic() < deadline:
+        try:
+            rank, _, error = results.get(timeout=_POLL_SECONDS)
+        except Empty:
+            continue
+        missing.discard(rank)
+        if error is not None:
+            errors[rank] = error
+    for rank in missing:
+        status = ranks[rank].exitcode
+        errors[rank] = "still runs" if status is None else f"ended with status {status} and no result"
+    return "\n".join(f"rank {rank}: {errors[rank]}" for rank in sorted(errors))
 
 
 def _next(results: Any, ranks: Sequence[BaseProcess], deadline: float) -> tuple[int, Any, str | None]:
