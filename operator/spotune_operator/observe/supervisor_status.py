@@ -13,8 +13,8 @@ freshness          when                                                         
 ``UNREACHABLE``    polls have failed for ``unreachable_seconds``                          nothing: training continues
 ``NO_RESPONSE``    no poll has succeeded yet                                              nothing yet
 ``DRIVER_SILENT``  an active phase, and the driver wrote its status over 20 s ago         the driver is probably gone
-``RANKS_SILENT``   Training or Evaluating, and the last heartbeat of the ranks is over    a rank may be gone
-                   15 s old
+``RANKS_SILENT``   Training or Evaluating, and the last heartbeat of the ranks is far     a rank may be gone
+                   older than the time between two heartbeats usually is
 ``REPEATED``       an active phase, but the supervisor is still in ``preflight`` or       nothing yet: the phase is a
                    ``waiting``                                                            previous supervisor's
 ``FRESH``          otherwise                                                              the phase is current
@@ -57,8 +57,9 @@ _MAX_ETA_SECONDS: Final = 1e9
 _STALE_SECONDS: Final = 20.0
 """A running driver writes its status twice a second, unless the volume is slow."""
 _SILENT_SECONDS: Final = 15.0
-"""Training ranks send a heartbeat with every micro-batch. The status promises to be true within 30 s, and a poll takes
-place at least every 12 s."""
+"""Where the usual time between two heartbeats is not known. Training ranks send one with every micro-batch."""
+_LEAST_SILENT_SECONDS: Final = 4.0
+"""A slow volume delays what the ranks report."""
 _PHASES_WITH_HEARTBEAT: Final = frozenset({"Training", "Evaluating"})
 ACTIVE_PHASES: Final = frozenset({"Training", "Evaluating", "Exporting"})
 """Phases of the trainer in which the workers are at work."""
@@ -184,6 +185,7 @@ class ProgressResponse(_LenientModel):
     mfu: Amount | None = None
     age_seconds: Amount | None = None
     silent_seconds: Amount | None = None
+    heartbeat_seconds: Amount | None = None
     eta_seconds: Annotated[float, Field(ge=0, le=_MAX_ETA_SECONDS)] | None = None
     resumed_from_step: Count | None = None
     steps_lost: Count | None = None
@@ -200,12 +202,18 @@ class ProgressResponse(_LenientModel):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the last heartbeat of training ranks is so old that one of them may be gone."""
-        return self.phase in _PHASES_WITH_HEARTBEAT and (self.silent_seconds or 0.0) > _SILENT_SECONDS
+        """Whether the last heartbeat of training ranks is so old that one of them may be gone.
+
+        It is if twice the longest time between two recent heartbeats has passed, and two seconds more.
+        """
+        usual = self.heartbeat_seconds
+        limit = _SILENT_SECONDS if usual is None else max(_LEAST_SILENT_SECONDS, 2 * usual + 2.0)
+        return self.phase in _PHASES_WITH_HEARTBEAT and (self.silent_seconds or 0.0) > limit
 
     def same_progress(self, other: ProgressResponse) -> bool:
         """Whether two responses differ in nothing but values that change all the time: ETA, ages and goodput."""
-        times = {"eta_seconds": None, "age_seconds": None, "silent_seconds": None, "goodput": None}
+        names = ("eta_seconds", "age_seconds", "silent_seconds", "heartbeat_seconds", "goodput")
+        times = dict.fromkeys(names)
         if (self.is_stale, self.is_silent) != (other.is_stale, other.is_silent):
             return False
         return self.model_copy(update=times) == other.model_copy(update=times)

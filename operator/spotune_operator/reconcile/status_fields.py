@@ -12,9 +12,7 @@ from spotune_operator.observe.state import Pod
 from spotune_operator.observe.supervisor_status import ProgressResponse
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
-_LAST_KNOWN: Final = (
-    *("generation", "step", "total_steps", "epoch", "loss", "eval_loss", "eval_scores", "steps_lost", "goodput"),
-)
+_LAST_KNOWN: Final = (*("generation", "step", "total_steps", "eval_loss", "eval_scores", "steps_lost", "goodput"),)
 """Fields that keep their last value while the response has none."""
 _WHILE_TRAINING: Final = ("tokens_per_second", "mfu")
 """Fields that are set only during training."""
@@ -27,6 +25,7 @@ def training_fields(context: ReconcileContext) -> dict[str, Any]:
     left = progress.eta_seconds if is_training else None
     return {
         **{name: _rounded(value) for name in _LAST_KNOWN if (value := getattr(progress, name)) is not None},
+        **_of_step(progress),
         **{name: _rounded(getattr(progress, name)) if is_training else None for name in _WHILE_TRAINING},
         "eta": rfc3339(context.poll.received_at + left) if left is not None else "",
         "resumed_from_step": progress.resumed_from_step or context.previous.resumed_from_step,
@@ -35,6 +34,13 @@ def training_fields(context: ReconcileContext) -> dict[str, Any]:
         "restarts": _restarts(progress, context.previous.restarts),
         **_progress(context),
     }
+
+
+def _of_step(progress: ProgressResponse) -> dict[str, Any]:
+    """Epoch and loss of the step that is shown; None if the workers went back to a step and have not made it again."""
+    if progress.step is None:
+        return {}
+    return {"epoch": _rounded(progress.epoch), "loss": _rounded(progress.loss)}
 
 
 def _rounded(value: Any) -> Any:

@@ -227,6 +227,16 @@ def test_workers_without_heartbeat_do_not_count_as_training() -> None:
     assert scenario.is_true("Ready")
 
 
+def test_workers_that_go_back_to_the_beginning_show_no_loss() -> None:
+    scenario = training_scenario()
+    scenario.trains(step=9, loss=2.5, epoch=0.5)
+    scenario.decide()
+    assert (scenario.status.step, scenario.status.loss) == (9, 2.5)
+    scenario.trains(phase="Loading", step=0, loss=None, epoch=None)
+    scenario.decide()
+    assert (scenario.status.step, scenario.status.loss, scenario.status.epoch) == (0, None, None)
+
+
 def test_export_needs_no_heartbeat() -> None:
     scenario = training_scenario()
     scenario.trains(phase="Exporting", step=100, silentSeconds=90.0)

@@ -136,7 +136,7 @@ class Scenario:
         """Let all workers run and train."""
         self.has_children()
         self.has_pods(workers=self.job.spec.workers.count)
-        self.supervisor_reports(step=step, totalSteps=100, loss=1.5, **content)
+        self.supervisor_reports(**{"step": step, "totalSteps": 100, "loss": 1.5, **content})
 
 
 def new_scenario(**sections: Any) -> Scenario:

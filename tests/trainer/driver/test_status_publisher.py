@@ -22,6 +22,7 @@ KEYS = {
     *("time", "heartbeat", "phase", "generation", "attempt", "step", "totalSteps", "epoch", "loss", "learningRate"),
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
+    "heartbeatSeconds",
     *("skippedSteps", "evalScores", "evalBySource", "best", "stoppedEarly", "exportProblem", "exportStep"),
     *("goodput", "goodputParts"),
 }
@@ -103,6 +104,24 @@ def test_progress_of_the_workers_is_published(directory: JobDirectory, publisher
     publisher.finish_generation()
     publisher.refresh()
     assert status(directory)["workers"] == {"running": 0, "wanted": 2}
+
+
+def test_a_group_that_goes_back_shows_no_loss_until_its_first_step(
+    directory: JobDirectory, publisher: StatusPublisher
+) -> None:
+    publisher.start_generation(generation=1, first_step=0, workers=2)
+    train(directory, 1, first=1, last=6)
+    publisher.finish_generation()
+    publisher.start_generation(generation=2, first_step=6, workers=2)  # nothing was lost: the loss is of this step
+    publisher.refresh()
+    assert (status(directory)["step"], status(directory)["loss"]) == (6, 16.0)
+    publisher.start_generation(generation=3, first_step=4, workers=2)
+    publisher.refresh()
+    loading = status(directory)
+    assert (loading["step"], loading["loss"], loading["epoch"], loading["etaSeconds"]) == (4, None, None, None)
+    train(directory, 3, first=5, last=5)
+    publisher.refresh()
+    assert (status(directory)["step"], status(directory)["loss"]) == (5, 35.0)
 
 
 def test_heartbeat_grows_only_with_progress(directory: JobDirectory, publisher: StatusPublisher) -> None:

@@ -173,6 +173,19 @@ def test_events_carry_their_time(logs: GenerationLogs) -> None:
     assert event["time"] > 1.6e9
 
 
+def test_longest_time_between_heartbeats_of_the_phase_is_written(logs: GenerationLogs) -> None:
+    clock = Clock()
+    with ProgressReporter(logs, 0, 60, clock) as reporter:
+        clock.now += 50
+        reporter.set_phase(Phase.TRAINING)  # the 50 s were set-up
+        for seconds in (1, 4, 2):
+            clock.now += seconds
+            reporter.heartbeat()
+    progress = files.read_json(logs.progress)
+    assert progress is not None
+    assert progress["heartbeatSeconds"] == 4
+
+
 def test_other_ranks_have_a_watchdog_and_write_nothing(logs: GenerationLogs) -> None:
     with ProgressReporter(logs, 1, 60, Clock()) as reporter:
         reporter.set_phase(Phase.TRAINING)

@@ -31,6 +31,18 @@ _KEPT_FROM_LAST_ATTEMPT = (
     "best",
     "lastCheckpoint",
 )
+_OF_LAST_STEP = (
+    "epoch",
+    "loss",
+    "learningRate",
+    "gradNorm",
+    "tokensPerSecond",
+    "samplesPerSecond",
+    "mfu",
+    "etaSeconds",
+    "heartbeatSeconds",
+)
+"""Fields that describe the last step, or the speed of the group that trained it."""
 _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
     (
         "step",
@@ -51,6 +63,7 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "samplesPerSecond",
         "mfu",
         "etaSeconds",
+        "heartbeatSeconds",
         "lastCheckpoint",
         "checkpointProblem",
         "resumedFromStep",
@@ -121,8 +134,13 @@ class StatusPublisher:
             self._status["startup"] = {**self._status["startup"], part: round(seconds, 3)}
 
     def start_generation(self, generation: int, first_step: int, workers: int) -> None:
-        """Reset the status for a new worker group, which has `first_step` steps behind it."""
+        """Reset the status for a new worker group, which has `first_step` steps behind it.
+
+        What was measured at a later step is removed: the group goes back, and makes that step again.
+        """
         with self._lock:
+            if self._status["step"] != first_step:
+                self._status.update(dict.fromkeys(_OF_LAST_STEP))
             for tracker in self._trackers:
                 tracker.rewind(first_step)
             self._generation = _GenerationFiles(self._directory.generation_logs(generation))

@@ -29,6 +29,7 @@ logger = logging.getLogger("spotune.worker")
 
 _WRITE_EVERY_SECONDS = 0.5
 _RATE_WINDOW_STEPS = 50
+_HEARTBEAT_WINDOW = 100
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class ProgressReporter:
         }
         self._last_write = self._startup_since = float("-inf")
         self._window: deque[tuple[float, int, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
+        self._last_heartbeat: float | None = None
+        self._heartbeat_gaps: deque[float] = deque(maxlen=_HEARTBEAT_WINDOW)
         self._writer = BackgroundWriter()
 
     def __enter__(self) -> Self:
@@ -134,6 +137,10 @@ class ProgressReporter:
         """Report that the process makes progress: reset the watchdog and, if due, write `progress.json`."""
         self._state["heartbeat"] += 1
         self._watchdog.reset()
+        now = self._clock()
+        if self._last_heartbeat is not None:
+            self._heartbeat_gaps.append(now - self._last_heartbeat)
+        self._last_heartbeat = now
         self.write_if_due()
 
     def write_if_due(self) -> None:
@@ -146,6 +153,7 @@ class ProgressReporter:
         logger.info("%s", phase.value)
         self._state["phase"] = phase.value
         self.heartbeat()
+        self._heartbeat_gaps.clear()  # those of another phase
         self._write()
 
     def record_startup(self, part: str) -> None:
@@ -211,5 +219,12 @@ class ProgressReporter:
         self._last_write = self._clock()
         if self.rank == 0:
             seconds = {part: round(value, 3) for part, value in self.stopwatch.seconds().items()}
-            state = {"time": time.time(), **deepcopy(self._state), "part": self.stopwatch.part, "seconds": seconds}
+            longest = round(max(self._heartbeat_gaps), 3) if self._heartbeat_gaps else None
+            state = {
+                "time": time.time(),
+                **deepcopy(self._state),
+                "heartbeatSeconds": longest,
+                "part": self.stopwatch.part,
+                "seconds": seconds,
+            }
             self._writer.replace(self.logs.progress, state)
