@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from spotune.job import FinetuneJob
 from spotune.job_file.load import load_job, resolve_paths
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.devices import device_memory_bytes, machine_memory_bytes, parse_bytes
-from spotune.plan.job_plan import Assumptions, Device, plan_job
+from spotune.plan.job_plan import Assumptions, Device, JobPlan, plan_job
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.units.durations import Duration
 
@@ -45,18 +46,19 @@ def plan(
     Example: spotune plan job.yaml --workers 1,2,4 --device h200
     """
     job = resolve_paths(load_job(job_file), job_file.resolve().parent)
-    worker_counts = _worker_counts(workers, job)
+    worker_counts = _worker_counts(workers)
     assumptions = Assumptions(
         mean_seconds_to_preemption=_seconds(preemption_every, "--preemption-every"),
         storage_bytes_per_second=parse_bytes(storage_bandwidth, "--storage-bandwidth"),
         step_seconds=step_seconds,
     )
-    job_plan = plan_job(
-        job,
-        read_architecture(_model_config(job, config)),
-        {count: _device(job, device, device_memory, count) for count in worker_counts},
-        assumptions,
-    )
+    architecture = read_architecture(_model_config(job, config))
+
+    def plan_for(counts: Sequence[int]) -> JobPlan:
+        devices = {count: _device(job, device, device_memory, count) for count in counts}
+        return plan_job(job, architecture, devices, assumptions)
+
+    job_plan = plan_for(worker_counts or _least_and_most(job, lambda count: plan_for([count]).feasible))
     if output == "json":
         typer.echo(json.dumps(job_plan.as_json(), indent=2))
     else:
@@ -65,10 +67,19 @@ def plan(
         raise JobError(job_plan.workers[-1].problem)
 
 
-def _worker_counts(text: str, job: FinetuneJob) -> list[int]:
-    """The numbers of workers to plan for: the given ones, or the job's minimum and maximum."""
+def _least_and_most(job: FinetuneJob, fits: Callable[[int], bool]) -> list[int]:
+    """The job's minimum and maximum of workers; with `workers.min: auto` the minimum is the smallest that fits."""
+    workers = job.spec.workers
+    least, most = workers.min_world_size, workers.world_size
+    if workers.min == "auto":
+        least = next(filter(fits, range(least, most, max(workers.gpus, 1))), most)
+    return sorted({least, most})
+
+
+def _worker_counts(text: str) -> list[int]:
+    """The numbers of workers to plan for that `--workers` gives; empty without it."""
     if not text:
-        return sorted({job.spec.workers.min_world_size, job.spec.workers.world_size})
+        return []
     counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if min(counts) < 1:
         raise UsageError(f"--workers {text}: expected whole numbers from 1, separated by commas, such as 1,2,4.")

@@ -119,7 +119,7 @@ def _from_job(job: FinetuneJob | None) -> tuple[Scenario, Timings]:
     workers, every = job.spec.workers, job.spec.checkpoint.every
     scenario = Scenario(
         workers=workers.count,
-        min_workers=workers.min,
+        min_workers=workers.min_count,
         checkpoint_every=every.seconds if isinstance(every, Duration) else every,
         head=job.spec.head.capacity,
         capacity=workers.capacity,

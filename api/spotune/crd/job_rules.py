@@ -26,7 +26,7 @@ from spotune.job import (
 from spotune.job.execution import LOWEST_STAGE
 from spotune.job.metric import BUILT_IN
 
-_WORKERS = (Rule("self.min <= self.count", "must not be more than count", "min"),)
+_WORKERS = (Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),)
 
 _BACKOFF = (
     Rule(

@@ -1,10 +1,10 @@
 """Where a job runs: pods, storage and the Ray cluster. `spotune run` reads workers.count, min and gpus only."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, invalid
+from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, expecting, invalid
 from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
 from spotune.units.durations import Duration
 from spotune.units.quantities import Quantity
@@ -15,8 +15,9 @@ class WorkersSpec(Section):
 
     count: PositiveInt = 1
     """Number of worker pods. `spotune run` starts one local process per GPU of these pods."""
-    min: PositiveInt = 1
-    """Minimum number of pods. Training continues with this many while more are not available."""
+    min: Annotated[Literal["auto"] | PositiveInt, expecting("auto or a whole number from 1")] = "auto"
+    """Minimum number of pods. Training continues with this many while more are not available. auto: the smallest number
+    on which the model fits; it is determined at the first start, from the memory of a worker."""
     gpus: NonNegativeInt = 1
     """GPUs per pod. 0: one CPU worker per pod."""
     capacity: Literal["spot", "on-demand", "spot-then-on-demand"] = "spot"
@@ -39,13 +40,18 @@ class WorkersSpec(Section):
         return self.count * max(self.gpus, 1)
 
     @property
+    def min_count(self) -> int:
+        """Minimum number of pods, without regard to the memory that the model needs: 1 for auto."""
+        return 1 if self.min == "auto" else self.min
+
+    @property
     def min_world_size(self) -> int:
-        """Minimum number of worker processes that training continues with."""
-        return self.min * max(self.gpus, 1)
+        """Number of worker processes in `min_count` pods."""
+        return self.min_count * max(self.gpus, 1)
 
     @model_validator(mode="after")
     def _check_min(self) -> Self:
-        if self.min > self.count:
+        if self.min_count > self.count:
             invalid("min", f"{self.min} is more than count, {self.count}")
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from spotune.job import FinetuneJob
 from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
-from spotune.plan.layout import LayoutRequest, choose_layout
+from spotune.plan.layout import LayoutRequest, ModelTooLargeError, choose_layout
 from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, precision_of
 from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, TrainingSetup
 
@@ -20,7 +21,7 @@ class ExecutionPlan:
     """A job's `execution` section with all `auto` values resolved, except attention; `reason` is for display.
 
     `memory` is the estimate per worker. It is `None` if the job sets all fields and the model type is not supported by
-    the plan.
+    the plan. `fits` is false only for a layout that the user has set completely.
     """
 
     zero_stage: int
@@ -31,6 +32,7 @@ class ExecutionPlan:
     gathered_layers: int = 0
     whole_gradients: bool = False
     memory: MemoryEstimate | None = None
+    fits: bool = True
 
 
 def resolve_execution(
@@ -41,17 +43,56 @@ def resolve_execution(
     Args:
         config: the model's `config.json`.
         job: the job.
-        world_size: number of workers to plan for: the minimum that training continues with (`workers.min`).
+        world_size: number of workers to plan for: the minimum that training continues with.
         device_memory_bytes: memory of one worker's GPU; for CPU workers, its share of the machine's memory.
 
     Raises:
-        JobError: no layout fits, or a value is `auto` and the model type in `config` is not supported.
+        ModelTooLargeError: no layout fits.
+        JobError: a value is `auto` and the model type in `config` is not supported, or values contradict each other.
     """
     request = layout_request(job)
     if request.complete and not _is_known(config):
         return _plan(job, request.layout(), "as set in execution")
     choice = choose_layout(training_setup(read_architecture(config), job), world_size, device_memory_bytes, request)
-    return _plan(job, choice.layout, choice.reason, choice.memory)
+    return replace(_plan(job, choice.layout, choice.reason, choice.memory), fits=choice.fits)
+
+
+@dataclass(frozen=True)
+class MinimumPlan:
+    """What `workers.min` stands for, and the plan for it.
+
+    Attributes:
+        world_size: smallest number of workers that training continues with.
+        execution: the plan for that number, which more workers use too.
+    """
+
+    world_size: int
+    execution: ExecutionPlan
+
+
+def resolve_minimum(config: Mapping[str, Any], job: FinetuneJob, device_memory_bytes: int) -> MinimumPlan:
+    """Resolve `workers.min` together with `execution`. auto: the smallest number of pods on which the model fits.
+
+    Args:
+        config: the model's `config.json`.
+        job: the job.
+        device_memory_bytes: as in `resolve_execution`.
+
+    Raises:
+        ModelTooLargeError: the model does not fit on the minimum; for auto, on `workers.count` pods.
+        JobError: as in `resolve_execution`.
+    """
+    workers = job.spec.workers
+    if workers.min != "auto":
+        return MinimumPlan(
+            workers.min_world_size, resolve_execution(config, job, workers.min_world_size, device_memory_bytes)
+        )
+    for world_size in range(workers.min_world_size, workers.world_size, max(workers.gpus, 1)):
+        with suppress(ModelTooLargeError):
+            execution = resolve_execution(config, job, world_size, device_memory_bytes)
+            if execution.fits:
+                return MinimumPlan(world_size, execution)
+    return MinimumPlan(workers.world_size, resolve_execution(config, job, workers.world_size, device_memory_bytes))
 
 
 def resolve_compile(job: FinetuneJob) -> bool:

@@ -34,6 +34,10 @@ _FURTHER_OFFLOAD: Final[Mapping[Offload, tuple[Offload, ...]]] = {
 """Offload settings that move more to host memory than the key does, least first."""
 
 
+class ModelTooLargeError(JobError):
+    """The model does not fit on so many workers of this size, at any layout that the job allows."""
+
+
 @dataclass(frozen=True)
 class LayoutRequest:
     """The layout fields of a job's `execution`; the plan resolves `auto`."""
@@ -73,8 +77,8 @@ def choose_layout(
     """Choose the lowest ZeRO stage that fits `device_bytes` on each of `world_size` workers, and a micro-batch size.
 
     Raises:
-        JobError: No layout fits (the message says what is missing and what would help), or `request` contradicts the
-            offload.
+        ModelTooLargeError: No layout fits; the message says what is missing and what would help.
+        JobError: `request` contradicts the offload.
     """
     budget = setup.budget_bytes(device_bytes)
     stages = _candidate_stages(setup, request)
@@ -86,7 +90,7 @@ def choose_layout(
             layout = _use_spare_memory(setup, world_size, budget, layout)
             memory = setup.memory(world_size, layout)
             return LayoutChoice(layout, memory, _reason(layout, memory, device_bytes, request))
-    raise JobError(_does_not_fit(setup, world_size, device_bytes, request))
+    raise ModelTooLargeError(_does_not_fit(setup, world_size, device_bytes, request))
 
 
 def balanced_micro_batch_size(

@@ -132,7 +132,7 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
         return Finding("ClusterReady", "False", "NoWorkersYet", message)
     running = sum(pod.runs for pod in observed.workers)
     count = f"{running} of {workers.count} workers run"
-    if running < workers.min:
+    if running < workers.min_count:
         shown = problem or PodProblem("WorkersPending", count)
         return Finding("ClusterReady", "False", shown.reason, shown.message)
     suffix = f"; {problem.message}" if problem is not None and running < workers.count else ""

@@ -219,7 +219,7 @@ def test_all_problems_are_listed_in_the_order_of_the_file(
     assert printed.splitlines() == [
         "job.yaml:5: spec.model.tsk: is not a field; did you mean task?",
         "job.yaml:9: spec.training.epochs: expected at least 1, not -3",
-        "job.yaml:10: spec.workers.min: expected at least 1, not 0",
+        "job.yaml:10: spec.workers.min: expected auto or a whole number from 1, not 0",
     ]
     assert code == 20
 

@@ -68,10 +68,15 @@ def test_problems_can_be_read_by_programs(tmp_path: Path) -> None:
         load_job(file)
     assert raised.value.as_json() == {
         "error": "JobError",
-        "message": f"{file}:10: spec.workers.min: expected at least 1, not 0",
+        "message": f"{file}:10: spec.workers.min: expected auto or a whole number from 1, not 0",
         "exitCode": 20,
         "problems": [
-            {"file": str(file), "line": 10, "field": "spec.workers.min", "message": "expected at least 1, not 0"}
+            {
+                "file": str(file),
+                "line": 10,
+                "field": "spec.workers.min",
+                "message": "expected auto or a whole number from 1, not 0",
+            }
         ],
     }
 

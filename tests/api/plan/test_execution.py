@@ -9,7 +9,7 @@ from spotune.job import FinetuneJob
 from spotune.plan import ExecutionPlan, resolve_execution
 from spotune.plan.activations import Workload, logits_bytes
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.execution import training_setup
+from spotune.plan.execution import resolve_minimum, training_setup
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
 from spotune.plan.training_setup import Layout
@@ -68,6 +68,47 @@ def test_unknown_model_with_auto_values_is_rejected() -> None:
 def test_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(JobError, match="does not fit"):
         resolve_execution(KNOWN_CONFIGS["google-t5/t5-11b"], t5_job(), 1, 80 * GB)
+
+
+def too_large_for_one(**workers: Any) -> FinetuneJob:
+    """A job of T5-3B in fp32: its states need 57 GB, and more than one device of 40 GB."""
+    return t5_job(workers={"count": 6, "gpus": 1} | workers)
+
+
+T5_3B = KNOWN_CONFIGS["google-t5/t5-3b"]
+
+
+def test_auto_is_the_smallest_number_of_pods_on_which_the_model_fits() -> None:
+    found = resolve_minimum(T5_3B, too_large_for_one(), 40 * GB)
+    assert found.world_size > 1
+    assert found.execution == resolve_execution(T5_3B, too_large_for_one(), found.world_size, 40 * GB)
+    with pytest.raises(JobError, match="does not fit on"):
+        resolve_execution(T5_3B, too_large_for_one(), found.world_size - 1, 40 * GB)
+    assert resolve_minimum(T5_3B, too_large_for_one(), 800 * GB).world_size == 1
+
+
+def test_auto_counts_whole_pods() -> None:
+    assert resolve_minimum(T5_3B, too_large_for_one(count=3, gpus=2), 40 * GB).world_size in (2, 4)
+    assert resolve_minimum(T5_3B, too_large_for_one(count=3, gpus=8), 40 * GB).world_size == 8
+
+
+def test_a_given_minimum_is_kept_or_refused() -> None:
+    assert resolve_minimum(T5_3B, too_large_for_one(min=5), 40 * GB).world_size == 5
+    with pytest.raises(JobError, match="does not fit on 1 worker"):
+        resolve_minimum(T5_3B, too_large_for_one(min=1), 40 * GB)
+
+
+def test_auto_refuses_a_model_that_does_not_fit_on_all_pods() -> None:
+    with pytest.raises(JobError, match="does not fit on 6 workers"):
+        resolve_minimum(T5_3B, too_large_for_one(), 4 * GB)
+
+
+def test_auto_with_a_whole_layout_is_the_smallest_number_that_the_estimate_allows() -> None:
+    layout = {"zeroStage": 3, "microBatchSize": 1, "gradientCheckpointing": True}
+    job = t5_job(workers={"count": 6, "gpus": 1}, execution=layout)
+    found = resolve_minimum(T5_3B, job, 40 * GB)
+    assert found.execution.fits
+    assert not resolve_execution(T5_3B, job, found.world_size - 1, 40 * GB).fits
 
 
 def test_setup_reads_lengths_precision_and_device_from_the_job() -> None:

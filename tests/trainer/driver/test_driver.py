@@ -1,4 +1,4 @@
-"""The driver on a simulated cluster: retries, waiting for workers, preemption, resizing, and how an attempt ends."""
+"""The driver on a simulated cluster: retries, preemption, resizing, and how an attempt ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
-from spotune.plan.execution import ExecutionPlan, resolve_execution
+from spotune.plan.execution import MinimumPlan, resolve_minimum
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import claim
@@ -22,6 +22,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.worker_group.result import CorruptCheckpoint, Failed, Stopped, Superseded, Yielded
 from tests.trainer.support.checkpoints import commit_checkpoint
+from tests.trainer.support.drivers import events, make_driver, status
 from tests.trainer.support.runs import Runs
 from tests.trainer.support.simulated_cluster import (
     BROKEN,
@@ -33,27 +34,6 @@ from tests.trainer.support.simulated_cluster import (
     SimulatedCluster,
 )
 from tests.trainer.support.waiting import wait_until
-
-
-def make_driver(
-    runs: Runs, directory: JobDirectory, cluster: SimulatedCluster, count: int = 2, minimum: int = 1, **retry: Any
-) -> Driver:
-    job = runs.job(
-        workers={"count": count, "min": minimum, "gpus": 0},
-        execution={"microBatchSize": 4, "zeroStage": 1},
-        retry=retry,
-    )
-    return Driver(directory, job, 1, cluster.dependencies())
-
-
-def events(driver: Driver, *names: str) -> list[dict[str, Any]]:
-    return driver.ledger.records(*names)
-
-
-def status(directory: JobDirectory) -> dict[str, Any]:
-    value = files.read_json(directory.status)
-    assert isinstance(value, dict)
-    return value
 
 
 def test_trained_run_writes_its_result(runs: Runs, directory: JobDirectory) -> None:
@@ -162,10 +142,12 @@ def test_out_of_memory_disables_optional_buffers_before_halving_micro_batch(
 ) -> None:
     cluster = SimulatedCluster([*[ScriptedGroup(OUT_OF_MEMORY)] * 3, ScriptedGroup(TRAINED, last_step=10)])
 
-    def resolved(*arguments: Any) -> ExecutionPlan:
-        return replace(resolve_execution(*arguments), gathered_layers=2, whole_gradients=True)
+    def resolved(*arguments: Any) -> MinimumPlan:
+        minimum = resolve_minimum(*arguments)
+        execution = replace(minimum.execution, gathered_layers=2, whole_gradients=True)
+        return replace(minimum, execution=execution)
 
-    with patch.object(planning, "resolve_execution", resolved):
+    with patch.object(planning, "resolve_minimum", resolved):
         make_driver(runs, directory, cluster).run()
     names = ("wholeGradients", "gatheredLayers", "microBatchSize")
     assert [tuple(task.plan[name] for name in names) for task in cluster.tasks] == [
@@ -242,47 +224,6 @@ def test_superseded_driver_starts_no_further_group(runs: Runs, directory: JobDir
     with pytest.raises(SupersededError, match="another driver of this job has started a generation after 1"):
         driver.run()
     assert len(cluster.tasks) == 1
-
-
-def test_driver_waits_for_missing_workers_then_starts_with_fewer(runs: Runs, directory: JobDirectory) -> None:
-    cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10)], slots=2)
-    make_driver(runs, directory, cluster, count=4, minimum=2).run()
-    assert cluster.sizes == [2]
-    assert cluster.started == pytest.approx([30], abs=1)
-
-
-def test_driver_waits_for_the_minimum_of_workers_and_reports_it(runs: Runs, directory: JobDirectory) -> None:
-    cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10)], slots=1)
-    statuses: list[dict[str, Any]] = []
-
-    def record_status() -> None:
-        statuses.append(status(directory))
-        if cluster.now > 100:
-            cluster.slots = 4
-
-    cluster.while_sleeping = record_status
-    driver = make_driver(runs, directory, cluster, count=4, minimum=2)
-    driver.run()
-    assert cluster.sizes == [4]
-    (waiting,) = events(driver, "waiting")
-    assert (waiting["slots"], waiting["wanted"]) == (1, 4)
-    assert (statuses[0]["phase"], statuses[0]["workers"]) == ("WaitingForWorkers", {"running": 0, "wanted": 4})
-    assert statuses[0]["message"] == "1 of 4 workers are ready (2 are needed)"
-    heartbeats = [each["heartbeat"] for each in statuses]
-    assert heartbeats == sorted(set(heartbeats)), "the heartbeat grows while the driver waits"
-
-
-def test_workers_whose_agents_are_starting_are_not_reported_missing(runs: Runs, directory: JobDirectory) -> None:
-    cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10)], ready=0)
-
-    def start() -> None:
-        cluster.ready = 2
-
-    cluster.while_sleeping = start
-    driver = make_driver(runs, directory, cluster)
-    driver.run()
-    assert cluster.sizes == [2]
-    assert events(driver, "waiting") == []
 
 
 def drain_during_group(cluster: SimulatedCluster, directory: JobDirectory, node: str) -> Callable[[], object]:

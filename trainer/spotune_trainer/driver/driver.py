@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
 from spotune.fingerprint import changed_fields
@@ -29,6 +29,7 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import plan_run, save_plan, unprepared_sources
+from spotune_trainer.driver.results import write_result
 from spotune_trainer.driver.scaling import choose_world_size
 from spotune_trainer.driver.status_publisher import StatusPublisher
 from spotune_trainer.evaluation.metrics import build_metrics
@@ -39,7 +40,6 @@ from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.goodput_ledger import (
-    GoodputMeter,
     productive_seconds_after,
     record_generation_ended,
     record_lost_generations,
@@ -104,6 +104,7 @@ class Driver:
         self._skipped_checkpoints: set[CheckpointName] = set()
         self._claimed_generation: int | None = None
         self._patience_seconds = _PATIENCE_SECONDS
+        self._planned_minimum = 1
 
     def run(self) -> None:
         """Train until the model is trained and exported.
@@ -161,6 +162,9 @@ class Driver:
             self._skip_checkpoint(skipped.name, skipped.reason)
         plan = plan_run(self.job, self.directory, choice.checkpoint, self._worker_memory_bytes)
         plan_seconds = time.monotonic() - started
+        self._planned_minimum = plan.min_world_size
+        if world_size < self._minimum():
+            world_size = self._wait_for_workers()
         self.status.record_startup("plan", plan_seconds)
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
         with self._watch_nodes(task, world_size) as watch:
@@ -192,7 +196,8 @@ class Driver:
         waiting = False
         while True:
             workers = self.job.spec.workers
-            minimum, desired = workers.min_world_size, workers.world_size
+            minimum, desired = self._minimum(), workers.world_size
+            reason = " for the memory of the model" if minimum > workers.min_world_size else ""
             slots = self.dependencies.agents.ensure(workers.gpus > 0)
             size = choose_world_size(slots.ready, minimum, desired, clock() - started, self._patience_seconds)
             if size is not None:
@@ -204,11 +209,26 @@ class Driver:
             self.status.update(
                 Phase.WAITING_FOR_WORKERS,
                 workers={"running": 0, "wanted": desired},
-                message=f"{slots.ready} of {desired} workers are ready ({minimum} are needed)",
+                message=f"{slots.ready} of {desired} workers are ready ({minimum} are needed{reason})",
             )
             self._raise_if_stopped()
             self.dependencies.sleep(_POLL_SECONDS)
             self._reload_job()
+
+    def _minimum(self) -> int:
+        """Number of workers that the next group needs.
+
+        Raises:
+            JobError: `workers.count` is too low for it.
+        """
+        workers = self.job.spec.workers
+        minimum = self._planned_minimum if workers.min == "auto" else workers.min_world_size
+        if minimum > workers.world_size:
+            raise JobError(
+                f"workers.count: the model needs the memory of {minimum} workers, and {workers.world_size} are asked "
+                "for: raise it, or set workers.min to a number to try it with fewer"
+            )
+        return minimum
 
     def _claim(self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int, plan_seconds: float) -> WorkerTask:
         """Claim the next generation, which starts from `checkpoint`, and record it in the ledger.
@@ -286,7 +306,9 @@ class Driver:
                     )
                     return False
                 upload_export(self.job, self.directory, self.status.update)
-                self._write_result(summary)
+                figures = write_result(self.directory, self.ledger, self.job, summary)
+                messages = [figures[name] for name in ("stoppedEarly", "exportProblem") if figures[name]]
+                self.status.update(Phase.DONE, message="; ".join(messages) or None, etaSeconds=0.0)
                 return True
             case Stopped():
                 self.ledger.append("notice", generation=task.generation, step=self._last_step(task))
@@ -336,29 +358,6 @@ class Driver:
             self._raise_if_stopped()
             self.status.update()
             self.dependencies.sleep(_POLL_SECONDS)
-
-    def _write_result(self, summary: dict[str, Any]) -> None:
-        """Write `result.json`, and record in ledger and status that the run has finished."""
-        goodput = GoodputMeter(self.directory).metrics(time.time())
-        wall_seconds = round(sum(goodput["goodputParts"].values()), 3)
-        epochs, max_steps = training_length(self.job)
-        result = {
-            **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "best", "stoppedEarly", "exportProblem")),
-            **dict.fromkeys(("evalBySource", "samplesBySource")),
-            "scores": {},
-            **summary,
-            "epochs": epochs,
-            "maxSteps": max_steps,
-            "wallSeconds": wall_seconds,
-            **goodput,
-            "restarts": sum(self.ledger.restarts().values()),
-            "export": str(self.directory.export),
-        }
-        files.write_json(self.directory.result, result)
-        self.ledger.append("finished", step=summary["steps"], wallSeconds=wall_seconds, **goodput)
-        logger.info("trained: %s", result)
-        messages = [result[name] for name in ("stoppedEarly", "exportProblem") if result[name]]
-        self.status.update(Phase.DONE, message="; ".join(messages) or None, etaSeconds=0.0)
 
     def _skip_checkpoint(self, name: CheckpointName, reason: str) -> None:
         """Skip a checkpoint that cannot be used. Recorded once for each checkpoint."""

@@ -9,7 +9,7 @@ from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
 from spotune.job import FinetuneJob
 from spotune.job_file.load import replace_fields
-from spotune.plan.execution import resolve_execution
+from spotune.plan.execution import resolve_minimum
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.data.datasets import Datasets, open_datasets
@@ -90,11 +90,11 @@ def _log_mixture(job: FinetuneJob, datasets: Datasets) -> None:
 
 def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_memory_bytes: int) -> RunPlan:
     workers = job.spec.workers
-    minimum = workers.min * max(workers.gpus, 1)
     asked = requested(job.spec.execution)
     if job.spec.execution.compile == "auto" and missing_compiler(on_gpus=workers.gpus > 0):
         job = replace_fields(job, {"spec.execution.compile": False})
-    execution = resolve_execution(load_config(job).to_dict(), job, minimum, worker_memory_bytes)
+    minimum = resolve_minimum(load_config(job).to_dict(), job, worker_memory_bytes)
+    execution = minimum.execution
     return RunPlan(
         version=1,
         fingerprint=job_fingerprint,
@@ -104,6 +104,7 @@ def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_
         compile=execution.compile,
         gathered_layers=execution.gathered_layers,
         whole_gradients=execution.whole_gradients,
+        min_world_size=minimum.world_size,
         reason=execution.reason,
         data=datasets.index_hashes,
         requested=asked,

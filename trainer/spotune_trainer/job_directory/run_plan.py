@@ -36,6 +36,8 @@ class RunPlan:
         gathered_layers: at stage 3, number of layers whose weights are gathered once a step; the others are gathered
             at each use.
         whole_gradients: at stage 3, reduce gradients once a step.
+        min_world_size: number of workers that these values were planned for; 1 in older plans. With `workers.min: auto`
+            a worker group has at least as many.
         reason: explanation of these values for people.
         data: hash of each data set's index by role (train, eval).
         requested: `execution` of the job as last applied.
@@ -56,6 +58,7 @@ class RunPlan:
     compile: bool = False
     gathered_layers: int = 0
     whole_gradients: bool = False
+    min_world_size: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

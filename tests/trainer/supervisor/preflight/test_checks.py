@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spotune.cli.main import main
 from spotune.errors import UsageError
 from spotune.job import FinetuneJob
+from spotune.job_file.load import replace_fields
+from spotune.plan.known_models import KNOWN_CONFIGS
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
@@ -236,3 +240,34 @@ def test_model_of_known_size_is_refused(head: Head) -> None:
     save_source(head.source, "seq2seq")
     with pytest.raises(UsageError, match="are free, but"):
         refuse_insufficient_space(head.directory, make_job(head.source, checkpoint={"keep": 10**12}))
+
+
+def limited(head: Head, memory: str, **workers: Any) -> FinetuneJob:
+    """The head's job, with CPU workers of so much memory, and its model, which is a T5 of 3 billion parameters."""
+    save_source(head.source, "seq2seq")
+    config = {**(files.read_json(head.source / "config.json") or {}), **KNOWN_CONFIGS["google-t5/t5-3b"]}
+    files.write_json(head.source / "config.json", config)
+    workers = {"count": 8, "gpus": 0, "resources": {"limits": {"memory": memory}}} | workers
+    return replace_fields(head.job, {f"spec.workers.{name}": value for name, value in workers.items()})
+
+
+def test_workers_that_are_too_small_for_the_model_are_refused_before_there_is_one(head: Head) -> None:
+    assert not head.preflight.passes(limited(head, "8Gi"))
+    failed = head.results()["worker-memory"]
+    assert failed.status == "failed"
+    assert "does not fit on 8 workers" in failed.message
+    assert failed.message.endswith("Raise spec.workers.resources.limits.memory (8Gi) or spec.workers.count.")
+
+
+def test_smallest_number_of_workers_is_shown(head: Head) -> None:
+    head.preflight.passes(limited(head, "32Gi"))
+    passed = head.results()["worker-memory"]
+    assert passed.status == "passed"
+    assert re.match(r"the model fits on [2-4] of 8 workers: ZeRO stage", passed.message), passed.message
+    head.preflight.passes(limited(head, "32Gi", min=1))
+    assert head.results()["worker-memory"].message.endswith("(32Gi) or spec.workers.min.")
+
+
+def test_memory_of_workers_with_gpus_is_not_checked(head: Head) -> None:
+    head.preflight.passes(limited(head, "8Gi", gpus=1))
+    assert "worker-memory" not in head.results()

@@ -60,7 +60,7 @@ def resolve_job(file: Path, changes: Mapping[str, Any]) -> tuple[FinetuneJob, Do
     document = read_job_file(file)
     job = parse_job(document)
     count = changes.get("spec.workers.count")
-    if count is not None and job.spec.workers.min > count:
+    if count is not None and job.spec.workers.min_count > count:
         changes = {**changes, "spec.workers.min": count}
     job = resolve_paths(replace_fields(job, changes), file.absolute().parent)
     return job, document

@@ -32,6 +32,7 @@ from spotune_trainer.supervisor.preflight.storage import (
     check_space,
     storage_need,
 )
+from spotune_trainer.supervisor.preflight.worker_memory import check_worker_memory, memory_limit
 
 NOTICE_SECONDS = "SPOTUNE_NOTICE_SECONDS"
 """Environment variable with the seconds between a spot notice and the end of a worker."""
@@ -62,6 +63,10 @@ def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
         assert found, "checks that need the size of the model run after it was read"
         return storage_need(job, found[0].parameters, directory)
 
+    def memory() -> str:
+        assert found, "checks that need the model's configuration run after it was read"
+        return check_worker_memory(job, found[0].config)
+
     has_functions = any(map(is_function, job.spec.training.evaluation.metrics))
     metrics = {"metrics": Check(lambda: check_metrics(job))} if has_functions else {}
     check_sources = check_mixture if job.spec.dataset.mixture else check_data
@@ -72,6 +77,7 @@ def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
         "model": Check(model),
         "data": Check(lambda: check_sources(job, directory)),
         **metrics,
+        **({"worker-memory": Check(memory, needs=("model",))} if memory_limit(job) is not None else {}),
         "storage-space": Check(lambda: check_space(need(), directory.root), needs=("model",)),
         "commit-time": Check(
             lambda: check_commit_time(need(), directory.root, notice_seconds), needs=("storage-semantics", "model")

@@ -44,10 +44,12 @@ class ModelFacts:
     Attributes:
         parameters: numbers of trained and frozen parameters; None for a model type whose size is not computed.
         description: one sentence for people.
+        config: its `config.json`.
     """
 
     parameters: TrainedParameters | None
     description: str
+    config: Mapping[str, Any]
 
 
 def read_model(job: FinetuneJob) -> ModelFacts:
@@ -75,7 +77,7 @@ def read_model(job: FinetuneJob) -> ModelFacts:
     parameters = _count(config, job)
     size = f"{_model_size(parameters) / 1e6:,.1f} million parameters" if parameters is not None else "unknown size"
     kind = f"{spec.source} is a {config.get('model_type')} model of {size}"
-    return ModelFacts(parameters, f"{kind}, tokenized by {tokenizer or 'its own code'}")
+    return ModelFacts(parameters, f"{kind}, tokenized by {tokenizer or 'its own code'}", config)
 
 
 def count_parameters(job: FinetuneJob) -> TrainedParameters | None:

@@ -1,0 +1,49 @@
+"""`result.json`: the figures of a finished run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from spotune.job import FinetuneJob
+from spotune_trainer import files
+from spotune_trainer.job_directory.job import training_length
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.observability.goodput_ledger import GoodputMeter
+
+logger = logging.getLogger("spotune.driver")
+
+
+def write_result(
+    directory: JobDirectory, ledger: Ledger, job: FinetuneJob, summary: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write `result.json`, and record in the ledger that the run has finished. Returns the result.
+
+    Args:
+        directory: of the job.
+        ledger: of the job.
+        job: as it was trained.
+        summary: of the last worker group.
+    """
+    goodput = GoodputMeter(directory).metrics(time.time())
+    wall_seconds = round(sum(goodput["goodputParts"].values()), 3)
+    epochs, max_steps = training_length(job)
+    result = {
+        **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "best", "stoppedEarly", "exportProblem")),
+        **dict.fromkeys(("evalBySource", "samplesBySource")),
+        "scores": {},
+        **summary,
+        "epochs": epochs,
+        "maxSteps": max_steps,
+        "wallSeconds": wall_seconds,
+        **goodput,
+        "restarts": sum(ledger.restarts().values()),
+        "export": str(directory.export),
+    }
+    files.write_json(directory.result, result)
+    ledger.append("finished", step=summary["steps"], wallSeconds=wall_seconds, **goodput)
+    logger.info("trained: %s", result)
+    return result
