@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from spotune_operator.children.config import JOB_FILE
 from spotune_operator.children.environment import credentials, job_environment, ray_token
-from spotune_operator.children.pod_template.environment import variable, variables
+from spotune_operator.children.pod_template.environment import variables
 from spotune_operator.children.pod_template.layers import (
     Pod,
     PodSection,
@@ -17,8 +17,8 @@ from spotune_operator.children.pod_template.layers import (
     merged_template,
 )
 from spotune_operator.children.pod_template.ray_pods import (
+    DRAIN_MARGIN_SECONDS,
     HEAD_CONTAINER,
-    HEAD_GRACE_SECONDS,
     HEAD_LOSS,
     WORKER_CONTAINER,
     WORKER_LOSS,
@@ -36,6 +36,12 @@ from spotune_operator.providers import Capacity
 
 SUPERVISOR_CONTAINER: Final = "supervisor"
 _CONFIG: Final = "/etc/spotune"
+_END_AFTER_SUPERVISOR: Final = (
+    f"while (exec 3<>/dev/tcp/127.0.0.1/{PROGRESS.number}) 2>/dev/null; do sleep 0.2; done; kill -KILL -1"
+)
+"""Runs in Ray's container when the head's pod is deleted. The supervisor gets SIGTERM at once, lets the workers commit
+and leave, and exits. Until then Ray has to run: without it the workers would end, and lose the steps since their last
+commit. Then Ray is killed, because by itself it may take its whole grace period to end."""
 _GPUS_ADVICE: Final = "give GPUs per pod as workers.gpus; the head has none"
 
 HeadOrWorkers = Literal["head", "workers"]
@@ -50,9 +56,11 @@ def head_pod(resolved: ResolvedJob) -> Pod:
     amounts = _resources(resolved, "head", HEAD_CONTAINER, HEAD)
     # KubeRay's head Service has only the ports of the first container, so this one names the supervisor's port.
     ray = _ray_container(resolved, HEAD_CONTAINER, (GCS, DASHBOARD, METRICS, PROGRESS), WORKER_LOSS)
+    ray["lifecycle"] = {"preStop": {"exec": {"command": ["bash", "-c", _END_AFTER_SUPERVISOR]}}}
     capacity = resolved.job.spec.head.capacity
-    enforced = _enforced_spec(resolved, capacity, gpus=False, grace=HEAD_GRACE_SECONDS)
-    enforced["containers"] = [ray | {"resources": amounts}, _supervisor(resolved)]
+    grace = grace_seconds(resolved.provider, capacity)
+    enforced = _enforced_spec(resolved, capacity, gpus=False, grace=grace)
+    enforced["containers"] = [ray | {"resources": amounts}, _supervisor(resolved, grace - DRAIN_MARGIN_SECONDS)]
     enforced["volumes"].append({"name": "job", "configMap": {"name": resolved.name}})
     supervisor = default_container(SUPERVISOR_CONTAINER, shm=False) | {"resources": SUPERVISOR}
     defaults = default_pod_spec([default_container(HEAD_CONTAINER), supervisor], shared_memory(amounts))
@@ -115,15 +123,17 @@ def _ray_container(
     return _enforced_container(resolved, name, variables(settings)) | {"ports": [port.of_container() for port in ports]}
 
 
-def _supervisor(resolved: ResolvedJob) -> dict[str, Any]:
+def _supervisor(resolved: ResolvedJob, commit_seconds: int) -> dict[str, Any]:
     """The supervisor container: it submits drivers to the Ray beside it until the model is trained.
 
-    Its liveness probe is generous: a restart loses no state, but rarely cures slowness. It has no readiness probe: the
-    head is ready when Ray is ready, independently of the training.
+    When the pod is deleted, the workers have `commit_seconds` for a last commit. Its liveness probe is generous: a
+    restart loses no state, but rarely cures slowness. It has no readiness probe: the head is ready when Ray is ready,
+    independently of the training.
     """
     most_workers = worker_capacities(resolved)[0]
     notice = grace_seconds(resolved.provider, most_workers)  # the time for a commit on most nodes
-    environment = [variable("SPOTUNE_NOTICE_SECONDS", str(notice)), *ray_token(resolved)]
+    settings = {"SPOTUNE_NOTICE_SECONDS": str(notice), "SPOTUNE_COMMIT_SECONDS": str(commit_seconds)}
+    environment = [*variables(settings), *ray_token(resolved)]
     container = _enforced_container(resolved, SUPERVISOR_CONTAINER, environment)
     container["volumeMounts"].append({"name": "job", "mountPath": _CONFIG, "readOnly": True})
     return container | {

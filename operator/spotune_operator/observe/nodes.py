@@ -22,6 +22,8 @@ _RECLAIM_MESSAGES: Final = ("Preempt Scheduled", "Preempt Started")
 """Beginnings of that message when a spot machine is reclaimed; other events are a freeze, a reboot or advice."""
 _MARGIN_SECONDS: Final = 5.0
 """Added to a pod's grace period, so that a slow kubelet can confirm the end of the pod."""
+_MOST_GRACE_SECONDS: Final = 5.0
+"""A longer grace period is not waited for: a kubelet that is lost does not tell its containers that they have one."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ P = TypeVar("P", bound=PodOnNode)
 
 
 def stuck_pods(pods: Iterable[P], nodes: Mapping[str, NodeView], now: float) -> list[P]:
-    """Terminating pods past their grace period on nodes that are gone or not ready; to be deleted by force.
+    """Pods that are to end on nodes that are gone or not ready, and do not; to be deleted by force.
 
     Args:
         pods: The pods of a job.
@@ -131,4 +133,4 @@ def pods_on_reclaimed_nodes(pods: Iterable[P], nodes: Mapping[str, NodeView]) ->
 def _is_overdue(pod: PodOnNode, now: float) -> bool:
     if pod.deleting_since is None or not pod.node:
         return False
-    return now >= pod.deleting_since + pod.grace_seconds + _MARGIN_SECONDS
+    return now >= pod.deleting_since + min(pod.grace_seconds, _MOST_GRACE_SECONDS) + _MARGIN_SECONDS

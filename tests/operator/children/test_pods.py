@@ -88,8 +88,16 @@ def test_draining_ends_before_the_pod_is_killed_and_the_pod_before_the_machine(p
     assert 0 < drain < pod["terminationGracePeriodSeconds"] <= provider.notice_seconds
 
 
-def test_lost_head_is_deleted_and_detected_quickly() -> None:
-    assert head()["terminationGracePeriodSeconds"] == 5
+@pytest.mark.parametrize("provider", PROVIDERS.values(), ids=lambda provider: provider.name)
+def test_workers_commit_before_a_head_that_is_deleted_ends(provider: Provider) -> None:
+    pod = head(provider)
+    seconds = int(environment(pod, SUPERVISOR)["SPOTUNE_COMMIT_SECONDS"])
+    assert 0 < seconds < pod["terminationGracePeriodSeconds"]
+    assert "/dev/tcp/127.0.0.1/8090" in container(pod, HEAD)["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert "lifecycle" not in container(pod, SUPERVISOR), "it gets its SIGTERM at once"
+
+
+def test_lost_head_is_detected_quickly() -> None:
     variables = environment(worker(), WORKER)
     assert variables["RAY_gcs_rpc_server_reconnect_timeout_s"] == "5"
     assert variables["RAY_raylet_liveness_self_check_interval_ms"] == "1000"

@@ -19,10 +19,13 @@ class Pod:
 
 
 @pytest.mark.parametrize("nodes", [{}, {"n1": NodeView("n1", ready=False)}], ids=["gone", "not-ready"])
-def test_a_pod_past_its_grace_on_a_dead_node_is_stuck(nodes: dict[str, NodeView]) -> None:
-    pod = Pod("a", deleting_since=NOW)
-    assert stuck_pods([pod], nodes, NOW + 34) == []
-    assert stuck_pods([pod], nodes, NOW + 35) == [pod]
+@pytest.mark.parametrize(("grace", "seconds"), [(120.0, 10), (30.0, 10), (1.0, 6)])
+def test_a_pod_that_does_not_end_on_a_dead_node_is_stuck(
+    nodes: dict[str, NodeView], grace: float, seconds: int
+) -> None:
+    pod = Pod("a", deleting_since=NOW, grace_seconds=grace)
+    assert stuck_pods([pod], nodes, NOW + seconds - 1) == []
+    assert stuck_pods([pod], nodes, NOW + seconds) == [pod]
 
 
 @pytest.mark.parametrize(

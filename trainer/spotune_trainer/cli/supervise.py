@@ -11,6 +11,7 @@ import typer
 from spotune.errors import UsageError
 
 _TOKEN = "RAY_AUTH_TOKEN"
+_COMMIT_SECONDS = "SPOTUNE_COMMIT_SECONDS"
 
 
 def supervise(
@@ -23,13 +24,14 @@ def supervise(
 ) -> None:
     """Train a job on the Ray head beside this process, until SIGTERM: the second container of a head pod.
 
-    Ray's token is read from the environment variable RAY_AUTH_TOKEN, and the seconds that workers have after a spot
-    notice from SPOTUNE_NOTICE_SECONDS. The job file may change at any time; changes of how it is trained apply from the
-    next group of workers on.
+    Ray's token is read from the environment variable RAY_AUTH_TOKEN, the seconds that workers have after a spot notice
+    from SPOTUNE_NOTICE_SECONDS, and those for a last commit after SIGTERM from SPOTUNE_COMMIT_SECONDS. The job file may
+    change at any time; changes of how it is trained apply from the next group of workers on.
 
     Example: spotune supervise /etc/spotune/job.yaml --directory /data/team/job-0123abcd --serve 0.0.0.0:8090
     """
     from spotune_trainer.job_directory.layout import JobDirectory
+    from spotune_trainer.supervisor.attempt import Timing
     from spotune_trainer.supervisor.console import PlainView
     from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
     from spotune_trainer.supervisor.daemon import SupervisorDaemon
@@ -47,7 +49,8 @@ def supervise(
     job_file = JobFile(job, run_directory, status, typer.echo)
     head = AttachedRay(ray, os.environ.get(_TOKEN, ""), lambda: control.stopping)
     preflight = Preflight(run_directory, status.preflight)
-    supervisor = PodSupervisor(run_directory, job_file, preflight, head, PlainView(typer.echo), control, status)
+    timing = Timing(notice=float(os.environ.get(_COMMIT_SECONDS, Timing.notice)))
+    supervisor = PodSupervisor(run_directory, job_file, preflight, head, PlainView(typer.echo), control, status, timing)
     daemon = SupervisorDaemon(run_directory, supervisor.run, control, status, job_file.has_changed, typer.echo)
     api = PodApi(run_directory, control, status)
     with ProgressServer(

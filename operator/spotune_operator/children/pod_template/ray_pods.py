@@ -10,7 +10,7 @@ HEAD_CONTAINER: Final = "ray-head"
 WORKER_CONTAINER: Final = "ray-worker"
 
 HEAD_GRACE_SECONDS: Final = 5
-"""Nothing on the head needs a long grace period, and a lost head is replaced only once it is gone."""
+"""Nothing on the head of a service needs a long grace period, and a lost head is replaced only once it is gone."""
 ON_DEMAND_GRACE_SECONDS: Final = 120
 """Time on an on-demand node for a last commit, or for running requests."""
 DRAIN_MARGIN_SECONDS: Final = 5
@@ -39,7 +39,7 @@ _OBJECT_STORE_BYTES: Final = 100 * 2**20
 
 
 def grace_seconds(provider: Provider, capacity: Capacity) -> int:
-    """Seconds from the notice to SIGKILL, for a worker pod."""
+    """Seconds from the notice to SIGKILL, for a pod that has to commit or to finish requests before."""
     return provider.grace_seconds if capacity == "spot" else ON_DEMAND_GRACE_SECONDS
 
 
