@@ -9,7 +9,14 @@ import pytest
 import schedulefree
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from spotune_trainer.checkpoint.fragment import SCHEDULE_FREE_BASE
 from spotune_trainer.checkpoint.reader import schedule_free_average
