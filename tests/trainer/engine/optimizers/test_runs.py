@@ -21,18 +21,13 @@ from tests.trainer.support.runs import STEPS, STEPS_PER_EPOCH, Layout, Runs, com
 pytestmark = pytest.mark.slow
 
 SCHEDULE_FREE = {"optimizer": "schedule_free_adamw", "scheduler": "constant_with_warmup"}
+LONG = pytest.mark.long
 CASES = [
-    pytest.param(SCHEDULE_FREE, Layout(2, 0), "float32", id="schedule_free_adamw, stage 0", marks=pytest.mark.long),
     pytest.param(SCHEDULE_FREE, Layout(2, 3), "bfloat16", id="schedule_free_adamw, stage 3"),
+    pytest.param(SCHEDULE_FREE, Layout(2, 0), "float32", id="schedule_free_adamw, stage 0", marks=LONG),
     pytest.param({"optimizer": "muon", "emaDecay": 0.9}, Layout(2, 2), "bfloat16", id="muon with EMA, stage 2"),
-    pytest.param({"optimizer": "adafactor"}, Layout(2, 1), "float32", id="adafactor, stage 1", marks=pytest.mark.long),
-    pytest.param(
-        {"optimizer": "adamw8bit", "emaDecay": 0.9},
-        Layout(2, 3),
-        "float32",
-        id="adamw8bit with EMA",
-        marks=pytest.mark.long,
-    ),
+    pytest.param({"optimizer": "adafactor"}, Layout(2, 1), "float32", id="adafactor, stage 1", marks=LONG),
+    pytest.param({"optimizer": "adamw8bit", "emaDecay": 0.9}, Layout(2, 3), "float32", id="8 bit, EMA", marks=LONG),
 ]
 
 
