@@ -31,6 +31,8 @@ EVALUATED = {"train": {"source": "shards"}, "eval": {"fraction": 0.1}}
         ),
         ({"training": TRAINING | {"seed": 1}}, ["spec.training.seed"]),
         ({"training": TRAINING | {"neftuneNoiseAlpha": 5}}, ["spec.training.neftuneNoiseAlpha"]),
+        ({"training": TRAINING | {"optimizer": "muon"}}, ["spec.training.optimizer"]),
+        ({"training": TRAINING | {"emaDecay": 0.999}}, ["spec.training.emaDecay"]),
         (
             {"training": TRAINING | {"learningRate": 0.1, "globalBatchSize": 8}},
             ["spec.training.globalBatchSize", "spec.training.learningRate"],
@@ -63,6 +65,7 @@ def test_a_share_of_a_mixture_belongs_to_what_is_trained() -> None:
         {"training": {"maxSteps": 100}},
         {"training": TRAINING | {"maxBadSteps": 0}},
         {"training": TRAINING | {"learningRate": 5e-5, "optimizer": "adamw", "neftuneNoiseAlpha": 0}},  # the defaults
+        {"training": TRAINING | {"muonMomentum": 0.95, "emaDecay": 0}},  # the defaults
         {"model": MODEL | {"tokenSecretRef": {"name": "a", "key": "b"}}},
         {"dataset": DATASET | {"credentials": {"secretName": "a"}}},
         {"dataset": DATASET | {"trainOn": "assistant", "trainTrailingWhitespace": False}},  # the defaults

@@ -25,6 +25,7 @@ from spotune.job import (
 )
 from spotune.job.execution import LOWEST_STAGE
 from spotune.job.metric import BUILT_IN
+from spotune.job.training import SCHEDULE_FREE_SCHEDULERS, WHOLE_MATRIX_OPTIMIZERS
 
 _WORKERS = (Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),)
 
@@ -101,6 +102,13 @@ _BEST = (
     ),
 )
 
+
+def _is_default(field: str) -> str:
+    """CEL expression that is true if a number of `training` has its default value."""
+    described = TrainingSpec.model_fields[field]
+    return f"self.{described.alias} == {described.default!r}"
+
+
 _TRAINING = (
     Rule("has(self.epochs) || has(self.maxSteps)", "has no length: set epochs, maxSteps, or both"),
     Rule("self.warmupRatio == 0.0 || self.warmupSteps == 0", "set warmupRatio or warmupSteps, not both", "warmupSteps"),
@@ -110,6 +118,30 @@ _TRAINING = (
         "scheduler",
     ),
     Rule("!has(self.maxSteps) || self.warmupSteps <= self.maxSteps", "must not be more than maxSteps", "warmupSteps"),
+    Rule(
+        f"self.optimizer != 'schedule_free_adamw' || self.scheduler in {list(SCHEDULE_FREE_SCHEDULERS)}",
+        f"must be {' or '.join(SCHEDULE_FREE_SCHEDULERS)} for schedule_free_adamw",
+        "scheduler",
+    ),
+    Rule(
+        "self.optimizer != 'schedule_free_adamw' || self.adamBeta1 > 0.0",
+        "must be more than 0 for schedule_free_adamw: its average would have no effect",
+        "adamBeta1",
+    ),
+    Rule(
+        "self.optimizer != 'schedule_free_adamw' || self.emaDecay == 0.0",
+        "is not supported for schedule_free_adamw, which averages the weights: remove it",
+        "emaDecay",
+    ),
+    Rule(f"self.optimizer == 'muon' || {_is_default('muon_momentum')}", "is only used by muon", "muonMomentum"),
+    *(
+        Rule(
+            f"self.optimizer != 'adafactor' || {_is_default(field)}",
+            "is not used by adafactor: remove it",
+            str(TrainingSpec.model_fields[field].alias),
+        )
+        for field in ("adam_beta1", "adam_beta2", "adam_epsilon")
+    ),
     Rule(
         "!(self.objective in ['sft', 'reward']) || (!has(self.preference.beta) && !has(self.preference.targetMargin))",
         "is only used by the objectives dpo, orpo and simpo: set objective",
@@ -250,6 +282,21 @@ _SPEC = (
         "!has(self.adapter) || self.adapter.quantization == 'none' || self.execution.zeroStage != 3",
         "3 cannot shard quantized weights: use auto or at most 2",
         "execution.zeroStage",
+    ),
+    Rule(
+        f"!(self.training.optimizer in {sorted(WHOLE_MATRIX_OPTIMIZERS)}) || self.execution.offload == 'none'",
+        "is not supported for this training.optimizer: use none, or another optimizer",
+        "execution.offload",
+    ),
+    Rule(
+        f"!(self.training.optimizer in {sorted(WHOLE_MATRIX_OPTIMIZERS)}) || self.execution.zeroStage != 3",
+        "3 cuts every matrix, but this training.optimizer updates whole matrices: use auto or at most 2",
+        "execution.zeroStage",
+    ),
+    Rule(
+        "self.training.optimizer != 'muon' || !has(self.adapter)",
+        "muon is for whole weight matrices, not for those of an adapter: use another optimizer",
+        "training.optimizer",
     ),
     Rule(
         "!has(self.serving) || self.output.mergeAdapter",

@@ -14,7 +14,7 @@ from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import FinetuneJobStatus
-from spotune.job.training import EvaluationSpec, TrainingSpec
+from spotune.job.training import WHOLE_MATRIX_OPTIMIZERS, EvaluationSpec, TrainingSpec
 
 KIND: Final = "FinetuneJob"
 
@@ -152,6 +152,23 @@ class FinetuneJobSpec(Section):
         if self.adapter is not None and self.execution.compile is True and at_stage_3:
             reason = "layers with frozen weights cannot be compiled at ZeRO stage 3: use auto or false"
             invalid("execution.compile", reason)
+        return self
+
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> Self:
+        optimizer, execution = self.training.optimizer, self.execution
+        if optimizer in WHOLE_MATRIX_OPTIMIZERS:
+            if execution.offload != "none":
+                reason = (
+                    f"{execution.offload} is not supported for {optimizer}: use none, or another training.optimizer"
+                )
+                invalid("execution.offload", reason)
+            if execution.zero_stage == 3:
+                reason = f"3 cuts every matrix, but {optimizer} updates whole matrices: use auto or at most 2"
+                invalid("execution.zeroStage", reason)
+        if optimizer == "muon" and self.adapter is not None:
+            reason = "muon is for whole weight matrices, not for those of an adapter: use another optimizer"
+            invalid("training.optimizer", reason)
         return self
 
     @model_validator(mode="after")

@@ -1,9 +1,10 @@
 """How a model is trained and evaluated: the hyperparameters that determine the weights."""
 
 from collections import Counter
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, Source, invalid
 from spotune.job.metric import BUILT_IN, MAX_METRICS, Metric, is_function, lower_is_better, metric_name
@@ -118,6 +119,14 @@ class EvaluationSpec(Section):
         return self
 
 
+Optimizer = Literal["adamw", "adamw8bit", "schedule_free_adamw", "muon", "adafactor"]
+WHOLE_MATRIX_OPTIMIZERS: Final[frozenset[Optimizer]] = frozenset({"muon", "adafactor"})
+"""Optimizers whose update needs whole matrices: ZeRO stages 0 to 2, without offload."""
+SCHEDULE_FREE_SCHEDULERS: Final = ("constant", "constant_with_warmup")
+"""Learning rate schedules that schedule-free AdamW supports."""
+_ADAM_FIELDS: Final = ("adam_beta1", "adam_beta2", "adam_epsilon")
+
+
 class TrainingSpec(Section):
     """Hyperparameters. Names follow Hugging Face TrainingArguments."""
 
@@ -143,16 +152,23 @@ class TrainingSpec(Section):
     """Fraction of all steps over which the learning rate rises from 0. Set this or warmupSteps."""
     warmup_steps: NonNegativeInt = 0
     """Number of steps over which the learning rate rises from 0."""
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """adamw: PyTorch's AdamW with float32 moments. adamw8bit: AdamW with 8-bit block-wise moments."""
+    optimizer: Optimizer = "adamw"
+    """adamw: PyTorch's AdamW with float32 moments. adamw8bit: AdamW with 8-bit block-wise moments. schedule_free_adamw:
+    AdamW that averages the weights instead of lowering the learning rate. muon: orthogonalized updates of hidden
+    matrices, AdamW for all other parameters. adafactor: a factored second moment and no first moment."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Exponential decay rate of AdamW's first moment."""
+    """Exponential decay rate of AdamW's first moment. schedule_free_adamw: share of the average in the weights that
+    gradients are computed at."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Exponential decay rate of AdamW's second moment."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
     """Term in AdamW's denominator for numerical stability."""
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """muon: decay rate of the momentum."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay. Biases and normalisation weights are excluded."""
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Decay of an exponential moving average of the weights, which is exported beside them, such as 0.999. 0: none."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Maximum L2 norm of the gradient; larger gradients are clipped. 0: no clipping."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -182,6 +198,23 @@ class TrainingSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_optimizer(self) -> Self:
+        if self.optimizer == "schedule_free_adamw":
+            if self.scheduler not in SCHEDULE_FREE_SCHEDULERS:
+                reason = f"{self.scheduler} contradicts schedule_free_adamw, which replaces a falling learning rate"
+                invalid("scheduler", f"{reason}: use {' or '.join(SCHEDULE_FREE_SCHEDULERS)}")
+            if not self.adam_beta1:
+                invalid("adamBeta1", "must be more than 0 for schedule_free_adamw: its average would have no effect")
+            if self.ema_decay:
+                invalid("emaDecay", "is not supported for schedule_free_adamw, which averages the weights: remove it")
+        if self.optimizer != "muon" and self.muon_momentum != _default("muon_momentum"):
+            invalid("muonMomentum", f"is only used by muon; optimizer is {self.optimizer}")
+        for field in _ADAM_FIELDS if self.optimizer == "adafactor" else ():
+            if getattr(self, field) != _default(field):
+                invalid(to_camel(field), "is not used by adafactor: remove it")
+        return self
+
+    @model_validator(mode="after")
     def _check_objective(self) -> Self:
         if self.objective in ("sft", "reward") and self.preference != PreferenceSpec():
             invalid("preference", "is only used by the objectives dpo, orpo and simpo: set objective")
@@ -195,3 +228,7 @@ class TrainingSpec(Section):
         if self.objective == "reward" and self.neftune_noise_alpha:
             invalid("neftuneNoiseAlpha", "is not supported for reward: remove it")
         return self
+
+
+def _default(field: str) -> Any:
+    return TrainingSpec.model_fields[field].default

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""float32 master weights and Adam's two moments, at every training precision."""
+"""float32 master weights and AdamW's two moments, at every training precision."""
 SECONDS_TO_PREEMPTION = 6 * 3600.0
 """Assumed mean time until one spot worker is preempted, before there are observations."""
 
@@ -20,9 +20,12 @@ MAXIMUM_INTERVAL_SECONDS = 1800.0
 _SHORTEST_STALL_SECONDS = 1e-3
 
 
-def checkpoint_bytes(parameters: int) -> int:
-    """Size in bytes of one checkpoint over all workers, for the given number of trained parameters."""
-    return parameters * CHECKPOINT_BYTES_PER_PARAMETER
+def checkpoint_bytes(parameters: int, bytes_per_parameter: float = CHECKPOINT_BYTES_PER_PARAMETER) -> int:
+    """Size in bytes of one checkpoint over all workers, for the given number of trained parameters.
+
+    Optimizers other than AdamW have other `bytes_per_parameter`: `spotune.plan.memory.Precision.checkpoint_bytes`.
+    """
+    return math.ceil(parameters * bytes_per_parameter)
 
 
 def young_interval_seconds(save_seconds: float, mean_seconds_between_failures: float) -> float:

@@ -12,7 +12,8 @@ from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.layout import LayoutRequest, ModelTooLargeError, choose_layout
-from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, precision_of
+from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, Precision, precision_of
+from spotune.plan.parameters import TrainedParameters
 from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, TrainingSetup
 
 
@@ -122,9 +123,9 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
     spec = job.spec
     on_cpu, compiled, objective = spec.workers.gpus == 0, resolve_compile(job), spec.training.objective
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
-    return TrainingSetup(
+    setup = TrainingSetup(
         architecture=replace(architecture, reward_head=objective == "reward"),
-        precision=precision_of(spec.model.dtype, spec.training.optimizer),
+        precision=precision_of(spec.model.dtype),
         global_batch_size=spec.training.global_batch_size,
         sequence_length=spec.dataset.max_length * (1 if objective == "sft" else 2),  # a row is a pair of documents
         target_length=target_length if architecture.encoder is not None else 0,
@@ -145,6 +146,13 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         usable_fraction=CPU_USABLE_FRACTION if on_cpu else GPU_USABLE_FRACTION,
         on_cpu=on_cpu,
     )
+    return replace(setup, precision=job_precision(job, setup.trained))
+
+
+def job_precision(job: FinetuneJob, trained: TrainedParameters) -> Precision:
+    """Bytes per parameter of a job that trains these parameters."""
+    training = job.spec.training
+    return precision_of(job.spec.model.dtype, training.optimizer, trained, ema=training.ema_decay > 0)
 
 
 def _is_known(config: Mapping[str, Any]) -> bool:

@@ -147,7 +147,8 @@ def plan_job(
 def _plan_workers(
     job: FinetuneJob, setup: TrainingSetup, parameters: int, world_size: int, device: Device, assumptions: Assumptions
 ) -> WorkersPlan:
-    checkpoint = _plan_checkpoints(job, parameters, world_size, assumptions)
+    size = checkpoint_bytes(parameters, setup.precision.checkpoint_bytes)
+    checkpoint = _plan_checkpoints(job, size, world_size, assumptions)
     try:
         choice = choose_layout(setup, world_size, device.memory_bytes, layout_request(job))
     except JobError as error:
@@ -156,8 +157,7 @@ def _plan_workers(
     return WorkersPlan(world_size, device, choice, accumulation, checkpoint)
 
 
-def _plan_checkpoints(job: FinetuneJob, parameters: int, world_size: int, assumptions: Assumptions) -> CheckpointPlan:
-    size = checkpoint_bytes(parameters)
+def _plan_checkpoints(job: FinetuneJob, size: int, world_size: int, assumptions: Assumptions) -> CheckpointPlan:
     save_seconds = size / assumptions.storage_bytes_per_second
     failures_apart = mean_seconds_between_failures(assumptions.mean_seconds_to_preemption, world_size)
     step_seconds = assumptions.step_seconds

@@ -128,7 +128,8 @@ def _candidate_stages(setup: TrainingSetup, request: LayoutRequest) -> tuple[Zer
     """The ZeRO stages to try, lowest first.
 
     Stage 0 is only used for float32 without offload: DeepSpeed's mixed precision without ZeRO does not restore exactly,
-    so the trainer runs it as stage 1. Stage 3 cannot shard quantized weights, or compiled layers with frozen weights.
+    so the trainer runs it as stage 1. Stage 3 cannot shard quantized weights, compiled layers with frozen weights, or
+    matrices that the optimizer updates as a whole.
     """
     lowest = max(LOWEST_STAGE[setup.offload], 1 if setup.precision.is_mixed else 0)
     every: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -143,7 +144,8 @@ def _candidate_stages(setup: TrainingSetup, request: LayoutRequest) -> tuple[Zer
 
 
 def _highest_stage(setup: TrainingSetup) -> int:
-    return 2 if setup.quantised or (setup.compiled and setup.lora_rank is not None) else 3
+    compiled_adapter = setup.compiled and setup.lora_rank is not None
+    return 2 if setup.quantised or compiled_adapter or setup.precision.whole_matrices else 3
 
 
 def _layout_at(
@@ -252,7 +254,9 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
     remedies += _fitting_offload(setup, world_size, budget, layout)
     if layout.zero_stage < _highest_stage(setup):
         remedies.append("execution.zeroStage auto")
-    if not setup.quantised and _highest_stage(setup) < 3:
+    if setup.precision.whole_matrices:
+        remedies.append("another training.optimizer, which ZeRO stage 3 and execution.offload support")
+    elif not setup.quantised and _highest_stage(setup) < 3:
         remedies.append("execution.compile auto (so that stage 3 can shard the frozen weights)")
     if not layout.gradient_checkpointing:
         remedies.append("execution.gradientCheckpointing auto")
@@ -278,7 +282,7 @@ def _fitting_world_size(setup: TrainingSetup, world_size: int, budget: int, layo
 
 def _fitting_offload(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> list[str]:
     """The smallest offload with which `layout` fits, and its host memory; empty for CPU workers or if none fits."""
-    for offload in () if setup.on_cpu else _FURTHER_OFFLOAD[setup.offload]:
+    for offload in () if setup.on_cpu or setup.precision.whole_matrices else _FURTHER_OFFLOAD[setup.offload]:
         if layout.zero_stage >= LOWEST_STAGE[offload]:
             memory = replace(setup, offload=offload).memory(world_size, layout)
             if memory.total_bytes <= budget:

@@ -13,9 +13,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from spotune.job.training import WHOLE_MATRIX_OPTIMIZERS, Optimizer
 from spotune.plan.activations import Activations, Workload, activation_bytes
 from spotune.plan.architecture import Architecture
-from spotune.plan.checkpoint_interval import checkpoint_bytes
+from spotune.plan.checkpoint_interval import CHECKPOINT_BYTES_PER_PARAMETER, checkpoint_bytes
 from spotune.plan.parameters import TrainedParameters, trained_parameters
 
 Offload = Literal["none", "optimizer", "parameters"]
@@ -37,11 +38,12 @@ CPU_RUNTIME_BYTES = int(1.2 * GB)
 class Precision:
     """Bytes per parameter of each kind of model state.
 
-    `optimizer_bytes` are Adam's two moments and, in mixed precision, float32 master weights (ZeRO paper, `K` is 12).
+    `optimizer_bytes` are the optimizer's states (AdamW's two moments) and, in mixed precision, float32 master weights
+    (ZeRO paper, `K` is 12). `checkpoint_bytes` are master weights and states as a checkpoint contains them, in float32.
     In float32, the weights are their own master weights, unless DeepSpeed shards the optimizer: it then copies the
     worker's shard (`sharded_master_bytes`). With `fused_step`, at stages 1 to 3, the optimizer reads gradients directly
     from the buffers they were reduced to, and a single worker at stage 1 does not reduce them. DeepSpeed's own step
-    copies them.
+    copies them. With `whole_matrices`, the optimizer updates whole matrices, which only stages 0 to 2 allow.
     """
 
     weight_bytes: int
@@ -49,6 +51,8 @@ class Precision:
     optimizer_bytes: float
     sharded_master_bytes: int = 0
     fused_step: bool = False
+    checkpoint_bytes: float = CHECKPOINT_BYTES_PER_PARAMETER
+    whole_matrices: bool = False
 
     @property
     def is_mixed(self) -> bool:
@@ -67,15 +71,52 @@ NF4_BYTES = 1 / 2 + 4 / 64
 """Bytes per 4-bit weight: half a byte, and one float32 scale per 64 weights."""
 
 
-def precision_of(dtype: str, optimizer: str = "adamw") -> Precision:
+WHOLE_MATRIX_STEP_BYTES = 16
+"""Temporary bytes per element of the matrix that Muon or Adafactor updates: four float32 copies."""
+
+
+def precision_of(
+    dtype: str,
+    optimizer: Optimizer = "adamw",
+    trained: TrainedParameters | None = None,
+    *,
+    ema: bool = False,
+) -> Precision:
     """The precision for a job's `model.dtype` (float32, or 16 bit with float32 masters) and `training.optimizer`.
 
     `adamw8bit` keeps float32 moments for small parameters. The estimate ignores this, because they are few.
+
+    Args:
+        dtype: `model.dtype`.
+        optimizer: `training.optimizer`.
+        trained: decides how large the states of Muon and Adafactor are per parameter; not used by other optimizers.
+        ema: whether there is a moving average of the weights.
     """
     precision = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}[dtype]
-    if optimizer == "adamw":
+    if optimizer == "adamw" and not ema:
         return precision
-    return replace(precision, optimizer_bytes=precision.optimizer_bytes - 8 + MOMENTS_8BIT_BYTES)
+    ema_bytes = 4 if ema else 0
+    state_bytes = 4 * _states_per_parameter(optimizer, trained or TrainedParameters(1))
+    on_device = MOMENTS_8BIT_BYTES if optimizer == "adamw8bit" else state_bytes
+    return replace(
+        precision,
+        optimizer_bytes=precision.optimizer_bytes - 8 + on_device + ema_bytes,
+        checkpoint_bytes=4 + state_bytes + ema_bytes,
+        whole_matrices=optimizer in WHOLE_MATRIX_OPTIMIZERS,
+    )
+
+
+def _states_per_parameter(optimizer: Optimizer, trained: TrainedParameters) -> float:
+    """Numbers that an optimizer keeps for a parameter, on average.
+
+    AdamW: two moments. Schedule-free AdamW: base and second moment. Muon: one momentum for hidden matrices, AdamW's
+    moments for the others. Adafactor: a factored second moment.
+    """
+    if optimizer == "muon":
+        return 2 - trained.hidden_matrices / trained.count
+    if optimizer == "adafactor":
+        return trained.factored / trained.count
+    return 2
 
 
 @dataclass(frozen=True)
@@ -185,13 +226,14 @@ def model_states(
     )
 
 
-def commit_bytes(parameters: int, world_size: int) -> int:
+def commit_bytes(parameters: int, world_size: int, precision: Precision) -> int:
     """Host memory of the copy from which a worker writes checkpoints in the background (docs/adr/0016).
 
-    A checkpoint has float32 master weights and Adam's two moments: 12 bytes per parameter, at every precision and ZeRO
-    stage. Each of `world_size` workers writes its shard, `ceil(12 P / W)` bytes. The copy is allocated once and reused.
+    A checkpoint has float32 master weights and optimizer states: 12 bytes per parameter with AdamW, at every precision
+    and ZeRO stage. Each of `world_size` workers writes its shard, `ceil(12 P / W)` bytes. The copy is allocated once
+    and reused.
     """
-    return _share(checkpoint_bytes(parameters), world_size)
+    return _share(checkpoint_bytes(parameters, precision.checkpoint_bytes), world_size)
 
 
 def estimate_memory(
@@ -208,7 +250,7 @@ def estimate_memory(
     runtime_bytes: int = GPU_RUNTIME_BYTES,
     on_cpu: bool = False,
 ) -> MemoryEstimate:
-    """Estimate the memory of one worker that trains a model with Adam.
+    """Estimate the memory of one worker that trains a model.
 
     `trained` limits which parameters are trained; None means all. `gathered_layers` and `whole_gradients` are for stage
     3 only (see `Layout`). Raises ValueError as `model_states` does.
@@ -232,21 +274,25 @@ def estimate_memory(
             _gathered_bytes(trained, precision, offload, gathered_layers, whole_gradients) if zero_stage == 3 else 0
         ),
         reduction_bytes=_reduction_bytes(count, precision, zero_stage, world_size, offload),
-        step_bytes=0 if zero_stage == 0 or offload != "none" else _step_bytes(count, precision, zero_stage, world_size),
+        step_bytes=_step_bytes(trained, precision, zero_stage, world_size) if offload == "none" else 0,
         runtime_bytes=runtime_bytes,
-        commit_bytes=commit_bytes(count, world_size),
+        commit_bytes=commit_bytes(count, world_size, precision),
         on_cpu=on_cpu,
     )
 
 
-def _step_bytes(parameters: int, precision: Precision, zero_stage: ZeroStage, world_size: int) -> int:
-    """The float32 copy of a worker's gradients for the optimizer step.
+def _step_bytes(trained: TrainedParameters, precision: Precision, zero_stage: ZeroStage, world_size: int) -> int:
+    """The float32 copy of a worker's gradients for the optimizer step, and temporary copies of a whole matrix.
 
     DeepSpeed first concatenates the gradients into one tensor; at stage 3 it does this group by group.
     """
+    whole = WHOLE_MATRIX_STEP_BYTES * trained.largest_matrix if precision.whole_matrices else 0
+    if zero_stage == 0:
+        return whole
+    parameters = trained.count
     if precision.fused_step:
-        return 4 * min(_share(parameters, world_size), STEP_ELEMENTS)
-    return _share(parameters * (4 + (precision.gradient_bytes if zero_stage < 3 else 0)), world_size)
+        return whole or 4 * min(_share(parameters, world_size), STEP_ELEMENTS)
+    return whole + _share(parameters * (4 + (precision.gradient_bytes if zero_stage < 3 else 0)), world_size)
 
 
 def _reduction_bytes(

@@ -28,7 +28,10 @@ class TrainedParameters:
 
     The other fields are set only without an adapter: `outside_layers` parameters are in the embedding and the output
     projection, `layers` is the number of encoder and decoder layers, and `largest_layer` is the parameter count of the
-    largest layer.
+    largest layer. `hidden_matrices` parameters are in matrices of the layers, which Muon updates.
+
+    `factored` is the number of elements of a factored second moment, as Adafactor keeps it: rows plus columns of each
+    matrix, and all elements of each vector. `largest_matrix` is the parameter count of the largest trained matrix.
     """
 
     count: int
@@ -37,6 +40,9 @@ class TrainedParameters:
     outside_layers: int = 0
     layers: int = 0
     largest_layer: int = 0
+    hidden_matrices: int = 0
+    factored: int = 0
+    largest_matrix: int = 0
 
 
 def trained_parameters(
@@ -48,17 +54,29 @@ def trained_parameters(
     """
     counts = count_parameters(architecture, pretrained=pretrained)
     total = counts.total
+    shapes = [(stack.layers, *matrix) for stack in architecture.stacks for matrix in layer_matrices(stack)]
+    matrices = sum(layers * inputs * outputs for layers, inputs, outputs in shapes)
     if lora_rank is None:
+        embeddings = 2 if counts.output > architecture.hidden_size else 1
+        edges = sum(layers * (inputs + outputs) for layers, inputs, outputs in shapes)
+        edges += embeddings * (architecture.vocabulary_size + architecture.hidden_size)
+        word_embedding = architecture.vocabulary_size * architecture.hidden_size
         return TrainedParameters(
             total,
             outside_layers=counts.embedding + counts.output,
             layers=sum(stack.layers for stack in architecture.stacks),
             largest_layer=max(_layer_parameters(stack) for stack in architecture.stacks),
+            hidden_matrices=matrices,
+            factored=edges + total - matrices - embeddings * word_embedding,
+            largest_matrix=max(word_embedding, *(inputs * outputs for _, inputs, outputs in shapes)),
         )
-    matrices = sum(
-        stack.layers * inputs * outputs for stack in architecture.stacks for inputs, outputs in layer_matrices(stack)
+    return TrainedParameters(
+        count_lora_parameters(architecture, lora_rank),
+        total,
+        matrices if quantised else 0,
+        factored=sum(layers * (inputs + outputs + 2 * lora_rank) for layers, inputs, outputs in shapes),
+        largest_matrix=lora_rank * max(max(inputs, outputs) for _, inputs, outputs in shapes),
     )
-    return TrainedParameters(count_lora_parameters(architecture, lora_rank), total, matrices if quantised else 0)
 
 
 def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> ParameterCount:

@@ -246,6 +246,21 @@ def test_8bit_moments_take_a_quarter_and_commits_what_they_took(planner: Planner
     assert memory["hostBytes"] == whole["hostBytes"] == 12 * 2_851_598_336
 
 
+@pytest.mark.parametrize(
+    ("training", "bytes_per_parameter"),
+    [("optimizer: adafactor", 4.03), ("optimizer: muon", 8.05), ("emaDecay: 0.999", 16.0)],
+)
+def test_checkpoints_have_the_states_of_the_optimizer(
+    planner: Planner, training: str, bytes_per_parameter: float
+) -> None:
+    planner.file.write_text(planner.file.read_text().replace("epochs: 3", f"epochs: 3, {training}"))
+    plan = planner.json("--workers", "4")["workers"][0]
+
+    assert plan["checkpoint"]["bytes"] / 2_851_598_336 == pytest.approx(bytes_per_parameter, abs=0.03)
+    assert plan["memoryPerWorker"]["optimizerBytes"] == pytest.approx(plan["checkpoint"]["bytes"] / 4, rel=1e-6)
+    assert plan["memoryPerWorker"]["hostBytes"] == pytest.approx(plan["checkpoint"]["bytes"] / 4, rel=1e-6)
+
+
 def test_interval_of_the_job_is_used_where_it_sets_one(planner: Planner) -> None:
     planner.job(more="  checkpoint: {every: 300s}\n")
     assert planner.json()["workers"][0]["checkpoint"]["intervalSeconds"] == 300

@@ -7,6 +7,7 @@ import pytest
 from tests.api.support.broken_evaluations import WRONG_EVALUATIONS
 from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
+from tests.api.support.broken_optimizers import WRONG_OPTIMIZERS
 from tests.api.support.job_files import check_broken_job
 
 WORKERS = "  workers: {count: 2, min: 1}\n"
@@ -356,7 +357,7 @@ WRONG_TOGETHER = [
         ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
     ),
 ]
-BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS, *WRONG_MIXTURES, *WRONG_OBJECTIVES]
+BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS, *WRONG_MIXTURES, *WRONG_OBJECTIVES, *WRONG_OPTIMIZERS]
 REFUSED_BY_MODELS_ALONE = [
     (
         f"compiled layers beside an adapter, {name}",

@@ -19,7 +19,7 @@ from spotune.plan.layout import (
     balanced_micro_batch_size,
     choose_layout,
 )
-from spotune.plan.memory import BFLOAT16, FLOAT32, GB, Offload
+from spotune.plan.memory import BFLOAT16, FLOAT32, GB, Offload, precision_of
 from spotune.plan.training_setup import Layout, TrainingSetup
 
 
@@ -247,6 +247,16 @@ def test_compiled_layers_with_frozen_weights_are_not_sharded() -> None:
     assert choose_layout(adapted, 4, 20 * GB).layout.zero_stage == 3
     with pytest.raises(JobError, match="even at ZeRO stage 2"):
         choose_layout(replace(adapted, compiled=True), 4, 16 * GB)
+
+
+def test_whole_matrices_are_not_sharded_and_the_error_names_the_optimizer() -> None:
+    with_muon = replace(LLAMA_8B, precision=precision_of("bfloat16", "muon", LLAMA_8B.trained))
+    assert choose_layout(with_muon, 8, 80 * GB).layout.zero_stage <= 2
+    assert choose_layout(LLAMA_8B, 8, 36 * GB).layout.zero_stage == 3
+    expected = r"even at ZeRO stage 2.*another training\.optimizer, which ZeRO stage 3 and execution\.offload support"
+    with pytest.raises(JobError, match=expected) as raised:
+        choose_layout(with_muon, 8, 36 * GB)
+    assert "execution.offload optimizer" not in str(raised.value)
 
 
 def test_quantised_weights_fit_where_whole_ones_do_not_and_are_not_sharded() -> None:

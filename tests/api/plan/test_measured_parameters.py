@@ -1,5 +1,6 @@
 """The plan's parameter counts equal those of models that transformers creates from the same configuration."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers import (
 )
 
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
-from spotune.plan.parameters import count_parameters
+from spotune.plan.parameters import count_parameters, trained_parameters
+from spotune_trainer.engine.optimizers.adafactor import second_moment_shapes
+from spotune_trainer.engine.optimizers.build import hidden_matrices
 
 LLAMA_SIZE = {
     "vocab_size": 300,
@@ -74,25 +77,43 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def parameters_in_transformers(config: Any) -> int:
+def model_on_meta_device(config: Any) -> Any:
     auto_model: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):
         model = auto_model.from_config(config)
     model.tie_weights()
-    count: int = model.num_parameters()
-    return count
+    return model
 
 
 @pytest.mark.parametrize(("model_type", "values"), VARIANTS)
 def test_count_is_exact(model_type: str, values: dict[str, Any]) -> None:
     config = CONFIG_MAPPING[model_type](**values)
-    expected = parameters_in_transformers(config)
+    expected = model_on_meta_device(config).num_parameters()
 
     as_published = {"model_type": model_type, **values}
     as_transformers_reads_it = config.to_dict()
 
     for written in (as_published, as_transformers_reads_it):
         assert count_parameters(read_architecture(written), pretrained=False).total == expected
+
+
+@pytest.mark.parametrize(("model_type", "values"), VARIANTS)
+def test_matrices_that_muon_updates_are_counted_exactly(model_type: str, values: dict[str, Any]) -> None:
+    model = model_on_meta_device(CONFIG_MAPPING[model_type](**values))
+    planned = trained_parameters(read_architecture({"model_type": model_type, **values}), pretrained=False)
+    assert planned.hidden_matrices == sum(model.get_parameter(name).numel() for name in hidden_matrices(model))
+
+
+@pytest.mark.parametrize(("model_type", "values"), VARIANTS)
+def test_states_of_adafactor_are_counted(model_type: str, values: dict[str, Any]) -> None:
+    model = model_on_meta_device(CONFIG_MAPPING[model_type](**values))
+    shapes = [second_moment_shapes(tuple(each.shape)).values() for each in model.parameters()]
+    states = sum(math.prod(shape) for of_parameter in shapes for shape in of_parameter)
+    planned = trained_parameters(read_architecture({"model_type": model_type, **values}), pretrained=False)
+    if model_type in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"):
+        assert planned.factored == states
+    else:  # the plan counts fused matrices one by one, and positions as vectors
+        assert states <= planned.factored < planned.count / 2
 
 
 @pytest.mark.parametrize(("model_type", "values"), [each for each in VARIANTS if each[0] not in ("t5", "mt5", "bart")])

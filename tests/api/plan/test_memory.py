@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from spotune.job.training import Optimizer
 from spotune.plan.activations import Workload, activation_bytes, logits_bytes
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.known_models import KNOWN_CONFIGS
@@ -13,13 +14,14 @@ from spotune.plan.memory import (
     FLOAT16,
     FLOAT32,
     GB,
+    MOMENTS_8BIT_BYTES,
     Precision,
     ZeroStage,
     estimate_memory,
     model_states,
     precision_of,
 )
-from spotune.plan.parameters import count_parameters
+from spotune.plan.parameters import TrainedParameters, count_parameters
 
 GPT: dict[str, Any] = {
     "model_type": "gpt2",
@@ -148,6 +150,29 @@ def test_8bit_moments_are_a_byte_each_and_their_scales(dtype: str, stage: ZeroSt
     states = model_states(256_000, precision_of(dtype, "adamw8bit"), stage, world_size=1)
 
     assert states.optimizer_bytes == expected * 256_000 + 2 * 4 * 1000
+
+
+MATRICES = TrainedParameters(1000, hidden_matrices=600, factored=50)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ema", "optimizer_bytes", "checkpoint_bytes"),
+    [
+        ("schedule_free_adamw", False, 12, 12),
+        ("muon", False, 4 + 8 - 4 * 0.6, 4 + 8 - 4 * 0.6),
+        ("adafactor", False, 4 + 4 * 0.05, 4 + 4 * 0.05),
+        ("adamw", True, 16, 16),
+        ("adamw8bit", True, 4 + MOMENTS_8BIT_BYTES + 4, 16),
+    ],
+)
+def test_states_of_each_optimizer_and_of_the_moving_average_are_counted(
+    optimizer: Optimizer, ema: bool, optimizer_bytes: float, checkpoint_bytes: float
+) -> None:
+    in_bfloat16, in_float32 = (precision_of(dtype, optimizer, MATRICES, ema=ema) for dtype in ("bfloat16", "float32"))
+
+    assert in_bfloat16.optimizer_bytes == pytest.approx(optimizer_bytes)
+    assert in_float32.optimizer_bytes == pytest.approx(optimizer_bytes - 4)
+    assert in_bfloat16.checkpoint_bytes == in_float32.checkpoint_bytes == pytest.approx(checkpoint_bytes)
 
 
 def test_gpt_layer_keeps_the_papers_34_bytes_and_the_second_copy_of_the_attention_output() -> None:

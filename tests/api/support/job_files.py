@@ -38,9 +38,9 @@ spec:
                prepare: {source: "https://host/raw.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
   training:   {objective: sft, preference: {labelSmoothing: 0.0}, epochs: 3, maxSteps: 1000,
                globalBatchSize: 96, learningRate: 1e-4, scheduler: cosine, warmupRatio: 0.03, warmupSteps: 0,
-               optimizer: adamw, adamBeta1: 0.9, adamBeta2: 0.98, adamEpsilon: 1.0e-9, weightDecay: 0.0,
-               maxGradNorm: 1.0, labelSmoothing: 0.1, neftuneNoiseAlpha: 5.0, shuffleBlockSize: 0, maxBadSteps: 5,
-               seed: 42,
+               optimizer: adamw, adamBeta1: 0.9, adamBeta2: 0.98, adamEpsilon: 1.0e-9, muonMomentum: 0.95,
+               weightDecay: 0.0, emaDecay: 0.999, maxGradNorm: 1.0, labelSmoothing: 0.1, neftuneNoiseAlpha: 5.0,
+               shuffleBlockSize: 0, maxBadSteps: 5, seed: 42,
                evaluation: {everySteps: 200, generate: true, maxNewTokens: 64, samples: 500, batchSize: 16,
                             metrics: [loss, exactMatch, executionAccuracy, "my_metrics:bleu"],
                             sql: {databases: "s3://bucket/databases", column: database},

@@ -54,16 +54,20 @@ def masters(job: FinetuneJob, step: int) -> dict[str, Tensor]:
 
 
 def save(
-    directory: JobDirectory, job: FinetuneJob, name: CheckpointName, evaluations: tuple[Evaluation, ...] = ()
+    directory: JobDirectory,
+    job: FinetuneJob,
+    name: CheckpointName,
+    evaluations: tuple[Evaluation, ...] = (),
+    state_names: tuple[str, ...] = STATES,
 ) -> None:
-    """Commit the job's initial parameters plus the step, each split between two ranks."""
+    """Commit the job's initial parameters plus the step, each split between two ranks. All other states are zero."""
     parameters = masters(job, name.step)
     for rank in range(WORLD_SIZE):
         fragments = []
         for parameter, value in parameters.items():
             half = value.numel() // 2
             part = value.flatten()[:half] if rank == 0 else value.flatten()[half:]
-            states = {state: part if state == "fp32" else torch.zeros_like(part) for state in STATES}
+            states = {state: part if state == "fp32" else torch.zeros_like(part) for state in state_names}
             fragments.append(Fragment(parameter, 0 if rank == 0 else half, states))
         write_fragments(directory.checkpoints / str(name), rank, fragments)
 
@@ -231,6 +235,36 @@ def test_a_chosen_step_is_exported_to_the_given_folder(
     assert result["export"] == str(tmp_path / "model")
     assert len(result["exportSha256"]) == 64
     assert (tmp_path / "model" / "config.json").is_file()
+
+
+def test_the_average_of_schedule_free_is_exported(
+    run: JobDirectory, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = {"epochs": 1, "optimizer": "schedule_free_adamw", "scheduler": "constant"}
+    job = make_job(source, training=training)
+    files.write_json(run.job, job.model_dump(mode="json"))
+    save(run, job, CheckpointName(30, 1), state_names=("fp32", "z", "exp_avg_sq"))
+    assert call(capsys, "export", run.root)[0] == 0
+    expected = masters(job, 30)
+    for name, parameter in AutoModelForSeq2SeqLM.from_pretrained(run.root / "export-step-00000030").named_parameters():
+        assert torch.equal(parameter, torch.lerp(expected[name], torch.zeros(()), 1 - 1 / 0.9))
+    code, _, err = call(capsys, "convert", run.root, "--to", run.root / "universal")
+    assert code == 20
+    assert "has AdamW's moments, but training.optimizer is schedule_free_adamw" in err
+
+
+def test_the_moving_average_is_exported_on_request(
+    run: JobDirectory, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, "export", run.root, "--ema")
+    assert code == 2
+    assert "--ema needs a run with training.emaDecay" in err
+    job = make_job(source, training={"epochs": 1, "emaDecay": 0.9})
+    files.write_json(run.job, job.model_dump(mode="json"))
+    save(run, job, CheckpointName(30, 1), state_names=(*STATES, "ema"))
+    assert call(capsys, "export", run.root, "--ema")[0] == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(run.root / "export-ema-step-00000030")
+    assert all(not parameter.any() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

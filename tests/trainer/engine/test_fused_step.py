@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spotune_trainer.engine import build as engine_build
 from spotune_trainer.engine import fused_step, sync_free_step
+from spotune_trainer.engine.optimizers import fused_adamw
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.layouts import FROZEN, Layout, build, release, state_of, train
 
@@ -31,7 +32,7 @@ def trained(layout: Layout, frozen: tuple[str, ...]) -> tuple[dict[str, Tensor],
 def largest_difference(_rank: int, world_size: int, stage: int, frozen: tuple[str, ...]) -> tuple[float, float]:
     """Largest relative difference of states and of norms between our step, in chunks of 7 elements, and DeepSpeed's."""
     layout = Layout(stage, world_size, "bfloat16")
-    with patch.object(fused_step, "STEP_ELEMENTS", 7):
+    with patch.object(fused_adamw, "STEP_ELEMENTS", 7):
         ours, norm = trained(layout, frozen)
     with patch.object(engine_build, "install_sync_free_step", lambda _engine: None):
         theirs, other = trained(layout, frozen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,6 +74,22 @@ def test_a_checkpoint_of_another_model_leaves_the_run_unchanged(runs: Runs, univ
     directory = runs.empty("another-model")
     with pytest.raises(JobError, match=r"fp32\.pt is missing: the checkpoint is incomplete, or of another model"):
         import_universal_checkpoint(directory, runs.job("causal"), universal)
+    assert list(directory.root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"optimizer": "muon"}, "has AdamW's moments, but training.optimizer is muon"),
+        ({"emaDecay": 0.9}, r"training\.emaDecay: a universal checkpoint has no moving average"),
+    ],
+)
+def test_states_that_the_format_does_not_have_are_refused(
+    runs: Runs, universal: Path, training: dict[str, Any], message: str
+) -> None:
+    directory = runs.empty("other-states")
+    with pytest.raises(JobError, match=message):
+        import_universal_checkpoint(directory, runs.job(training=training), universal)
     assert list(directory.root.iterdir()) == []
 
 

@@ -170,10 +170,13 @@ def dividing_everything() -> Iterator[None]:
 def committing(engine: Any, directory: JobDirectory, name: CheckpointName) -> Iterator[AsyncCheckpointer]:
     """Commit the state of an engine as a worker does, in the background of the block; complete after the block."""
     step, stage = zero_state.optimizer_step(engine), engine.zero_optimization_stage()
+    scalars = zero_state.optimizer_scalars(engine)
 
     def manifest(entries: tuple[FileEntry, ...]) -> Manifest:
         shapes = zero_state.parameter_shapes(engine)
-        return Manifest(name.step, 1, step, "f", 1, engine.dp_world_size, stage, 0.0, entries, shapes)
+        return Manifest(
+            *(name.step, 1, step, "f", 1, engine.dp_world_size, stage, 0.0, entries, shapes), optimizer_scalars=scalars
+        )
 
     checkpointer = AsyncCheckpointer(directory, engine.global_rank, engine.dp_world_size, CheckpointSpec())
     checkpointer.save(name, zero_state.fragments_to_save(engine), manifest)
@@ -202,7 +205,7 @@ def restore(engine: Any, checkpoint: Checkpoint) -> None:
 
 def adopt(engine: Any, checkpoint: Checkpoint) -> None:
     """Set the optimizer step of the checkpoint, and copy the restored masters to the model."""
-    zero_state.set_optimizer_step(engine, checkpoint.manifest.optimizer_step)
+    zero_state.set_optimizer_step(engine, checkpoint.manifest.optimizer_step, checkpoint.manifest.optimizer_scalars)
     zero_state.sync_model_from_masters(engine)
 
 

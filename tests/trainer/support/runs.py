@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from streaming.base.format.mds import MDSWriter
 
 from spotune.job import ExecutionSpec, FinetuneJob
-from spotune_trainer.checkpoint.fragment import STATES
 from spotune_trainer.checkpoint.generations import Generation, choose_checkpoint, claim, surviving_steps
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
-from spotune_trainer.checkpoint.reader import CheckpointReader
 from spotune_trainer.data.batches import row_hash
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -257,16 +256,14 @@ def once_per_epoch(runs: Runs, directory: JobDirectory) -> bool:
 
 
 def committed_state(run: JobDirectory, step: int) -> dict[str, torch.Tensor]:
-    """Complete masters and moments of the newest checkpoint of `step`, by "parameter/state"."""
+    """All states of all parameters in the newest checkpoint of `step`, whole and flat, by "parameter/state"."""
     checkpoint = committed(run, step)
-    reader = CheckpointReader(checkpoint)
-    state = {}
-    for parameter, shape in checkpoint.manifest.parameters.items():
-        for name in STATES:
-            flat = torch.empty(int(np.prod(shape)), dtype=torch.float32)
-            reader.read(parameter, name, 0, flat)
-            state[f"{parameter}/{name}"] = flat
-    return state
+    pieces: dict[str, dict[int, torch.Tensor]] = {}
+    for entry in checkpoint.manifest.files:
+        for name, tensor in load_file(checkpoint.path / entry.name).items():
+            parameter, offset, state = name.rsplit("|", 2)
+            pieces.setdefault(f"{parameter}/{state}", {})[int(offset)] = tensor
+    return {name: torch.cat([of[offset] for offset in sorted(of)]) for name, of in pieces.items()}
 
 
 def committed(run: JobDirectory, step: int) -> Checkpoint:

@@ -33,11 +33,15 @@ def train_with_overflows(runs: Runs, layout: Layout, dtype: str = "float32", **t
         *[(Layout(2, stage), "float32", "adamw") for stage in range(4)],
         *[(Layout(2, stage), "bfloat16", "adamw") for stage in range(1, 4)],
         *[(Layout(2, stage), "float32", "adamw8bit") for stage in (0, 1, 3)],
+        (Layout(2, 3), "bfloat16", "schedule_free_adamw"),
+        (Layout(2, 2), "bfloat16", "muon"),
+        (Layout(2, 1), "float32", "adafactor"),
     ],
     ids=str,
 )
 def test_bad_step_changes_no_weights_and_is_counted(runs: Runs, layout: Layout, dtype: str, optimizer: str) -> None:
-    directory = train_with_overflows(runs, layout, dtype, optimizer=optimizer)
+    settings = {"scheduler": "constant_with_warmup"} if optimizer == "schedule_free_adamw" else {"emaDecay": 0.9}
+    directory = train_with_overflows(runs, layout, dtype, optimizer=optimizer, **settings)
     records = surviving_steps(directory)
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert [record["step"] for record in records if record["skipped"]] == list(OVERFLOWING_STEPS)

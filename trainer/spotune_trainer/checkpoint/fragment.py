@@ -1,4 +1,9 @@
-"""Fragments, the unit of a checkpoint: each is a contiguous range of one parameter's elements."""
+"""Fragments, the unit of a checkpoint: each is a contiguous range of one parameter's elements.
+
+A parameter has several states: its fp32 master weight, and what its optimizer keeps. Most states have an element for
+each element of the parameter. States of another size, such as Adafactor's factored second moment, have fragments of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-STATES = ("fp32", "exp_avg", "exp_avg_sq")
-"""Names of a fragment's tensors, as in DeepSpeed's universal checkpoints: fp32 master weight, Adam's two moments."""
+MASTER = "fp32"
+"""State that every parameter has: its fp32 master weight."""
+STATES = (MASTER, "exp_avg", "exp_avg_sq")
+"""States of a parameter that AdamW trains, as in DeepSpeed's universal checkpoints: master weight and two moments."""
+SCHEDULE_FREE_BASE = "z"
+"""State that schedule-free AdamW has beside its master weight: the sequence that takes the gradient steps."""
+EMA = "ema"
+"""State with `training.emaDecay`: the exponential moving average of the master weight."""
 
 
 class Elements(Protocol):
@@ -33,8 +44,9 @@ class FragmentSource:
 
     Attributes:
         parameter: the parameter's name in the model.
-        offset: index of the first element within the flattened parameter.
-        states: the elements of each of `STATES`; all states have the same number.
+        offset: index of the first element within the flattened parameter, or within the flattened state if that has
+            another size.
+        states: the elements of one or more states by name; all have the same number.
     """
 
     parameter: str

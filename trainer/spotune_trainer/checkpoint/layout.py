@@ -8,7 +8,7 @@ may be resumed from depends on the generations: see `spotune_trainer.checkpoint.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ class Manifest:
         bad_steps: number of consecutive steps, up to this one, with a non-finite loss or gradient.
         loss_scale: state of the float16 loss scaling; None in other precisions.
         evaluations: all evaluations before the commit, by step.
+        optimizer_scalars: numbers that the optimizer keeps for all parameters together, besides its step count.
     """
 
     step: int
@@ -87,13 +88,17 @@ class Manifest:
     bad_steps: int = 0
     loss_scale: dict[str, int | float] | None = None
     evaluations: tuple[Evaluation, ...] = ()
+    optimizer_scalars: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, with the format's version. Earlier versions can read it if it has no evaluations."""
+        """As a JSON object, with the format's version.
+
+        Earlier versions can read it if it has neither evaluations nor scalars of the optimizer.
+        """
         fields = {to_camel(name): value for name, value in asdict(self).items()}
-        del fields["evaluations"]
-        evaluations = {"evaluations": [each.to_json() for each in self.evaluations]} if self.evaluations else {}
-        return {"format": FORMAT, **fields, **evaluations}
+        fields["evaluations"] = [each.to_json() for each in self.evaluations]
+        added_later = ("evaluations", "optimizerScalars")
+        return {"format": FORMAT} | {name: value for name, value in fields.items() if value or name not in added_later}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Manifest:

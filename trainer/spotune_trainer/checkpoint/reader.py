@@ -26,7 +26,8 @@ import xxhash
 from torch import Tensor
 
 from spotune.errors import SpotuneError
-from spotune_trainer.checkpoint.fragment import STATES, Fragment
+from spotune.job import TrainingSpec
+from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
 
 _HASH_BLOCK_BYTES = 16 << 20
@@ -114,8 +115,8 @@ class CheckpointReader:
         reads = [
             read
             for fragment in fragments
-            for state in STATES
-            for read in self._plan(fragment.parameter, state, fragment.offset, fragment.states[state])
+            for state, tensor in fragment.states.items()
+            for read in self._plan(fragment.parameter, state, fragment.offset, tensor)
         ]
         # In this order each file is read roughly from front to back.
         self._execute(sorted(reads, key=lambda read: (read.file, read.position)))
@@ -186,11 +187,47 @@ def read_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:
     Raises:
         CorruptCheckpointError: the files do not cover every parameter.
     """
+    return _read_state(checkpoint, MASTER)
+
+
+def read_trained_weights(checkpoint: Checkpoint, training: TrainingSpec) -> dict[str, Tensor]:
+    """The fp32 weights to evaluate and export: the masters or, with schedule-free AdamW, the averages.
+
+    Shapes and errors are those of `read_parameters`.
+    """
+    masters = _read_state(checkpoint, MASTER)
+    if training.optimizer != "schedule_free_adamw":
+        return masters
+    base = _read_state(checkpoint, SCHEDULE_FREE_BASE)
+    return {name: schedule_free_average(master, base[name], training.adam_beta1) for name, master in masters.items()}
+
+
+def read_ema(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The exponential moving average of every trained weight; otherwise like `read_parameters`."""
+    return _read_state(checkpoint, EMA)
+
+
+def schedule_free_average(master: Tensor, base: Tensor, beta1: float) -> Tensor:
+    """The average x of schedule-free AdamW, a new tensor.
+
+    Training computes gradients at y = (1 - beta1) z + beta1 x (Defazio et al. 2024, "The Road Less Scheduled",
+    equation 1), so x = y + (1 - 1 / beta1) (z - y).
+
+    Args:
+        master: y.
+        base: z, of the same shape.
+        beta1: `training.adamBeta1`; not 0.
+    """
+    return torch.lerp(master, base, 1 - 1 / beta1)
+
+
+def _read_state(checkpoint: Checkpoint, state: str) -> dict[str, Tensor]:
+    """A state that has the shape of its parameter, of every trained parameter."""
     reader = CheckpointReader(checkpoint)
     parameters: dict[str, Tensor] = {}
     for name, shape in checkpoint.manifest.parameters.items():
         flat = torch.empty(int(np.prod(shape, dtype=np.int64)), dtype=torch.float32)
-        reader.read(name, "fp32", 0, flat)
+        reader.read(name, state, 0, flat)
         parameters[name] = flat.view(shape)
     return parameters
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spotune_trainer.checkpoint.fragment import STATES, Elements, Fragment, FragmentSource
+from spotune_trainer.checkpoint.fragment import Elements, Fragment, FragmentSource
 
 _SPARE_FRACTION = 0.1
 """Share of the device's memory that a copy must leave free: a longer batch than any so far may need it."""
@@ -115,7 +115,7 @@ class Snapshot:
 
 def _states(fragments: Sequence[FragmentSource]) -> list[Elements]:
     """All states of the fragments, in the order of the buffer."""
-    return [fragment.states[state] for fragment in fragments for state in STATES]
+    return [state for fragment in fragments for state in fragment.states.values()]
 
 
 def _chunks(sources: Iterable[Elements], buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -132,8 +132,8 @@ def _views(fragments: Sequence[FragmentSource], buffer: Tensor) -> list[Fragment
     views, start = [], 0
     for fragment in fragments:
         states = {}
-        for state in STATES:
-            length = fragment.states[state].numel()
+        for state, elements in fragment.states.items():
+            length = elements.numel()
             states[state] = buffer[start : start + length]
             start += length
         views.append(Fragment(fragment.parameter, fragment.offset, states))

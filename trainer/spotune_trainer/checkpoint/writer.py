@@ -22,7 +22,7 @@ from torch import Tensor
 from spotune.job import BestSpec
 from spotune_trainer import files
 from spotune_trainer.checkpoint.evaluations import best_evaluation
-from spotune_trainer.checkpoint.fragment import STATES, Fragment
+from spotune_trainer.checkpoint.fragment import Fragment
 from spotune_trainer.checkpoint.generations import in_lineage, list_generations
 from spotune_trainer.checkpoint.layout import (
     MANIFEST,
@@ -50,9 +50,9 @@ def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> N
         OSError: the volume refuses it. A partial file is removed, which frees space on a full volume.
     """
     tensors = [
-        (tensor_name(fragment.parameter, fragment.offset, state), fragment.states[state])
+        (tensor_name(fragment.parameter, fragment.offset, state), tensor)
         for fragment in fragments
-        for state in STATES
+        for state, tensor in fragment.states.items()
     ]
     sizes = [(name, tensor.numel()) for name, tensor in tensors]
     write_tensors(folder, rank, sizes, (tensor for _, tensor in tensors))

@@ -66,6 +66,7 @@ def export_command(
     to: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: export-step-N in the run's directory.")
     ] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="The moving average of the weights (training.emaDecay).")] = False,
     output: _Output = "text",
 ) -> None:
     """Write the model of a checkpoint, by default the newest, as a directory that transformers can load.
@@ -75,18 +76,21 @@ def export_command(
     run = JobDirectory(directory)
     chosen = select_checkpoint(list_entries(run), step)
     from spotune.job import FinetuneJob
-    from spotune_trainer.checkpoint.reader import CorruptCheckpointError, read_parameters, verify
+    from spotune_trainer.checkpoint.reader import CorruptCheckpointError, read_ema, read_trained_weights, verify
     from spotune_trainer.export.huggingface import export_model
 
+    job = FinetuneJob.model_validate(files.read_json(run.job))
+    if ema and not job.spec.training.ema_decay:
+        raise UsageError("--ema needs a run with training.emaDecay: omit it.")
     try:
         verify(chosen)
-        parameters = read_parameters(chosen)
+        parameters = read_ema(chosen) if ema else read_trained_weights(chosen, job.spec.training)
     except CorruptCheckpointError as error:
         raise JobError(f"{error}. Give another step with --step.") from error
-    job = FinetuneJob.model_validate(files.read_json(run.job))
     trained = chosen.name.step
-    destination = to or run.root / f"export-step-{trained:08d}"
-    sha256 = export_model(parameters, job, destination, _evaluation_results(run, trained), step=trained)
+    destination = to or run.root / f"export-{'ema-' if ema else ''}step-{trained:08d}"
+    results = {"steps": trained} if ema else _evaluation_results(run, trained)
+    sha256 = export_model(parameters, job, destination, results, step=trained)
     if output == "json":
         typer.echo(json.dumps({"checkpoint": str(chosen.name), "export": str(destination), "exportSha256": sha256}))
     else:
@@ -142,13 +146,17 @@ def convert_command(
 def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str, Any]:
     from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
     from spotune_trainer.cli.byte_progress import byte_progress
+    from spotune_trainer.job_directory.job import job_of
 
     chosen = select_checkpoint(list_entries(run), step)
     output = output.absolute()
     if output.exists():
         raise UsageError(f"{output} exists: give a new folder, or remove this one.")
     with redirect_stdout(sys.stderr):  # DeepSpeed keeps logging to the stream that it finds at import
-        from spotune_trainer.export.universal import write_universal
+        from spotune_trainer.export.universal import check_has_moments, write_universal
+    job = job_of(run)
+    if job is not None:
+        check_has_moments(job)
     try:
         verify(chosen)
         with byte_progress("Converting", Console(stderr=True)) as report:

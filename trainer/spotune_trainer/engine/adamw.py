@@ -1,4 +1,4 @@
-"""AdamW: PyTorch's with fp32 moments, or `AdamW8bit` with moments in 8-bit blocks (docs/adr/0022).
+"""AdamW with moments in 8-bit blocks (docs/adr/0022).
 
 DeepSpeed concatenates many parameters into one master tensor, and the optimizer steps that. An 8-bit block must not
 span two parameters, because their gradients may differ by orders of magnitude. A small second moment in a block with
@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from spotune.job import TrainingSpec
 from spotune_trainer.models.blockwise_quantization import (
     BLOCK_ELEMENTS,
     CHUNK_ELEMENTS,
@@ -35,32 +33,6 @@ _MAX_COMPILED_ELEMENTS = 1 << 30
 """Most elements of one compiled update: its kernel has 32-bit indices."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's first and second moment, by PyTorch's names."""
-
-
-def build_optimizer(model: PreTrainedModel, training: TrainingSpec, *, compiled: bool) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only: not on norms or biases, T5's relative attention biases included.
-
-    Args:
-        model: only its trainable parameters are optimized.
-        training: optimizer, learning rate, betas, epsilon and weight decay.
-        compiled: compile the update of `AdamW8bit`; PyTorch's AdamW has a fused kernel in any case.
-    """
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    decayed = [p for name, p in trainable if p.ndim >= 2 and "bias" not in name]
-    others = [p for name, p in trainable if p.ndim < 2 or "bias" in name]
-    groups = [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    settings: dict[str, Any] = {
-        "lr": training.learning_rate,
-        "betas": (training.adam_beta1, training.adam_beta2),
-        "eps": training.adam_epsilon,
-    }
-    used_groups = [group for group in groups if group["params"]]
-    if training.optimizer == "adamw8bit":
-        return AdamW8bit(used_groups, settings, compiled=compiled)
-    return torch.optim.AdamW(used_groups, fused=True, **settings)
 
 
 @dataclass

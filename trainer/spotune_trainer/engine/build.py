@@ -15,16 +15,17 @@ from transformers import PreTrainedModel, get_scheduler
 from spotune.errors import JobError
 from spotune.job import TrainingSpec
 from spotune.plan.memory import PREFETCH_ELEMENTS, Offload
-from spotune_trainer.engine.adamw import build_optimizer
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import register_weight
 from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
+from spotune_trainer.engine.ema import create_ema
+from spotune_trainer.engine.optimizers.build import build_optimizer
 from spotune_trainer.engine.sync_free_step import install_sync_free_step, skip_step_unless_finite
 from spotune_trainer.engine.zero3_communication import (
     install_reduction_once_per_step,
     install_zero_copy_collectives,
     keep_gathered,
 )
-from spotune_trainer.engine.zero_state import check_version, create_moments
+from spotune_trainer.engine.zero_state import check_version, create_states
 from spotune_trainer.models.fused_linear_cross_entropy import fuse_linear_cross_entropy
 
 _LARGEST_BUCKET_ELEMENTS = 500_000_000
@@ -104,7 +105,9 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         config=_deepspeed_config(training, config, trained, gathered, vectors),
         dist_init_required=False,
     )
-    create_moments(engine)
+    create_states(engine)
+    if training.ema_decay:
+        create_ema(engine)
     install_sync_free_step(engine)
     if engine.zero_optimization_stage() == 3:
         _configure_stage_3(engine, config, gathered)
@@ -183,7 +186,7 @@ def set_learning_rate(engine: Any, value: float) -> None:
 def gradient_norm_before_update(engine: Any) -> torch.Tensor | None:
     """Norm of the reduced gradient at stage 0, a scalar tensor; call it just before the optimizer steps.
 
-    It also makes the fused optimizer skip the step if the norm is not finite. At stages 1 to 3 the step itself does
+    It also makes the optimizer skip the step if the norm is not finite. At stages 1 to 3 the step itself does
     both, and this returns None.
     """
     if engine.zero_optimization_stage() > 0:
@@ -240,7 +243,7 @@ def _deepspeed_config(
         },
         # PyTorch's fused AdamW is vectorized on the CPU, too; DeepSpeed's CPU Adam would have to be compiled first.
         "zero_force_ds_cpu_optimizer": False,
-        "zero_allow_untested_optimizer": True,  # for AdamW8bit; our tests cover it at all stages
+        "zero_allow_untested_optimizer": True,  # for our own optimizers; our tests cover them at all their stages
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }

@@ -2,8 +2,8 @@
 
 DeepSpeed concatenates the gradients of a rank's partition, casts the result to fp32 and multiplies it by the clip
 coefficient. The copies take six bytes for each parameter of the partition, and as much memory traffic as the update
-itself. Here AdamW gets each reduced gradient where it is. It is cast and clipped in chunks of `STEP_ELEMENTS`, so only
-one chunk exists in fp32.
+itself. Here the optimizer gets each reduced gradient where it is. AdamW casts and clips it in chunks, so only one chunk
+exists in fp32.
 
 `zero` is DeepSpeed's ZeRO optimizer. What its attributes hold at each stage is in zero_state.py.
 """
@@ -17,27 +17,35 @@ import torch
 from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor, distributed
 
-from spotune.plan.memory import STEP_ELEMENTS
-from spotune_trainer.engine.adamw import MOMENTS, AdamW8bit
+from spotune_trainer.engine.adamw import AdamW8bit
+from spotune_trainer.engine.optimizers.fused_adamw import fused_adamw_step
+from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer
 
 
-def fused_step_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
+def fused_step_at_stage_1_or_2(zero: Any, optimizer: torch.optim.Optimizer, clip: Tensor) -> None:
     """Update this rank's fp32 masters, gather the new weights of all ranks, and free the gradients.
 
     Does what DeepSpeedZeroOptimizer.step does in stage_1_and_2.py (DeepSpeed 0.19), in the same order.
 
     Args:
-        zero: DeepSpeed's optimizer around `adam` at stage 1 or 2, in bfloat16 and without offload.
-        adam: fused AdamW or AdamW8bit; it skips the step if its `found_inf` is not zero.
+        zero: DeepSpeed's optimizer around `optimizer` at stage 1 or 2, in bfloat16 and without offload.
+        optimizer: AdamW, AdamW8bit or a MasterOptimizer; it skips the step if its `found_inf` is not zero.
         clip: scalar that gradients are multiplied by.
     """
     for index, master in enumerate(zero.single_partition_of_fp32_groups):
-        _update_master(adam, adam.param_groups[index], master, zero.averaged_gradients[index], clip)
+        _update_master(optimizer, optimizer.param_groups[index], master, zero.averaged_gradients[index], clip)
         zero.free_grad_in_param_list(zero.bit16_groups[index])
         zero.averaged_gradients[index] = zero.all_grad_tensors[index] = None
         rank = distributed.get_rank(zero.real_dp_process_group[index])
         zero.parallel_partitioned_bit16_groups[index][rank].data.copy_(master.data)
     zero._lazy_init_hp_params_optimizer_state()
+    gather_weights(zero)
+    for index in range(len(zero.bit16_groups)):
+        zero._update_model_bit16_weights(index)
+
+
+def gather_weights(zero: Any) -> None:
+    """At stages 1 and 2: all-gather the weights, of which each rank has written its partition."""
     all_gather_dp_groups(
         groups_flat=zero.bit16_groups_flat,
         partitioned_param_groups=zero.parallel_partitioned_bit16_groups,
@@ -45,15 +53,13 @@ def fused_step_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer, clip: Ten
         start_alignment_factor=zero.nccl_start_alignment_factor,
         allgather_bucket_size=zero.allgather_bucket_size,
     )
-    for index in range(len(zero.bit16_groups)):
-        zero._update_model_bit16_weights(index)
 
 
-def fused_step_at_stage_3(zero: Any, adam: torch.optim.Optimizer, clip: Tensor) -> None:
+def fused_step_at_stage_3(zero: Any, optimizer: torch.optim.Optimizer, clip: Tensor) -> None:
     """Update this rank's fp32 masters and its partition of the weights; the arguments are those of stages 1 and 2."""
     for index, master in enumerate(zero.fp32_partitioned_groups_flat):
-        group = adam.param_groups[zero.sub_group_to_group_id[index]]
-        _update_master(adam, group, master, zero.averaged_gradients[index], clip)
+        group = optimizer.param_groups[zero.sub_group_to_group_id[index]]
+        _update_master(optimizer, group, master, zero.averaged_gradients[index], clip)
         zero.averaged_gradients[index] = None
         zero._reassign_or_swap_out_partitioned_parameters(index)
 
@@ -68,38 +74,15 @@ def skip_gradient_reduction(zero: Any) -> None:
     zero.reduce_ipg_grads = lambda: None
 
 
-@torch.no_grad()
 def _update_master(
-    adam: torch.optim.Optimizer, group: dict[str, Any], master: Tensor, gradients: Sequence[Tensor], clip: Tensor
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], master: Tensor, gradients: Sequence[Tensor], clip: Tensor
 ) -> None:
-    """One AdamW step of a flat master tensor; the concatenated `gradients` are its gradient."""
-    if isinstance(adam, AdamW8bit):
-        adam.update(group, master, _with_offsets(gradients), clip)
+    """One optimizer step of a flat master tensor; the concatenated `gradients` are its gradient."""
+    if isinstance(optimizer, AdamW8bit | MasterOptimizer):
+        optimizer.update(group, master, _with_offsets(gradients), clip)
         return
-    state, found_inf = adam.state[master], getattr(adam, "found_inf", None)
-    (beta1, beta2), (first_moment, second_moment) = group["betas"], (state[name] for name in MOMENTS)
-    # The kernel reads `step` and leaves it as it is: torch.optim.AdamW counts before it calls the kernel, too.
-    state["step"] += 1 if found_inf is None else 1 - found_inf
-    for offset, gradient in _with_offsets(gradients):
-        for start in range(0, gradient.numel(), STEP_ELEMENTS):
-            chunk = gradient[start : start + STEP_ELEMENTS].float().mul_(clip)
-            elements = slice(offset + start, offset + start + chunk.numel())
-            torch._fused_adamw_(
-                [master.detach()[elements]],
-                [chunk],
-                [first_moment[elements]],
-                [second_moment[elements]],
-                max_exp_avg_sqs=[],
-                state_steps=[state["step"]],
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-                found_inf=found_inf,
-            )
+    found_inf = getattr(optimizer, "found_inf", None)
+    fused_adamw_step(group, optimizer.state[master], master, _with_offsets(gradients), clip, found_inf)
 
 
 def _with_offsets(gradients: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:

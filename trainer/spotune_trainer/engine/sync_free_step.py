@@ -5,10 +5,10 @@ When the host waits, the GPU runs out of queued work and idles. DeepSpeed's ZeRO
     DeepSpeed                                                 here
     --------------------------------------------------------  ------------------------------------------------------
     the host waits for the last gradient reductions           the compute stream waits for the reduction stream
-    checks each gradient for infinities, result to the host   AdamW itself skips the step if the norm is not finite
+    checks each gradient for infinities, result to the host   the optimizer skips the step if the norm is not finite
     computes the norm of each gradient separately             one fused kernel for all norms (torch._foreach_norm)
     compares the norm with the limit on the host              the clip coefficient stays on the device
-    copies the gradients to one fp32 tensor                   AdamW reads them where they are (fused_step.py)
+    copies the gradients to one fp32 tensor                   it reads them where they are (fused_step.py)
 
 This holds for bfloat16 at ZeRO stages 1 to 3, unless the optimizer is offloaded. float16 keeps DeepSpeed's step,
 because the host needs the overflow flag to adapt the loss scale. An offloaded optimizer steps on the host in any case.
@@ -46,6 +46,7 @@ from spotune_trainer.engine.fused_step import (
     fused_step_at_stage_3,
     skip_gradient_reduction,
 )
+from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer
 
 _CLIP_EPSILON = 1e-6
 _MAX_PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
@@ -57,21 +58,21 @@ def install_sync_free_step(engine: Any) -> None:
 
     At stage 3 on GPUs the host's run-ahead is limited in any case.
     """
-    adam = engine.basic_optimizer
+    optimizer = engine.basic_optimizer
     if engine.zero_optimization_stage() == 3 and torch.cuda.is_available():
         limit_run_ahead(engine.optimizer.parameter_offload.get_param_coordinator())
-    if not engine.bfloat16_enabled() or not isinstance(adam, torch.optim.AdamW | AdamW8bit):
+    if not engine.bfloat16_enabled() or not isinstance(optimizer, torch.optim.AdamW | AdamW8bit | MasterOptimizer):
         return
     if engine.zero_optimization_stage() == 3:
         if not engine.optimizer.offload_optimizer:
-            _install_at_stage_3(engine.optimizer, adam)
+            _install_at_stage_3(engine.optimizer, optimizer)
     elif not engine.optimizer.cpu_offload:
-        _install_at_stage_1_or_2(engine.optimizer, adam)
+        _install_at_stage_1_or_2(engine.optimizer, optimizer)
 
 
-def _install_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer) -> None:
+def _install_at_stage_1_or_2(zero: Any, optimizer: torch.optim.Optimizer) -> None:
     def step(closure: Any = None) -> None:
-        fused_step_at_stage_1_or_2(zero, adam, _clip_coefficient(zero, adam))
+        fused_step_at_stage_1_or_2(zero, optimizer, _clip_coefficient(zero, optimizer))
 
     reduce_epilogue = zero.overlapping_partition_gradients_reduce_epilogue
 
@@ -86,13 +87,13 @@ def _install_at_stage_1_or_2(zero: Any, adam: torch.optim.Optimizer) -> None:
     zero.step = step
 
 
-def _install_at_stage_3(zero: Any, adam: torch.optim.Optimizer) -> None:
+def _install_at_stage_3(zero: Any, optimizer: torch.optim.Optimizer) -> None:
     def step(closure: Any = None) -> None:
         zero._pre_step()
         zero._partition_all_parameters()
-        clip = _clip_coefficient(zero, adam)
+        clip = _clip_coefficient(zero, optimizer)
         zero.zero_grad(set_to_none=True)
-        fused_step_at_stage_3(zero, adam, clip)
+        fused_step_at_stage_3(zero, optimizer, clip)
         zero._post_step(())
 
     reduction = zero.reduce_and_partition_stream
@@ -130,14 +131,14 @@ def limit_run_ahead(coordinator: Any) -> None:
     coordinator.fetch_sub_module = fetch_and_wait
 
 
-def skip_step_unless_finite(adam: torch.optim.Optimizer, norm: Tensor) -> None:
-    """Make AdamW's next step change nothing, not even its step count, if the gradient norm is not finite.
+def skip_step_unless_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+    """Make the optimizer's next step change nothing, not even its step count, if the gradient norm is not finite.
 
     `grad_scale` and `found_inf` are the attributes that torch.amp.GradScaler sets on a fused optimizer. Its kernel
     reads them on the device.
     """
-    adam.grad_scale = None  # type: ignore[attr-defined]
-    adam.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -154,15 +155,15 @@ def _stream_wait_for_synchronize(reduction: Any) -> Iterator[None]:
         del accelerator.synchronize
 
 
-def _clip_coefficient(zero: Any, adam: torch.optim.Optimizer) -> Tensor:
+def _clip_coefficient(zero: Any, optimizer: torch.optim.Optimizer) -> Tensor:
     """Clip coefficient min(1, max_norm / norm) as a scalar on the device.
 
-    It also makes AdamW skip the step if the norm is not finite, and sets the attributes by which DeepSpeed reports
-    the outcome of a step.
+    It also makes the optimizer skip the step if the norm is not finite, and sets the attributes by which DeepSpeed
+    reports the outcome of a step.
     """
     gradients = [each for group in zero.averaged_gradients.values() for each in group if not _is_padding(each)]
     norm = _global_norm(gradients, zero.dp_process_group, zero.device)
-    skip_step_unless_finite(adam, norm)
+    skip_step_unless_finite(optimizer, norm)
     zero.overflow, zero._global_grad_norm = False, norm
     return (zero.clip_grad / (norm + _CLIP_EPSILON)).clamp(max=1.0) if zero.clip_grad > 0 else torch.ones_like(norm)
 

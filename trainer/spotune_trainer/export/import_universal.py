@@ -10,13 +10,13 @@ import shutil
 import time
 from pathlib import Path
 
-from spotune.errors import UsageError
+from spotune.errors import JobError, UsageError
 from spotune.fingerprint import fingerprint
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.generations import list_generations
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest, list_folders
 from spotune_trainer.checkpoint.writer import commit
-from spotune_trainer.export.universal import ProgressCallback, open_universal, write_single_rank_file
+from spotune_trainer.export.universal import ProgressCallback, check_has_moments, open_universal, write_single_rank_file
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.pretrained import build_on_meta_device
 
@@ -48,9 +48,12 @@ def import_universal_checkpoint(
 
     Raises:
         UsageError: the run has already started.
-        JobError: the source is not a universal checkpoint, or does not match the job's model.
+        JobError: the source is not a universal checkpoint, or does not match the job's model or optimizer.
     """
     check_not_started(directory)
+    check_has_moments(job)
+    if job.spec.training.ema_decay:
+        raise JobError("training.emaDecay: a universal checkpoint has no moving average of the weights: remove it")
     parameters = build_on_meta_device(job).named_parameters()
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters if parameter.requires_grad}
     universal = open_universal(source, shapes)

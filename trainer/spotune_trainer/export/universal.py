@@ -31,6 +31,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from torch import Tensor
 
 from spotune.errors import JobError
+from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint
@@ -41,6 +42,7 @@ LATEST = "latest_universal"
 _ZERO = "zero"
 _OPTIMIZER = "optimizer_state.pt"
 _STEP = "step"
+_WITH_MOMENTS = ("adamw", "adamw8bit")
 _MODEL_FILES = (
     f"{constants.MODEL_FILE_PREFIX}00{constants.MODEL_FILE_SUFFIX}",
     f"{constants.ZERO_FILE_PREFIX}0_{constants.MODEL_FILE_PREFIX}00{constants.MODEL_FILE_SUFFIX}",
@@ -77,6 +79,16 @@ class UniversalCheckpoint:
     step: int
     optimizer_step: int
     shapes: Mapping[str, tuple[int, ...]]
+
+
+def check_has_moments(job: FinetuneJob) -> None:
+    """Raise JobError if the job's optimizer does not have the states of a universal checkpoint: AdamW's moments."""
+    optimizer = job.spec.training.optimizer
+    if optimizer not in _WITH_MOMENTS:
+        raise JobError(
+            f"a universal checkpoint of DeepSpeed has AdamW's moments, but training.optimizer is {optimizer}: export "
+            "the weights instead (spotune checkpoint export), or start a new run from them"
+        )
 
 
 def write_universal(checkpoint: Checkpoint, output: Path, report: ProgressCallback = lambda done, total: None) -> None:

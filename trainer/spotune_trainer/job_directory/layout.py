@@ -6,7 +6,7 @@ generations/0000007/restored.json
 checkpoints/step-00000120.gen-7/{manifest.json, rank-00000.safetensors, rank-00000.ok}
 logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-00000.txt}
 logs/driver-3.log logs/tensorboard/
-export/ previous-export-step-900/
+export/ previous-export-step-900/ export-ema/
 data/train/manifest.json
 compiled/
 profile/{flops.txt, flops.json}
@@ -93,6 +93,11 @@ class JobDirectory:
     def export(self) -> Path:
         """The finished model. `previous_export` of spotune has the name of the one before it."""
         return self.root / "export"
+
+    @property
+    def export_ema(self) -> Path:
+        """The moving average of the finished model's weights, with `training.emaDecay`."""
+        return self.root / "export-ema"
 
     @property
     def data(self) -> Path:

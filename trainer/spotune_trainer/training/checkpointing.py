@@ -70,7 +70,7 @@ class Checkpointing:
         self._agree_on(problem)
         assert isinstance(checkpoint, Checkpoint)
         manifest = checkpoint.manifest
-        zero_state.set_optimizer_step(engine, manifest.optimizer_step)
+        zero_state.set_optimizer_step(engine, manifest.optimizer_step, manifest.optimizer_scalars)
         if manifest.loss_scale is not None:
             zero_state.set_loss_scale(engine, manifest.loss_scale)
         zero_state.sync_model_from_masters(engine)
@@ -96,6 +96,7 @@ class Checkpointing:
             bad_steps=self.bad_steps.in_a_row,
             loss_scale=zero_state.loss_scale(engine),
             evaluations=self.evaluations.history,
+            optimizer_scalars=zero_state.optimizer_scalars(engine),
         )
         with reporter.stopwatch.measure(Part.CHECKPOINT_STALL):
             self.checkpointer.save(name, zero_state.fragments_to_save(engine), manifest)
@@ -125,7 +126,7 @@ class Checkpointing:
             self._record(self.checkpointer.wait(report))
 
     def wait_for_staging(self) -> None:
-        """Wait until the state has been copied. To be called before each optimizer step, which overwrites it."""
+        """Wait until the state has been copied. Call it before optimizer steps and evaluations, which overwrite it."""
         with self.context.reporter.stopwatch.measure(Part.CHECKPOINT_STALL):
             self.checkpointer.wait_for_staging()
 

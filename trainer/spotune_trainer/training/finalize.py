@@ -13,8 +13,9 @@ from torch import distributed
 from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.layout import CheckpointName
-from spotune_trainer.checkpoint.reader import read_parameters
+from spotune_trainer.checkpoint.reader import read_ema, read_trained_weights
 from spotune_trainer.data.schedule import Schedule
+from spotune_trainer.engine.zero_state import evaluation_weights
 from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, RankGroup, evaluate
 from spotune_trainer.evaluation.metrics import METRICS
 from spotune_trainer.export.huggingface import export_model
@@ -56,22 +57,32 @@ def finalize(
     raise_if_superseded(context.directory, context.task.generation)
     release()
     chosen = evaluations.choose_export(checkpoint)
-    summary |= {"exportStep": chosen.checkpoint.name.step, "exportProblem": chosen.problem}
+    step = chosen.checkpoint.name.step
+    summary |= {"exportStep": step, "exportProblem": chosen.problem}
     if chosen.evaluation is not None:  # the results are those of the exported model
         summary |= _summary_of_earlier(chosen.evaluation)
         scores = {name: score for name, score in chosen.evaluation.scores.items() if score is not None}
         context.reporter.update(evalLoss=chosen.evaluation.loss, evalScores=scores)
+    if context.job.spec.training.ema_decay:  # first, because `export` is what a finished run is known by
+        export_model(
+            read_ema(chosen.checkpoint),
+            context.job,
+            context.directory.export_ema,
+            {"steps": summary["steps"]},
+            step=step,
+            before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
+        )
     sha256 = export_model(
-        read_parameters(chosen.checkpoint),
+        read_trained_weights(chosen.checkpoint, context.job.spec.training),
         context.job,
         context.directory.export,
         summary,
-        step=chosen.checkpoint.name.step,
+        step=step,
         keep_previous=True,
         before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
     )
-    context.reporter.update(exportStep=chosen.checkpoint.name.step, exportProblem=chosen.problem)
-    context.reporter.record_event("exported", sha256=sha256, step=chosen.checkpoint.name.step)
+    context.reporter.update(exportStep=step, exportProblem=chosen.problem)
+    context.reporter.record_event("exported", sha256=sha256, step=step)
     return {**summary, "exportSha256": sha256}
 
 
@@ -80,19 +91,20 @@ def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
     if context.datasets.evaluation is None:
         return None
     context.reporter.set_phase(Phase.EVALUATING)
-    result = evaluate(
-        context.engine.module,
-        context.datasets.evaluation,
-        context.tokenizer,
-        context.job,
-        batch_size=context.plan.evaluation_batch_size,
-        sample_ids=context.datasets.evaluation_ids.tolist(),
-        sources={name: ids.tolist() for name, ids in context.datasets.evaluation_by_source.items()},
-        ranks=RankGroup(context.rank, context.world_size, context.control),
-        zero_stage=context.engine.zero_optimization_stage(),
-        heartbeat=context.reporter.heartbeat,
-        reference_log_probs=context.references.evaluation,
-    )
+    with evaluation_weights(context.engine):
+        result = evaluate(
+            context.engine.module,
+            context.datasets.evaluation,
+            context.tokenizer,
+            context.job,
+            batch_size=context.plan.evaluation_batch_size,
+            sample_ids=context.datasets.evaluation_ids.tolist(),
+            sources={name: ids.tolist() for name, ids in context.datasets.evaluation_by_source.items()},
+            ranks=RankGroup(context.rank, context.world_size, context.control),
+            zero_stage=context.engine.zero_optimization_stage(),
+            heartbeat=context.reporter.heartbeat,
+            reference_log_probs=context.references.evaluation,
+        )
     by_source = _scores_by_source(result)
     context.reporter.update(evalLoss=result.loss, evalScores=result.defined_scores, **by_source)
     context.reporter.record_event(

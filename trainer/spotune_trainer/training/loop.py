@@ -31,6 +31,7 @@ from spotune.errors import JobError
 from spotune_trainer.data.batches import combine_hashes
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
+from spotune_trainer.engine.ema import update_ema
 from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.models.embedding_noise import EmbeddingNoise
 from spotune_trainer.models.loss import zero_weight_batch
@@ -208,6 +209,8 @@ class TrainingLoop:
                 self.before_update()
             self.engine.step()  # clips and updates after the last micro-batch only
             self.reporter.heartbeat()
+        if self.training.ema_decay:
+            update_ema(self.engine, self.training.ema_decay)
         if pending.grad_norm is None:
             pending.grad_norm = self.engine.get_global_grad_norm()
         return pending

@@ -18,6 +18,7 @@ from rich.filesize import decimal
 from spotune.errors import InfrastructureError
 from spotune.job import FinetuneJob
 from spotune.plan.checkpoint_interval import checkpoint_bytes
+from spotune.plan.execution import job_precision
 from spotune.plan.parameters import TrainedParameters
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints
@@ -84,11 +85,12 @@ def storage_need(job: FinetuneJob, parameters: TrainedParameters | None, directo
     """What `job` writes, computed from the number of its parameters, or else from its existing checkpoints."""
     spec = job.spec
     whole = [found for found in list_checkpoints(directory.checkpoints) if isinstance(found, Checkpoint)]
-    size = checkpoint_bytes(parameters.count) if parameters is not None else None
+    precision = job_precision(job, parameters or TrainedParameters(1))
+    size = checkpoint_bytes(parameters.count, precision.checkpoint_bytes) if parameters is not None else None
     if size is None and whole:
         size = whole[-1].bytes
     frozen = parameters.frozen if parameters is not None else 0
-    export = None if size is None else _export_bytes(job, size // checkpoint_bytes(1), frozen)
+    export = None if size is None else _export_bytes(job, int(size / precision.checkpoint_bytes), frozen)
     return StorageNeed(
         checkpoint=size,
         export=export,
@@ -112,11 +114,11 @@ def _commits(job: FinetuneJob) -> int | None:
 
 
 def _export_bytes(job: FinetuneJob, trained: int, frozen: int) -> int:
-    """Bytes of the exported model: the adapter alone in float32, or all weights in the model's dtype."""
-    spec = job.spec
+    """Bytes of the exported model: the adapter in float32, or all weights in the model's dtype; twice with EMA."""
+    spec, copies = job.spec, 2 if job.spec.training.ema_decay else 1
     if spec.adapter is not None and not spec.output.merge_adapter:
-        return 4 * trained
-    return (trained + frozen) * _EXPORT_BYTES_PER_PARAMETER[spec.model.dtype]
+        return copies * 4 * trained
+    return copies * (trained + frozen) * _EXPORT_BYTES_PER_PARAMETER[spec.model.dtype]
 
 
 def check_space(

@@ -1,0 +1,1 @@
+"""Tests of the optimizers that step DeepSpeed's masters."""

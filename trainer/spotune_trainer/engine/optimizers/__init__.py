@@ -1,0 +1,1 @@
+"""Optimizers by name (`training.optimizer`), stepped on DeepSpeed's master tensors."""
