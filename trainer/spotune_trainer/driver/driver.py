@@ -31,6 +31,7 @@ from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.scaling import choose_world_size
 from spotune_trainer.driver.status_publisher import StatusPublisher
+from spotune_trainer.evaluation.harness import check_tasks
 from spotune_trainer.evaluation.metrics import build_metrics
 from spotune_trainer.export.hub import upload_checkpoints, upload_export
 from spotune_trainer.job_directory.job import job_of, training_length
@@ -116,8 +117,11 @@ class Driver:
         with self.status:
             try:
                 record_lost_generations(self.ledger, self.directory)
-                # Fail early if a metric cannot be imported: before data preparation and the wait for workers.
-                build_metrics(self.job.spec.training.evaluation)
+                # Fail early if a metric cannot be imported, or a task loaded: before data preparation and the wait for workers.
+                evaluation = self.job.spec.training.evaluation
+                build_metrics(evaluation)
+                if evaluation.harness is not None and not self.directory.result.exists():
+                    check_tasks(evaluation.harness)
                 with upload_checkpoints(self.job, self.directory):
                     self._prepare()
                     while not self._run_generation():
@@ -344,7 +348,7 @@ class Driver:
         epochs, max_steps = training_length(self.job)
         result = {
             **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "best", "stoppedEarly", "exportProblem")),
-            **dict.fromkeys(("evalBySource", "samplesBySource")),
+            **dict.fromkeys(("evalBySource", "samplesBySource", "harnessProblem")),
             "scores": {},
             **summary,
             "epochs": epochs,
@@ -357,7 +361,7 @@ class Driver:
         files.write_json(self.directory.result, result)
         self.ledger.append("finished", step=summary["steps"], wallSeconds=wall_seconds, **goodput)
         logger.info("trained: %s", result)
-        messages = [result[name] for name in ("stoppedEarly", "exportProblem") if result[name]]
+        messages = [result[name] for name in ("stoppedEarly", "exportProblem", "harnessProblem") if result[name]]
         self.status.update(Phase.DONE, message="; ".join(messages) or None, etaSeconds=0.0)
 
     def _skip_checkpoint(self, name: CheckpointName, reason: str) -> None:
