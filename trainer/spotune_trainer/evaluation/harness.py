@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,9 @@ from spotune.job import HarnessSpec
 
 FIELD: Final = "training.evaluation.harness"
 _PROCESS: Final = "spotune_trainer.evaluation.harness_process"
-_SHOWN_CHARACTERS: Final = 2000
+_SHOWN_CHARACTERS: Final = 500
+_OF_THE_GROUP: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that would make the process join the worker group."""
 
 
 def missing_package() -> str | None:
@@ -103,7 +106,11 @@ def _run(request: Mapping[str, Any], heartbeat: Callable[[], None]) -> dict[str,
         with (
             log.open("wb") as errors,
             subprocess.Popen(
-                [sys.executable, "-m", _PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+                [sys.executable, "-m", _PROCESS],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={name: value for name, value in os.environ.items() if name not in _OF_THE_GROUP},
             ) as process,
         ):
             assert process.stdin is not None
@@ -118,7 +125,7 @@ def _run(request: Mapping[str, Any], heartbeat: Callable[[], None]) -> dict[str,
                 raise
             exit_code = process.wait()
         if not results.exists():
-            shown = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN_CHARACTERS:]
+            *_, shown = "", *log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN_CHARACTERS:].splitlines()
             kind = InfrastructureError if exit_code < 0 else JobError
             raise kind(f"{FIELD}: the process of lm-evaluation-harness ended with exit code {exit_code}: {shown}")
         content: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))

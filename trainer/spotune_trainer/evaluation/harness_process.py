@@ -62,9 +62,9 @@ def evaluate(request: Mapping[str, Any], tick: Callable[..., None]) -> dict[str,
     from lm_eval.models.huggingface import HFLM
 
     manager = _task_manager(request["tasks"], request["includePath"])
-    model = HFLM(pretrained=request["model"], device=request["device"], batch_size=request["batchSize"])
-    model.model.register_forward_hook(tick)
     try:
+        model = HFLM(pretrained=request["model"], device=request["device"], batch_size=request["batchSize"])
+        model.model.register_forward_hook(tick)
         results = simple_evaluate(
             model,
             tasks=list(request["tasks"]),
