@@ -167,15 +167,14 @@ WRONG_EVALUATIONS = [
         "task files in a store",
         "epochs: 3",
         'epochs: 3, evaluation: {harness: {tasks: [arc_easy], includePath: "s3://bucket/tasks"}}',
-        (
-            ":9: spec.training.evaluation.harness.includePath: must be a folder: task files are not read from "
-            "stores"
-        ),
+        (":9: spec.training.evaluation.harness.includePath: must be a folder: task files are not read from stores"),
     ),
     (
         "harness for a reward model",
         "seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
-        "causal}\n  dataset:\n" + TRAIN + "  training: {objective: reward, evaluation: {harness: {tasks: [arc_easy]}}, ",
+        "causal}\n  dataset:\n"
+        + TRAIN
+        + "  training: {objective: reward, evaluation: {harness: {tasks: [arc_easy]}}, ",
         (
             ":8: spec.training.evaluation.harness: evaluates language models, and reward trains a model that scores "
             "answers: remove it"

@@ -183,4 +183,31 @@ def test_one_source_of_a_mixture(mixture: Path, capsys: pytest.CaptureFixture[st
 def test_an_error_in_a_source_of_a_mixture_names_its_file(mixture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (mixture / "few.csv").write_text("question,sql\nhow many,select 1\nhow long\n")
     assert shard("--job", "job.yaml", "--directory", "out") == 20
-    assert "few.csv:3: 1 fields, but the header names 2 columns" in " ".join(capsys.readouterr().err.split())
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "dataset.mixture, source few: " in shown
+    assert "few.csv:3: 1 fields, but the header names 2 columns" in shown
+    (mixture / "few.csv").unlink()
+    assert shard("--job", "job.yaml", "--directory", "out") == 20
+    assert re.search(r"dataset\.mixture, source few: .*few\.csv", " ".join(capsys.readouterr().err.split()))
+
+
+def test_a_tokenizer_without_an_end_of_text_token_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(workplace / "tokenizer")
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(workplace / "tokenizer")
+    assert shard("rows.jsonl", "--tokenizer", "tokenizer", *TEMPLATES, "--directory", "out") == 20
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "model.tokenizer: the tokenizer of" in shown
+    assert "has no end-of-text token (eos_token)" in shown
+
+
+def test_a_tokenizer_without_a_padding_token_makes_the_same_shards(workplace: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(workplace / "tokenizer")
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(workplace / "without")
+    for name in ("tokenizer", "without"):
+        assert shard("rows.jsonl", "--tokenizer", name, *TEMPLATES, "--directory", f"from-{name}") == 0
+    first, second = (sorted((workplace / f"from-{name}").glob("*.mds")) for name in ("tokenizer", "without"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

@@ -98,7 +98,9 @@ def test_a_driver_refuses_an_unknown_task_before_it_waits_for_workers(tmp_path: 
     job = runs.job("causal", training={"evaluation": {"harness": spec}})
     directory = runs.empty("refused-harness")
     driver = Driver(directory, job, 1, no_workers())
-    with pytest.raises(JobError, match=r"harness\.tasks: there is no task singer in lm-eval .*: did you mean singers\?"):
+    with pytest.raises(
+        JobError, match=r"harness\.tasks: there is no task singer in lm-eval .*: did you mean singers\?"
+    ):
         driver.run()
     assert (files.read_json(directory.status) or {})["phase"] == "Failed"
 

@@ -81,7 +81,10 @@ def show(
     from spotune_trainer.models.pretrained import load_tokenizer
 
     options, loaded = PrepareOptions.from_job(settings).text, load_tokenizer(settings)
-    previews = {name: preview_row(files, row, options, loaded) for name, files in sources.items()}
+    previews = {}
+    for name, files in sources.items():
+        with raw_data.naming_source(name):
+            previews[name] = preview_row(files, row, options, loaded)
     if output == "json":
         shown = {name: _preview_json(preview) for name, preview in previews.items()}
         typer.echo(json.dumps(shown.get("", {"sources": shown}), ensure_ascii=False))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from spotune.custom_resource import API_VERSION
-from spotune.errors import UsageError
+from spotune.errors import JobError, UsageError
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
 from spotune.job_file.yaml_file import Document
@@ -121,6 +123,17 @@ def find_sources(inputs: list[str] | None, job: FinetuneJob, only: str | None = 
         raise UsageError(f"--source {only}: the job {known}")
     where = "sources with prepare in dataset.mixture" if named else "dataset.prepare"
     raise UsageError(f"give the files to read, or --job with a job file that has {where}")
+
+
+@contextmanager
+def naming_source(name: str) -> Iterator[None]:
+    """Add to errors the name of the mixture's source that is read; nothing without a mixture."""
+    try:
+        yield
+    except JobError as error:
+        if not name:
+            raise
+        raise JobError(f"dataset.mixture, source {name}: {error}") from error
 
 
 def _prepared_sources(job: FinetuneJob) -> dict[str, str]:

@@ -125,7 +125,7 @@ def shard(
     )
     loaded, datasets = load_tokenizer(settings), {}
     for name, files in sources.items():
-        with _reporting(Console(stderr=True), name) as report:
+        with raw_data.naming_source(name), _reporting(Console(stderr=True), name) as report:
             datasets[name] = prepare(files, directory.absolute() / name, options, loaded, report)
     if output == "json":
         shown = {name: _json(dataset) for name, dataset in datasets.items()}
@@ -162,7 +162,12 @@ def _reporting(console: Console, source: str) -> Iterator[Report]:
     if not console.is_terminal:
         yield _Lines(console, source)
         return
-    columns = (TextColumn(f"Tokenizing {source}".rstrip()), BarColumn(), DownloadColumn(), TextColumn("{task.fields[rows]} rows"))
+    columns = (
+        TextColumn(f"Tokenizing {source}".rstrip()),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[rows]} rows"),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("", total=None, rows="0")
         yield lambda done: bar.update(
