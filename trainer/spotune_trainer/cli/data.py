@@ -115,7 +115,7 @@ def stats(
     ] = None,
     output: Annotated[Literal["text", "json"], typer.Option(help="json: all numbers, as one line.")] = "text",
 ) -> None:
-    """Show how long rows are, in tokens, and what maximum lengths would cut: of a mixture by source, and of all sources.
+    """Show how long rows are, in tokens, and what maximum lengths would cut. Of a mixture by source, and in total.
 
     spotune data stats --job job.yaml
 

@@ -117,7 +117,7 @@ class Driver:
         with self.status:
             try:
                 record_lost_generations(self.ledger, self.directory)
-                # Fail early if a metric cannot be imported, or a task loaded: before data preparation and the wait for workers.
+                # Fail early if a metric or a task cannot be loaded: before data preparation and the wait for workers.
                 evaluation = self.job.spec.training.evaluation
                 build_metrics(evaluation)
                 if evaluation.harness is not None and not self.directory.result.exists():

@@ -74,7 +74,7 @@ def evaluate(request: Mapping[str, Any], tick: Callable[..., None]) -> dict[str,
             task_manager=manager,
             log_samples=False,
         )
-    except Exception as error:  # noqa: BLE001 - tasks run code of their own
+    except Exception as error:
         raise TaskError(f": the tasks failed on {request['model']} ({_described(error)})") from error
     return {"results": results["results"], "versions": results["versions"], "n-samples": results["n-samples"]}
 
@@ -104,7 +104,7 @@ def _task_manager(names: Sequence[str], include_path: str | None) -> Any:
 def _load(manager: Any, name: str) -> Any:
     try:
         return manager.load([name])
-    except Exception as error:  # noqa: BLE001 - task files name code and data of any kind
+    except Exception as error:
         reason = "correct the task file, or make its data available"
         raise TaskError(f".tasks: {name} cannot be loaded ({_described(error)}): {reason}") from error
 
