@@ -118,7 +118,7 @@ DATASET_RULES: Final = (
             "tools": "self.tools == ''",
             "trainOn": "self.trainOn == 'assistant'",
             "trainTrailingWhitespace": "!self.trainTrailingWhitespace",
-            "maxSkipped": "self.maxSkipped == 0",
+            "maxSkipped": "(self.chosen != '' && self.prompt == '') || self.maxSkipped == 0",
         }.items()
     ),
 )

@@ -17,6 +17,7 @@ from spotune.job import (
     ExecutionSpec,
     FinetuneJob,
     FinetuneJobSpec,
+    HarnessSpec,
     JobServingSpec,
     MixtureSourceSpec,
     ModelSpec,
@@ -102,6 +103,14 @@ _BEST = (
     ),
 )
 
+_HARNESS = (
+    Rule(
+        "!has(self.includePath) || !self.includePath.contains('://')",
+        "must be a folder: task files are not read from stores",
+        "includePath",
+    ),
+    Rule("self.tasks.all(one, self.tasks.exists_one(other, other == one))", "lists a task twice", "tasks"),
+)
 
 def _is_default(field: str) -> str:
     """CEL expression that is true if a number of `training` has its default value."""
@@ -171,11 +180,11 @@ _TRAINING = (
 
 
 def _default_evaluation() -> str:
-    """CEL expression that is true if the evaluation section has only default values."""
+    """CEL expression that is true if the evaluation section has only default values, but for harness."""
     defaults = EvaluationSpec().model_dump(mode="json", exclude_none=True)
     spelled = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
     given = [f"self.training.evaluation.{name} == {value}" for name, value in spelled.items()]
-    absent = [f"!has(self.training.evaluation.{name})" for name in _optional(EvaluationSpec)]
+    absent = [f"!has(self.training.evaluation.{name})" for name in _optional(EvaluationSpec) if name != "harness"]
     return " && ".join([*given, *absent])
 
 
@@ -245,6 +254,16 @@ _SPEC = (
         "!self.training.evaluation.generate || self.dataset.text == ''",
         "requires prompts, and dataset.text has none: use dataset.prompt and dataset.completion",
         "training.evaluation.generate",
+    ),
+    Rule(
+        "!has(self.training.evaluation.harness) || self.training.objective != 'reward'",
+        "evaluates language models, and reward trains a model that scores answers: remove it",
+        "training.evaluation.harness",
+    ),
+    Rule(
+        "!has(self.training.evaluation.harness) || self.output.mergeAdapter",
+        "evaluates a whole model, not an adapter alone: set output.mergeAdapter to true",
+        "training.evaluation.harness",
     ),
     Rule(
         "!has(self.training.evaluation.sql) || "
@@ -385,6 +404,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     DatasetSpec: DATASET_RULES,
     EvaluationSpec: _EVALUATION,
     BestSpec: _BEST,
+    HarnessSpec: _HARNESS,
     TrainingSpec: _TRAINING,
     ExecutionSpec: _EXECUTION,
     FinetuneJobSpec: _SPEC,

@@ -18,7 +18,7 @@ from spotune.job.status import (
     RestartsStatus,
     TrainedStatus,
 )
-from spotune.job.training import BestSpec, EarlyStoppingSpec, EvaluationSpec, SqlSpec, TrainingSpec
+from spotune.job.training import BestSpec, EarlyStoppingSpec, EvaluationSpec, HarnessSpec, SqlSpec, TrainingSpec
 
 __all__ = [
     "KIND",
@@ -39,6 +39,7 @@ __all__ = [
     "FinetuneJobSpec",
     "FinetuneJobStatus",
     "GpuSecondsStatus",
+    "HarnessSpec",
     "HeadSpec",
     "HubSpec",
     "JobServingSpec",

@@ -188,7 +188,8 @@ class DatasetSpec(Section):
     train_trailing_whitespace: bool = False
     """Also compute the loss on whitespace that the chat template writes after the token that ends a turn."""
     max_skipped: NonNegativeInt = 0
-    """Maximum assistant messages to leave out because the chat template does not render them as they are."""
+    """Maximum assistant messages, or pairs of chats, to leave out because the chat template does not render them as
+    they are."""
     keep: list[str] = Field(default=[])
     """Columns to keep in the shards as text, for example the database that a query runs in."""
     prepare: PrepareSpec | None = None
@@ -286,8 +287,11 @@ class DatasetSpec(Section):
 
     @model_validator(mode="after")
     def _check_chat_fields(self) -> Self:
+        has_pairs_of_chats = bool(self.chosen) and not self.prompt
         for name in ("tools", "train_on", "train_trailing_whitespace", "max_skipped"):
             field = type(self).model_fields[name]
-            if not self.messages and getattr(self, name) != field.default:
+            if self.messages or (name == "max_skipped" and has_pairs_of_chats):
+                continue
+            if getattr(self, name) != field.default:
                 invalid(field.alias or name, "is only for chats: set messages, the column with the chat, or remove it")
         return self

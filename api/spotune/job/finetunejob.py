@@ -111,7 +111,8 @@ class FinetuneJobSpec(Section):
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
         evaluation, dataset = self.training.evaluation, self.dataset
-        if not dataset.has_evaluation and evaluation != EvaluationSpec():
+        of_data = evaluation.model_copy(update={"harness": None})
+        if not dataset.has_evaluation and of_data != EvaluationSpec():
             invalid("training.evaluation", "has no evaluation data: set dataset.eval.source or dataset.eval.fraction")
         if evaluation.generate and dataset.row_format == "text":
             invalid(
@@ -125,6 +126,16 @@ class FinetuneJobSpec(Section):
         if sql is not None and prepared and sql.column not in dataset.keep:
             reason = f"must contain the column {sql.column!r}, which training.evaluation.sql.column names"
             invalid("dataset.keep", reason)
+        return self
+
+    @model_validator(mode="after")
+    def _check_harness(self) -> Self:
+        if self.training.evaluation.harness is not None:
+            field = "training.evaluation.harness"
+            if self.model_kind == "reward":
+                invalid(field, "evaluates language models, and reward trains a model that scores answers: remove it")
+            if not self.output.merge_adapter:
+                invalid(field, "evaluates a whole model, not an adapter alone: set output.mergeAdapter to true")
         return self
 
     @model_validator(mode="after")

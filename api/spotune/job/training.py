@@ -19,6 +19,9 @@ class SqlSpec(Section):
     """Column of the evaluation rows that contains the database name."""
 
 
+MAX_HARNESS_TASKS = 64
+HarnessTask = Annotated[str, Field(max_length=200)]
+
 Objective = Literal["sft", "dpo", "orpo", "simpo", "reward"]
 
 
@@ -64,6 +67,31 @@ class EarlyStoppingSpec(Section):
     """An evaluation improves if it is better than the last one that improved by more than this."""
 
 
+class HarnessSpec(Section):
+    """Tasks of lm-evaluation-harness that the exported model is evaluated on at the end."""
+
+    tasks: list[HarnessTask] = Field(min_length=1, max_length=MAX_HARNESS_TASKS)
+    """Names of tasks, groups or tags: those of the package lm-eval, or of includePath."""
+    include_path: Source | None = None
+    """Folder with task files (*.yaml) of your own. Relative paths in them begin in this folder."""
+    num_fewshot: NonNegativeInt | None = None
+    """Number of examples in each prompt. Absent: that of the task."""
+    limit: NonNegativeInt = 0
+    """Use only the first this many documents of each task. 0: all."""
+    batch_size: NonNegativeInt = 0
+    """Requests per batch. 0: the batch size of the evaluation."""
+    chat_template: bool = False
+    """Render prompts with the tokenizer's chat template."""
+
+    @model_validator(mode="after")
+    def _check_include_path(self) -> Self:
+        if self.include_path is not None and "://" in self.include_path:
+            invalid("includePath", "must be a folder: task files are not read from stores")
+        if len(set(self.tasks)) < len(self.tasks):
+            invalid("tasks", "lists a task twice")
+        return self
+
+
 class EvaluationSpec(Section):
     """When and how the model is evaluated on dataset.eval."""
 
@@ -86,6 +114,9 @@ class EvaluationSpec(Section):
     """Keep the checkpoint of the best evaluation. It is exported unless output.export is last."""
     early_stopping: EarlyStoppingSpec | None = None
     """End training when evaluations no longer improve. Requires best, which has the metric."""
+    harness: HarnessSpec | None = None
+    """Tasks of lm-evaluation-harness for the exported model. They need no dataset.eval, but the extra
+    spotune[lm-eval]."""
 
     @model_validator(mode="after")
     def _check_best(self) -> Self:

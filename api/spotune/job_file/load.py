@@ -28,6 +28,7 @@ SOURCE_FIELDS = (
     "spec.dataset.eval.source",
     "spec.dataset.prepare.source",
     "spec.training.evaluation.sql.databases",
+    "spec.training.evaluation.harness.includePath",
 )
 """camelCase paths of all fields that contain a folder or file to read; `[]` stands for each item of a list."""
 

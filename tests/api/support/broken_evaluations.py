@@ -151,4 +151,45 @@ WRONG_EVALUATIONS = [
         ),
         ":6: spec.dataset.keep: must contain the column 'database', which training.evaluation.sql.column names",
     ),
+    (
+        "harness without tasks",
+        "epochs: 3",
+        "epochs: 3, evaluation: {harness: {tasks: []}}",
+        ":9: spec.training.evaluation.harness.tasks: expected a list of at least 1, not an empty list",
+    ),
+    (
+        "task of the harness twice",
+        "epochs: 3",
+        "epochs: 3, evaluation: {harness: {tasks: [arc_easy, arc_easy]}}",
+        ":9: spec.training.evaluation.harness.tasks: lists a task twice",
+    ),
+    (
+        "task files in a store",
+        "epochs: 3",
+        'epochs: 3, evaluation: {harness: {tasks: [arc_easy], includePath: "s3://bucket/tasks"}}',
+        (":9: spec.training.evaluation.harness.includePath: must be a folder: task files are not read from stores"),
+    ),
+    (
+        "harness for a reward model",
+        "seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
+        "causal}\n  dataset:\n"
+        + TRAIN
+        + "  training: {objective: reward, evaluation: {harness: {tasks: [arc_easy]}}, ",
+        (
+            ":8: spec.training.evaluation.harness: evaluates language models, and reward trains a model that scores "
+            "answers: remove it"
+        ),
+    ),
+    (
+        "harness for an adapter alone",
+        "  training: {",
+        (
+            "  adapter: {lora: {r: 8}}\n  output: {mergeAdapter: false}\n"
+            "  training: {evaluation: {harness: {tasks: [arc_easy]}}, "
+        ),
+        (
+            ":11: spec.training.evaluation.harness: evaluates a whole model, not an adapter alone: set "
+            "output.mergeAdapter to true"
+        ),
+    ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,63 @@ def test_stats_as_json_have_the_numbers_of_the_page(capsys: pytest.CaptureFixtur
     assert found["input"]["trainedTokens"] > 0
     assert "target" not in found
     assert [cut["limit"] for cut in found["input"]["cuts"]][-1] == found["input"]["limit"]
+
+
+MIXTURE = """
+apiVersion: spotune.dev/v1alpha1
+kind: FinetuneJob
+metadata: {name: tiny}
+spec:
+  model: {source: tokenizer, task: causal}
+  dataset:
+    text: body
+    maxLength: 16
+    mixture:
+      - {name: long, prepare: {source: long.jsonl}}
+      - {name: short, prepare: {source: short.csv}}
+  training: {epochs: 1}
+"""
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> None:
+    """A job with two sources; their last texts are the same."""
+    rows = [{"body": "how many singers are there " * 9}, {"body": "how many"}]
+    (tmp_path / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "short.csv").write_text("body\nhow long\nhow many\n")
+    (tmp_path / "mixture.yaml").write_text(MIXTURE)
+
+
+@pytest.mark.usefixtures("mixture")
+def test_a_row_of_each_source_of_a_mixture_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show("2", "--job", "mixture.yaml") == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"source (\w+)\n\S*/(\S+): ", shown) == [("long", "long.jsonl:2"), ("short", "short.csv:3")]
+    assert show("1", "--job", "mixture.yaml", "--source", "short", "--output", "json") == 0
+    assert json.loads(capsys.readouterr().out)["sources"]["short"]["spans"][0]["text"].startswith("how long")
+
+
+@pytest.mark.usefixtures("mixture")
+def test_stats_of_a_mixture_are_by_source_and_in_total(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["data", "stats", "--job", "mixture.yaml", "--output", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {name: (each["rows"], each["duplicates"]) for name, each in found["sources"].items()} == {
+        "long": (2, 0),
+        "short": (2, 0),
+    }
+    total = found["total"]
+    assert (total["rows"], total["duplicates"]) == (4, 1)
+    for name in ("tokens", "trainedTokens"):
+        assert total["input"][name] == sum(each["input"][name] for each in found["sources"].values())
+    assert total["input"]["cuts"][0] == found["sources"]["long"]["input"]["cuts"][0], "only a long row is cut"
+    with pytest.raises(SystemExit):
+        main(["data", "stats", "--job", "mixture.yaml"])
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if "source" in line] == ["source long", "source short", "all sources"]
+
+
+@pytest.mark.usefixtures("mixture")
+def test_files_and_a_source_of_the_mixture_are_not_given_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show("1", "long.jsonl", "--job", "mixture.yaml", "--source", "short") == 2
+    assert "--source is a source of the job's mixture" in " ".join(capsys.readouterr().err.split())

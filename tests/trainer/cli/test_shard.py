@@ -126,3 +126,88 @@ def test_the_turns_of_chats_are_reported_by_outcome(workplace: Path, capsys: pyt
     manifest = json.loads(capsys.readouterr().out)
     assert manifest["splits"]["train"]["turns"] == {"flagged": 1, "trained": 1}
     assert manifest["options"]["text"]["trainOn"] == "last"
+
+
+MIXTURE = """
+apiVersion: spotune.dev/v1alpha1
+kind: FinetuneJob
+metadata: {name: tiny}
+spec:
+  model: {source: tokenizer, task: seq2seq}
+  dataset:
+    prompt: "{question}"
+    completion: "{sql}"
+    mixture:
+      - {name: all, prepare: {source: rows.jsonl}}
+      - {name: few, prepare: {source: few.csv}, weight: null}
+      - {name: ready, train: {source: ready}}
+  training: {epochs: 1}
+"""
+
+
+@pytest.fixture
+def mixture(workplace: Path) -> Path:
+    """A job with a source of JSON lines, one of CSV, and one of shards."""
+    (workplace / "few.csv").write_text("question,sql\nhow many,select 1\nhow long,select 2\n")
+    (workplace / "job.yaml").write_text(MIXTURE.replace(", weight: null", ""))
+    return workplace
+
+
+def test_the_sources_of_a_mixture_get_folders_and_a_total(mixture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shard("--job", "job.yaml", "--directory", "out") == 0
+    shown = capsys.readouterr()
+    assert [len(read(mixture / "out" / name)) for name in ("all", "few")] == [60, 2]
+    assert "tokenizing few: 100 %" in shown.err
+    table = [re.findall(r"[\w,]+", line) for line in shown.out.splitlines()]
+    assert ["all", "60", "60"] in [cells[:3] for cells in table]
+    assert ["few", "2", "2"] in [cells[:3] for cells in table]
+    assert ["all", "62", "62"] in [cells[:3] for cells in table]
+    assert shard("--job", "job.yaml", "--directory", "out", "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {name: (each["reused"], each["directory"]) for name, each in found["sources"].items()} == {
+        name: (True, str(mixture / "out" / name)) for name in ("all", "few")
+    }
+
+
+def test_one_source_of_a_mixture(mixture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shard("--job", "job.yaml", "--source", "few", "--directory", "out") == 0
+    assert [path.name for path in (mixture / "out").iterdir()] == ["few"]
+    for name, problem in {
+        "ready": "dataset.mixture: source ready has shards, which hold no raw rows: give one with prepare",
+        "other": "--source other: the job has all, few, ready",
+    }.items():
+        assert shard("--job", "job.yaml", "--source", name, "--directory", "out") == 2
+        assert problem in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_error_in_a_source_of_a_mixture_names_its_file(mixture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (mixture / "few.csv").write_text("question,sql\nhow many,select 1\nhow long\n")
+    assert shard("--job", "job.yaml", "--directory", "out") == 20
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "dataset.mixture, source few: " in shown
+    assert "few.csv:3: 1 fields, but the header names 2 columns" in shown
+    (mixture / "few.csv").unlink()
+    assert shard("--job", "job.yaml", "--directory", "out") == 20
+    assert re.search(r"dataset\.mixture, source few: .*few\.csv", " ".join(capsys.readouterr().err.split()))
+
+
+def test_a_tokenizer_without_an_end_of_text_token_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(workplace / "tokenizer")
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(workplace / "tokenizer")
+    assert shard("rows.jsonl", "--tokenizer", "tokenizer", *TEMPLATES, "--directory", "out") == 20
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "model.tokenizer: the tokenizer of" in shown
+    assert "has no end-of-text token (eos_token)" in shown
+
+
+def test_a_tokenizer_without_a_padding_token_makes_the_same_shards(workplace: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(workplace / "tokenizer")
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(workplace / "without")
+    for name in ("tokenizer", "without"):
+        assert shard("rows.jsonl", "--tokenizer", name, *TEMPLATES, "--directory", f"from-{name}") == 0
+    first, second = (sorted((workplace / f"from-{name}").glob("*.mds")) for name in ("tokenizer", "without"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

@@ -114,6 +114,26 @@ def test_an_error_names_file_and_line(tokenizer: PreTrainedTokenizerBase, tmp_pa
         prepare([source], tmp_path / "out", PrepareOptions(TEXT, processes=1), tokenizer)
 
 
+CALL = {"tool_calls": [{"function": {"name": "count", "arguments": {"of": "singers"}}}]}
+"""What the tokenizer's chat template does not render."""
+
+
+@pytest.mark.parametrize("name", ["good", "bad"])
+def test_pairs_that_the_template_cannot_say_count_towards_max_skipped(
+    name: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    row = {"good": chat("ten"), "bad": chat("two")}
+    source = write_jsonl(tmp_path / "pairs.jsonl", [row, row | {name: chat("five", **CALL)}])
+    answer = {"good": "chosen", "bad": "rejected"}[name]
+    with pytest.raises(JobError, match=rf"pairs\.jsonl:2: {answer}: .*raise dataset\.maxSkipped"):
+        prepare([source], tmp_path / "out", PrepareOptions(CHAT, processes=1), tokenizer)
+    options = PrepareOptions(CHAT, processes=1, max_skipped=1)
+    counts = prepare([source], tmp_path / "out", options, tokenizer).manifest["splits"]["train"]
+    assert (counts["documents"], counts["samples"], counts["dropped"]) == (2, 1, 1)
+    assert counts["turns"] == {"trained": 1, "notRendered": 1}
+    assert counts["problems"][0].startswith(f"{source}:2: {answer}: ")
+
+
 def test_the_length_of_a_pair_is_that_of_its_longer_answer(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "pairs.jsonl", [ROW])
     longest = max(len(answer.input_ids) for answer in split_pair(tokenize(TEXT, tokenizer, ROW)))

@@ -47,6 +47,7 @@ def show(
     tools: raw_data.Tools = None,
     train_on: raw_data.TrainOn = None,
     max_length: raw_data.MaxLength = None,
+    source: raw_data.Source = None,
     output: Annotated[
         Literal["text", "json"], typer.Option(help="json: the spans of the row and what becomes of its turns.")
     ] = "text",
@@ -57,7 +58,7 @@ def show(
 
     spotune data show 1 chats.jsonl --tokenizer hf://Qwen/Qwen3-0.6B --messages messages --output json
 
-    Where colours are not shown, ⟦ and ⟧ enclose what is trained.
+    Of a mixture, the row of each source. Where colours are not shown, ⟦ and ⟧ enclose what is trained.
     """
     settings = raw_data.read_settings(
         job,
@@ -73,18 +74,23 @@ def show(
         train_on=train_on,
         max_length=max_length,
     )
-    sources = raw_data.find_sources(inputs, settings)
+    sources = raw_data.find_sources(inputs, settings, source)
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions
     from spotune_trainer.data.preparation.preview import preview_row
     from spotune_trainer.models.pretrained import load_tokenizer
 
-    preview = preview_row(sources, row, PrepareOptions.from_job(settings).text, load_tokenizer(settings))
+    options, loaded = PrepareOptions.from_job(settings).text, load_tokenizer(settings)
+    previews = {}
+    for name, files in sources.items():
+        with raw_data.naming_source(name):
+            previews[name] = preview_row(files, row, options, loaded)
     if output == "json":
-        names = {"trained_tokens": "trainedTokens", "cut_tokens": "cutTokens", "rejected_spans": "rejectedSpans"}
-        found = {names.get(name, name): value for name, value in dataclasses.asdict(preview).items()}
-        typer.echo(json.dumps(found, ensure_ascii=False))
-    else:
+        shown = {name: _preview_json(preview) for name, preview in previews.items()}
+        typer.echo(json.dumps(shown.get("", {"sources": shown}), ensure_ascii=False))
+        return
+    for name, preview in previews.items():
+        _print_source(name, Console())
         _print(preview, Console())
 
 
@@ -103,10 +109,13 @@ def stats(
     tools: raw_data.Tools = None,
     train_on: raw_data.TrainOn = None,
     max_length: raw_data.MaxLength = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Read only so many rows, from the start.")] = None,
+    source: raw_data.Source = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Read only so many rows of each source, from the start.")
+    ] = None,
     output: Annotated[Literal["text", "json"], typer.Option(help="json: all numbers, as one line.")] = "text",
 ) -> None:
-    """Show how long rows are, in tokens, and what maximum lengths would cut.
+    """Show how long rows are, in tokens, and what maximum lengths would cut. Of a mixture by source, and in total.
 
     spotune data stats --job job.yaml
 
@@ -126,21 +135,38 @@ def stats(
         train_on=train_on,
         max_length=max_length,
     )
-    sources = raw_data.find_sources(inputs, settings)
+    sources = raw_data.find_sources(inputs, settings, source)
 
-    from spotune_trainer.data.preparation.lengths import measure_lengths
+    from spotune_trainer.data.preparation.lengths import measure_sources
     from spotune_trainer.data.preparation.prepare import PrepareOptions
     from spotune_trainer.models.pretrained import load_tokenizer
 
     options, loaded = PrepareOptions.from_job(settings).text, load_tokenizer(settings)
     with Console(stderr=True).status("reading rows") as status:
-        lengths = measure_lengths(
+        lengths = measure_sources(
             sources, options, loaded, max_rows=rows, report=lambda count: status.update(f"{count:,} rows")
         )
     if output == "json":
-        typer.echo(json.dumps(_json(lengths)))
-    else:
-        _print_lengths(lengths, Console())
+        shown = {name: _json(of_source) for name, of_source in lengths.by_source.items()}
+        typer.echo(json.dumps(shown[""] if "" in shown else {"sources": shown, "total": _json(lengths.total)}))
+        return
+    for name, of_source in lengths.by_source.items():
+        _print_source(name, Console())
+        _print_lengths(of_source, Console())
+    if len(lengths.by_source) > 1:
+        Console().print("\n[bold]all sources[/bold]")
+        _print_lengths(lengths.total, Console())
+
+
+def _print_source(name: str, console: Console) -> None:
+    """A heading for a source of a mixture; nothing without a mixture."""
+    if name:
+        console.print(f"\n[bold]source {name}[/bold]", highlight=False)
+
+
+def _preview_json(preview: RowPreview) -> dict[str, Any]:
+    names = {"trained_tokens": "trainedTokens", "cut_tokens": "cutTokens", "rejected_spans": "rejectedSpans"}
+    return {names.get(name, name): value for name, value in dataclasses.asdict(preview).items()}
 
 
 def _print(preview: RowPreview, console: Console) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from spotune.custom_resource import API_VERSION
-from spotune.errors import UsageError
+from spotune.errors import JobError, UsageError
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
 from spotune.job_file.yaml_file import Document
 
 Inputs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="INPUT...", help="Files, folders, patterns or URLs; default: dataset.prepare of the job."),
+    typer.Argument(
+        metavar="INPUT...", help="Files, folders, patterns or URLs; default: dataset.prepare or mixture of the job."
+    ),
+]
+Source = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only this source of the job's mixture. Default: all with raw rows.")
 ]
 Job = Annotated[
     Path | None, typer.Option(metavar="JOB.yaml", help="Take settings that are not given here from this job file.")
@@ -85,14 +92,51 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
     return settings
 
 
-def find_sources(inputs: list[str] | None, job: FinetuneJob) -> list[str]:
-    """The raw files: those of the command, or else the job's.
+def find_sources(inputs: list[str] | None, job: FinetuneJob, only: str | None = None) -> dict[str, list[str]]:
+    """The raw files: those of the command, or else the job's, by the name of the mixture's source.
+
+    Args:
+        inputs: Files of the command; None or empty: those of the job.
+        job: The job.
+        only: Name of a source of the job's mixture; None: all.
+
+    Returns:
+        Without a mixture, one item whose name is empty.
 
     Raises:
         UsageError: There are none.
     """
+    if inputs and only is not None:
+        raise UsageError("--source is a source of the job's mixture: give either it or files to read")
     if inputs:
-        return inputs
-    if job.spec.dataset.prepare is None:
-        raise UsageError("give the files to read, or --job with a job file that has dataset.prepare")
-    return [job.spec.dataset.prepare.source]
+        return {"": inputs}
+    found = {name: [source] for name, source in _prepared_sources(job).items()}
+    if only is None and found:
+        return found
+    if only in found and only:
+        return {only: found[only]}
+    named = [source.name for source in job.spec.dataset.mixture]
+    if only in named:
+        raise UsageError(f"dataset.mixture: source {only} has shards, which hold no raw rows: give one with prepare")
+    if only is not None:
+        known = f"has {', '.join(named)}" if named else "has no mixture"
+        raise UsageError(f"--source {only}: the job {known}")
+    where = "sources with prepare in dataset.mixture" if named else "dataset.prepare"
+    raise UsageError(f"give the files to read, or --job with a job file that has {where}")
+
+
+@contextmanager
+def naming_source(name: str) -> Iterator[None]:
+    """Add to errors the name of the mixture's source that is read; nothing without a mixture."""
+    try:
+        yield
+    except JobError as error:
+        if not name:
+            raise
+        raise JobError(f"dataset.mixture, source {name}: {error}") from error
+
+
+def _prepared_sources(job: FinetuneJob) -> dict[str, str]:
+    """As `prepared_sources` of the dataset, also where shards of the raw data are named beside it."""
+    dataset = job.spec.dataset
+    return dataset.prepared_sources or ({"": dataset.prepare.source} if dataset.prepare is not None else {})

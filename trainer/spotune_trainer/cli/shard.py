@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -46,10 +46,7 @@ Report = Callable[["PrepareProgress"], None]
 
 def shard(
     directory: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the dataset to.")],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="INPUT...", help="Files, folders, patterns or URLs: .jsonl, .csv, .parquet, .arrow."),
-    ] = None,
+    inputs: raw_data.Inputs = None,
     job: raw_data.Job = None,
     tokenizer: raw_data.Tokenizer = None,
     task: raw_data.Task = None,
@@ -72,6 +69,7 @@ def shard(
         int | None, typer.Option(min=0, help="Tokens of a seq2seq target. Default: as --max-length.")
     ] = None,
     packing: Annotated[bool | None, typer.Option(help="Put several documents into one row; causal only.")] = None,
+    source: raw_data.Source = None,
     eval_fraction: Annotated[
         float, typer.Option(min=0, max=0.99, help="Fraction to hold out: DIR/train and DIR/eval instead of DIR.")
     ] = 0.0,
@@ -92,6 +90,8 @@ def shard(
     spotune shard "books/*.parquet" --directory data/books --tokenizer ./tokenizer --text body --packing
 
     spotune shard chats.jsonl --directory data/chats --job finetunejob.yaml
+
+    Each source of a mixture that has raw rows gets a folder of its own, DIR/NAME.
     """
     settings = raw_data.read_settings(
         job,
@@ -111,7 +111,7 @@ def shard(
         max_completion_length=max_completion_length,
         packing=packing,
     )
-    sources = raw_data.find_sources(inputs, settings)
+    sources = raw_data.find_sources(inputs, settings, source)
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
     from spotune_trainer.models.pretrained import load_tokenizer
@@ -123,21 +123,51 @@ def shard(
         processes=processes,
         overwrite=overwrite,
     )
-    with _reporting(Console(stderr=True)) as report:
-        dataset = prepare(sources, directory.absolute(), options, load_tokenizer(settings), report)
+    loaded, datasets = load_tokenizer(settings), {}
+    for name, files in sources.items():
+        with raw_data.naming_source(name), _reporting(Console(stderr=True), name) as report:
+            datasets[name] = prepare(files, directory.absolute() / name, options, loaded, report)
     if output == "json":
-        typer.echo(json.dumps({"directory": str(dataset.folder), "reused": dataset.reused, **dataset.manifest}))
-    else:
+        shown = {name: _json(dataset) for name, dataset in datasets.items()}
+        typer.echo(json.dumps(shown.get("", {"directory": str(directory.absolute()), "sources": shown})))
+        return
+    for dataset in datasets.values():
         _print_summary(dataset, Console())
+    if len(datasets) > 1:
+        _print_total(datasets, Console())
+
+
+def _json(dataset: PreparedDataset) -> dict[str, Any]:
+    return {"directory": str(dataset.folder), "reused": dataset.reused, **dataset.manifest}
+
+
+def _print_total(datasets: Mapping[str, PreparedDataset], console: Console) -> None:
+    """One row for each source of a mixture and one for all, with the counts of all splits."""
+    table = Table("source", *_SUMMARY)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    counts = {
+        name: [sum(split[key] for split in dataset.manifest["splits"].values()) for key in _SUMMARY.values()]
+        for name, dataset in datasets.items()
+    }
+    for name, numbers in counts.items():
+        table.add_row(name, *(f"{number:,}" for number in numbers))
+    table.add_row("all", *(f"{sum(numbers):,}" for numbers in zip(*counts.values(), strict=True)), style="bold")
+    console.print(table)
 
 
 @contextmanager
-def _reporting(console: Console) -> Iterator[Report]:
-    """Show a bar in a terminal, and one line for each tenth of the input elsewhere."""
+def _reporting(console: Console, source: str) -> Iterator[Report]:
+    """Show a bar in a terminal, and one line for each tenth of the input elsewhere, with the mixture's source."""
     if not console.is_terminal:
-        yield _Lines(console)
+        yield _Lines(console, source)
         return
-    columns = (TextColumn("Tokenizing"), BarColumn(), DownloadColumn(), TextColumn("{task.fields[rows]} rows"))
+    columns = (
+        TextColumn(f"Tokenizing {source}".rstrip()),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[rows]} rows"),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("", total=None, rows="0")
         yield lambda done: bar.update(
@@ -148,8 +178,9 @@ def _reporting(console: Console) -> Iterator[Report]:
 class _Lines:
     """Prints the progress once for each tenth of the input."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, source: str) -> None:
         self._console = console
+        self._activity = f"tokenizing {source}".rstrip()
         self._tenths = 0
 
     def __call__(self, done: PrepareProgress) -> None:
@@ -157,7 +188,7 @@ class _Lines:
         if tenths > self._tenths:
             self._tenths = tenths
             part = f"part {done.parts_done} of {done.parts_total}"
-            self._console.print(f"tokenizing: {10 * tenths} % ({part}, {done.documents:,} rows)", highlight=False)
+            self._console.print(f"{self._activity}: {10 * tenths} % ({part}, {done.documents:,} rows)", highlight=False)
 
 
 def _print_summary(dataset: PreparedDataset, console: Console) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from spotune.prompting.template import RowError, Template
 from spotune_trainer.data.batches import NO_LOSS
+from spotune_trainer.data.chat.renderer import TrainedChat
 from spotune_trainer.data.documents import Document, Segment, TokenizedDocument
 
 
@@ -26,14 +27,15 @@ def check_chat_column(answer: Template) -> None:
 
 
 def pair_documents(chosen: Document, rejected: Document) -> Document:
-    """The document of a pair.
+    """The document of a pair. If the chat template cannot say one of its answers, it has the problem and no loss.
 
     Raises:
         RowError: An answer is empty or cannot be rendered, the prompts differ, or the answers are the same.
     """
     for name, document in (("chosen", chosen), ("rejected", rejected)):
         if document.chat is not None and document.chat.problems:
-            raise RowError(f"{name}: {document.chat.problems[0]}")
+            return _skipped_pair(chosen, rejected, name, document.chat)
+    for name, document in (("chosen", chosen), ("rejected", rejected)):
         if not document.completion.strip():
             raise RowError(f"{name} is an empty answer: remove the row, or correct it")
         if not any(segment.has_loss for segment in document.segments):
@@ -50,7 +52,8 @@ def join_pairs(documents: Iterable[TokenizedDocument]) -> Iterator[TokenizedDocu
     alternating = iter(documents)
     for chosen, rejected in zip(alternating, alternating, strict=True):
         labels = np.concatenate([chosen.labels, rejected.labels])
-        labels[[0, len(chosen.labels)]] = NO_LOSS  # nothing precedes the first token of a document
+        labels[:1] = NO_LOSS  # nothing precedes the first token of a document
+        labels[len(chosen.labels) :][:1] = NO_LOSS
         yield TokenizedDocument(
             np.concatenate([chosen.input_ids, rejected.input_ids]),
             labels,
@@ -83,6 +86,20 @@ def teaches(tokens: TokenizedDocument) -> bool:
         bool(np.any(chosen.labels != NO_LOSS))
         and bool(np.any(rejected.labels != NO_LOSS))
         and not np.array_equal(chosen.input_ids, rejected.input_ids)
+    )
+
+
+def _skipped_pair(chosen: Document, rejected: Document, name: str, chat: TrainedChat) -> Document:
+    """A pair that cannot be trained on, because the chat template does not render the answer `name` as it is."""
+    without_loss = [
+        dataclasses.replace(
+            document, segments=tuple(dataclasses.replace(segment, has_loss=False) for segment in document.segments)
+        )
+        for document in (chosen, rejected)
+    ]
+    problems = tuple(f"{name}: {problem}" for problem in chat.problems)
+    return dataclasses.replace(
+        without_loss[0], rejected=without_loss[1], chat=dataclasses.replace(chat, problems=problems)
     )
 
 

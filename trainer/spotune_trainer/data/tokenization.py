@@ -15,6 +15,7 @@ as at inference, and divided only where a token would lie in two segments. A com
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -124,19 +125,22 @@ class RowRenderer:
         self._options = options
         train_on: TrainOn = "last" if options.chosen else options.train_on
         self._chats = ChatRenderer(tokenizer, train_on, options.train_trailing_whitespace) if options.is_chat else None
-        self._chosen, self._rejected = Template(options.chosen), Template(options.rejected)
+        text = options.text if "{" in options.text or not options.text else f"{{{options.text}}}"
+        self._templates = {
+            "prompt": Template(options.prompt),
+            "completion": Template(options.completion),
+            "chosen": Template(options.chosen),
+            "rejected": Template(options.rejected),
+            "text": Template(text),
+        }
         if options.chosen and self._chats is not None:
-            for answer in (self._chosen, self._rejected):
-                check_chat_column(answer)
-        self._prompt = Template(options.prompt)
-        self._completion = Template(options.completion)
-        self._text = Template(options.text if "{" in options.text else f"{{{options.text}}}" if options.text else "")
+            for name in ("chosen", "rejected"):
+                check_chat_column(self._templates[name])
 
     @property
     def columns(self) -> frozenset[str]:
         """Columns that every row must have."""
-        answers = self._completion.columns + self._chosen.columns + self._rejected.columns
-        templates = self._prompt.columns + answers + self._text.columns
+        templates = [column for template in self._templates.values() for column in template.columns]
         return frozenset(templates) | set(self._options.keep) | ({self._options.messages, self._options.tools} - {""})
 
     def render(self, row: Mapping[str, Any]) -> Document:
@@ -145,27 +149,35 @@ class RowRenderer:
         Raises:
             RowError: The row lacks a column that the options name, or has a value that cannot be rendered.
         """
-        kept = {column: column_text(row, column) for column in self._options.keep}
+        with _naming("keep"):
+            kept = {column: column_text(row, column) for column in self._options.keep}
         if self._options.chosen:
-            document = pair_documents(self._answer(self._chosen, row, kept), self._answer(self._rejected, row, kept))
+            answers = (self._answer(name, row, kept) for name in ("chosen", "rejected"))
+            document = pair_documents(*answers)
         elif self._chats is not None:
             document = self._render_chat(self._chats, row, kept)
         elif self._options.text:
-            document = Document((Segment(self._text.render(row), True),), "", kept)
+            document = Document((Segment(self._render("text", row), True),), "", kept)
         else:
-            document = self._answer(self._completion, row, kept)
+            document = self._answer("completion", row, kept)
+            if not document.completion.strip():
+                raise RowError("the completion is empty: remove the row, or correct it or dataset.completion")
         try:
             document.dedup_key  # noqa: B018 - encodes the text, so it rejects lone surrogates
         except UnicodeEncodeError as error:
             raise RowError(f"the text cannot be encoded as UTF-8: {error.reason}") from error
         return document
 
-    def _answer(self, answer: Template, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
+    def _answer(self, name: str, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
         """A prompt with an answer to it: by templates, or the chat in the column of the answer's template."""
         if self._chats is not None:
-            return chat_document(self._chats.render(read_chat(row, answer.columns[0])), kept)
-        text = answer.render(row)
-        return Document((Segment(self._prompt.render(row), False), Segment(text, True)), text, kept)
+            return chat_document(self._chats.render(read_chat(row, self._templates[name].columns[0])), kept)
+        text = self._render(name, row)
+        return Document((Segment(self._render("prompt", row), False), Segment(text, True)), text, kept)
+
+    def _render(self, name: str, row: Mapping[str, Any]) -> str:
+        with _naming(name):
+            return self._templates[name].render(row)
 
     def _render_chat(self, chats: ChatRenderer, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
         chat = read_chat(row, self._options.messages, self._options.tools)
@@ -176,6 +188,15 @@ class RowRenderer:
                 raise RowError(f"message {last + 1} has no content, which a seq2seq model could learn")
             return Document((Segment(chats.prompt(chat, last), False), Segment(answer, True)), answer, kept)
         return chat_document(chats.render(chat), kept)
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Add to errors of a row the field of the job that reads the column."""
+    try:
+        yield
+    except RowError as error:
+        raise RowError(f"{error}: correct the row, or dataset.{field} of the job") from error
 
 
 class DocumentTokenizer:

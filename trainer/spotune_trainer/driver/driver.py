@@ -32,6 +32,7 @@ from spotune_trainer.driver.planning import plan_run, save_plan, unprepared_sour
 from spotune_trainer.driver.results import write_result
 from spotune_trainer.driver.scaling import choose_world_size
 from spotune_trainer.driver.status_publisher import StatusPublisher
+from spotune_trainer.evaluation.harness import check_tasks
 from spotune_trainer.evaluation.metrics import build_metrics
 from spotune_trainer.export.hub import upload_checkpoints, upload_export
 from spotune_trainer.job_directory.job import job_of, training_length
@@ -117,8 +118,11 @@ class Driver:
         with self.status:
             try:
                 record_lost_generations(self.ledger, self.directory)
-                # Fail early if a metric cannot be imported: before data preparation and the wait for workers.
-                build_metrics(self.job.spec.training.evaluation)
+                # Fail early if a metric or a task cannot be loaded: before data preparation and the wait for workers.
+                evaluation = self.job.spec.training.evaluation
+                build_metrics(evaluation)
+                if evaluation.harness is not None and not self.directory.result.exists():
+                    check_tasks(evaluation.harness)
                 with upload_checkpoints(self.job, self.directory):
                     self._prepare()
                     while not self._run_generation():
@@ -307,7 +311,7 @@ class Driver:
                     return False
                 upload_export(self.job, self.directory, self.status.update)
                 figures = write_result(self.directory, self.ledger, self.job, summary)
-                messages = [figures[name] for name in ("stoppedEarly", "exportProblem") if figures[name]]
+                messages = [figures[name] for name in ("stoppedEarly", "exportProblem", "harnessProblem") if figures[name]]
                 self.status.update(Phase.DONE, message="; ".join(messages) or None, etaSeconds=0.0)
                 return True
             case Stopped():

@@ -33,7 +33,7 @@ def write_result(
     epochs, max_steps = training_length(job)
     result = {
         **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "best", "stoppedEarly", "exportProblem")),
-        **dict.fromkeys(("evalBySource", "samplesBySource")),
+        **dict.fromkeys(("evalBySource", "samplesBySource", "harnessProblem")),
         "scores": {},
         **summary,
         "epochs": epochs,

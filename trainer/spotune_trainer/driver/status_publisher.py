@@ -58,6 +58,7 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "best",
         "stoppedEarly",
         "exportProblem",
+        "harnessProblem",
         "exportStep",
         "tokensPerSecond",
         "samplesPerSecond",
@@ -176,9 +177,11 @@ class StatusPublisher:
                 tracker.log_step(record)
         for record in generation.events.read():
             self._ledger.append_record({**record, "generation": self._status["generation"]})
-            if record["event"] == "evaluated":
-                for tracker in self._trackers:
+            for tracker in self._trackers:
+                if record["event"] == "evaluated":
                     tracker.log_evaluation(record)
+                elif record["event"] == "harness":
+                    tracker.log_harness(record)
         progress = files.read_json(generation.logs.progress)
         if progress is None:
             return

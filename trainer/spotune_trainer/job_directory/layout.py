@@ -100,6 +100,11 @@ class JobDirectory:
         return self.root / "export-ema"
 
     @property
+    def harness(self) -> Path:
+        """Results of lm-evaluation-harness for the finished model, as the harness has them."""
+        return self.root / "harness.json"
+
+    @property
     def data(self) -> Path:
         """Shards made from raw data by `dataset.prepare`."""
         return self.root / "data"

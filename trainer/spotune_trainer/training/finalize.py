@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,10 @@ from typing import Any
 import torch
 from torch import distributed
 
+from spotune.errors import SpotuneError
+from spotune.formatting import scores_of
+from spotune.job import HarnessSpec
+from spotune_trainer import files
 from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.layout import CheckpointName
@@ -17,12 +22,16 @@ from spotune_trainer.checkpoint.reader import read_ema, read_trained_weights
 from spotune_trainer.data.schedule import Schedule
 from spotune_trainer.engine.zero_state import evaluation_weights
 from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, RankGroup, evaluate
+from spotune_trainer.evaluation.harness import evaluate_export, harness_scores
 from spotune_trainer.evaluation.metrics import METRICS
 from spotune_trainer.export.huggingface import export_model
+from spotune_trainer.export.model_card import model_card
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import label_tokens_of, tokens_of
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.evaluations import Evaluations
+
+logger = logging.getLogger("spotune.worker")
 
 _SHOWN_CHARACTERS = 1000
 
@@ -55,6 +64,7 @@ def finalize(
     summary |= summarize_steps(surviving_steps(context.directory), context.datasets.schedule)
     context.reporter.set_phase(Phase.EXPORTING)
     raise_if_superseded(context.directory, context.task.generation)
+    device = str(context.engine.device)
     release()
     chosen = evaluations.choose_export(checkpoint)
     step = chosen.checkpoint.name.step
@@ -83,7 +93,39 @@ def finalize(
     )
     context.reporter.update(exportStep=step, exportProblem=chosen.problem)
     context.reporter.record_event("exported", sha256=sha256, step=step)
-    return {**summary, "exportSha256": sha256}
+    summary["exportSha256"] = sha256
+    harness = context.job.spec.training.evaluation.harness
+    return summary | (_run_harness(context, harness, device, summary) if harness is not None else {})
+
+
+def _run_harness(context: TrainContext, spec: HarnessSpec, device: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluate the export on the tasks of lm-evaluation-harness; returns the fields of the summary that change.
+
+    The model is trained and exported, so an error does not fail the run. `harnessProblem` says what happened.
+    """
+    context.reporter.set_phase(Phase.EVALUATING)
+    try:
+        results = evaluate_export(
+            spec,
+            context.directory.export,
+            device=device,
+            batch_size=context.plan.evaluation_batch_size,
+            heartbeat=context.reporter.heartbeat,
+        )
+    except SpotuneError as error:
+        problem = f"{error}. The model is trained and exported without these scores"
+        logger.warning("%s", problem)
+        context.reporter.update(harnessProblem=problem)
+        context.reporter.record_event("harness-failed", step=summary["exportStep"], reason=problem)
+        return {"harnessProblem": problem}
+    scores = harness_scores(results)
+    files.write_json(context.directory.harness, results)
+    changed = {"scores": {**summary.get("scores", {}), **scores}}
+    card = model_card(context.job, {**summary, **changed})
+    files.write_text(context.directory.export / "README.md", card)
+    context.reporter.update(evalScores=scores_of({**summary, **changed}), harnessProblem=None)
+    context.reporter.record_event("harness", step=summary["exportStep"], scores=scores)
+    return changed
 
 
 def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:

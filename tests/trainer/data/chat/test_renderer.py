@@ -283,6 +283,12 @@ def test_an_empty_answer_is_trained_to_end() -> None:
     assert trained(render(tokenizer_of("trl/qwen2_5"), messages)) == ["<|im_end|>", "B<|im_end|>"]
 
 
+def test_a_chat_whose_answers_to_be_learned_are_all_empty_is_refused() -> None:
+    messages = [user("1?"), assistant("A", train=False), user("2?"), assistant("")]
+    with pytest.raises(RowError, match=r"message 4 is an empty answer, and no other is to be learned: remove the row"):
+        render(tokenizer_of("trl/qwen2_5"), messages)
+
+
 def test_a_template_that_looks_at_the_text_is_rendered_with_its_text() -> None:
     """Qwen3 takes a user message in tags for the result of a tool; the marker goes inside of them."""
     wrapped = user("<tool_response>\nsunny\n</tool_response>")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from spotune_trainer.data.chat.messages import Chat
+from spotune.prompting.template import RowError
+from spotune_trainer.data.chat.messages import Chat, says_anything
 from spotune_trainer.data.chat.rendered import RenderedChat, render_chat
 from spotune_trainer.data.chat.template import ChatTemplate, TemplateRefusalError
 from spotune_trainer.data.chat.turns import TurnError, TurnFinder
@@ -97,7 +98,7 @@ class ChatRenderer:
         """The whole chat, and what of it is trained on. If the template refuses the chat, its text is empty.
 
         Raises:
-            RowError: A text has characters that serve as markers.
+            RowError: A text has characters that serve as markers, or all answers to be learned are empty.
         """
         draft = _Draft()
         turns = self._choose_turns(chat, draft)
@@ -120,14 +121,23 @@ class ChatRenderer:
         )
 
     def _choose_turns(self, chat: Chat, draft: _Draft) -> list[int]:
-        """The turns that the job asks for. Others get their outcome."""
+        """The turns that the job asks for. Others get their outcome.
+
+        Raises:
+            RowError: All of them are empty.
+        """
         turns = chat.assistant_turns
         for turn in turns:
             if chat.trained[turn] is False:
                 draft.outcomes[turn] = "flagged"
             elif self._train_on == "last" and turn != turns[-1]:
                 draft.outcomes[turn] = "earlier"
-        return [turn for turn in turns if turn not in draft.outcomes]
+        chosen = [turn for turn in turns if turn not in draft.outcomes]
+        if chosen and self._train_on != "all" and not any(says_anything(chat.messages[turn]) for turn in chosen):
+            raise RowError(
+                f"message {chosen[-1] + 1} is an empty answer, and no other is to be learned: remove the row"
+            )
+        return chosen
 
     def _last_answer(self, chat: Chat, rendered: RenderedChat, draft: _Draft) -> str:
         turn = max((turn for turn, outcome in draft.outcomes.items() if outcome == "trained"), default=None)

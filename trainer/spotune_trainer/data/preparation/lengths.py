@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -94,12 +94,20 @@ class DatasetLengths:
 
 
 @dataclass(frozen=True)
+class SourceLengths:
+    """Lengths of a dataset with several sources: of each by its name, and of all together."""
+
+    by_source: dict[str, DatasetLengths]
+    total: DatasetLengths
+
+
+@dataclass(frozen=True)
 class RowLengths:
     """The length of every row.
 
     Attributes:
         rows: Rows that were read.
-        duplicates: Rows whose text equals that of a row before.
+        texts: A hash of each different text.
         input: The rows; of a seq2seq model the inputs.
         target: The targets of a seq2seq model; None for others.
         skipped: Assistant turns that cannot be trained on because of the chat template.
@@ -107,11 +115,35 @@ class RowLengths:
     """
 
     rows: int
-    duplicates: int
+    texts: frozenset[bytes]
     input: Collected
     target: Collected | None
     skipped: int
     problems: tuple[str, ...]
+
+    @property
+    def duplicates(self) -> int:
+        """Rows whose text equals that of a row before."""
+        return self.rows - len(self.texts)
+
+    def summary(self) -> DatasetLengths:
+        """The summary of all rows."""
+        target = self.target.summary() if self.target is not None else None
+        return DatasetLengths(self.rows, self.duplicates, self.input.summary(), target)
+
+    def joined(self, other: RowLengths) -> RowLengths:
+        """The lengths of these rows and those of another source, which has the same limits."""
+        target = self.target
+        if target is not None and other.target is not None:
+            target = target.joined(other.target)
+        return RowLengths(
+            self.rows + other.rows,
+            self.texts | other.texts,
+            self.input.joined(other.input),
+            target,
+            self.skipped + other.skipped,
+            (self.problems + other.problems)[:_MAX_PROBLEMS],
+        )
 
 
 def measure_lengths(
@@ -123,9 +155,35 @@ def measure_lengths(
     report: Callable[[int], None] = lambda _rows: None,
 ) -> DatasetLengths:
     """Tokenize rows without cutting them, and summarize their lengths. See `collect_lengths`."""
-    found = collect_lengths(inputs, options, tokenizer, max_rows=max_rows, report=report)
-    target = found.target.summary() if found.target is not None else None
-    return DatasetLengths(found.rows, found.duplicates, found.input.summary(), target)
+    return collect_lengths(inputs, options, tokenizer, max_rows=max_rows, report=report).summary()
+
+
+def measure_sources(
+    sources: Mapping[str, Sequence[str | Path]],
+    options: TextOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_rows: int | None = None,
+    report: Callable[[int], None] = lambda _rows: None,
+) -> SourceLengths:
+    """As `measure_lengths`, of each source by its name and of all together.
+
+    Args:
+        sources: Files, folders or patterns by name; at least one.
+        options: See `collect_lengths`.
+        tokenizer: The tokenizer.
+        max_rows: Read so many rows of each source; None reads all.
+        report: Called with the number of rows of all sources that were read.
+    """
+    found: dict[str, RowLengths] = {}
+    for name, inputs in sources.items():
+        before = sum(each.rows for each in found.values())
+        found[name] = collect_lengths(
+            inputs, options, tokenizer, max_rows=max_rows, report=lambda rows, before=before: report(before + rows)
+        )
+    return SourceLengths(
+        {name: each.summary() for name, each in found.items()}, reduce(RowLengths.joined, found.values()).summary()
+    )
 
 
 def collect_lengths(
@@ -180,7 +238,7 @@ def collect_lengths(
     if not count:
         raise UsageError("the input has no rows")
     target = targets if options.task == "seq2seq" else None
-    return RowLengths(count, count - len(texts), rows, target, skipped, tuple(problems))
+    return RowLengths(count, frozenset(texts), rows, target, skipped, tuple(problems))
 
 
 def length_histogram(lengths: Mapping[int, int]) -> dict[int, int]:
@@ -227,6 +285,17 @@ class Collected:
         before = np.concatenate([[0], np.cumsum(has_loss)])
         self._trained += int(before[-1])
         self._trained_within += before[np.minimum(self._limits, len(has_loss))]
+
+    def joined(self, other: Collected) -> Collected:
+        """The lengths of both, which have the same limit."""
+        assert self._limit == other._limit
+        both = Collected(self._limit)
+        both._lengths, both._untrained = self._lengths + other._lengths, self._untrained + other._untrained
+        both._trained, both._trained_within = (
+            self._trained + other._trained,
+            self._trained_within + other._trained_within,
+        )
+        return both
 
     @property
     def rows_by_length(self) -> Counter[int]:

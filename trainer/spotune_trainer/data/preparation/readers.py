@@ -56,7 +56,10 @@ def check_columns(file: InputFile, types: Collection[str] | None, columns: Colle
     for column in sorted(columns):
         if column not in types:
             place = f"{file.name}:1" if file.format == "csv" else file.name
-            raise JobError(f"{place}: no column {column!r}; the file has {', '.join(map(repr, types)) or 'none'}")
+            known = ", ".join(map(repr, types)) or "none"
+            raise JobError(
+                f"{place}: no column {column!r}; the file has {known}: correct the job's dataset or the file"
+            )
 
 
 def column_types(file: InputFile) -> dict[str, str] | None:

@@ -19,13 +19,13 @@ from spotune_trainer.checkpoint.generations import steps_after
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.job_directory.status import Phase
-from spotune_trainer.observability.tracking.tracker import evaluation_point, samples_of, step_point
+from spotune_trainer.observability.tracking.tracker import evaluation_point, harness_point, samples_of, step_point
 
 logger = logging.getLogger("spotune.tracking")
 
-Kind = Literal["step", "evalStep"]
+Kind = Literal["step", "evalStep", "harnessStep"]
 """Kind of a point, and the name of the curve that holds its step numbers on the server."""
-KINDS: tuple[Kind, ...] = ("step", "evalStep")
+KINDS: tuple[Kind, ...] = ("step", "evalStep", "harnessStep")
 
 _SEND_EVERY_SECONDS = 5.0
 _MAX_BATCH_POINTS = 100
@@ -55,6 +55,11 @@ class Point:
         """The point of an `evaluated` event."""
         return cls("evalStep", record["step"], evaluation_point(record), samples_of(record))
 
+    @classmethod
+    def of_harness(cls, record: Mapping[str, Any]) -> Point:
+        """The point of a `harness` event."""
+        return cls("harnessStep", record["step"], harness_point(record))
+
 
 class Service(Protocol):
     """A connection to a tracking server for one run. Any method may raise any exception of its client library."""
@@ -72,7 +77,9 @@ class Service(Protocol):
 def run_history(directory: JobDirectory) -> Iterable[Point]:
     """All points of a run so far, from the files of its directory."""
     yield from map(Point.of_step, steps_after(directory, 0))
-    yield from map(Point.of_evaluation, Ledger(directory).records("evaluated"))
+    ledger = Ledger(directory)
+    yield from map(Point.of_evaluation, ledger.records("evaluated"))
+    yield from map(Point.of_harness, ledger.records("harness"))
 
 
 class RemoteTracker:
@@ -113,6 +120,10 @@ class RemoteTracker:
     def log_evaluation(self, record: Mapping[str, Any]) -> None:
         """Queue an evaluation."""
         self._new_points.append(Point.of_evaluation(record))
+
+    def log_harness(self, record: Mapping[str, Any]) -> None:
+        """Queue the scores of lm-evaluation-harness."""
+        self._new_points.append(Point.of_harness(record))
 
     def close(self, phase: Phase) -> None:
         """Wait a limited time for the server to accept the remaining points."""

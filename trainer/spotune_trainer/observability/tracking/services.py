@@ -73,6 +73,7 @@ class Wandb:
         )
         self._run.define_metric("*", step_metric="step")
         self._run.define_metric("eval/*", step_metric="evalStep")
+        self._run.define_metric("harness/*", step_metric="harnessStep")
 
     def last_step(self, kind: Kind) -> int:
         """From the run's summary; offline from `logged.json`, which earlier drivers wrote."""

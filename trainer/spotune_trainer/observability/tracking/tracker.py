@@ -43,6 +43,9 @@ class Tracker(Protocol):
     def log_evaluation(self, record: Mapping[str, Any]) -> None:
         """Log an `evaluated` event."""
 
+    def log_harness(self, record: Mapping[str, Any]) -> None:
+        """Log a `harness` event."""
+
     def close(self, phase: Phase) -> None:
         """Write what is buffered, since the driver ends. Unless `phase` is final, another driver continues the run."""
 
@@ -71,6 +74,11 @@ def evaluation_point(record: Mapping[str, Any]) -> dict[str, float]:
         for metric, value in scores.items()
     }
     return loss | {f"eval/{metric}": value for metric, value in scores_of(record).items()} | by_source
+
+
+def harness_point(record: Mapping[str, Any]) -> dict[str, float]:
+    """Values by curve of a `harness` event, such as `harness/arc_easy/acc`."""
+    return {f"harness/{name}": value for name, value in record["scores"].items()}
 
 
 SAMPLES = "eval/samples"
@@ -131,6 +139,10 @@ class TensorBoardTracker:
         self._add(evaluation_point(record), record["step"])
         if samples := samples_of(record):
             self._writer.add_text(SAMPLES, markdown_table(samples), record["step"])
+
+    def log_harness(self, record: Mapping[str, Any]) -> None:
+        """Add the scores of lm-evaluation-harness."""
+        self._add(harness_point(record), record["step"])
 
     def close(self, phase: Phase) -> None:
         """Flush and close the event file."""

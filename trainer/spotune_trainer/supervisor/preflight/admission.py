@@ -15,6 +15,7 @@ from spotune.job.output import HUB_TOKEN
 from spotune.job_file.load import parse_job, read_job_file, replace_fields, resolve_paths, sources_of
 from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
+from spotune_trainer.evaluation import harness
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.job import has_commits, job_of
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -48,6 +49,7 @@ def read_job(file: Path, changes: Mapping[str, Any]) -> FinetuneJob:
             *missing_sources(job),
             *missing_secrets(job, os.environ),
             *_missing_functions(job),
+            *_missing_harness(job),
         )
     ]
     if missing:
@@ -84,6 +86,12 @@ def _suspension(job: FinetuneJob) -> list[Problem]:
 def _missing_functions(job: FinetuneJob) -> list[Problem]:
     """A problem for each function of `training.evaluation.metrics` that is missing."""
     return [Problem(reason, f"spec.{FIELD}") for reason in missing_functions(job.spec.training.evaluation)]
+
+
+def _missing_harness(job: FinetuneJob) -> list[Problem]:
+    """A problem if the job needs lm-evaluation-harness, and it is not installed."""
+    reason = harness.missing_package() if job.spec.training.evaluation.harness is not None else None
+    return [Problem(reason, f"spec.{harness.FIELD}")] if reason else []
 
 
 def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Problem]:

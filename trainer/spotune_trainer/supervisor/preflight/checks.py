@@ -20,6 +20,7 @@ from spotune_trainer.supervisor.preflight.mixtures import check_mixture
 from spotune_trainer.supervisor.preflight.sources import (
     ModelFacts,
     check_data,
+    check_harness,
     check_metrics,
     count_parameters,
     read_model,
@@ -69,6 +70,8 @@ def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
 
     has_functions = any(map(is_function, job.spec.training.evaluation.metrics))
     metrics = {"metrics": Check(lambda: check_metrics(job))} if has_functions else {}
+    if job.spec.training.evaluation.harness is not None:
+        metrics["harness"] = Check(lambda: check_harness(job))
     check_sources = check_mixture if job.spec.dataset.mixture else check_data
     notice = os.environ.get(NOTICE_SECONDS)
     notice_seconds = float(notice) if notice else None

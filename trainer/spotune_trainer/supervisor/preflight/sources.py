@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from spotune.job.metric import is_function
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.execution import training_setup
 from spotune.plan.parameters import TrainedParameters
+from spotune_trainer.evaluation import harness
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.admission import missing_sources
@@ -119,6 +121,17 @@ def check_metrics(job: FinetuneJob) -> str:
     if missing := missing_functions(evaluation):
         raise JobError(f"spec.{FIELD}: {'; '.join(missing)}")
     return f"the image has {', '.join(filter(is_function, evaluation.metrics))}"
+
+
+def check_harness(job: FinetuneJob) -> str:
+    """Check that this image has lm-evaluation-harness. Its tasks are loaded when the driver starts.
+
+    Raises:
+        JobError: it is not installed.
+    """
+    if problem := harness.missing_package():
+        raise JobError(f"spec.{harness.FIELD}: {problem}")
+    return f"the image has lm-eval {version('lm-eval')}"
 
 
 def refuse_missing(job: FinetuneJob, concerns: Callable[[str], bool]) -> None:

@@ -1,0 +1,133 @@
+"""lm-evaluation-harness at the end of a run: its own scores of the export, and errors before training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotune.errors import JobError
+from spotune.job import HarnessSpec
+from spotune_trainer import files
+from spotune_trainer.driver.driver import Driver, DriverDependencies
+from spotune_trainer.evaluation import harness
+from spotune_trainer.evaluation.harness import check_tasks, harness_scores
+from spotune_trainer.observability.tracking.tracker import harness_point
+from tests.trainer.support.harness_tasks import TASK, write_task
+from tests.trainer.support.runs import Layout, Runs, train_generation
+
+pytestmark = pytest.mark.slow
+
+
+def harness_spec(folder: Path, *tasks: str, **values: Any) -> HarnessSpec:
+    return HarnessSpec.model_validate({"tasks": tasks or [TASK], "includePath": str(folder), **values})
+
+
+def scores_of_its_own_command(export: Path, folder: Path, output: Path) -> dict[str, float]:
+    """The scores that `lm_eval` prints for an exported folder."""
+    command = [
+        *(sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={export}"),
+        *("--device", "cpu", "--tasks", TASK, "--include_path", str(folder), "--output_path", str(output)),
+    ]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    [written] = output.rglob("results*.json")
+    values = json.loads(written.read_text())["results"][TASK]
+    return {f"{TASK}/acc": values["acc,none"], f"{TASK}/acc_norm": values["acc_norm,none"]}
+
+
+def test_scores_are_those_of_the_harness_for_the_exported_folder(tmp_path: Path, runs: Runs) -> None:
+    folder = write_task(tmp_path / "tasks")
+    job = runs.job(
+        "causal", training={"epochs": 1, "evaluation": {"harness": {"tasks": [TASK], "includePath": str(folder)}}}
+    )
+    directory = runs.empty("harness")
+    result = train_generation(directory, job, Layout(2, 2))
+    expected = scores_of_its_own_command(directory.export, folder, tmp_path / "results")
+    assert 0 < expected[f"{TASK}/acc"] < 1, "a score that tells models apart"
+    assert result.summary["scores"] == expected
+    assert "harnessProblem" not in result.summary
+    [recorded] = [
+        event for event in files.read_lines(directory.generation_logs(1).events) if event["event"] == "harness"
+    ]
+    assert harness_point(recorded) == {f"harness/{name}": value for name, value in expected.items()}
+    progress = files.read_json(directory.generation_logs(1).progress) or {}
+    assert progress["evalScores"] == expected
+    assert f"| {TASK}/acc | {expected[f'{TASK}/acc']:.4g} |" in (directory.export / "README.md").read_text()
+
+
+def test_a_task_that_fails_at_the_end_leaves_a_trained_model_and_says_why(tmp_path: Path, runs: Runs) -> None:
+    folder = write_task(tmp_path / "tasks")
+    (folder / "rows.jsonl").unlink()
+    spec = {"tasks": [TASK], "includePath": str(folder)}
+    job = runs.job("causal", training={"epochs": 1, "evaluation": {"harness": spec}})
+    directory = runs.empty("failed-harness")
+    result = train_generation(directory, job, Layout(1, 0))
+    assert "training.evaluation.harness: the tasks failed" in result.summary["harnessProblem"]
+    assert "rows.jsonl" in result.summary["harnessProblem"]
+    assert (directory.export / "model.safetensors").exists()
+
+
+def test_a_task_whose_data_is_missing_is_refused(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "tasks")
+    (folder / "rows.jsonl").unlink()
+    with pytest.raises(JobError, match=r"harness\.tasks: singers cannot be loaded \(FileNotFoundError: .*rows\.jsonl"):
+        check_tasks(harness_spec(folder))
+
+
+def test_a_task_that_runs_what_the_model_writes_is_refused(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "tasks")
+    with (folder / "singers.yaml").open("a") as file:
+        file.write("unsafe_code: true\n")
+    with pytest.raises(JobError, match=r"harness\.tasks: singers runs code that the model writes: remove it"):
+        check_tasks(harness_spec(folder))
+
+
+def test_relative_data_files_begin_in_the_folder_of_the_tasks(tmp_path: Path) -> None:
+    before = Path.cwd()
+    check_tasks(harness_spec(write_task(tmp_path / "tasks")))
+    assert Path.cwd() == before
+
+
+def test_a_driver_refuses_an_unknown_task_before_it_waits_for_workers(tmp_path: Path, runs: Runs) -> None:
+    folder = write_task(tmp_path / "tasks")
+    spec = {"tasks": ["singer"], "includePath": str(folder)}
+    job = runs.job("causal", training={"evaluation": {"harness": spec}})
+    directory = runs.empty("refused-harness")
+    driver = Driver(directory, job, 1, no_workers())
+    with pytest.raises(
+        JobError, match=r"harness\.tasks: there is no task singer in lm-eval .*: did you mean singers\?"
+    ):
+        driver.run()
+    assert (files.read_json(directory.status) or {})["phase"] == "Failed"
+
+
+def no_workers() -> DriverDependencies:
+    """Dependencies of a driver that never gets as far as to workers."""
+    return None  # type: ignore[return-value]
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setattr(harness, "find_spec", lambda _name: None)
+    with pytest.raises(JobError, match=r"harness: the package lm-eval is not installed: run pip install"):
+        check_tasks(harness_spec(tmp_path))
+
+
+def test_scores_leave_out_errors_and_text_and_name_filters() -> None:
+    values = {
+        "alias": " - gsm8k",
+        "sample_len": 5,
+        "exact_match,strict-match": 0.25,
+        "exact_match_stderr,strict-match": 0.1,
+        "acc,none": 1,
+        "perplexity,none": float("nan"),
+        "bleu_stderr,none": "N/A",
+    }
+    assert harness_scores({"results": {"gsm8k": values}}) == {
+        "gsm8k/exact_match/strict-match": 0.25,
+        "gsm8k/acc": 1.0,
+    }
