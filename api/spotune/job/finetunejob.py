@@ -90,11 +90,6 @@ class FinetuneJobSpec(Section):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         objective, dataset = self.training.objective, self.dataset
-        if objective not in LABEL_OBJECTIVES:
-            for field in ("label", "labels"):
-                if getattr(dataset, field):
-                    reason = f"is not used by {objective}: set training.objective to {' or '.join(LABEL_OBJECTIVES)}"
-                    invalid(f"dataset.{field}", reason)
         if objective == "sft":
             if dataset.chosen:
                 invalid(
@@ -112,6 +107,14 @@ class FinetuneJobSpec(Section):
             invalid("training.evaluation.generate", f"is not supported for {objective}: remove it")
         if self.has_head:
             self._check_head()
+        return self
+
+    @model_validator(mode="after")
+    def _check_labels_are_used(self) -> Self:
+        for field in ("label", "labels"):
+            if self.training.objective not in LABEL_OBJECTIVES and getattr(self.dataset, field):
+                reason = f"is not used by {self.training.objective}: set training.objective to "
+                invalid(f"dataset.{field}", reason + " or ".join(LABEL_OBJECTIVES))
         return self
 
     def _check_labelled_rows(self) -> None:

@@ -22,7 +22,7 @@ def predict(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer in tokens.")] = None,
     output: Annotated[
         Literal["text", "json"],
-        typer.Option(help="json: a line with prompt and answer, or with text and labels, each."),
+        typer.Option(help="json: one line for each question."),
     ] = "text",
 ) -> None:
     """Generate answers with a trained model. A classifier prints label and score of each text, or of each word.

@@ -67,8 +67,8 @@ class TokenizedDocument:
 
     Attributes:
         input_ids: ``[tokens]``.
-        labels: Causal ``[tokens]``, seq2seq ``[target tokens]``; -100 where there is no loss. Of a text with a label its
-            position in ``dataset.labels``, ``[1]``; of words ``[tokens]``, with the label of each at its first token.
+        labels: Causal ``[tokens]``, seq2seq ``[target tokens]``; -100 where there is no loss. Of a text with a label
+            its position in ``dataset.labels``, ``[1]``; of words ``[tokens]``, with that of each at its first token.
         full_length: Input tokens before truncation.
         truncated: Whether the input or the target was truncated.
         cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.

@@ -79,8 +79,8 @@ def check_label_names(manifest: Manifest | None, source: str, labels: Sequence[s
     found = manifest["options"]["text"].get("labels", []) if manifest is not None else labels
     if list(found) != list(labels):
         raise JobError(
-            f"dataset.labels: the shards {source} were written with the labels {', '.join(found) or 'none'}, and the job "
-            f"has {', '.join(labels) or 'none'}: use the same labels in the same order, or write the shards again"
+            f"dataset.labels: the shards {source} were written with the labels {', '.join(found) or 'none'}, and the "
+            f"job has {', '.join(labels) or 'none'}: use the same labels in the same order, or write the shards again"
         )
 
 

@@ -90,10 +90,8 @@ class TextOptions:
             raise ValueError("give exactly one of prompt with completion, text, messages, and chosen with rejected")
         if self.chosen and (self.task == "seq2seq" or self.packing):
             raise ValueError("pairs of chosen and rejected answers are for causal models, and cannot be packed")
-        if self.label and (not self.text or not self.labels):
-            raise ValueError("a label needs the text that it is of, and the names of all labels: set text and labels")
-        if self.label and (self.task == "seq2seq" or self.packing):
-            raise ValueError("labels are for encoders and causal models, whose rows cannot be packed")
+        if self.label:
+            self._check_label()
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
         if self.task == "seq2seq" and self.messages and self.train_on == "all":
@@ -109,6 +107,12 @@ class TextOptions:
             raise ValueError(
                 "a packed row holds several documents and cannot keep columns of each; remove either keep or packing"
             )
+
+    def _check_label(self) -> None:
+        if not self.text or not self.labels:
+            raise ValueError("a label needs the text that it is of, and the names of all labels: set text and labels")
+        if self.task == "seq2seq" or self.packing:
+            raise ValueError("labels are for encoders and causal models, whose rows cannot be packed")
 
     @property
     def has_labels(self) -> bool:

@@ -116,7 +116,7 @@ class Classifier:
             yield [self._best(each[word], row[token]) for word, token in first_tokens.items()]
 
     def _probabilities(self, encoded: Sequence[list[int]]) -> torch.Tensor:
-        """Probabilities of the labels, on the CPU: of texts ``[texts, labels]``, of words ``[texts, tokens, labels]``."""
+        """Probabilities of labels, on the CPU: of texts ``[texts, labels]``, of tokens ``[texts, tokens, labels]``."""
         batch = self.tokenizer.pad({"input_ids": list(encoded)}, padding_side="right", return_tensors="pt")
         with torch.no_grad():
             inputs = {name: batch[name].to(self.model.device) for name in ("input_ids", "attention_mask")}

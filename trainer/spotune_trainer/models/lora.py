@@ -2,8 +2,8 @@
 
 LoRA adds `alpha / r * B A` to a weight matrix, with A of shape [r, in] and B of shape [out, r] (Hu et al. 2021,
 section 4.1). B is zero at first, and A is drawn from `training.seed`, so all ranks and attempts start with the same
-values. A checkpoint holds A and B, and the head of a model that has one for scores or labels: it is trained whole. The frozen weights are read from the model's source again, and with
-`adapter.quantization: nf4` quantized again.
+values. A checkpoint holds A and B alone. A head for scores or labels is trained and saved whole. The frozen weights are
+read from the model's source again, and with `adapter.quantization: nf4` quantized again.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ memory at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 

@@ -16,7 +16,7 @@ from spotune_trainer.objectives.objective import LossSums
 
 
 class TokenClassification:
-    """Mean cross-entropy over the words of a step that have a label. A model's output at the first token of a word counts.
+    """Mean cross-entropy over the words of a step. The model's output at the first token of a word counts.
 
     Args:
         label_smoothing: share of the probability spread over all labels (Szegedy et al. 2016, section 7).
