@@ -37,7 +37,7 @@ def texts(count: int = ROWS) -> list[dict[str, str]]:
     """Texts of uneven lengths with the topic that they are about."""
     rows = []
     for number in range(count):
-        topic = TOPICS[number * number % len(TOPICS)]
+        topic = TOPICS[(number * 2 + number // 4) % len(TOPICS)]
         words = (_WORDS[topic] * 3)[number % 3 : number % 3 + 3 + number % 7]
         rows.append({"text": " ".join([*words, str(number)]), "label": topic})
     return rows
@@ -62,7 +62,13 @@ def save_model(folder: Path, model_type: str) -> Path:
             vocabulary = save_wordpiece_tokenizer(folder)
             sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
             no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-            values = {"vocab_size": vocabulary, "max_position_embeddings": 64, **sizes, **no_dropout}
+            values = {
+                "vocab_size": vocabulary,
+                "max_position_embeddings": 64,
+                "initializer_range": 0.2,
+                **sizes,
+                **no_dropout,
+            }
             BertConfig(**values).save_pretrained(folder)
         else:
             save_config(folder, "causal", attention_dropout=0.0)
@@ -113,7 +119,7 @@ def labelled_job(
         "objective": objective,
         "epochs": EPOCHS,
         "globalBatchSize": BATCH,
-        "learningRate": 5e-3,
+        "learningRate": 1e-2,
         "scheduler": "linear",
         "warmupSteps": 3,
         "seed": 7,
