@@ -42,7 +42,7 @@ class TrainedParameters:
 def trained_parameters(
     architecture: Architecture, *, pretrained: bool = True, lora_rank: int | None = None, quantised: bool = False
 ) -> TrainedParameters:
-    """The parameters to train: all of the model or, with `lora_rank`, adapters on every matrix of the layers.
+    """The parameters to train: all or, with `lora_rank`, a head for labels and adapters on every matrix of the layers.
 
     With `quantised`, these matrices are stored in 4 bits.
     """
@@ -58,7 +58,8 @@ def trained_parameters(
     matrices = sum(
         stack.layers * inputs * outputs for stack in architecture.stacks for inputs, outputs in layer_matrices(stack)
     )
-    return TrainedParameters(count_lora_parameters(architecture, lora_rank), total, matrices if quantised else 0)
+    head = counts.output if architecture.head_outputs else 0
+    return TrainedParameters(count_lora_parameters(architecture, lora_rank) + head, total, matrices if quantised else 0)
 
 
 def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> ParameterCount:
@@ -75,8 +76,16 @@ def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> 
         embedding=word_embedding + architecture.extra_parameters,
         encoder=_stack_parameters(encoder) if encoder else 0,
         decoder=_stack_parameters(architecture.decoder),
-        output=architecture.hidden_size if architecture.reward_head else projection,
+        output=_head_parameters(architecture) if architecture.head_outputs else projection,
     )
+
+
+def _head_parameters(architecture: Architecture) -> int:
+    """Parameters of a head for scores or labels. That of texts, on an encoder, has a dense layer below its outputs."""
+    outputs, hidden = architecture.head_outputs, architecture.hidden_size
+    if architecture.head_of_words:
+        return outputs * (hidden + 1)
+    return outputs * (hidden + 1) + hidden * (hidden + 1) if architecture.encoder_only else outputs * hidden
 
 
 def count_lora_parameters(architecture: Architecture, rank: int) -> int:
