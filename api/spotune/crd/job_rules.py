@@ -184,11 +184,13 @@ _SPEC = (
         "dpo, orpo, simpo and reward learn from pairs: set chosen and rejected instead of the other row formats",
         "dataset",
     ),
-    Rule(
-        f"!(self.training.objective in {_LABELS}) || (self.dataset.completion == '' && self.dataset.messages == '' && "
-        "self.dataset.chosen == '')",
-        "labels are learnt of texts: set text and label instead of the other row formats",
-        "dataset",
+    *(
+        Rule(
+            f"!(self.training.objective in {_LABELS}) || self.dataset.{field} == ''",
+            "is no text with a label: replace it by dataset.text and dataset.label",
+            f"dataset.{field}",
+        )
+        for field in ("completion", "messages", "chosen")
     ),
     Rule(
         f"!(self.training.objective in {_LABELS}) || self.dataset.labels.size() > 0",

@@ -186,7 +186,7 @@ class DatasetSpec(Section):
     """Column with the label of a row, such as "{label}", for the objectives classification and tokenClassification: a
     name or a number of labels. For tokenClassification a list with the label of each word, and text names the column
     with the list of words."""
-    labels: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=MAX_LABELS)
+    labels: list[str] = Field(default=[], max_length=MAX_LABELS)
     """Names of all labels, in the order of the model's outputs. A row may name its label by its position here, from
     0, unless a name is a number itself."""
     tools: str = ""
@@ -296,6 +296,8 @@ class DatasetSpec(Section):
     def _check_labels(self) -> Self:
         if self.label and not re.fullmatch(r"\{[^{}]+\}", self.label):
             invalid("label", 'must be one column in braces, such as "{label}"')
+        if "" in self.labels:
+            invalid("labels", "contains an empty name: name the label, or remove it")
         if len(self.labels) == 1:
             invalid("labels", "needs at least two labels, or there is nothing to learn")
         if len(set(self.labels)) < len(self.labels):
