@@ -55,23 +55,23 @@ def sentences(count: int = ROWS) -> list[dict[str, list[str]]]:
     return rows
 
 
-def save_model(folder: Path, model_type: str) -> Path:
-    """Save configuration and tokenizer of a small BERT or Llama, without dropout; returns the folder."""
+def save_model(folder: Path, model_type: str, dropout: float = 0.0) -> Path:
+    """Save configuration and tokenizer of a small BERT or Llama; returns the folder."""
     if not folder.exists():
         if model_type == "bert":
             vocabulary = save_wordpiece_tokenizer(folder)
             sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-            no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+            dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
             values = {
                 "vocab_size": vocabulary,
                 "max_position_embeddings": 64,
                 "initializer_range": 0.2,
                 **sizes,
-                **no_dropout,
+                **dropouts,
             }
             BertConfig(**values).save_pretrained(folder)
         else:
-            save_config(folder, "causal", attention_dropout=0.0)
+            save_config(folder, "causal", attention_dropout=dropout)
             save_tokenizer(folder)
     return folder
 
@@ -94,18 +94,26 @@ def save_wordpiece_tokenizer(folder: Path) -> int:
 
 
 def labelled_job(
-    root: Path, objective: str = "classification", model_type: str = "bert", **sections: Any
+    root: Path,
+    objective: str = "classification",
+    model_type: str = "bert",
+    *,
+    rows: int = ROWS,
+    dropout: float = 0.0,
+    **sections: Any,
 ) -> FinetuneJob:
-    """A job that trains on `texts` or on `sentences` for `STEPS` steps; its shards and model are written to `root`.
+    """A job that trains on `texts` or on `sentences`, by default for `STEPS` steps; its shards and model are written to `root`.
 
     Args:
         root: a folder.
         objective: `classification` or `tokenClassification`.
         model_type: `bert` or `llama`.
+        rows: number of rows.
+        dropout: of the model.
         sections: of the spec, merged over its values.
     """
     words = objective == "tokenClassification"
-    write_rows(root / "rows.jsonl", sentences() if words else texts())
+    write_rows(root / "rows.jsonl", sentences(rows) if words else texts(rows))
     columns = {"text": "{tokens}", "label": "{tags}"} if words else {"text": "{text}", "label": "{label}"}
     dataset = {
         "train": {"source": str(root / "shards")},
@@ -126,7 +134,7 @@ def labelled_job(
         **sections.pop("training", {}),
     }
     checkpoint = {"every": STEPS, **sections.pop("checkpoint", {})}
-    source = save_model(root / "model", model_type)
+    source = save_model(root / "model", model_type, dropout)
     job = make_job(source, "causal", dataset=dataset, training=training, checkpoint=checkpoint, **sections)
     prepare([root / "rows.jsonl"], root / "shards", PrepareOptions.from_job(job), load_tokenizer(job))
     return job
