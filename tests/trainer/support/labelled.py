@@ -102,7 +102,9 @@ def labelled_job(
     dropout: float = 0.0,
     **sections: Any,
 ) -> FinetuneJob:
-    """A job that trains on `texts` or on `sentences`, by default for `STEPS` steps; its shards and model are written to `root`.
+    """A job that trains on `texts` or on `sentences`, by default for `STEPS` steps.
+
+    Its shards and model are written to `root`.
 
     Args:
         root: a folder.

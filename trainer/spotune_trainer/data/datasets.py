@@ -12,11 +12,11 @@ from spotune.errors import JobError
 from spotune.job import EvalSpec, FinetuneJob, TrainingSpec
 from spotune_trainer.data.batches import has_labels
 from spotune_trainer.data.joined_shards import JoinedShards
-from spotune_trainer.data.manifests import check_agreement, check_label_names, read_manifest
+from spotune_trainer.data.manifests import MANIFEST, check_agreement, check_label_names, parse_manifest, read_manifest
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.data.sampling.mixture_plan import plan_mixture
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule, Schedule, held_out_ids
-from spotune_trainer.data.shards import MAX_OPEN_SHARDS, MAX_PREFETCHED_SHARDS, ShardedDataset
+from spotune_trainer.data.shards import MAX_OPEN_SHARDS, MAX_PREFETCHED_SHARDS, ShardedDataset, read_stored_file
 from spotune_trainer.files import cache_directory
 from spotune_trainer.job_directory.layout import JobDirectory
 
@@ -202,6 +202,13 @@ def _check_labels(dataset: ShardedDataset, objective: str) -> None:
 
 
 def _check_label_names(source: str, labels: Sequence[str]) -> None:
-    """Raise JobError if the manifest of shards in a folder has other labels than the job, or in another order."""
-    manifest = None if "://" in source else read_manifest(Path(source))
-    check_label_names(manifest, source, labels)
+    """Raise JobError if the manifest of shards has other labels than the job, or the same in another order."""
+    if "://" not in source:
+        check_label_names(read_manifest(Path(source)), source, labels)
+        return
+    folder = source.rstrip("/")
+    for location in (folder, folder.rpartition("/")[0]):  # of one of two splits it is beside its folder
+        content = read_stored_file(location, MANIFEST, cache_directory()) if labels else None
+        if content is not None:
+            check_label_names(parse_manifest(content, f"{location}/{MANIFEST}"), source, labels)
+            return
