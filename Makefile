@@ -109,8 +109,8 @@ serving-faults: cluster-build ## Put a service with 220 open streams through eve
 	$(BIN)/python -m tests.cluster.serving_faults.report $(SERVING_FAULTS) --output docs/serving-faults.md; exit $$failed
 
 .PHONY: proof
-proof: $(READY) ## Play seventy schedules of kills and changes of the world size, and write docs/proof.md (hours; goes on when killed)
-	$(BIN)/python -m tests.proof --seeds 1-70 --jobs 2 --output docs/proof.md
+proof: $(READY) ## Play eighty schedules of kills and changes of the world size, and write docs/proof.md (hours; goes on when killed)
+	$(BIN)/python -m tests.proof --seeds 1-80 --jobs 2 --output docs/proof.md
 
 .PHONY: scale
 scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)

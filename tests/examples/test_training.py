@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from spotune.job import FinetuneJob
 from spotune.job_file.load import load_job, replace_fields
@@ -42,6 +42,7 @@ WORKERS = 2
 MEMORY_BYTES = 4 * 10**9
 LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 TINY: dict[str, dict[str, int]] = {
+    "bert": LLAMA,
     "bloom": {"n_embed": 16, "n_layer": 2, "n_head": 2},
     "llama": {**LLAMA, "num_key_value_heads": 1},
     "mistral": {**LLAMA, "num_key_value_heads": 1},
@@ -106,6 +107,19 @@ def dolly_and_wikisql(folder: Path) -> Rows:
     return {"instructions": dolly(folder)["train"], "sql": sql["train"], "sql-dev": sql["eval"]}
 
 
+def imdb_or_wikiann(folder: Path) -> Rows:
+    """Rows that have the columns of both: each job reads its own."""
+    tags = [number % 7 for number in range(3)]
+    rows = [
+        {"text": text, "label": number % 2, "tokens": ["Ann", "saw", "Rome"], "ner_tags": tags}
+        for number, text in enumerate(TEXTS)
+    ]
+    files = {"train": folder / "train-00000-of-00001.parquet", "eval": folder / "validation-00000-of-00001.parquet"}
+    for file in files.values():
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return files
+
+
 WRITERS: dict[str, Callable[[Path], Rows]] = {
     "t5-wikisql": wikisql,
     "bloomz-imdb": imdb,
@@ -113,6 +127,7 @@ WRITERS: dict[str, Callable[[Path], Rows]] = {
     "llama-dolly": dolly,
     "mistral-ultrafeedback": ultrafeedback,
     "llama-mixture": dolly_and_wikisql,
+    "bert-labels": imdb_or_wikiann,
 }
 TEMPLATES = {
     "instructions": {"prompt": "{instruction} {context} ", "completion": "{response}"},
@@ -128,6 +143,8 @@ def save_tiny_model(job: FinetuneJob, folder: Path, config: dict[str, Any]) -> P
     tiny = AutoConfig.for_model(**{**config, **TINY[config["model_type"]], **ends})
     if job.spec.model.initialise == "pretrained":
         auto_model: Any = AutoModelForSeq2SeqLM if job.spec.model.task == "seq2seq" else AutoModelForCausalLM
+        if config["model_type"] == "bert":
+            auto_model = AutoModelForMaskedLM
         auto_model.from_config(tiny).save_pretrained(folder)
     else:
         tiny.save_pretrained(folder)

@@ -1,7 +1,7 @@
 """Runs fault schedules and negative controls on the real product, and writes docs/proof.md.
 
 Usage:
-    python -m tests.proof --seeds 1-70 --jobs 2 --output docs/proof.md
+    python -m tests.proof --seeds 1-80 --jobs 2 --output docs/proof.md
 
 Every record is stored at once. The same command resumes after the last record, unless the code has changed since.
 Exits with 1 if a schedule is not proven or a control is not caught.
@@ -36,7 +36,7 @@ _BUILD = ROOT / "build"
 def main() -> int:
     """Run all schedules and controls without a record, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=_range, default=range(1, 71), help="first and last, as 1-70")
+    parser.add_argument("--seeds", type=_range, default=range(1, 81), help="first and last, as 1-80")
     parser.add_argument("--jobs", type=int, default=2, help="schedules in parallel")
     parser.add_argument("--again", action="store_true", help="run these seeds again, even if they have records")
     parser.add_argument("--records", type=Path, default=_BUILD / "proof.jsonl", help="file of the records")

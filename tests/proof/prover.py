@@ -24,6 +24,7 @@ from tests.proof.records import ControlRecord, FaultRecord, ScheduleRecord
 from tests.proof.references import References
 from tests.proof.schedules import COMMIT_EVERY, EPOCHS, Data, Fault, FaultKind, InjectionPoint, Schedule
 from tests.trainer.support.groups import GroupFailedError
+from tests.trainer.support.labelled import labelled_job
 from tests.trainer.support.preference import preference_job
 from tests.trainer.support.runs import BATCH, STEPS_PER_EPOCH, Runs
 
@@ -31,7 +32,9 @@ from tests.trainer.support.runs import BATCH, STEPS_PER_EPOCH, Runs
 def proof_job(
     runs: Runs, zero_stage: int, world_size: int, epochs: int = EPOCHS, *, data: Data = Data.ROWS
 ) -> FinetuneJob:
-    """The job of every schedule: a tiny T5 in fp32 with dropout, whose checkpoints all stay; on pairs a tiny Llama.
+    """The job of every schedule: a tiny T5 in fp32 with dropout, whose checkpoints all stay.
+
+    On pairs it trains a tiny Llama, and on labels a tiny BERT with a new head and dropout.
 
     Args:
         runs: has its data.
@@ -46,6 +49,10 @@ def proof_job(
         "workers": {"count": world_size, "gpus": 0, "resizeCooldown": "1s"},
         "retry": {"backoff": {"initial": "500ms", "max": "1s"}},
     }
+    if data is Data.LABELS:
+        training = {"epochs": epochs, "globalBatchSize": BATCH, "learningRate": 1e-3}
+        rows = STEPS_PER_EPOCH * BATCH
+        return labelled_job(runs.root / "labels", rows=rows, dropout=0.1, training=training, **sections)
     if data is Data.PAIRS:
         training = {"epochs": epochs, "globalBatchSize": BATCH}
         root = runs.root / "pairs"

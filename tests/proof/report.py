@@ -11,6 +11,7 @@ from tests.proof.records import ControlRecord, FaultRecord, Record, ScheduleReco
 from tests.proof.schedules import (
     COMMIT_EVERY,
     COMPARED_STEPS,
+    FIRST_LABELS_SEED,
     FIRST_MIXTURE_SEED,
     FIRST_PAIRS_SEED,
     STEPS,
@@ -41,6 +42,7 @@ The checker requires of every schedule:
 - **Mixtures.** Schedules from seed {FIRST_MIXTURE_SEED} on train on three sources, which change during the run. The
   rows of every step are those that an independent walk through the mixture finds.
 - **Pairs.** Schedules from seed {FIRST_PAIRS_SEED} on train on pairs by DPO, whose reference model runs once.
+- **Labels.** Schedules from seed {FIRST_LABELS_SEED} on train a tiny BERT to classify texts, with a new head.
 - **Same world size, same bits.** For each world size, all losses are bit-identical to those of an
   undisturbed run from the same start. So is the checkpoint at the end of its steps, or the exported
   weights. A schedule that keeps its world size therefore ends with the SHA-256 of the undisturbed

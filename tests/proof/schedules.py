@@ -1,4 +1,6 @@
-"""70 schedules of faults, each a pure function of its seed. 51 to 60 train on a mixture, 61 to 70 on pairs by DPO.
+"""80 schedules of faults, each a pure function of its seed.
+
+51 to 60 train on a mixture, 61 to 70 on pairs by DPO, 71 to 80 on texts with labels.
 
 A schedule starts a run with some world size and ZeRO stage, and injects three or four faults: a kill, a termination
 notice, a lost node or an added node. A fault hits at a step, or while the run starts, saves, restores or exports. It
@@ -22,6 +24,7 @@ EPOCHS = 18
 STEPS = EPOCHS * STEPS_PER_EPOCH
 FIRST_MIXTURE_SEED = 51
 FIRST_PAIRS_SEED = 61
+FIRST_LABELS_SEED = 71
 WORLD_SIZES = (1, 2, 3, 4)
 ZERO_STAGES = (0, 1, 2, 3)
 COMMIT_EVERY = 4
@@ -39,6 +42,7 @@ class Data(StrEnum):
     ROWS = "rows"
     MIXTURE = "a mixture"
     PAIRS = "pairs"
+    LABELS = "labels"
 
 
 class FaultKind(StrEnum):
@@ -106,9 +110,9 @@ class Schedule:
     @property
     def data(self) -> Data:
         """What the job trains on."""
-        if self.seed >= FIRST_PAIRS_SEED:
-            return Data.PAIRS
-        return Data.MIXTURE if self.seed >= FIRST_MIXTURE_SEED else Data.ROWS
+        first_seeds = {Data.MIXTURE: FIRST_MIXTURE_SEED, Data.PAIRS: FIRST_PAIRS_SEED, Data.LABELS: FIRST_LABELS_SEED}
+        found = [data for data, first_seed in first_seeds.items() if self.seed >= first_seed]
+        return found[-1] if found else Data.ROWS
 
     @property
     def world_sizes(self) -> list[int]:

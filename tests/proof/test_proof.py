@@ -1,4 +1,4 @@
-"""A schedule of the proof with a kill of every process, and one with more workers; `make proof` runs seventy."""
+"""A schedule of the proof with a kill of every process, and one with more workers; `make proof` runs eighty."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 from tests.proof.schedules import (
     CHANGES,
     COMPARED_STEPS,
+    FIRST_LABELS_SEED,
     FIRST_MIXTURE_SEED,
     FIRST_PAIRS_SEED,
     KILLS,
@@ -23,7 +24,7 @@ from tests.proof.schedules import (
     make_schedule,
 )
 
-SEEDS = range(1, 71)
+SEEDS = range(1, 81)
 SCHEDULES = [make_schedule(seed) for seed in SEEDS]
 
 
@@ -55,7 +56,12 @@ def test_half_of_the_schedules_keep_their_world_size_and_both_halves_cover_all_l
 
 
 @pytest.mark.parametrize(
-    ("data", "seeds"), [(Data.MIXTURE, range(FIRST_MIXTURE_SEED, 61)), (Data.PAIRS, range(FIRST_PAIRS_SEED, 71))]
+    ("data", "seeds"),
+    [
+        (Data.MIXTURE, range(FIRST_MIXTURE_SEED, 61)),
+        (Data.PAIRS, range(FIRST_PAIRS_SEED, 71)),
+        (Data.LABELS, range(FIRST_LABELS_SEED, 81)),
+    ],
 )
 def test_each_kind_of_data_has_each_kill_and_both_kinds_of_schedules(data: Data, seeds: range) -> None:
     schedules = [schedule for schedule in SCHEDULES if schedule.data is data]

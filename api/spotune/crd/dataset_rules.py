@@ -108,6 +108,12 @@ DATASET_RULES: Final = (
         "is not supported for pairs: chosen and rejected already share a row",
         "packing",
     ),
+    Rule(
+        "self.label == '' || self.label.matches(r'^\\{[^{}]+\\}$')",
+        'must be one column in braces, such as "{label}"',
+        "label",
+    ),
+    Rule("self.labels.size() != 1", "needs at least two labels, or there is nothing to learn", "labels"),
     *(
         Rule(
             f"self.messages != '' || {default}",

@@ -25,8 +25,8 @@ from spotune.job import (
     WorkersSpec,
 )
 from spotune.job.execution import LOWEST_STAGE
-from spotune.job.metric import BUILT_IN
-from spotune.job.training import SCHEDULE_FREE_SCHEDULERS, WHOLE_MATRIX_OPTIMIZERS
+from spotune.job.metric import BUILT_IN, LABEL_METRICS
+from spotune.job.training import LABEL_OBJECTIVES, SCHEDULE_FREE_SCHEDULERS, WHOLE_MATRIX_OPTIMIZERS
 
 _WORKERS = (Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),)
 
@@ -51,6 +51,9 @@ def _name_in_cel(metric: str) -> str:
     """CEL equivalent of `spotune.job.metric.metric_name`."""
     return f"{metric}.substring({metric}.indexOf(':') + 1)"
 
+
+_LABEL_METRICS: Final = sorted({metric for metrics in LABEL_METRICS.values() for metric in metrics})
+_LABELS: Final = list(LABEL_OBJECTIVES)
 
 _EVALUATION = (
     Rule(
@@ -89,7 +92,8 @@ _EVALUATION = (
         "everySteps",
     ),
     Rule(
-        "!has(self.best) || self.best.metric == 'loss' || self.best.metric in self.metrics",
+        "!has(self.best) || self.best.metric == 'loss' || self.best.metric in self.metrics || "
+        f"self.best.metric in {_LABEL_METRICS}",
         "is not evaluated: add it to metrics",
         "best.metric",
     ),
@@ -97,7 +101,7 @@ _EVALUATION = (
 
 _BEST = (
     Rule(
-        f"self.mode == 'auto' || !(self.metric in {list(BUILT_IN)})",
+        f"self.mode == 'auto' || !(self.metric in {[*BUILT_IN, *_LABEL_METRICS]})",
         "is only for functions: remove this field",
         "mode",
     ),
@@ -152,7 +156,8 @@ _TRAINING = (
         for field in ("adam_beta1", "adam_beta2", "adam_epsilon")
     ),
     Rule(
-        "!(self.objective in ['sft', 'reward']) || (!has(self.preference.beta) && !has(self.preference.targetMargin))",
+        "self.objective in ['dpo', 'orpo', 'simpo'] || "
+        "(!has(self.preference.beta) && !has(self.preference.targetMargin))",
         "is only used by the objectives dpo, orpo and simpo: set objective",
         "preference",
     ),
@@ -167,14 +172,23 @@ _TRAINING = (
         "preference.targetMargin",
     ),
     Rule(
-        "self.objective == 'sft' || self.labelSmoothing == 0.0",
+        f"self.objective in {['sft', *_LABELS]} || self.labelSmoothing == 0.0",
         "smooths the cross-entropy of sft: remove it",
         "labelSmoothing",
     ),
     Rule(
-        "self.objective != 'reward' || self.neftuneNoiseAlpha == 0.0",
-        "is not supported for reward: remove it",
+        f"!(self.objective in {['reward', *_LABELS]}) || self.neftuneNoiseAlpha == 0.0",
+        "is not supported for models with a head for scores or labels: remove it",
         "neftuneNoiseAlpha",
+    ),
+    Rule(
+        f"!has(self.evaluation.best) || !(self.evaluation.best.metric in {_LABEL_METRICS}) || "
+        + " || ".join(
+            f"(self.objective == '{objective}' && self.evaluation.best.metric in {list(metrics)})"
+            for objective, metrics in LABEL_METRICS.items()
+        ),
+        "is not evaluated for this objective: use loss",
+        "evaluation.best.metric",
     ),
 )
 
@@ -205,10 +219,46 @@ _SPEC = (
         "training.objective",
     ),
     Rule(
-        "self.training.objective == 'sft' || "
+        f"self.training.objective in {['sft', *_LABELS]} || "
         "(self.dataset.completion == '' && self.dataset.text == '' && self.dataset.messages == '')",
-        "all objectives but sft learn from pairs: set chosen and rejected instead of the other row formats",
+        "dpo, orpo, simpo and reward learn from pairs: set chosen and rejected instead of the other row formats",
         "dataset",
+    ),
+    *(
+        Rule(
+            f"!(self.training.objective in {_LABELS}) || self.dataset.{field} == ''",
+            "is no text with a label: replace it by dataset.text and dataset.label",
+            f"dataset.{field}",
+        )
+        for field in ("completion", "messages", "chosen")
+    ),
+    Rule(
+        f"!(self.training.objective in {_LABELS}) || self.dataset.labels.size() > 0",
+        "is required by classification: name all labels, such as [negative, positive]",
+        "dataset.labels",
+    ),
+    Rule(
+        f"!(self.training.objective in {_LABELS}) || (self.dataset.text == '') == (self.dataset.label == '')",
+        "classification needs text and label together: name the column, or remove both",
+        "dataset.label",
+    ),
+    Rule(
+        "self.training.objective != 'tokenClassification' || self.dataset.text.matches(r'^(\\{[^{}]+\\}|[^{}]*)$')",
+        "must be one column with lists of words for tokenClassification",
+        "dataset.text",
+    ),
+    Rule(
+        f"!(self.training.objective in {_LABELS}) || !self.dataset.packing",
+        "is not supported for classification: remove it",
+        "dataset.packing",
+    ),
+    *(
+        Rule(
+            f"self.training.objective in {_LABELS} || {default}",
+            "is only used by classification and tokenClassification: set training.objective",
+            f"dataset.{field}",
+        )
+        for field, default in {"label": "self.dataset.label == ''", "labels": "self.dataset.labels.size() == 0"}.items()
     ),
     Rule(
         "self.training.objective == 'sft' || !self.training.evaluation.generate",
@@ -216,14 +266,14 @@ _SPEC = (
         "training.evaluation.generate",
     ),
     Rule(
-        "self.training.objective != 'reward' || !has(self.adapter)",
-        "is not supported for reward, whose new head is trained with all parameters: remove it",
-        "adapter",
+        f"!(self.training.objective in {['reward', *_LABELS]}) || !has(self.serving)",
+        "is not supported for models with a head for scores or labels, which generate no text",
+        "serving",
     ),
     Rule(
-        "self.training.objective != 'reward' || !has(self.serving)",
-        "is not supported for reward: a reward model scores answers and generates none",
-        "serving",
+        f"!(self.training.objective in {['reward', *_LABELS]}) || self.output.mergeAdapter",
+        "false is not supported for models with a head for scores or labels: the head is exported with the model",
+        "output.mergeAdapter",
     ),
     Rule(
         "self.model.task != 'seq2seq' || !self.dataset.packing",

@@ -18,6 +18,7 @@ from spotune.custom_resource.base import (
 from spotune.custom_resource.metadata import MAX_NAME_LENGTH, NAME_PATTERN
 
 MAX_MIXED_SOURCES = 64
+MAX_LABELS = 1000
 
 
 def _check_template(template: str) -> str:
@@ -181,6 +182,13 @@ class DatasetSpec(Section):
     answer to it. Without prompt: a column with a chat whose last message is the answer."""
     rejected: ColumnTemplate = ""
     """Template of the answer that is not preferred, in the same form as chosen."""
+    label: ColumnTemplate = ""
+    """Column with the label of a row, such as "{label}", for the objectives classification and tokenClassification: a
+    name or a number of labels. For tokenClassification a list with the label of each word, and text names the column
+    with the list of words."""
+    labels: list[str] = Field(default=[], max_length=MAX_LABELS)
+    """Names of all labels, in the order of the model's outputs. A row may name its label by its position here, from
+    0, unless a name is a number itself."""
     tools: str = ""
     """Column with the tools that the chat's assistant may call: a list of JSON schemas. Empty or null: none."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
@@ -283,6 +291,19 @@ class DatasetSpec(Section):
             if template and not self.prompt and not re.fullmatch(r"\{[^{}]+\}", template):
                 example = f'"{{{name}}}"'
                 invalid(name, f"without prompt, must be one column with a chat, such as {example}: set prompt for text")
+        return self
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        if self.label and not re.fullmatch(r"\{[^{}]+\}", self.label):
+            invalid("label", 'must be one column in braces, such as "{label}"')
+        if "" in self.labels:
+            invalid("labels", "contains an empty name: name the label, or remove it")
+        if len(self.labels) == 1:
+            invalid("labels", "needs at least two labels, or there is nothing to learn")
+        if len(set(self.labels)) < len(self.labels):
+            [(name, _)] = Counter(self.labels).most_common(1)
+            invalid("labels", f"contains {name!r} twice: each label has one output of the model")
         return self
 
     @model_validator(mode="after")

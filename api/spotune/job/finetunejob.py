@@ -1,5 +1,6 @@
 """The FinetuneJob itself, and the checks that span its sections."""
 
+import re
 from typing import Final, Literal, Self
 
 from pydantic import model_validator
@@ -10,15 +11,16 @@ from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.lifecycle import CleanupSpec, RetrySpec
+from spotune.job.metric import is_iob2
 from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import FinetuneJobStatus
-from spotune.job.training import WHOLE_MATRIX_OPTIMIZERS, EvaluationSpec, TrainingSpec
+from spotune.job.training import LABEL_OBJECTIVES, WHOLE_MATRIX_OPTIMIZERS, EvaluationSpec, TrainingSpec
 
 KIND: Final = "FinetuneJob"
 
-ModelKind = Literal["causal", "seq2seq", "reward"]
+ModelKind = Literal["causal", "seq2seq", "reward", "classification", "tokenClassification"]
 
 
 class FinetuneJobSpec(Section):
@@ -61,8 +63,14 @@ class FinetuneJobSpec(Section):
 
     @property
     def model_kind(self) -> ModelKind:
-        """What the trained model is: a language model of model.task, or a reward model."""
-        return "reward" if self.training.objective == "reward" else self.model.task
+        """What the trained model is: a language model of model.task, or what its head makes of it."""
+        objective = self.training.objective
+        return objective if objective in ("reward", "classification", "tokenClassification") else self.model.task
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the model has a head for scores or labels, instead of one that generates text."""
+        return self.model_kind not in ("causal", "seq2seq")
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -90,23 +98,56 @@ class FinetuneJobSpec(Section):
             return self
         if self.model.task == "seq2seq":
             invalid("training.objective", f"{objective} is for causal models; model.task is seq2seq")
-        if dataset.row_format not in ("chosen", None):
+        if objective in LABEL_OBJECTIVES:
+            self._check_labelled_rows()
+        elif dataset.row_format not in ("chosen", None):
             reason = f"{objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
             invalid(f"dataset.{dataset.row_format}", reason)
         if self.training.evaluation.generate:
             invalid("training.evaluation.generate", f"is not supported for {objective}: remove it")
-        if objective == "reward":
-            self._check_reward()
+        if self.has_head:
+            self._check_head()
         return self
 
-    def _check_reward(self) -> None:
+    @model_validator(mode="after")
+    def _check_labels_are_used(self) -> Self:
+        for field in ("label", "labels"):
+            if self.training.objective not in LABEL_OBJECTIVES and getattr(self.dataset, field):
+                reason = f"is not used by {self.training.objective}: set training.objective to "
+                invalid(f"dataset.{field}", reason + " or ".join(LABEL_OBJECTIVES))
+        return self
+
+    def _check_labelled_rows(self) -> None:
+        """Raise unless the dataset has labels, and rows that carry them."""
+        objective, dataset = self.training.objective, self.dataset
+        if dataset.row_format not in ("text", None):
+            reason = f"{objective} learns labels of texts: replace it by dataset.text and dataset.label"
+            invalid(f"dataset.{dataset.row_format}", reason)
+        if not dataset.labels:
+            invalid("dataset.labels", f"is required by {objective}: name all labels, such as [negative, positive]")
+        if bool(dataset.text) != bool(dataset.label):
+            missing = "label" if dataset.text else "text"
+            invalid(f"dataset.{missing}", f"{objective} needs text and label together: name the column, or remove both")
+        if objective == "tokenClassification" and re.search("[{}]", dataset.text.strip("{}")):
+            invalid(
+                "dataset.text", 'must be one column with lists of words for tokenClassification, such as "{tokens}"'
+            )
+        if dataset.packing:
+            invalid("dataset.packing", f"is not supported for {objective}: remove it")
+        best = self.training.evaluation.best
+        if best is not None and best.metric == "entityF1" and not is_iob2(dataset.labels):
+            reason = "entityF1 needs labels in IOB2 format (O, B-TYPE, I-TYPE): use accuracy, or other labels"
+            invalid("training.evaluation.best.metric", reason)
+
+    def _check_head(self) -> None:
         """Raise for sections that work on a language model only."""
-        if self.adapter is not None:
-            invalid("adapter", "is not supported for reward, whose new head is trained with all parameters: remove it")
+        kind = self.model_kind
         if self.serving is not None:
-            invalid("serving", "is not supported for reward: a reward model scores answers and generates none")
+            invalid("serving", f"is not supported for {kind}: the model generates no text")
         if self.execution.compile is True:
-            invalid("execution.compile", "is not supported for reward: use auto or false")
+            invalid("execution.compile", f"is not supported for {kind}: use auto or false")
+        if not self.output.merge_adapter:
+            invalid("output.mergeAdapter", f"false is not supported for {kind}: the head is exported with the model")
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:

@@ -1,5 +1,7 @@
 """Names of evaluation metrics: the built-in ones, and the user's functions as package.module:function."""
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import StringConstraints
@@ -9,6 +11,11 @@ from spotune.custom_resource.base import expecting, with_cel_rules
 BuiltIn = Literal["loss", "exactMatch", "executionAccuracy"]
 BUILT_IN: Final[tuple[str, ...]] = get_args(BuiltIn)
 MAX_METRICS: Final = 16
+LABEL_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "classification": ("accuracy", "macroF1"),
+    "tokenClassification": ("accuracy", "entityF1"),
+}
+"""Metrics of the predicted labels, by the objective that always evaluates them."""
 
 _MAX_CHARACTERS: Final = 200
 _NAME: Final = "[A-Za-z_][A-Za-z0-9_]*"
@@ -32,7 +39,12 @@ def metric_name(metric: str) -> str:
 
 def is_function(metric: str) -> bool:
     """Whether a metric is a function of the user."""
-    return metric not in BUILT_IN
+    return ":" in metric
+
+
+def is_iob2(labels: Sequence[str]) -> bool:
+    """Whether labels of words mark entities in IOB2 format: O, and B-TYPE and I-TYPE for their words."""
+    return any(label.startswith("B-") for label in labels) and all(re.fullmatch("O|[BI]-.+", label) for label in labels)
 
 
 def lower_is_better(metric: str) -> bool:

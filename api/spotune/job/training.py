@@ -1,13 +1,14 @@
 """How a model is trained and evaluated: the hyperparameters that determine the weights."""
 
 from collections import Counter
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, Source, invalid
-from spotune.job.metric import BUILT_IN, MAX_METRICS, Metric, is_function, lower_is_better, metric_name
+from spotune.job.metric import BUILT_IN, LABEL_METRICS, MAX_METRICS, Metric, is_function, lower_is_better, metric_name
 
 
 class SqlSpec(Section):
@@ -22,7 +23,9 @@ class SqlSpec(Section):
 MAX_HARNESS_TASKS = 64
 HarnessTask = Annotated[str, Field(max_length=200)]
 
-Objective = Literal["sft", "dpo", "orpo", "simpo", "reward"]
+Objective = Literal["sft", "dpo", "orpo", "simpo", "reward", "classification", "tokenClassification"]
+LABEL_OBJECTIVES: Final = ("classification", "tokenClassification")
+"""Objectives that learn the labels of texts or of words: the model gets a head with one output for each label."""
 
 
 class PreferenceSpec(Section):
@@ -41,7 +44,7 @@ class BestSpec(Section):
     """Which evaluation is the best. The checkpoint of its step is kept."""
 
     metric: str = "loss"
-    """loss, or one of metrics."""
+    """loss, or one of metrics. classification: also accuracy or macroF1. tokenClassification: accuracy or entityF1."""
     mode: Literal["auto", "min", "max"] = "auto"
     """Whether lower (min) or higher (max) values of your own function are better. auto: max; for loss, min."""
 
@@ -125,7 +128,7 @@ class EvaluationSpec(Section):
         if self.best is not None:
             if not self.every_steps:
                 invalid("everySteps", "must be at least 1, because best compares evaluations during training")
-            if self.best.metric != "loss" and self.best.metric not in self.metrics:
+            if self.best.metric not in ("loss", *self.metrics, *chain(*LABEL_METRICS.values())):
                 invalid("best.metric", f"{self.best.metric} is not evaluated: add it to metrics")
         return self
 
@@ -163,7 +166,8 @@ class TrainingSpec(Section):
 
     objective: Objective = "sft"
     """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. reward: a
-    model that scores answers, chosen ones higher than rejected ones, instead of writing them."""
+    model that scores answers, chosen ones higher than rejected ones, instead of writing them. classification: a model
+    that gives each text one of dataset.labels. tokenClassification: one of them for each word."""
     preference: PreferenceSpec = PreferenceSpec()
     """Hyperparameters of dpo, orpo and simpo."""
     epochs: PositiveInt | None = None
@@ -203,7 +207,7 @@ class TrainingSpec(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Maximum L2 norm of the gradient; larger gradients are clipped. 0: no clipping."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability mass that is spread evenly over all tokens."""
+    """Probability mass that is spread evenly over all tokens, or over all labels of a classification."""
     neftune_noise_alpha: Annotated[float, Field(ge=0)] = 0.0
     """NEFTune: scale of the uniform noise that training adds to the embeddings. Its authors use 5 to 15. 0: no
     noise."""
@@ -247,17 +251,22 @@ class TrainingSpec(Section):
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        if self.objective in ("sft", "reward") and self.preference != PreferenceSpec():
+        if self.objective not in ("dpo", "orpo", "simpo") and self.preference != PreferenceSpec():
             invalid("preference", "is only used by the objectives dpo, orpo and simpo: set objective")
         if self.preference.label_smoothing and self.objective != "dpo":
             invalid("preference.labelSmoothing", f"is only used by dpo; objective is {self.objective}")
         if self.preference.target_margin is not None and self.objective != "simpo":
             invalid("preference.targetMargin", f"is only used by simpo; objective is {self.objective}")
-        if self.objective != "sft" and self.label_smoothing:
+        if self.objective not in ("sft", *LABEL_OBJECTIVES) and self.label_smoothing:
             reason = f"smooths the cross-entropy of sft; objective is {self.objective}: remove it"
             invalid("labelSmoothing", reason)
-        if self.objective == "reward" and self.neftune_noise_alpha:
-            invalid("neftuneNoiseAlpha", "is not supported for reward: remove it")
+        if self.objective in ("reward", *LABEL_OBJECTIVES) and self.neftune_noise_alpha:
+            invalid("neftuneNoiseAlpha", f"is not supported for {self.objective}: remove it")
+        best = self.evaluation.best
+        known = LABEL_METRICS.get(self.objective, ())
+        if best is not None and best.metric in set(chain(*LABEL_METRICS.values())).difference(known):
+            metrics = ", ".join(("loss", *known))
+            invalid("evaluation.best.metric", f"{best.metric} is not evaluated for {self.objective}: use {metrics}")
         return self
 
 

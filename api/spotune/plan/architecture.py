@@ -60,7 +60,7 @@ class Architecture:
         model_type: model family, with its name in `transformers`.
         vocabulary_size: rows of the word embedding.
         hidden_size: width of the word embedding.
-        decoder: the decoder stack.
+        decoder: the decoder stack; of an encoder such as BERT its only stack.
         encoder: the encoder stack; None for decoder-only models.
         tied_embeddings: whether the output projection is tied to the word embedding.
         untied_when_loaded: for T5 v1.1 and mT5, `transformers` ties the output projection if the model is created from
@@ -72,8 +72,10 @@ class Architecture:
         eager_attention_only: whether `transformers` has no fused attention for the model.
         softcapped_logits: whether the logits are soft-capped (Gemma 2).
         softcapped_scores: whether the attention scores are soft-capped, which also rules out fused attention.
-        reward_head: whether the output is one number for a text, by a matrix ``[1, hidden_size]``, not a projection to
-            the vocabulary.
+        encoder_only: whether it is an encoder such as BERT, which can only have a head.
+        head_outputs: outputs of the head for scores or labels that replaces the projection to the vocabulary; 0 if the
+            model generates text.
+        head_of_words: whether each token has these outputs, not the whole text.
     """
 
     model_type: str
@@ -90,7 +92,9 @@ class Architecture:
     eager_attention_only: bool = False
     softcapped_logits: bool = False
     softcapped_scores: bool = False
-    reward_head: bool = False
+    encoder_only: bool = False
+    head_outputs: int = 0
+    head_of_words: bool = False
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

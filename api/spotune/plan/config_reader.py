@@ -59,7 +59,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """The architecture described by a parsed `config.json`.
 
     Raises:
-        JobError: `model_type` is missing or not in `SUPPORTED_MODEL_TYPES`, or a size is missing.
+        JobError: `model_type` is missing or not supported, or a size is missing.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -67,13 +67,14 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
             "This config.json has no model_type, so it is not the configuration of a transformers model. "
             "Pass the one in the folder of the model's weights with `--config FILE`."
         )
-    reader = _READERS.get(model_type)
+    reader = _READERS.get(model_type) or _ENCODERS.get(model_type)
     if reader is None:
-        close = difflib.get_close_matches(model_type, SUPPORTED_MODEL_TYPES, n=1)
+        supported = (*SUPPORTED_MODEL_TYPES, *ENCODER_MODEL_TYPES)
+        close = difflib.get_close_matches(model_type, supported, n=1)
         raise JobError(
             f"The size of a {model_type!r} model can't be computed from its config.json"
             + (f" (did you mean {close[0]!r}?)" if close else "")
-            + f"; supported types are {', '.join(SUPPORTED_MODEL_TYPES)}. The model can still be trained: set "
+            + f"; supported types are {', '.join(supported)}. The model can still be trained: set "
             "execution.microBatchSize, execution.zeroStage and execution.gradientCheckpointing instead of auto."
         )
     return reader(_Config(config))
@@ -201,6 +202,60 @@ def _bloom(config: _Config) -> Architecture:
     )
 
 
+def _bert(config: _Config) -> Architecture:
+    hidden = config.integer("hidden_size", default=768)
+    segments = config.integer("type_vocab_size", default=2)
+    return _encoder(
+        config,
+        hidden=hidden,
+        layers=config.integer("num_hidden_layers", default=12),
+        heads=config.integer("num_attention_heads", default=12),
+        feed_forward=config.integer("intermediate_size", default=3072),
+        segments=segments,
+        dropout=config.any_positive("hidden_dropout_prob") or "hidden_dropout_prob" not in config.values,
+    )
+
+
+def _distilbert(config: _Config) -> Architecture:
+    return _encoder(
+        config,
+        hidden=config.integer("dim", "hidden_size", default=768),
+        layers=config.integer("n_layers", "num_hidden_layers", default=6),
+        heads=config.integer("n_heads", "num_attention_heads", default=12),
+        feed_forward=config.integer("hidden_dim", "intermediate_size", default=3072),
+        segments=0,
+        dropout=config.any_positive("dropout") or "dropout" not in config.values,
+    )
+
+
+def _encoder(
+    config: _Config, *, hidden: int, layers: int, heads: int, feed_forward: int, segments: int, dropout: bool
+) -> Architecture:
+    """BERT and descendants: learned positions, layer norms, biases in all matrices, a norm after the embeddings."""
+    stack = Stack(
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        key_value_heads=heads,
+        head_size=hidden // heads,
+        feed_forward_size=feed_forward,
+        norm="layer",
+        query_key_value_bias=True,
+        attention_output_bias=True,
+        feed_forward_bias=True,
+    )
+    positions = config.integer("max_position_embeddings", default=512)
+    return Architecture(
+        model_type=config.model_type,
+        vocabulary_size=config.integer("vocab_size", default=30522),
+        hidden_size=hidden,
+        decoder=stack,
+        extra_parameters=(positions + segments + 2) * hidden,
+        dropout=dropout,
+        encoder_only=True,
+    )
+
+
 def _biased_decoder(
     config: _Config,
     *,
@@ -321,5 +376,14 @@ _READERS: dict[str, Callable[[_Config], Architecture]] = {
     "t5": _t5,
 }
 
+_ENCODERS: dict[str, Callable[[_Config], Architecture]] = {
+    "bert": _bert,
+    "distilbert": _distilbert,
+    "roberta": _bert,
+    "xlm-roberta": _bert,
+}
+
 SUPPORTED_MODEL_TYPES = tuple(sorted(_READERS))
-"""Model types whose size can be computed."""
+"""Model types that generate text, whose size can be computed."""
+ENCODER_MODEL_TYPES = tuple(sorted(_ENCODERS))
+"""Model types of encoders, whose size can be computed."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spotune.job import FinetuneJob
+from spotune.job.training import LABEL_OBJECTIVES
 from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
-from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
+from spotune.plan.config_reader import ENCODER_MODEL_TYPES, SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.layout import LayoutRequest, ModelTooLargeError, choose_layout
 from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, Precision, precision_of
 from spotune.plan.parameters import TrainedParameters
@@ -124,10 +125,15 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
     on_cpu, compiled, objective = spec.workers.gpus == 0, resolve_compile(job), spec.training.objective
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
     setup = TrainingSetup(
-        architecture=replace(architecture, reward_head=objective == "reward"),
+        architecture=replace(
+            architecture,
+            head_outputs=(len(spec.dataset.labels) or 1) if spec.has_head else 0,
+            head_of_words=objective == "tokenClassification",
+        ),
         precision=precision_of(spec.model.dtype),
         global_batch_size=spec.training.global_batch_size,
-        sequence_length=spec.dataset.max_length * (1 if objective == "sft" else 2),  # a row is a pair of documents
+        # A row of pairs has two documents.
+        sequence_length=spec.dataset.max_length * (1 if objective in ("sft", *LABEL_OBJECTIVES) else 2),
         target_length=target_length if architecture.encoder is not None else 0,
         pretrained=spec.model.initialise == "pretrained",
         lora_rank=spec.adapter.lora.r if spec.adapter is not None else None,
@@ -156,7 +162,7 @@ def job_precision(job: FinetuneJob, trained: TrainedParameters) -> Precision:
 
 
 def _is_known(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") in SUPPORTED_MODEL_TYPES
+    return config.get("model_type") in (*SUPPORTED_MODEL_TYPES, *ENCODER_MODEL_TYPES)
 
 
 def _plan(job: FinetuneJob, layout: Layout, reason: str, memory: MemoryEstimate | None = None) -> ExecutionPlan:

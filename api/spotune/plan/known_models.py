@@ -36,6 +36,10 @@ def _t5_v1_1(model: int, feed_forward: int, layers: int, heads: int, **changes: 
     return {**_t5(model, feed_forward, layers, heads), **gated, **changes}
 
 
+def _bert(vocabulary: int) -> _Config:
+    return {"model_type": "bert", "vocab_size": vocabulary, "hidden_size": 768, "hidden_dropout_prob": 0.1}
+
+
 def _gpt2(hidden: int, layers: int, heads: int) -> _Config:
     size = {"n_embd": hidden, "n_layer": layers, "n_head": heads}
     return {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "resid_pdrop": 0.1, **size}
@@ -87,6 +91,8 @@ KNOWN_CONFIGS: dict[str, _Config] = {
     **{f"google/t5-v1_1-{name}": _t5_v1_1(*sizes) for name, sizes in _T5_V1_1_SIZES.items()},
     **{f"google/flan-t5-{name}": _t5_v1_1(*sizes) for name, sizes in _T5_V1_1_SIZES.items()},
     **{f"google/mt5-{name}": _t5_v1_1(*sizes, **_MT5) for name, sizes in _T5_V1_1_SIZES.items()},
+    "google-bert/bert-base-uncased": _bert(30522),
+    "google-bert/bert-base-cased": _bert(28996),
     "openai-community/gpt2": _gpt2(768, 12, 12),
     "openai-community/gpt2-medium": _gpt2(1024, 24, 16),
     "openai-community/gpt2-large": _gpt2(1280, 36, 20),

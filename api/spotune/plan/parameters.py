@@ -48,7 +48,7 @@ class TrainedParameters:
 def trained_parameters(
     architecture: Architecture, *, pretrained: bool = True, lora_rank: int | None = None, quantised: bool = False
 ) -> TrainedParameters:
-    """The parameters to train: all of the model or, with `lora_rank`, adapters on every matrix of the layers.
+    """The parameters to train: all or, with `lora_rank`, a head for labels and adapters on every matrix of the layers.
 
     With `quantised`, these matrices are stored in 4 bits.
     """
@@ -57,7 +57,7 @@ def trained_parameters(
     shapes = [(stack.layers, *matrix) for stack in architecture.stacks for matrix in layer_matrices(stack)]
     matrices = sum(layers * inputs * outputs for layers, inputs, outputs in shapes)
     if lora_rank is None:
-        embeddings = 2 if counts.output > architecture.hidden_size else 1
+        embeddings = 2 if counts.output and not architecture.head_outputs else 1
         edges = sum(layers * (inputs + outputs) for layers, inputs, outputs in shapes)
         edges += embeddings * (architecture.vocabulary_size + architecture.hidden_size)
         word_embedding = architecture.vocabulary_size * architecture.hidden_size
@@ -70,12 +70,13 @@ def trained_parameters(
             factored=edges + total - matrices - embeddings * word_embedding,
             largest_matrix=max(word_embedding, *(inputs * outputs for _, inputs, outputs in shapes)),
         )
+    head = counts.output if architecture.head_outputs else 0
     return TrainedParameters(
-        count_lora_parameters(architecture, lora_rank),
+        count_lora_parameters(architecture, lora_rank) + head,
         total,
         matrices if quantised else 0,
-        factored=sum(layers * (inputs + outputs + 2 * lora_rank) for layers, inputs, outputs in shapes),
-        largest_matrix=lora_rank * max(max(inputs, outputs) for _, inputs, outputs in shapes),
+        factored=sum(layers * (inputs + outputs + 2 * lora_rank) for layers, inputs, outputs in shapes) + head,
+        largest_matrix=max(head, lora_rank * max(max(inputs, outputs) for _, inputs, outputs in shapes)),
     )
 
 
@@ -93,8 +94,16 @@ def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> 
         embedding=word_embedding + architecture.extra_parameters,
         encoder=_stack_parameters(encoder) if encoder else 0,
         decoder=_stack_parameters(architecture.decoder),
-        output=architecture.hidden_size if architecture.reward_head else projection,
+        output=_head_parameters(architecture) if architecture.head_outputs else projection,
     )
+
+
+def _head_parameters(architecture: Architecture) -> int:
+    """Parameters of a head for scores or labels. That of texts, on an encoder, has a dense layer below its outputs."""
+    outputs, hidden = architecture.head_outputs, architecture.hidden_size
+    if architecture.head_of_words:
+        return outputs * (hidden + 1)
+    return outputs * (hidden + 1) + hidden * (hidden + 1) if architecture.encoder_only else outputs * hidden
 
 
 def count_lora_parameters(architecture: Architecture, rank: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
+from spotune.job.training import LABEL_OBJECTIVES
 
 MANIFEST = "spotune.json"
 _EXPORT = "export"
@@ -21,13 +22,15 @@ class ExportManifest:
 
     Attributes:
         name: the job's name.
-        task: `causal` or `seq2seq`; `reward` for a reward model, which scores answers and generates none.
+        task: `causal` or `seq2seq`; `reward` for a reward model, which scores answers and generates none;
+            `classification` or `tokenClassification` for a classifier of texts or of words.
         prompt: the prompt template of the training data; empty if it had none.
         messages: the column with chat messages, rendered by the tokenizer's chat template; empty if there was none.
             `messages` if the training data was pairs of chats.
         max_length: maximum prompt length in tokens.
         max_new_tokens: maximum answer length in tokens.
         step: optimizer steps that the weights were trained for; None if an older version wrote the export.
+        text: of a classifier, the template of the texts, or the column with their words; empty for other models.
     """
 
     name: str
@@ -37,6 +40,7 @@ class ExportManifest:
     max_length: int
     max_new_tokens: int
     step: int | None = None
+    text: str = ""
 
     @classmethod
     def from_job(cls, job: FinetuneJob, step: int | None = None) -> ExportManifest:
@@ -50,6 +54,7 @@ class ExportManifest:
             max_length=dataset.max_length,
             max_new_tokens=spec.training.evaluation.max_new_tokens,
             step=step,
+            text=dataset.text if spec.model_kind in LABEL_OBJECTIVES else "",
         )
 
     @classmethod
@@ -75,6 +80,16 @@ class ExportManifest:
                 f"{directory} is a reward model (training.objective: reward): it scores answers and generates none. "
                 "Load it with transformers.AutoModelForSequenceClassification."
             )
+        if self.classifies:
+            raise JobError(
+                f"{directory} is a classifier (training.objective: {self.task}): it generates no text. Use `spotune "
+                f"predict`, or transformers.pipeline."
+            )
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the model gives labels to texts or to words."""
+        return self.task in LABEL_OBJECTIVES
 
 
 def previous_export(export: Path, step: int) -> Path:

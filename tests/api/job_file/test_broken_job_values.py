@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.support.broken_evaluations import WRONG_EVALUATIONS
+from tests.api.support.broken_labels import LABELS_FOR_MODELS_ALONE, WRONG_LABELS
 from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
 from tests.api.support.broken_optimizers import WRONG_OPTIMIZERS
@@ -357,7 +358,15 @@ WRONG_TOGETHER = [
         ':10: spec.adapter.lora.targetModules: expected all-linear or a list of module names, not "q"',
     ),
 ]
-BROKEN = [*WRONG_VALUES, *WRONG_TOGETHER, *WRONG_EVALUATIONS, *WRONG_MIXTURES, *WRONG_OBJECTIVES, *WRONG_OPTIMIZERS]
+BROKEN = [
+    *WRONG_VALUES,
+    *WRONG_TOGETHER,
+    *WRONG_EVALUATIONS,
+    *WRONG_MIXTURES,
+    *WRONG_OBJECTIVES,
+    *WRONG_OPTIMIZERS,
+    *WRONG_LABELS,
+]
 REFUSED_BY_MODELS_ALONE = [
     (
         f"compiled layers beside an adapter, {name}",
@@ -369,7 +378,7 @@ REFUSED_BY_MODELS_ALONE = [
         ),
     )
     for name, at_stage_3 in [("sharded", "zeroStage: 3"), ("offloaded", "offload: parameters")]
-] + COMPILED_REWARDS
+] + [*COMPILED_REWARDS, *LABELS_FOR_MODELS_ALONE]
 """Jobs that only the models reject: CEL rules cannot read a field that is a string or a boolean."""
 
 

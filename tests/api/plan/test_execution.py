@@ -12,6 +12,7 @@ from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import resolve_minimum, training_setup
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
+from spotune.plan.parameters import count_lora_parameters
 from spotune.plan.training_setup import Layout
 from tests.api.support.job_files import a_job
 
@@ -147,6 +148,21 @@ def test_a_reward_model_has_no_projection_to_the_vocabulary() -> None:
     assert language.trained.count - reward.trained.count == 32_000 * 4096 - 4096
     of_language, of_reward = (logits_bytes(setup.architecture, Workload(1, 256)) for setup in (language, reward))
     assert of_reward == 2 * 256 < of_language / 1000
+
+
+@pytest.mark.parametrize(("objective", "outputs_of"), [("classification", "texts"), ("tokenClassification", "words")])
+def test_a_classifier_has_outputs_for_its_labels(objective: str, outputs_of: str) -> None:
+    dataset = {"train": {"source": "shards"}, "maxLength": 128, "labels": ["O", "B-X", "I-X"]}
+    training = {"epochs": 1, "objective": objective}
+    job = a_job(model={"source": "model"}, adapter={"lora": {"r": 8}}, dataset=dataset, training=training)
+    config = {"model_type": "bert"}
+    setup = training_setup(read_architecture(config), job)
+
+    assert setup.sequence_length == 128
+    assert setup.architecture.head_of_words == (outputs_of == "words")
+    head = 3 * 769 + (768 * 769 if outputs_of == "texts" else 0)
+    assert setup.trained.count == count_lora_parameters(setup.architecture, 8) + head
+    assert resolve_execution(config, job, 1, 8 << 30).memory is not None
 
 
 def test_target_length_defaults_to_the_source_length() -> None:

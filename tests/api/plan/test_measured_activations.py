@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForTokenClassification
 
 from spotune.plan.activations import DROPOUT_MASK_BYTES, Workload, activation_bytes
-from spotune.plan.config_reader import read_architecture
+from spotune.plan.config_reader import ENCODER_MODEL_TYPES, read_architecture
 
 BATCH, LENGTH = 2, 64
 LLAMA_SIZE = {
@@ -34,6 +34,15 @@ BART_SIZE = {
     "dropout": 0.0,
     "decoder_start_token_id": 2,
 }
+DISTILBERT_SIZE = {
+    "vocab_size": 100,
+    "dim": 128,
+    "hidden_dim": 512,
+    "n_layers": 1,
+    "n_heads": 4,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 
 # Dropout is off: on the CPU its masks are as wide as the values, on a GPU they are bytes, as in the formula.
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -47,8 +56,15 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", GPT2_SIZE | {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}),
     ("bloom", {"vocab_size": 100, "hidden_size": 128, "n_layer": 1, "n_head": 4}),
     ("bart", BART_SIZE),
+    ("bert", LLAMA_SIZE | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
+    ("distilbert", DISTILBERT_SIZE),
 ]
-LAYERS = {"gpt2": ("n_layer",), "bloom": ("n_layer",), "bart": ("encoder_layers", "decoder_layers")}
+LAYERS = {
+    "gpt2": ("n_layer",),
+    "distilbert": ("n_layers",),
+    "bloom": ("n_layer",),
+    "bart": ("encoder_layers", "decoder_layers"),
+}
 
 
 def saved_bytes(model_type: str, values: dict[str, Any], dtype: torch.dtype, dropout: float | None = None) -> int:
@@ -58,6 +74,9 @@ def saved_bytes(model_type: str, values: dict[str, Any], dtype: torch.dtype, dro
     """
     config = CONFIG_MAPPING[model_type](**values)
     auto_model: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    options: dict[str, Any] = {"use_cache": False}
+    if model_type in ENCODER_MODEL_TYPES:
+        auto_model, options, config.num_labels = AutoModelForTokenClassification, {}, 10
     model = auto_model.from_config(config, dtype=dtype).train()
     if dropout is not None:
         lora = LoraConfig(r=8, lora_dropout=dropout, target_modules="all-linear")
@@ -73,7 +92,7 @@ def saved_bytes(model_type: str, values: dict[str, Any], dtype: torch.dtype, dro
 
     ids = torch.full((BATCH, LENGTH), 5)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(input_ids=ids, labels=ids, use_cache=False)
+        model(input_ids=ids, labels=ids, **options)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 

@@ -11,9 +11,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
 )
 
-from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
+from spotune.plan.config_reader import ENCODER_MODEL_TYPES, SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.parameters import count_parameters, trained_parameters
 from spotune_trainer.engine.optimizers.adafactor import second_moment_shapes
 from spotune_trainer.engine.optimizers.build import hidden_matrices
@@ -76,6 +77,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", LLAMA_SIZE | {"attention_bias": False, "use_parallel_residual": False, "tie_word_embeddings": True}),
 ]
 
+ENCODERS: list[tuple[str, dict[str, Any]]] = [
+    ("bert", LLAMA_SIZE),
+    ("bert", LLAMA_SIZE | {"type_vocab_size": 1, "max_position_embeddings": 40}),
+    ("roberta", LLAMA_SIZE | {"type_vocab_size": 1, "max_position_embeddings": 42}),
+    ("xlm-roberta", LLAMA_SIZE),
+    ("distilbert", {"vocab_size": 300, "dim": 48, "hidden_dim": 112, "n_layers": 3, "n_heads": 6}),
+]
+
 
 def model_on_meta_device(config: Any) -> Any:
     auto_model: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -123,9 +132,23 @@ def test_count_of_a_reward_model_is_exact(model_type: str, values: dict[str, Any
     auto_model: Any = AutoModelForSequenceClassification
     with torch.device("meta"):
         expected = auto_model.from_config(config).num_parameters()
-    architecture = replace(read_architecture({"model_type": model_type, **values}), reward_head=True)
+    architecture = replace(read_architecture({"model_type": model_type, **values}), head_outputs=1)
     assert count_parameters(architecture).total == expected
+
+
+@pytest.mark.parametrize("of_words", [False, True])
+@pytest.mark.parametrize(("model_type", "values"), [*ENCODERS, ("gpt2", VARIANTS[6][1]), ("llama", LLAMA_SIZE)])
+def test_count_of_a_classifier_is_exact(model_type: str, values: dict[str, Any], of_words: bool) -> None:
+    config = CONFIG_MAPPING[model_type](**values)
+    config.num_labels = 5
+    auto_model: Any = AutoModelForTokenClassification if of_words else AutoModelForSequenceClassification
+    with torch.device("meta"):
+        expected = auto_model.from_config(config).num_parameters()
+    for written in ({"model_type": model_type, **values}, config.to_dict()):
+        architecture = replace(read_architecture(written), head_outputs=5, head_of_words=of_words)
+        assert count_parameters(architecture).total == expected
 
 
 def test_every_supported_architecture_is_compared() -> None:
     assert {model_type for model_type, _ in VARIANTS} == set(SUPPORTED_MODEL_TYPES)
+    assert {model_type for model_type, _ in ENCODERS} == set(ENCODER_MODEL_TYPES)

@@ -91,16 +91,10 @@ WRONG_OBJECTIVES = [
         ":9: spec.training.objective: reward is for causal models; model.task is seq2seq",
     ),
     (
-        "an adapter of a reward model",
-        SEQ2SEQ_DATASET,
-        "causal}\n  adapter: {lora: {r: 8}}\n  dataset:\n" + REWARD_DATASET,
-        ":6: spec.adapter: is not supported for reward, whose new head is trained with all parameters: remove it",
-    ),
-    (
         "a reward model that is served",
         SEQ2SEQ_DATASET,
         "causal}\n  serving: {}\n  dataset:\n" + REWARD_DATASET,
-        ":6: spec.serving: is not supported for reward: a reward model scores answers and generates none",
+        ":6: spec.serving: is not supported for reward: the model generates no text",
     ),
 ]
 

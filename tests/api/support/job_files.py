@@ -34,6 +34,7 @@ spec:
   dataset:    {train: {source: "s3://bucket/wikisql/train", format: mds}, eval: {source: "s3://bucket/wikisql/eval"},
                maxLength: 512, maxCompletionLength: 128, packing: false,
                prompt: "{instruction}: {input}", completion: "{output}", keep: [database], chosen: "", rejected: "",
+               label: "", labels: [],
                tools: "", trainOn: assistant, trainTrailingWhitespace: false, maxSkipped: 0,
                prepare: {source: "https://host/raw.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
   training:   {objective: sft, preference: {labelSmoothing: 0.0}, epochs: 3, maxSteps: 1000,

@@ -43,6 +43,9 @@ def show(
     chosen: raw_data.Chosen = None,
     rejected: raw_data.Rejected = None,
     text: raw_data.Text = None,
+    label: raw_data.Label = None,
+    labels: raw_data.Labels = None,
+    label_words: raw_data.LabelWords = False,
     messages: raw_data.Messages = None,
     tools: raw_data.Tools = None,
     train_on: raw_data.TrainOn = None,
@@ -69,6 +72,9 @@ def show(
         chosen=chosen,
         rejected=rejected,
         text=text,
+        label=label,
+        labels=labels or None,
+        label_words=label_words,
         messages=messages,
         tools=tools,
         train_on=train_on,
@@ -105,6 +111,9 @@ def stats(
     chosen: raw_data.Chosen = None,
     rejected: raw_data.Rejected = None,
     text: raw_data.Text = None,
+    label: raw_data.Label = None,
+    labels: raw_data.Labels = None,
+    label_words: raw_data.LabelWords = False,
     messages: raw_data.Messages = None,
     tools: raw_data.Tools = None,
     train_on: raw_data.TrainOn = None,
@@ -130,6 +139,9 @@ def stats(
         chosen=chosen,
         rejected=rejected,
         text=text,
+        label=label,
+        labels=labels or None,
+        label_words=label_words,
         messages=messages,
         tools=tools,
         train_on=train_on,
@@ -178,6 +190,8 @@ def _print(preview: RowPreview, console: Console) -> None:
             console.print(f"{name}:", highlight=False)
         if spans:
             console.print(_rendered(spans, marked=not console.color_system), soft_wrap=True)
+    if preview.labels:
+        console.print(f"label: {' '.join(preview.labels)}", highlight=False, soft_wrap=True)
     for turn, outcome in preview.turns.items():
         if outcome != "trained":
             console.print(f"message {turn}: {outcome}", style="yellow", highlight=False)

@@ -40,6 +40,13 @@ TrainOn = Annotated[
     Literal["assistant", "last", "all"] | None,
     typer.Option(help="Text of a chat to learn: every answer (default), the last one, or everything."),
 ]
+Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the label of the text: '{label}'.")]
+Labels = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="A label; repeat it for all, in the order of the outputs.")
+]
+LabelWords = Annotated[
+    bool, typer.Option("--label-words", help="Text and label are columns with lists: words, and the label of each.")
+]
 MaxLength = Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: 512.")]
 
 _FIELDS: Final = {
@@ -50,6 +57,9 @@ _FIELDS: Final = {
     "chosen": "spec.dataset.chosen",
     "rejected": "spec.dataset.rejected",
     "text": "spec.dataset.text",
+    "label": "spec.dataset.label",
+    "labels": "spec.dataset.labels",
+    "label_words": "spec.training.objective",
     "messages": "spec.dataset.messages",
     "tools": "spec.dataset.tools",
     "train_on": "spec.dataset.trainOn",
@@ -73,6 +83,9 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
         UsageError: Neither a job file nor a tokenizer is given, or no row format.
         JobError: The job file or a value is wrong.
     """
+    label_words = options.pop("label_words", False)
+    if label_words or (job is None and (options.get("label") or options.get("labels"))):
+        options["label_words"] = "tokenClassification" if label_words else "classification"
     given = {_FIELDS[name]: value for name, value in options.items() if value is not None}
     tokenizer = options["tokenizer"]
     if job is not None:

@@ -7,12 +7,14 @@ A row is one sample of a shard, with these columns:
   no loss; if absent, every token carries loss.
 - ``lengths``: tokens of each document; only in packed rows.
 - ``pair_lengths``: tokens of the chosen and of the rejected document; only in rows with such a pair.
+- ``text_label``: instead of labels, the position of the text's label in ``dataset.labels``.
+- ``token_labels``: instead of labels, these positions as long as ``input_ids``, with -100 where there is no loss.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -35,9 +37,10 @@ class Batch:
     Attributes:
         sample_ids: ``[batch]``.
         input_ids: ``[batch, sequence]``, padded on the right.
-        labels: Causal ``[batch, sequence]``, seq2seq ``[batch, target sequence]``; -100 where there is no loss.
+        labels: Causal ``[batch, sequence]``, seq2seq ``[batch, target sequence]``; -100 where there is no loss. Labels
+            of texts ``[batch, 1]``, of words ``[batch, sequence]``.
         attention_mask: ``[batch, sequence]``, 1 on tokens, 0 on padding. ``None`` if not needed: without padding, and
-            for causal models, whose tokens do not attend to padding on their right.
+            for causal language models, whose tokens do not attend to padding on their right.
         position_ids: ``[batch, sequence]``, from 0 in each packed document; ``None`` if rows are not packed.
         cu_seq_lens: Cumulative lengths of the packed documents over the flattened batch, int32, as FlashAttention's
             variable-length kernels take them: 0, then the offset after each document. Padding at the end of a row
@@ -48,8 +51,8 @@ class Batch:
             2]``, fp32; ``None`` if the objective has no reference model.
         input_lengths: Tokens of each row without padding, ``[batch]``.
         label_lengths: Labels of each row without padding, ``[batch]``.
-        loss_tokens: Number of labels that carry loss. For causal models counted after the shift by one: the first
-            token of a row is not predicted.
+        loss_tokens: Number of labels that carry loss. For causal language models counted after the shift by one: the
+            first token of a row is not predicted.
         tokens: All tokens that go through the model: the tokens of ``input_ids``, plus, for seq2seq models, the
             decoder's input tokens (as many as labels). Padding is not counted.
     """
@@ -131,9 +134,12 @@ def collate(
     packed = pairs or any("lengths" in row for row in rows)
     documents = _document_lengths(rows, input_ids.shape[1]) if packed else None
     # Without a mask, attention can use its fastest kernel, and the model need not check on the GPU for padding.
-    masked = task == "seq2seq" and int(input_lengths.min()) < input_ids.shape[1]
+    labelled = has_labels(rows[0])  # and a model may be bidirectional
+    masked = (task == "seq2seq" or labelled) and int(input_lengths.min()) < input_ids.shape[1]
     mask = np.arange(input_ids.shape[1]) < input_lengths[:, None]
-    counted = padded_labels[:, 1:] if task == "causal" else padded_labels
+    if "text_label" in rows[0]:
+        padded_labels = padded_labels[:, :1]
+    counted = padded_labels[:, 1:] if task == "causal" and not labelled else padded_labels
     return Batch(
         sample_ids=np.arange(len(rows)) if sample_ids is None else np.asarray(sample_ids, dtype=np.int64),
         input_ids=torch.from_numpy(input_ids),
@@ -151,11 +157,18 @@ def collate(
     )
 
 
+def has_labels(columns: Container[str]) -> bool:
+    """Whether rows with these columns have labels of texts or of words, for a classifier."""
+    return "text_label" in columns or "token_labels" in columns
+
+
 def row_labels(row: Row) -> Tokens:
     """Labels of a row, ``[labels]``: the stored ones, else the input ids.
 
     In packed rows the first label of each document is -100.
     """
+    if has_labels(row):
+        return np.array(row["token_labels"] if "token_labels" in row else [row["text_label"]], dtype=np.int64)
     labels = np.array(row.get("labels", row["input_ids"]), dtype=np.int64)
     if "lengths" in row:
         # Otherwise it would be predicted from the last token of the previous document.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,17 +10,20 @@ import numpy as np
 
 from spotune.errors import JobError
 from spotune.job import EvalSpec, FinetuneJob, TrainingSpec
+from spotune_trainer.data.batches import has_labels
 from spotune_trainer.data.joined_shards import JoinedShards
-from spotune_trainer.data.manifests import check_agreement, read_manifest
+from spotune_trainer.data.manifests import MANIFEST, check_agreement, check_label_names, parse_manifest, read_manifest
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.data.sampling.mixture_plan import plan_mixture
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule, Schedule, held_out_ids
-from spotune_trainer.data.shards import MAX_OPEN_SHARDS, MAX_PREFETCHED_SHARDS, ShardedDataset
+from spotune_trainer.data.shards import MAX_OPEN_SHARDS, MAX_PREFETCHED_SHARDS, ShardedDataset, read_stored_file
 from spotune_trainer.files import cache_directory
 from spotune_trainer.job_directory.layout import JobDirectory
 
 _LEAST_OPEN_SHARDS = 8  # of a source of a mixture, so that a shuffle block fits
 _LEAST_PREFETCHED_SHARDS = 2
+_LABEL_COLUMNS = {"classification": "text_label", "tokenClassification": "token_labels"}
+"""Column of the shards by the objective that learns from it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def open_datasets(job: FinetuneJob, directory: JobDirectory) -> Datasets:
 def _open_dataset(job: FinetuneJob, directory: JobDirectory) -> Datasets:
     spec, training = job.spec.dataset, job.spec.training
     train = ShardedDataset(train_source(job, directory), cache_directory())
-    _check_rows(train, training.objective)
+    _check_rows(train, job)
     hashes = {"train": train.index_hash}
     evaluation: ShardedDataset | None = None
     excluded = _held_out(train, spec.eval)
@@ -97,7 +100,7 @@ def _open_dataset(job: FinetuneJob, directory: JobDirectory) -> Datasets:
         evaluation, ids = train, excluded
     elif spec.eval is not None and spec.eval.source is not None:
         evaluation = ShardedDataset(spec.eval.source, cache_directory())
-        _check_rows(evaluation, training.objective)
+        _check_rows(evaluation, job)
         ids = np.arange(evaluation.num_samples, dtype=np.int64)
     if evaluation is not None:
         hashes["eval"] = evaluation.index_hash
@@ -110,7 +113,7 @@ def _open_mixture(job: FinetuneJob, directory: JobDirectory) -> Datasets:
 
     def opened(name: str, role: str, source: str) -> ShardedDataset:
         dataset = _open_source(f"mixture.{name}.{role}", source, len(spec.mixture))
-        _check_rows(dataset, training.objective)
+        _check_rows(dataset, job)
         hashes[f"mixture.{name}.{role}"] = dataset.index_hash
         return dataset
 
@@ -163,16 +166,49 @@ def _held_out(dataset: ShardedDataset, evaluation: EvalSpec | None) -> SampleIds
     return held_out_ids(dataset.num_samples, evaluation.fraction, evaluation.seed)
 
 
-def _check_rows(dataset: ShardedDataset, objective: str) -> None:
-    """Raise JobError if an objective cannot learn from the rows of a dataset."""
+def _check_rows(dataset: ShardedDataset, job: FinetuneJob) -> None:
+    """Raise JobError if the objective of a job cannot learn from the rows of a dataset."""
+    objective = job.spec.training.objective
+    _check_labels(dataset, objective)
+    _check_label_names(dataset.source, job.spec.dataset.labels)
     has_pairs = "pair_lengths" in dataset.columns
     if has_pairs and objective == "sft":
         raise JobError(
             f"training.objective: {dataset.source} has pairs of chosen and rejected answers, and sft would learn both: "
             "use dpo, orpo, simpo or reward, or shards of another row format"
         )
-    if not has_pairs and objective != "sft":
+    if not has_pairs and objective not in ("sft", *_LABEL_COLUMNS):
         raise JobError(
             f"dataset: {objective} learns from pairs, and {dataset.source} has none: write the shards with "
             "dataset.chosen and dataset.rejected"
         )
+
+
+def _check_labels(dataset: ShardedDataset, objective: str) -> None:
+    """Raise JobError if the objective learns labels and the rows have none, or the other way round."""
+    needed = _LABEL_COLUMNS.get(objective)
+    if needed is not None and needed not in dataset.columns:
+        what = "labels of texts" if needed == "text_label" else "labels of words"
+        raise JobError(
+            f"dataset: {objective} learns {what}, and {dataset.source} has none: write the shards with dataset.text, "
+            "dataset.label and dataset.labels"
+        )
+    if needed is None and has_labels(dataset.columns):
+        fitting = next(name for name, column in _LABEL_COLUMNS.items() if column in dataset.columns)
+        raise JobError(
+            f"training.objective: {dataset.source} has labels, which {objective} does not learn: use {fitting}, or "
+            "shards of another row format"
+        )
+
+
+def _check_label_names(source: str, labels: Sequence[str]) -> None:
+    """Raise JobError if the manifest of shards has other labels than the job, or the same in another order."""
+    if "://" not in source:
+        check_label_names(read_manifest(Path(source)), source, labels)
+        return
+    folder = source.rstrip("/")
+    for location in (folder, folder.rpartition("/")[0]):  # of one of two splits it is beside its folder
+        content = read_stored_file(location, MANIFEST, cache_directory()) if labels else None
+        if content is not None:
+            check_label_names(parse_manifest(content, f"{location}/{MANIFEST}"), source, labels)
+            return

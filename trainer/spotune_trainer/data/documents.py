@@ -39,6 +39,8 @@ class Document:
         kept: Values of the kept columns, as text.
         chat: What of a chat is trained on; None for other formats.
         rejected: Of a pair, the document with the rejected answer; this one then has the chosen answer.
+        labels: Position in ``dataset.labels`` of the text's label, or of each word's; empty for other formats.
+        words: Words, each with a label; empty for other formats.
     """
 
     segments: tuple[Segment, ...]
@@ -46,6 +48,8 @@ class Document:
     kept: Mapping[str, str]
     chat: TrainedChat | None = None
     rejected: Document | None = None
+    labels: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def dedup_key(self) -> bytes:
@@ -63,7 +67,8 @@ class TokenizedDocument:
 
     Attributes:
         input_ids: ``[tokens]``.
-        labels: Causal ``[tokens]``, seq2seq ``[target tokens]``; -100 where there is no loss.
+        labels: Causal ``[tokens]``, seq2seq ``[target tokens]``; -100 where there is no loss. Of a text with a label
+            its position in ``dataset.labels``, ``[1]``; of words ``[tokens]``, with that of each at its first token.
         full_length: Input tokens before truncation.
         truncated: Whether the input or the target was truncated.
         cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.

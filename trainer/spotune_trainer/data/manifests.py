@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,25 @@ def check_agreement(manifests: Mapping[str, Manifest | None]) -> None:
                     f"spec.dataset.mixture: the sources {first} and {other} have another {what}{values}, so their rows "
                     "do not fit together: write the shards of one again with `spotune shard`"
                 )
+
+
+def check_label_names(manifest: Manifest | None, source: str, labels: Sequence[str]) -> None:
+    """Check that rows were labelled with the labels of a job, because shards have the positions of labels only.
+
+    Args:
+        manifest: of the shards; None for shards that `spotune shard` did not write, which are not checked.
+        source: of the shards, for the message.
+        labels: `dataset.labels` of the job.
+
+    Raises:
+        JobError: they have other labels, or the same in another order.
+    """
+    found = manifest["options"]["text"].get("labels", []) if manifest is not None else labels
+    if list(found) != list(labels):
+        raise JobError(
+            f"dataset.labels: the shards {source} were written with the labels {', '.join(found) or 'none'}, and the "
+            f"job has {', '.join(labels) or 'none'}: use the same labels in the same order, or write the shards again"
+        )
 
 
 def _compared(manifest: Manifest) -> dict[str, Any]:

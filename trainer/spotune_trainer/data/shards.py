@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from streaming.base.format.mds import MDSReader
 
 from spotune.errors import DataError, JobError
 from spotune_trainer.data.cache import FileSource, ShardCache, find_damage
+from spotune_trainer.data.stores.failures import is_for_the_user
 
 INDEX = "index.json"
 
@@ -194,6 +196,30 @@ class _OpenShard:
         return decoded
 
 
+def read_stored_file(source: str, name: str, cache_directory: Path) -> bytes | None:
+    """The content of a file in a store; None if there is none, or if it may not be read.
+
+    Args:
+        source: URL of its folder.
+        name: Of the file.
+        cache_directory: Folder for the download.
+
+    Raises:
+        InfrastructureError: It could not be downloaded.
+    """
+    files = FileSource(source)
+
+    def attempt() -> bytes | None:
+        try:
+            return _download(files, name, cache_directory)
+        except Exception as error:
+            if is_for_the_user(error):
+                return None
+            raise
+
+    return files.retry(name, attempt)
+
+
 def _read_index(files: FileSource, cache_directory: Path) -> bytes:
     """The current content of the index. It is never cached, so a rewritten dataset is detected."""
     if files.folder is not None:
@@ -203,15 +229,15 @@ def _read_index(files: FileSource, cache_directory: Path) -> bytes:
         except (FileNotFoundError, NotADirectoryError):
             hint = "write it with `spotune shard`" if files.folder.exists() else "there is no such folder"
             raise JobError(f"{files.folder} is not a dataset of MDS shards: no {INDEX}; {hint}") from None
+    return files.retry(INDEX, partial(_download, files, INDEX, cache_directory))
+
+
+def _download(files: FileSource, name: str, cache_directory: Path) -> bytes:
     cache_directory.mkdir(parents=True, exist_ok=True)
-
-    def attempt() -> bytes:
-        with tempfile.TemporaryDirectory(dir=cache_directory, prefix=".index-") as temporary:
-            target = Path(temporary) / INDEX
-            files.download(INDEX, target)
-            return target.read_bytes()
-
-    return files.retry(INDEX, attempt)
+    with tempfile.TemporaryDirectory(dir=cache_directory, prefix=".index-") as temporary:
+        target = Path(temporary) / name
+        files.download(name, target)
+        return target.read_bytes()
 
 
 def _parse_index(source: str, index: bytes) -> list[MDSReader]:

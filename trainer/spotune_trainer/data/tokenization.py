@@ -28,12 +28,14 @@ from spotune_trainer.data.batches import NO_LOSS, Task
 from spotune_trainer.data.chat.messages import read_chat
 from spotune_trainer.data.chat.renderer import ChatRenderer, TrainOn
 from spotune_trainer.data.documents import Document, Segment, TokenizedDocument, chat_document
+from spotune_trainer.data.labels.encoding import encode_texts, encode_words
+from spotune_trainer.data.labels.positions import LabelIds, column_value, words_and_labels
 from spotune_trainer.data.pairs import check_chat_column, join_pairs, pair_documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_RESERVED = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "completion"})
+_RESERVED = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "text_label", "token_labels", "completion"})
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class TextOptions:
         tools: Column with the tools that a chat may call.
         chosen: Template of the preferred answer of a pair; without a prompt, a column with a chat that ends with it.
         rejected: Template of the other answer of a pair, in the same form.
+        label: Column with the label of the text, in braces; all labels are in ``labels``.
+        labels: Names of all labels.
+        label_words: Whether ``text`` is a column with a list of words, and ``label`` one with the label of each.
         train_on: Which text of a chat carries loss.
         train_trailing_whitespace: Whether whitespace after the token that ends a turn carries loss.
         keep: Columns that are copied into the shards as text.
@@ -77,12 +82,17 @@ class TextOptions:
     train_trailing_whitespace: bool = False
     chosen: str = ""
     rejected: str = ""
+    label: str = ""
+    labels: tuple[str, ...] = ()
+    label_words: bool = False
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.completion, self.text, self.messages, self.chosen))) != 1:
             raise ValueError("give exactly one of prompt with completion, text, messages, and chosen with rejected")
         if self.chosen and (self.task == "seq2seq" or self.packing):
             raise ValueError("pairs of chosen and rejected answers are for causal models, and cannot be packed")
+        if self.label:
+            self._check_label()
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
         if self.task == "seq2seq" and self.messages and self.train_on == "all":
@@ -99,9 +109,15 @@ class TextOptions:
                 "a packed row holds several documents and cannot keep columns of each; remove either keep or packing"
             )
 
+    def _check_label(self) -> None:
+        if not self.text or not self.labels:
+            raise ValueError("a label needs the text that it is of, and the names of all labels: set text and labels")
+        if self.task == "seq2seq" or self.packing:
+            raise ValueError("labels are for encoders and causal models, whose rows cannot be packed")
+
     @property
     def has_labels(self) -> bool:
-        """Whether labels are stored. Plain text needs none: all of its tokens carry loss."""
+        """Whether labels of tokens are stored. Plain text needs none: all of its tokens carry loss."""
         return not self.text
 
     @property
@@ -136,12 +152,15 @@ class RowRenderer:
         if options.chosen and self._chats is not None:
             for name in ("chosen", "rejected"):
                 check_chat_column(self._templates[name])
+        self._label_ids = LabelIds(options.labels)
+        self._label = options.label.strip("{}")
 
     @property
     def columns(self) -> frozenset[str]:
         """Columns that every row must have."""
         templates = [column for template in self._templates.values() for column in template.columns]
-        return frozenset(templates) | set(self._options.keep) | ({self._options.messages, self._options.tools} - {""})
+        named = {self._options.messages, self._options.tools, self._label} - {""}
+        return frozenset(templates) | set(self._options.keep) | named
 
     def render(self, row: Mapping[str, Any]) -> Document:
         """The document of one row.
@@ -156,6 +175,8 @@ class RowRenderer:
             document = pair_documents(*answers)
         elif self._chats is not None:
             document = self._render_chat(self._chats, row, kept)
+        elif self._options.label:
+            document = self._labelled(row, kept)
         elif self._options.text:
             document = Document((Segment(self._render("text", row), True),), "", kept)
         else:
@@ -178,6 +199,19 @@ class RowRenderer:
     def _render(self, name: str, row: Mapping[str, Any]) -> str:
         with _naming(name):
             return self._templates[name].render(row)
+
+    def _labelled(self, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
+        """A text with its label, or words with their labels."""
+        if self._options.label_words:
+            words, names = words_and_labels(row, self._templates["text"].columns[0], self._label)
+            text, labels = " ".join(words), tuple(map(self._label_ids.position, names))
+            return Document((Segment(text, False),), "", kept, labels=labels, words=tuple(words))
+        text = self._render("text", row)
+        if not text.strip():
+            raise RowError("the text is empty: remove the row, or correct it")
+        with _naming("label"):
+            label = self._label_ids.position(column_value(row, self._label))
+        return Document((Segment(text, False),), "", kept, labels=(label,))
 
     def _render_chat(self, chats: ChatRenderer, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
         chat = read_chat(row, self._options.messages, self._options.tools)
@@ -204,26 +238,31 @@ class DocumentTokenizer:
 
     Args:
         options: The task and the maximum lengths.
-        tokenizer: Needs an end-of-text token (EOS), which ends every completion.
+        tokenizer: Needs an end-of-text token (EOS), which ends every completion, unless rows are texts with labels.
 
     Raises:
-        ValueError: The tokenizer has no end-of-text token.
+        ValueError: The tokenizer has no end-of-text token, or cannot tell which token belongs to which word.
     """
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
-        if tokenizer.eos_token_id is None:
+        if options.label_words and not tokenizer.is_fast:
+            raise ValueError("labels of words need a fast tokenizer, which knows the characters of its tokens")
+        if tokenizer.eos_token_id is None and not options.label:
             raise ValueError(
                 "the tokenizer has no end-of-text token (eos_token), so the model could not learn to end an answer"
             )
         self._options = options
         self._tokenizer = tokenizer
-        self._eos_token_id: int = tokenizer.eos_token_id
+        self._eos_token_id = tokenizer.eos_token_id
 
     def tokenize(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
         """Token ids and labels of each document, in order, truncated to the options' maximum lengths.
 
         With packing, plain text is not truncated: ``packing.split_document`` splits it later.
         """
+        if self._options.label:
+            encode = encode_words if self._options.label_words else encode_texts
+            return encode(self._tokenizer, documents, self._options.max_length)
         if self._options.chosen:
             answers = [answer for pair in documents for answer in (pair, pair.rejected) if answer is not None]
             return join_pairs(self._causal(answers))

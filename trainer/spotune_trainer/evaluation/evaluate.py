@@ -22,6 +22,7 @@ from torch import distributed
 from spotune.errors import JobError
 from spotune_trainer.data.batches import NO_LOSS, Row, Task, collate, row_labels
 from spotune_trainer.evaluation.custom_metrics import Metric
+from spotune_trainer.evaluation.label_scores import LabelScorer, label_scorer
 from spotune_trainer.evaluation.metrics import METRICS, build_metrics, mean_score
 from spotune_trainer.models.decoding import generate_texts, generation_config_with_special_tokens, greedy_config
 from spotune_trainer.objectives.build import evaluation_objective
@@ -76,7 +77,8 @@ class EvaluationResult:
         loss: mean cross-entropy over all label tokens, without label smoothing; for other objectives, their loss.
         samples: number of samples evaluated.
         scores: mean score by metric. Built-in metrics are from 0 to 1. None if no row counted; empty if no answers were
-            generated. Preference objectives have their statistics here, such as `rewardAccuracy`.
+            generated. Preference objectives have their statistics here, such as `rewardAccuracy`, and classifiers the
+            scores of their labels.
         predictions: the five answers with the lowest sample ids.
         by_source: the result of each source of a mixture; empty without a mixture.
     """
@@ -131,6 +133,7 @@ class _BatchResult:
     counts: tuple[int, ...]
     statistics: tuple[float, ...] = ()
     predictions: tuple[Prediction, ...] = ()
+    label_counts: tuple[int, ...] = ()
 
 
 def evaluate(
@@ -181,7 +184,12 @@ def evaluate(
             raise JobError("dataset.eval: the evaluation set is empty. Set another source, or a larger fraction.")
         counts[name] = len(ids)
         results[name] = _evaluate_samples(evaluator, dataset, ids, settings.batch_size or batch_size, ranks)
-    combine = partial(_combine, metrics=list(evaluator.metrics), statistics=evaluator.objective.statistics)
+    combine = partial(
+        _combine,
+        metrics=list(evaluator.metrics),
+        statistics=evaluator.objective.statistics,
+        scorer=evaluator.scorer,
+    )
     total = combine([result for of_source in results.values() for result in of_source], sum(counts.values()))
     if not sources:
         return total
@@ -222,6 +230,7 @@ class _Evaluator:
         self.synced_gpus = synced_gpus
         self.heartbeat = heartbeat
         self.objective = evaluation_objective(job.spec.training)
+        self.scorer = label_scorer(job)
         self.reference_log_probs = reference_log_probs
         self.metrics: dict[str, Metric] = build_metrics(settings) if settings.generate else {}
         self.generation: GenerationConfig | None = None
@@ -245,6 +254,9 @@ class _Evaluator:
             counts=self.objective.counts(batch),
             statistics=() if sums.statistics is None else tuple(sums.statistics.tolist()),
             predictions=self._answer(ids, rows) if self.generation else (),
+            label_counts=()
+            if self.scorer is None or sums.predictions is None
+            else self.scorer.count(sums.predictions.cpu().numpy(), batch.labels.numpy()),
         )
 
     def _answer(self, ids: Sequence[int], rows: Sequence[Row]) -> tuple[Prediction, ...]:
@@ -311,7 +323,11 @@ def _prompt(sample_id: int, row: Row, task: Task) -> list[int]:
 
 
 def _combine(
-    results: Sequence[_BatchResult], samples: int, metrics: Sequence[str], statistics: Sequence[str]
+    results: Sequence[_BatchResult],
+    samples: int,
+    metrics: Sequence[str],
+    statistics: Sequence[str],
+    scorer: LabelScorer | None,
 ) -> EvaluationResult:
     counts = [sum(of_batches) for of_batches in zip(*(result.counts for result in results), strict=True)]
     if not all(counts):
@@ -322,11 +338,13 @@ def _combine(
     # fsum is exact, so the order, and with it the number of ranks, does not matter.
     losses = [math.fsum(of_batches) for of_batches in zip(*(result.losses for result in results), strict=True)]
     means = [math.fsum(of_batches) / samples for of_batches in zip(*(r.statistics for r in results), strict=True)]
+    label_counts = tuple(sum(of_batches) for of_batches in zip(*(r.label_counts for r in results), strict=True))
     return EvaluationResult(
         loss=mean_loss(losses, counts),
         samples=samples,
         scores={name: mean_score([prediction.scores[name] for prediction in predictions]) for name in metrics}
-        | dict(zip(statistics, means, strict=True)),
+        | dict(zip(statistics, means, strict=True))
+        | (scorer.scores(label_counts) if scorer is not None else {}),
         predictions=tuple(sorted(predictions, key=lambda prediction: prediction.sample_id)[:_MAX_KEPT_PREDICTIONS]),
     )
 

@@ -101,7 +101,7 @@ def _write(
 ) -> None:
     tokenizer = load_tokenizer(job)
     model, saved = _trained_model(parameters, job)
-    if job.spec.model_kind != "reward":
+    if not job.spec.has_head:
         pretrained = job.spec.model.initialise == "pretrained"
         config = _saveable_config(generation_config_with_special_tokens(model, tokenizer, pretrained=pretrained))
         model.generation_config = config

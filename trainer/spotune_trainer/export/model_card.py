@@ -10,12 +10,21 @@ import yaml
 
 from spotune.formatting import score, scores_of
 from spotune.job import FinetuneJob
+from spotune.job.training import LABEL_OBJECTIVES
 
-_PIPELINES = {"causal": "text-generation", "seq2seq": "text2text-generation", "reward": "text-classification"}
+_PIPELINES = {
+    "causal": "text-generation",
+    "seq2seq": "text2text-generation",
+    "reward": "text-classification",
+    "classification": "text-classification",
+    "tokenClassification": "token-classification",
+}
 _AUTO_MODELS = {
     "causal": "AutoModelForCausalLM",
     "seq2seq": "AutoModelForSeq2SeqLM",
     "reward": "AutoModelForSequenceClassification",
+    "classification": "AutoModelForSequenceClassification",
+    "tokenClassification": "AutoModelForTokenClassification",
 }
 
 _REWARD = (
@@ -81,8 +90,8 @@ def _front_matter(job: FinetuneJob) -> dict[str, Any]:
 def _origin(job: FinetuneJob) -> str:
     model = job.spec.model
     if model.initialise == "random":
-        kind = "encoder-decoder" if model.task == "seq2seq" else "decoder-only"
-        return f"Trained from scratch ({kind} model)."
+        kinds = {"seq2seq": "encoder-decoder model", "causal": "decoder-only model", "reward": "reward model"}
+        return f"Trained from scratch ({kinds.get(job.spec.model_kind, 'classifier')})."
     return f"Finetuned from `{model.source}` at revision `{model.revision}`."
 
 
@@ -115,11 +124,32 @@ tokenizer = AutoTokenizer.from_pretrained(directory)
 ```"""
     if job.spec.model_kind == "reward":
         return f"{template}{_REWARD}\n\n{load}"
+    if job.spec.model_kind in LABEL_OBJECTIVES:
+        return _usage_of_classifier(job)
     return f"""{template}```sh
 spotune predict DIRECTORY "your question"
 ```
 
 {load}"""
+
+
+def _usage_of_classifier(job: FinetuneJob) -> str:
+    dataset, pipeline = job.spec.dataset, _PIPELINES[job.spec.model_kind]
+    what = "each text" if job.spec.model_kind == "classification" else "each word of a text"
+    labels = ", ".join(f"`{label}`" for label in dataset.labels)
+    template = f"The texts of the training data were `{dataset.text}`. " if "{" in dataset.text else ""
+    return f"""{template}The model gives {what} one of these labels: {labels}.
+
+```python
+from transformers import pipeline
+
+classify = pipeline("{pipeline}", directory)
+classify("your text")
+```
+
+```sh
+spotune predict DIRECTORY "your text"
+```"""
 
 
 def _table(title: str, rows: Mapping[str, str]) -> str:

@@ -2,26 +2,38 @@
 
 LoRA adds `alpha / r * B A` to a weight matrix, with A of shape [r, in] and B of shape [out, r] (Hu et al. 2021,
 section 4.1). B is zero at first, and A is drawn from `training.seed`, so all ranks and attempts start with the same
-values. A checkpoint holds A and B alone. The frozen weights are read from the model's source again, and with
-`adapter.quantization: nf4` quantized again.
+values. A checkpoint holds A and B alone. A head for scores or labels is trained and saved whole. The frozen weights are
+read from the model's source again, and with `adapter.quantization: nf4` quantized again.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from spotune.errors import JobError
 from spotune.job import AdapterSpec, FinetuneJob
+from spotune_trainer.models.heads import head_modules
 from spotune_trainer.models.nf4 import quantize_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
+
+
+_TASK_TYPES: Final = {
+    "causal": "CAUSAL_LM",
+    "seq2seq": "SEQ_2_SEQ_LM",
+    "reward": "SEQ_CLS",
+    "classification": "SEQ_CLS",
+    "tokenClassification": "TOKEN_CLS",
+}
+"""peft's name of each kind of model."""
 
 
 def attach_adapter(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
@@ -32,7 +44,7 @@ def attach_adapter(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
     """
     if job.spec.adapter is not None:
         if job.spec.adapter.quantization == "nf4":
-            quantize_layers(model)
+            quantize_layers(model, kept=_head(model, job))
         _add_lora(model, job, job.spec.adapter)
     return model
 
@@ -66,17 +78,24 @@ def attach_trained_adapter(model: PreTrainedModel, job: FinetuneJob, parameters:
     return adapted
 
 
+def _head(model: PreTrainedModel, job: FinetuneJob) -> list[str]:
+    """Names of the modules of the head for scores or labels; none of a model that generates text."""
+    return head_modules(model) if job.spec.has_head else []
+
+
 def _add_lora(model: PreTrainedModel, job: FinetuneJob, adapter: AdapterSpec) -> PeftModel:
-    """Add LoRA matrices to the target modules, in place."""
+    """Add LoRA matrices to the target modules, in place, and a trained copy of the head."""
     from peft import LoraConfig, TaskType, get_peft_model
 
-    lora, spec = adapter.lora, job.spec.model
+    lora, spec, head = adapter.lora, job.spec.model, _head(model, job)
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # typed as int; any number works
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
-        task_type=TaskType.SEQ_2_SEQ_LM if spec.task == "seq2seq" else TaskType.CAUSAL_LM,
+        exclude_modules=rf"(.*\.)?({'|'.join(map(re.escape, head))})(\..*)?" if head else None,
+        modules_to_save=head or None,
+        task_type=TaskType(_TASK_TYPES[job.spec.model_kind]),
         base_model_name_or_path=spec.source.removeprefix("hf://"),
         revision=spec.revision if spec.source.startswith("hf://") else None,
     )

@@ -8,6 +8,7 @@ memory at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -81,17 +82,22 @@ class _FrozenLinear(torch.autograd.Function):
         return gradient @ matrix, None, None, None, None
 
 
-def quantize_layers(model: PreTrainedModel) -> None:
+def quantize_layers(model: PreTrainedModel, kept: Sequence[str] = ()) -> None:
     """Replace all linear layers of the model, except the output projection, by `Linear4bit`.
+
+    Args:
+        model: The model.
+        kept: Names of modules whose layers stay as they are.
 
     Raises:
         JobError: the model has no linear layers.
     """
     output_projection = model.get_output_embeddings()
+    excluded = tuple(f"{name}." for name in kept)
     linear = [
         (name, layer)
         for name, layer in model.named_modules()
-        if type(layer) is nn.Linear and layer is not output_projection
+        if type(layer) is nn.Linear and layer is not output_projection and not f"{name}.".startswith(excluded)
     ]
     if not linear:
         raise JobError(

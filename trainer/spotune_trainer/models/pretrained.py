@@ -24,6 +24,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     GenerationConfig,
 )
@@ -36,6 +37,14 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging
 
 from spotune.errors import InfrastructureError, JobError
+from spotune_trainer.models.heads import (
+    LABEL_MAPPINGS,
+    check_classifier,
+    check_reward_head,
+    configure_head,
+    may_be_new,
+    no_reward_head,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -55,9 +64,9 @@ _AUTO_MODELS: Mapping[str, Any] = {
     "seq2seq": AutoModelForSeq2SeqLM,
     "causal": AutoModelForCausalLM,
     "reward": AutoModelForSequenceClassification,
+    "classification": AutoModelForSequenceClassification,
+    "tokenClassification": AutoModelForTokenClassification,
 }
-_REWARD_HEAD = "score"
-"""Name of transformers' linear head on the last token of a sequence; classes for encoders have other heads."""
 _MAPPINGS = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal": MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
@@ -69,11 +78,13 @@ def load_config(job: FinetuneJob) -> PretrainedConfig:
         InfrastructureError: the Hub could not be reached.
     """
     config = read_config(job)
-    _check_task(config, job)
+    if job.spec.model_kind in LABEL_MAPPINGS:
+        check_classifier(config, job)
+    else:
+        _check_task(config, job)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id  # as in every pretrained T5
-    if job.spec.model_kind == "reward":
-        config.num_labels = 1
+    configure_head(config, job)
     if job.spec.execution.attention != "auto":
         config._attn_implementation = job.spec.execution.attention
         _check_attention(config, job)
@@ -101,7 +112,7 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
     """The model to start training from, in `model.dtype`, on the CPU (or partitioned, within `deepspeed.zero.Init`).
 
     `initialise: random` draws the weights from `training.seed` alone: all ranks and attempts build the same model. So
-    does a reward model with its head, if the source has none.
+    does a model with a head for scores or labels with that head, if the source has none.
 
     Raises:
         JobError: the source does not exist, is not a model, has no weights, or does not fit the job.
@@ -116,7 +127,7 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
             built: PreTrainedModel = auto_model.from_config(
                 config, dtype=dtype, trust_remote_code=model.trust_remote_code
             )
-        return _with_reward_head(built, job)
+        return _with_head(built, job)
     with _load_errors("model.source", model.source), torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.spec.training.seed)
         built, report = auto_model.from_pretrained(
@@ -128,10 +139,8 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
             use_safetensors=True,  # other weight files are pickles, which can run code
             output_loading_info=True,
         )
-    built = _with_reward_head(built, job)
-    missing = sorted(report["missing_keys"])
-    if job.spec.model_kind == "reward":
-        missing = [name for name in missing if not name.startswith(f"{_REWARD_HEAD}.")]
+    built = _with_head(built, job)
+    missing = sorted(name for name in report["missing_keys"] if not may_be_new(name, built, job))
     if missing:
         raise JobError(
             f"model.source {model.source!r} has no weights for {missing[0]!r} of {type(built).__name__} "
@@ -167,26 +176,26 @@ def _without_weights(job: FinetuneJob) -> PreTrainedModel:
     built: PreTrainedModel = _AUTO_MODELS[job.spec.model_kind].from_config(
         config, dtype=DTYPES[model.dtype], trust_remote_code=model.trust_remote_code
     )
-    if model.initialise == "pretrained" and job.spec.model_kind != "reward":
+    if model.initialise == "pretrained" and not job.spec.has_head:
         # If the source has none, the model keeps its default, as in `from_pretrained`.
         with contextlib.suppress(OSError):
             source = resolve_source(model.source, "model.source")
             built.generation_config = GenerationConfig.from_pretrained(source, revision=model.revision)
-    return _with_reward_head(built, job)
+    return _with_head(built, job)
 
 
-def _with_reward_head(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
-    """The model, checked and configured if it is to be a reward model.
+def _with_head(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
+    """The model, checked and configured if it is to have a head for scores or labels.
 
     The padding token of the tokenizer tells transformers where a text ends. It is set on the finished model: embeddings
     of a token that was known as padding when they were made get no gradient, and it may be the end-of-text token.
 
     Raises:
-        JobError: the class of the model for sequence classification does not score the last token.
+        JobError: it is to be a reward model, and the class for sequence classification does not score the last token.
     """
     if job.spec.model_kind == "reward":
-        if not isinstance(getattr(model, _REWARD_HEAD, None), torch.nn.Linear):
-            raise _no_reward_head(model.config, job)
+        check_reward_head(model, job.spec.model.source)
+    if job.spec.has_head:
         model.config.get_text_config().pad_token_id = load_tokenizer(job).pad_token_id
     return model
 
@@ -197,7 +206,8 @@ def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
     If it has no padding token, the end-of-text token is used for padding.
 
     Raises:
-        JobError: the source does not exist or has no tokenizer, or the tokenizer has no end-of-text token.
+        JobError: the source does not exist or has no tokenizer, or the tokenizer has no end-of-text token, which
+            classifiers do not need if there is one for padding.
         InfrastructureError: the Hub could not be reached.
     """
     model = job.spec.model
@@ -210,7 +220,8 @@ def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
     # If the files are missing, transformers returns an empty tokenizer for some models: it has special tokens only.
     if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < _MIN_VOCABULARY:
         raise JobError(f"{field}: no tokenizer can be loaded from {source!r}: it has no vocabulary.{_TOKENIZER_HINT}")
-    if tokenizer.eos_token_id is None:
+    pads = job.spec.model_kind in LABEL_MAPPINGS and tokenizer.pad_token_id is not None
+    if tokenizer.eos_token_id is None and not pads:
         raise JobError(
             f"{field}: the tokenizer of {source!r} has no end-of-text token (eos_token), so generation would never "
             "stop. Name a tokenizer that has one."
@@ -285,7 +296,7 @@ def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
     if type(config) in _MAPPINGS[task] or remote:
         has_head = type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING or remote
         if job.spec.model_kind == "reward" and not has_head:
-            raise _no_reward_head(config, job)
+            raise no_reward_head(config, job.spec.model.source)
         return
     other = next((name for name in _MAPPINGS if name != task and type(config) in _MAPPINGS[name]), None)
     hint = f"Set model.task: {other}." if other else "Name a text generation model."
@@ -294,18 +305,11 @@ def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
     )
 
 
-def _no_reward_head(config: PretrainedConfig, job: FinetuneJob) -> JobError:
-    return JobError(
-        f"training.objective: reward is not supported for {config.model_type} models such as "
-        f"{job.spec.model.source!r}: transformers has no class of them that scores the last token of a text. Choose "
-        "another model, such as one of the types llama, mistral or qwen2."
-    )
-
-
 def _check_attention(config: PretrainedConfig, job: FinetuneJob) -> None:
     """Raise JobError if the model or this installation lacks `execution.attention`."""
     attention = job.spec.execution.attention
-    model = _MAPPINGS[job.spec.model.task].get(type(config), None)
+    mapping = LABEL_MAPPINGS.get(job.spec.model_kind, _MAPPINGS[job.spec.model.task])
+    model = mapping.get(type(config), None)
     support = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}.get(attention)
     if support and model is not None and not getattr(model, support, False):
         raise JobError(f"execution.attention: {config.model_type} models have no {attention}: use auto or eager")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spotune.job import TrainingSpec
+from spotune_trainer.objectives.classification import Classification, TokenClassification
 from spotune_trainer.objectives.cross_entropy import CrossEntropy
 from spotune_trainer.objectives.objective import Objective
 from spotune_trainer.objectives.preference import Dpo, Orpo, SimPo
@@ -22,10 +23,14 @@ def training_objective(training: TrainingSpec) -> Objective:
             return SimPo(preference.beta or 2.0, 0.5 if margin is None else margin)
         case "reward":
             return Reward()
+        case "classification":
+            return Classification(training.label_smoothing)
+        case "tokenClassification":
+            return TokenClassification(training.label_smoothing)
         case "sft":
             return CrossEntropy(training.label_smoothing)
 
 
 def evaluation_objective(training: TrainingSpec) -> Objective:
     """What evaluations report as the loss: that of the training, but cross-entropy without label smoothing."""
-    return CrossEntropy() if training.objective == "sft" else training_objective(training)
+    return training_objective(training.model_copy(update={"label_smoothing": 0.0}))

@@ -23,10 +23,12 @@ class LossSums:
     Attributes:
         losses: scalar tensors; the loss of a step is the sum of their means, see `mean_loss`.
         statistics: sums over the samples, ``[statistics]``, fp64, without gradients; None if the objective has none.
+        predictions: of a classifier, the position of the label with the highest output, in the shape of `Batch.labels`.
     """
 
     losses: tuple[Tensor, ...]
     statistics: Tensor | None = None
+    predictions: Tensor | None = None
 
 
 class Objective(Protocol):

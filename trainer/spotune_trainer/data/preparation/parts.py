@@ -246,7 +246,9 @@ class _SplitWriter:
         """What is written of a document: of a long text that is packed, several rows."""
         if tokens.pair_lengths is not None:
             return iter([tokens] if teaches(tokens) else [])
-        return split_document(tokens, self._text.max_length) if self._text.task == "causal" else iter([tokens])
+        if self._text.task == "seq2seq" or self._text.label:
+            return iter([tokens])
+        return split_document(tokens, self._text.max_length)
 
     def finish(self) -> SplitCounts:
         if self._packer is not None:
@@ -263,6 +265,9 @@ class _SplitWriter:
 
     def _columns(self) -> dict[str, str]:
         columns = {"input_ids": "ndarray:int32"}
+        if self._text.label:
+            column = {"token_labels": "ndarray:int32"} if self._text.label_words else {"text_label": "int"}
+            return columns | column | dict.fromkeys(self._text.keep, "str")
         if self._text.has_labels:
             columns["labels"] = "ndarray:int32"
         if self._packer is not None:
@@ -275,6 +280,9 @@ class _SplitWriter:
 
     def _row(self, document: Document, tokens: TokenizedDocument) -> dict[str, Any]:
         row: dict[str, Any] = {"input_ids": tokens.input_ids, **document.kept}
+        if self._text.label:
+            labels = {"token_labels": tokens.labels} if document.words else {"text_label": int(tokens.labels[0])}
+            return row | labels
         if tokens.pair_lengths is not None:
             return row | {"labels": tokens.labels, "pair_lengths": tokens.pair_lengths}
         if self._text.has_labels:
@@ -293,5 +301,5 @@ class _SplitWriter:
 
     def _loss_tokens(self, tokens: TokenizedDocument) -> int:
         # The first token of a causal document is not predicted, because no token precedes it.
-        labels = tokens.labels if self._text.task == "seq2seq" else tokens.labels[1:]
+        labels = tokens.labels if self._text.task == "seq2seq" or self._text.label else tokens.labels[1:]
         return int((labels != NO_LOSS).sum())

@@ -47,7 +47,16 @@ if TYPE_CHECKING:
 _VERSION = 1  # of the output; increased when the same input gives different shards
 _CHAT_VERSION = 2  # the same for chats; 2 since labels end with the token that ends a turn
 # Options of later versions. They are no part of the key where they have these values, so older datasets keep theirs.
-_LATER_OPTIONS = {"tools": "", "trainOn": "assistant", "trainTrailingWhitespace": False, "chosen": "", "rejected": ""}
+_LATER_OPTIONS: Mapping[str, Any] = {
+    "tools": "",
+    "trainOn": "assistant",
+    "trainTrailingWhitespace": False,
+    "chosen": "",
+    "rejected": "",
+    "label": "",
+    "labels": [],
+    "labelWords": False,
+}
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,9 @@ class PrepareOptions:
                 train_trailing_whitespace=dataset.train_trailing_whitespace,
                 chosen=dataset.chosen,
                 rejected=dataset.rejected,
+                label=dataset.label,
+                labels=tuple(dataset.labels) if dataset.label else (),
+                label_words=job.spec.training.objective == "tokenClassification",
             )
         except ValueError as error:
             raise JobError(f"spec.dataset: {error}") from error
@@ -119,7 +131,7 @@ class PrepareOptions:
         options = _camel_case(dataclasses.asdict(self))
         del options["processes"], options["overwrite"], options["maxSkipped"]
         text = options["text"]
-        text["keep"] = list(self.text.keep)
+        text |= {"keep": list(self.text.keep), "labels": list(self.text.labels)}
         options["text"] = {name: value for name, value in text.items() if _LATER_OPTIONS.get(name) != value}
         return options
 

@@ -39,6 +39,7 @@ class RowPreview:
         spans: The input, up to the maximum length. Of a seq2seq model the input, then the target. Of a pair the prompt
             with the chosen answer.
         rejected_spans: Of a pair, the prompt with the rejected answer; empty for others.
+        labels: The label of the text, or of each word; empty for others.
         tokens: Tokens of the spans.
         trained_tokens: Those of them with loss.
         cut_tokens: Tokens beyond the maximum length.
@@ -54,6 +55,7 @@ class RowPreview:
     turns: dict[int, TurnOutcome]
     problems: tuple[str, ...]
     rejected_spans: tuple[Span, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 def preview_row(
@@ -86,6 +88,7 @@ def preview_row(
         turns={turn + 1: outcome for turn, outcome in chat.outcomes.items()} if chat else {},
         problems=chat.problems if chat else (),
         rejected_spans=rejected[0] if rejected else (),
+        labels=tuple(options.labels[position] for position in document.labels),
     )
 
 
@@ -94,6 +97,8 @@ def _tokens(encoded: TokenizedDocument, options: TextOptions) -> list[tuple[int,
     ids, labels = encoded.input_ids.tolist(), encoded.labels.tolist()
     if options.task == "seq2seq":
         return [(token, False) for token in ids] + [(token, True) for token in labels]
+    if options.label and not options.label_words:
+        return [(token, False) for token in ids]
     return [(token, label != NO_LOSS) for token, label in zip(ids, labels, strict=True)]
 
 

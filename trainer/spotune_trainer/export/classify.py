@@ -1,0 +1,128 @@
+"""Labels by an exported classifier, of texts or of words, with the tokens of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from spotune.errors import UsageError
+from spotune.prompting.export_manifest import ExportManifest, find_export
+from spotune.prompting.template import fill_prompt
+from spotune_trainer.data.labels.encoding import tokenize_words
+from spotune_trainer.models.pretrained import load_exported
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_BATCH_SIZE: Final = 8
+
+
+@dataclass(frozen=True)
+class Label:
+    """The label of a text or of a word.
+
+    Attributes:
+        text: what the label is of.
+        label: its name.
+        score: its probability, 0 to 1.
+    """
+
+    text: str
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """An exported classifier."""
+
+    manifest: ExportManifest
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def load(cls, directory: Path) -> Classifier:
+        """Load the classifier of an export directory or a job directory, onto the GPU if there is one.
+
+        Raises:
+            UsageError: the directory has no exported model.
+            JobError: the export cannot be loaded.
+        """
+        export = find_export(directory)
+        manifest = ExportManifest.read(export)
+        assert manifest.classifies
+        model, tokenizer = load_exported(export, manifest.task)
+        module: torch.nn.Module = model
+        module.to("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(manifest, model, tokenizer)
+
+    @property
+    def labels_words(self) -> bool:
+        """Whether each word gets a label, and not the whole text."""
+        return self.manifest.task == "tokenClassification"
+
+    def text(self, question: str, fields: Mapping[str, Any]) -> str:
+        """The text to classify, rendered as in training; words are joined by spaces.
+
+        Args:
+            question: plain text; empty if the fields are complete.
+            fields: values of the columns of `dataset.text`.
+
+        Raises:
+            UsageError: the fields do not match the columns, or the text is empty.
+        """
+        template = self.manifest.text
+        template = template if "{" in template or not template else f"{{{template}}}"
+        if template:
+            values = {
+                name: " ".join(map(str, each)) if isinstance(each, list) else each for name, each in fields.items()
+            }
+            text = fill_prompt(template, question, values)
+        elif fields:
+            raise UsageError("this model was trained without a template of its texts: pass plain text without fields.")
+        else:
+            text = question
+        if not text.strip():
+            raise UsageError("the text is empty: pass a text.")
+        return text
+
+    def classify(self, texts: Sequence[str]) -> Iterator[list[Label]]:
+        """The label of each text, or the labels of its words, in the order of the texts.
+
+        Words that lie beyond the maximum length have none.
+
+        Args:
+            texts: results of `text`.
+        """
+        for start in range(0, len(texts), _BATCH_SIZE):
+            batch = texts[start : start + _BATCH_SIZE]
+            yield from self._words(batch) if self.labels_words else self._texts(batch)
+
+    def _texts(self, texts: Sequence[str]) -> Iterator[list[Label]]:
+        options: dict[str, Any] = {"truncation": True, "max_length": self.manifest.max_length}
+        encoded = self.tokenizer(list(texts), **options)["input_ids"]
+        for text, row in zip(texts, self._probabilities(encoded), strict=True):
+            yield [self._best(text, row)]
+
+    def _words(self, texts: Sequence[str]) -> Iterator[list[Label]]:
+        words = [text.split() for text in texts]
+        encoded = [tokenize_words(self.tokenizer, each, self.manifest.max_length) for each in words]
+        probabilities = self._probabilities([ids for ids, _, _ in encoded])
+        for each, (_, _, first_tokens), row in zip(words, encoded, probabilities, strict=True):
+            yield [self._best(each[word], row[token]) for word, token in first_tokens.items()]
+
+    def _probabilities(self, encoded: Sequence[list[int]]) -> torch.Tensor:
+        """Probabilities of labels, on the CPU: of texts ``[texts, labels]``, of tokens ``[texts, tokens, labels]``."""
+        batch = self.tokenizer.pad({"input_ids": list(encoded)}, padding_side="right", return_tensors="pt")
+        with torch.no_grad():
+            inputs = {name: batch[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
+            logits: torch.Tensor = self.model(**inputs).logits
+        return logits.float().softmax(-1).cpu()
+
+    def _best(self, text: str, probabilities: torch.Tensor) -> Label:
+        position = int(probabilities.argmax())
+        return Label(text, self.model.config.id2label[position], float(probabilities[position]))

@@ -1,0 +1,108 @@
+"""Heads of models that score or classify texts instead of generating them: which models have one, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+)
+
+from spotune.errors import JobError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from spotune.job import FinetuneJob
+
+LABEL_MAPPINGS: Final[Mapping[str, Any]] = {
+    "classification": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    "tokenClassification": MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+}
+"""transformers' classes by configuration, for each kind of model with labels."""
+
+_REWARD_HEAD: Final = "score"
+"""Name of transformers' linear head on the last token of a sequence; classes for encoders have other heads."""
+_POOLER: Final = "pooler"
+_LEARNED_POSITIONS: Final = ("albert", "bert", "distilbert", "electra", "gpt2")
+_POSITIONS_AFTER_PADDING: Final = ("camembert", "roberta", "xlm-roberta")
+"""Model types whose positions count from the id of the padding token plus one."""
+
+
+def configure_head(config: PretrainedConfig, job: FinetuneJob) -> None:
+    """Set the number of outputs of the job's model, and the names of its labels."""
+    if job.spec.model_kind == "reward":
+        config.num_labels = 1
+    elif job.spec.model_kind in LABEL_MAPPINGS:
+        labels = job.spec.dataset.labels
+        config.num_labels = len(labels)
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: position for position, label in enumerate(labels)}
+
+
+def check_classifier(config: PretrainedConfig, job: FinetuneJob) -> None:
+    """Check that transformers has a class of this model with a head for the job's labels, and that rows fit in it.
+
+    Raises:
+        JobError: it has none, or rows may have more tokens than the model has positions.
+    """
+    kind, source = job.spec.model_kind, job.spec.model.source
+    remote = job.spec.model.trust_remote_code and hasattr(config, "auto_map")
+    if config.is_encoder_decoder or not (type(config) in LABEL_MAPPINGS[kind] or remote):
+        raise JobError(
+            f"training.objective: {kind} is not supported for {config.model_type} models such as {source!r}. Choose "
+            "an encoder, such as one of the types bert, roberta or modernbert, or a decoder, such as llama or qwen2."
+        )
+    positions = _learned_positions(config)
+    if positions is not None and job.spec.dataset.max_length > positions:
+        raise JobError(
+            f"dataset.maxLength: {job.spec.dataset.max_length} tokens are more than the {positions} positions of the "
+            f"{config.model_type} model {source!r}: reduce it to {positions} or less"
+        )
+
+
+def check_reward_head(model: PreTrainedModel, source: str) -> None:
+    """Raise JobError if the model's class for sequence classification does not score the last token."""
+    if not isinstance(getattr(model, _REWARD_HEAD, None), torch.nn.Linear):
+        raise no_reward_head(model.config, source)
+
+
+def no_reward_head(config: PretrainedConfig, source: str) -> JobError:
+    """The error for a model that cannot become a reward model."""
+    return JobError(
+        f"training.objective: reward is not supported for {config.model_type} models such as "
+        f"{source!r}: transformers has no class of them that scores the last token of a text. Choose "
+        "another model, such as one of the types llama, mistral or qwen2."
+    )
+
+
+def head_modules(model: PreTrainedModel) -> list[str]:
+    """Names of the modules with parameters that a model has in addition to its base model: its head.
+
+    The pooler of BERT and its like is one of them, since models that predict masked tokens have none.
+    """
+    base = model.base_model
+    children = [
+        name for name, child in model.named_children() if child is not base and any(True for _ in child.parameters())
+    ]
+    has_pooler = isinstance(getattr(base, _POOLER, None), torch.nn.Module)
+    return [*children, *([f"{model.base_model_prefix}.{_POOLER}"] if has_pooler else [])]
+
+
+def may_be_new(parameter: str, model: PreTrainedModel, job: FinetuneJob) -> bool:
+    """Whether the source of the job's model may lack a parameter, because it belongs to the head."""
+    if job.spec.model_kind == "reward":
+        return parameter.startswith(f"{_REWARD_HEAD}.")
+    return job.spec.has_head and parameter.startswith(tuple(f"{name}." for name in head_modules(model)))
+
+
+def _learned_positions(config: PretrainedConfig) -> int | None:
+    """Number of positions that have an embedding; None if the model computes positions."""
+    if config.model_type in _LEARNED_POSITIONS:
+        return int(config.max_position_embeddings)
+    if config.model_type in _POSITIONS_AFTER_PADDING:
+        return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+    return None
