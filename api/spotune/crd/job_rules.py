@@ -116,6 +116,7 @@ _HARNESS = (
     Rule("self.tasks.all(one, self.tasks.exists_one(other, other == one))", "lists a task twice", "tasks"),
 )
 
+
 def _is_default(field: str) -> str:
     """CEL expression that is true if a number of `training` has its default value."""
     described = TrainingSpec.model_fields[field]
