@@ -17,7 +17,7 @@ import torch
 from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor, distributed
 
-from spotune_trainer.engine.adamw import AdamW8bit
+from spotune_trainer.engine.optimizers.adamw8bit import AdamW8bit
 from spotune_trainer.engine.optimizers.fused_adamw import fused_adamw_step
 from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer
 

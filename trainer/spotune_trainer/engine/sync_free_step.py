@@ -40,12 +40,12 @@ from deepspeed.utils import z3_leaf_module
 from torch import Tensor, distributed
 
 from spotune.plan.memory import LIVE_PARAMETERS
-from spotune_trainer.engine.adamw import AdamW8bit
 from spotune_trainer.engine.fused_step import (
     fused_step_at_stage_1_or_2,
     fused_step_at_stage_3,
     skip_gradient_reduction,
 )
+from spotune_trainer.engine.optimizers.adamw8bit import AdamW8bit
 from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer
 
 _CLIP_EPSILON = 1e-6

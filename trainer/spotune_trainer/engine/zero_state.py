@@ -38,8 +38,8 @@ from torch import Tensor, distributed
 
 from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Elements, Fragment, FragmentSource
 from spotune_trainer.checkpoint.reader import schedule_free_average
-from spotune_trainer.engine.adamw import MOMENTS, AdamW8bit, Moments
 from spotune_trainer.engine.fused_step import gather_weights
+from spotune_trainer.engine.optimizers.adamw8bit import MOMENTS, AdamW8bit, Moments
 from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer, MasterSlice
 from spotune_trainer.engine.optimizers.schedule_free import ScheduleFreeAdamW
 from spotune_trainer.engine.optimizers.whole_parameters import WholeParameterOptimizer

@@ -75,7 +75,7 @@ def adafactor_of_torch(masters: Sequence[nn.Parameter]) -> list[torch.optim.Opti
     return [torch.optim.Adafactor(masters, weight_decay=DECAY)]
 
 
-def schedule_free_of_the_library(masters: Sequence[nn.Parameter]) -> list[torch.optim.Optimizer]:
+def schedule_free_of_the_library(masters: Sequence[nn.Parameter]) -> list[Any]:
     optimizer: Any = schedulefree.AdamWScheduleFree(masters, weight_decay=DECAY, **SETTINGS)
     optimizer.train()
     return [optimizer]

@@ -99,4 +99,4 @@ def _step(
 
 def _rms(tensor: Tensor) -> Tensor:
     """Root mean square of all elements, a scalar."""
-    return tensor.norm() / tensor.numel() ** 0.5
+    return torch.linalg.vector_norm(tensor) / tensor.numel() ** 0.5

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from spotune.job import TrainingSpec
-from spotune_trainer.engine.adamw import AdamW8bit
 from spotune_trainer.engine.optimizers.adafactor import Adafactor
+from spotune_trainer.engine.optimizers.adamw8bit import AdamW8bit
 from spotune_trainer.engine.optimizers.muon import Muon
 from spotune_trainer.engine.optimizers.schedule_free import ScheduleFreeAdamW
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spotune.plan.memory import STEP_ELEMENTS
-from spotune_trainer.engine.adamw import MOMENTS
+from spotune_trainer.engine.optimizers.adamw8bit import MOMENTS
 from spotune_trainer.engine.optimizers.master_optimizer import Gradients
 
 

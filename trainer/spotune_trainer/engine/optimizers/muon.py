@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import _muon
 
-from spotune_trainer.engine.adamw import MOMENTS
+from spotune_trainer.engine.optimizers.adamw8bit import MOMENTS
 from spotune_trainer.engine.optimizers.fused_adamw import fused_adamw_step
 from spotune_trainer.engine.optimizers.master_optimizer import Gradients, MasterSlice, write_unless
 from spotune_trainer.engine.optimizers.whole_parameters import SlicedGradients, WholeParameterOptimizer
