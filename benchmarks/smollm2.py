@@ -297,7 +297,7 @@ def dpo_spec(model: Path, size: Size) -> Row:
             "objective": "dpo",
             "maxSteps": size.dpo_steps,
             "globalBatchSize": 8,
-            "learningRate": 5.0e-4,
+            "learningRate": 2.0e-4,
             "scheduler": "cosine",
             "warmupSteps": 2,
         },

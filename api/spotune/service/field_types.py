@@ -80,7 +80,7 @@ HostName = Annotated[
 ]
 """DNS name of an endpoint."""
 OptionalMetric = Annotated[
-    str, Form(r"([A-Za-z_][A-Za-z0-9_]{0,99})?", "the name of a metric such as loss or exactMatch", 100)
+    str, Form(r"([A-Za-z_][A-Za-z0-9_./-]{0,99})?", "the name of a metric such as loss or exactMatch", 100)
 ]
 """Name of a metric of an evaluation, or an empty string."""
 OptionalAddress = Annotated[

@@ -24,6 +24,7 @@ KEYS = {
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
     "heartbeatSeconds",
     *("skippedSteps", "evalScores", "evalBySource", "best", "stoppedEarly", "exportProblem", "exportStep"),
+    "harnessProblem",
     *("goodput", "goodputParts"),
 }
 
@@ -206,6 +207,7 @@ def test_curve_has_every_step_once_after_a_rewind(directory: JobDirectory, publi
             reporter.record_event(
                 "evaluated", step=last, loss=float(generation), exactMatch=0.25, scores={"bleu": 41.5}
             )
+            reporter.record_event("harness", step=last, scores={"arc_easy/acc": 0.5})
         publisher.finish_generation()
     publisher.__exit__()
     expected = [(step, 10.0 + step) for step in range(1, 6)] + [(step, 20.0 + step) for step in range(6, 10)]
@@ -214,6 +216,7 @@ def test_curve_has_every_step_once_after_a_rewind(directory: JobDirectory, publi
     assert points(directory, "eval/loss") == [(9, 2.0)]
     assert points(directory, "eval/exactMatch") == [(9, 0.25)]
     assert points(directory, "eval/bleu") == [(9, 41.5)]
+    assert points(directory, "harness/arc_easy/acc") == [(9, 0.5)]
 
 
 class Recorder:
@@ -230,6 +233,9 @@ class Recorder:
 
     def log_evaluation(self, record: Mapping[str, Any]) -> None:
         self.calls.append(("evaluated", record["step"]))
+
+    def log_harness(self, record: Mapping[str, Any]) -> None:
+        self.calls.append(("harness", record["step"]))
 
     def close(self, phase: Phase) -> None:
         self.calls.append((f"close {phase}", 0))

@@ -50,10 +50,11 @@ def test_a_server_gets_the_points_of_an_outage_once(directory: JobDirectory, mon
     assert service.last_step("step") == 3
     service.unreachable.clear()
     assert wait_until(lambda: service.last_step("step") == 7, 10)
+    tracker.log_harness({"step": 6, "scores": {"arc_easy/acc": 0.5}})
     tracker.close(Phase.DONE)
-    for kind in KINDS:
-        steps = [point.step for point in service.points if point.kind == kind]
-        assert steps == ([1, 2, 3, 4, 5, 6, 7] if kind == "step" else [3, 6])
+    expected = {"step": [1, 2, 3, 4, 5, 6, 7], "evalStep": [3, 6], "harnessStep": [6]}
+    assert {kind: [point.step for point in service.points if point.kind == kind] for kind in KINDS} == expected
+    assert service.points[-1].values == {"harness/arc_easy/acc": 0.5}
     assert service.phases == [Phase.DONE]
 
 

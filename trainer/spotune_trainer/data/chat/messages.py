@@ -97,7 +97,7 @@ def _variant(message: Message, text_arguments: bool, no_content: bool, parts: bo
     return changed
 
 
-def says_anything(message: Message) -> bool:
+def has_content(message: Message) -> bool:
     """Whether a message has text, reasoning or tool calls."""
     texts = (message.get(name) or "" for name in ("content", *REASONING_FIELDS))
     return bool(message.get("tool_calls")) or any(text.strip() for text in texts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from spotune.prompting.template import RowError
-from spotune_trainer.data.chat.messages import Chat, says_anything
+from spotune_trainer.data.chat.messages import Chat, has_content
 from spotune_trainer.data.chat.rendered import RenderedChat, render_chat
 from spotune_trainer.data.chat.template import ChatTemplate, TemplateRefusalError
 from spotune_trainer.data.chat.turns import TurnError, TurnFinder
@@ -133,7 +133,7 @@ class ChatRenderer:
             elif self._train_on == "last" and turn != turns[-1]:
                 draft.outcomes[turn] = "earlier"
         chosen = [turn for turn in turns if turn not in draft.outcomes]
-        if chosen and self._train_on != "all" and not any(says_anything(chat.messages[turn]) for turn in chosen):
+        if chosen and self._train_on != "all" and not any(has_content(chat.messages[turn]) for turn in chosen):
             raise RowError(
                 f"message {chosen[-1] + 1} is an empty answer, and no other is to be learned: remove the row"
             )
