@@ -66,5 +66,7 @@ def test_another_objective_is_refused(tmp_path: Path) -> None:
     none = {"text": "", "label": "", "labels": []}
     with pytest.raises(JobError, match=r"has labels, which dpo does not learn: use classification, or shards"):
         opened(changed(job, "dpo", **none), tmp_path)
-    with pytest.raises(JobError, match=r"tokenClassification learns labels of words, and .* has none: write the shards"):
+    with pytest.raises(
+        JobError, match=r"tokenClassification learns labels of words, and .* has none: write the shards"
+    ):
         opened(changed(job, "tokenClassification"), tmp_path)
