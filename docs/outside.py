@@ -20,6 +20,7 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "examples/index.md": "examples/README.md",
+    "examples/bert-labels.md": "examples/bert-labels/README.md",
     "examples/bloomz-imdb.md": "examples/bloomz-imdb/README.md",
     "examples/llama-dolly.md": "examples/llama-dolly/README.md",
     "examples/llama-mixture.md": "examples/llama-mixture/README.md",

@@ -101,7 +101,7 @@ def logits_bytes(architecture: Architecture, workload: Workload) -> int:
     """
     tokens = _tokens(architecture, architecture.decoder, workload)
     if architecture.head_outputs:  # of each token, before the last one's is taken; the loss of words needs all
-        loss_bytes = 3 * FLOAT32_BYTES if architecture.head_of_words else 0
+        loss_bytes = 3 * FLOAT32_BYTES if architecture.head_of_tokens else 0
         return tokens * architecture.head_outputs * (workload.bytes_per_element + loss_bytes)
     if workload.chunked_loss:
         hidden, vocabulary = architecture.decoder.hidden_size, architecture.vocabulary_size

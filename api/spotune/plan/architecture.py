@@ -75,7 +75,7 @@ class Architecture:
         encoder_only: whether it is an encoder such as BERT, which can only have a head.
         head_outputs: outputs of the head for scores or labels that replaces the projection to the vocabulary; 0 if the
             model generates text.
-        head_of_words: whether each token has these outputs, not the whole text.
+        head_of_tokens: whether each token has these outputs, not the whole text.
     """
 
     model_type: str
@@ -94,7 +94,7 @@ class Architecture:
     softcapped_scores: bool = False
     encoder_only: bool = False
     head_outputs: int = 0
-    head_of_words: bool = False
+    head_of_tokens: bool = False
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

@@ -128,7 +128,7 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         architecture=replace(
             architecture,
             head_outputs=(len(spec.dataset.labels) or 1) if spec.has_head else 0,
-            head_of_words=objective == "tokenClassification",
+            head_of_tokens=objective == "tokenClassification",
         ),
         precision=precision_of(spec.model.dtype),
         global_batch_size=spec.training.global_batch_size,

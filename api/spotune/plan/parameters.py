@@ -101,7 +101,7 @@ def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> 
 def _head_parameters(architecture: Architecture) -> int:
     """Parameters of a head for scores or labels. That of texts, on an encoder, has a dense layer below its outputs."""
     outputs, hidden = architecture.head_outputs, architecture.hidden_size
-    if architecture.head_of_words:
+    if architecture.head_of_tokens:
         return outputs * (hidden + 1)
     return outputs * (hidden + 1) + hidden * (hidden + 1) if architecture.encoder_only else outputs * hidden
 

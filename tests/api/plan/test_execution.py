@@ -159,7 +159,7 @@ def test_a_classifier_has_outputs_for_its_labels(objective: str, outputs_of: str
     setup = training_setup(read_architecture(config), job)
 
     assert setup.sequence_length == 128
-    assert setup.architecture.head_of_words == (outputs_of == "words")
+    assert setup.architecture.head_of_tokens == (outputs_of == "words")
     head = 3 * 769 + (768 * 769 if outputs_of == "texts" else 0)
     assert setup.trained.count == count_lora_parameters(setup.architecture, 8) + head
     assert resolve_execution(config, job, 1, 8 << 30).memory is not None

@@ -136,16 +136,16 @@ def test_count_of_a_reward_model_is_exact(model_type: str, values: dict[str, Any
     assert count_parameters(architecture).total == expected
 
 
-@pytest.mark.parametrize("of_words", [False, True])
+@pytest.mark.parametrize("of_tokens", [False, True])
 @pytest.mark.parametrize(("model_type", "values"), [*ENCODERS, ("gpt2", VARIANTS[6][1]), ("llama", LLAMA_SIZE)])
-def test_count_of_a_classifier_is_exact(model_type: str, values: dict[str, Any], of_words: bool) -> None:
+def test_count_of_a_classifier_is_exact(model_type: str, values: dict[str, Any], of_tokens: bool) -> None:
     config = CONFIG_MAPPING[model_type](**values)
     config.num_labels = 5
-    auto_model: Any = AutoModelForTokenClassification if of_words else AutoModelForSequenceClassification
+    auto_model: Any = AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
     with torch.device("meta"):
         expected = auto_model.from_config(config).num_parameters()
     for written in ({"model_type": model_type, **values}, config.to_dict()):
-        architecture = replace(read_architecture(written), head_outputs=5, head_of_words=of_words)
+        architecture = replace(read_architecture(written), head_outputs=5, head_of_tokens=of_tokens)
         assert count_parameters(architecture).total == expected
 
 

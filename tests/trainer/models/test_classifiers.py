@@ -119,6 +119,16 @@ def test_other_missing_weights_are_refused(masked_language_model: Path) -> None:
         build_model(classifier_job(masked_language_model, initialise="pretrained"))
 
 
+def test_a_head_for_another_number_of_labels_is_refused(tmp_path: Path) -> None:
+    source = save_source(tmp_path, "bert")
+    build_model(classifier_job(source)).save_pretrained(source)
+    build_model(classifier_job(source, initialise="pretrained", dataset={"labels": ["c", "b", "a"]}))
+    with pytest.raises(
+        JobError, match=r"^dataset.labels has 2 labels, and the head of model.source .* has 3 \(a, b, c\)"
+    ):
+        build_model(classifier_job(source, initialise="pretrained", dataset={"labels": ["a", "b"]}))
+
+
 @pytest.mark.parametrize(
     ("model_type", "objective"),
     [("t5", "classification"), ("bart", "classification"), ("mamba", "tokenClassification")],

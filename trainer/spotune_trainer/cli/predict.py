@@ -58,12 +58,12 @@ def _print_labels(directory: Path, questions: list[tuple[str, dict[str, Any]]], 
     for text, labels in zip(texts, classifier.classify(texts), strict=True):
         if output == "json":
             found = [dataclasses.asdict(label) for label in labels]
-            value = {"text": text, "words": found} if classifier.labels_words else found[0]
+            value = {"text": text, "words": found} if classifier.labels_each_word else found[0]
             typer.echo(json.dumps(value, ensure_ascii=False))
             continue
         for label in labels:
             typer.echo(f"{label.label:<{width}}  {label.score:.4f}  {' '.join(label.text.split())}")
-        if classifier.labels_words:
+        if classifier.labels_each_word:
             typer.echo()
 
 

@@ -44,8 +44,8 @@ Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with t
 Labels = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="A label; repeat it for all, in the order of the outputs.")
 ]
-LabelWords = Annotated[
-    bool, typer.Option("--label-words", help="Text and label are columns with lists: words, and the label of each.")
+LabelEachWord = Annotated[
+    bool, typer.Option("--label-each-word", help="Text and label are columns with lists: words, and the label of each.")
 ]
 MaxLength = Annotated[int | None, typer.Option(min=1, help="Tokens per row. Default: 512.")]
 
@@ -59,7 +59,7 @@ _FIELDS: Final = {
     "text": "spec.dataset.text",
     "label": "spec.dataset.label",
     "labels": "spec.dataset.labels",
-    "label_words": "spec.training.objective",
+    "label_each_word": "spec.training.objective",
     "messages": "spec.dataset.messages",
     "tools": "spec.dataset.tools",
     "train_on": "spec.dataset.trainOn",
@@ -83,9 +83,9 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
         UsageError: Neither a job file nor a tokenizer is given, or no row format.
         JobError: The job file or a value is wrong.
     """
-    label_words = options.pop("label_words", False)
-    if label_words or (job is None and (options.get("label") or options.get("labels"))):
-        options["label_words"] = "tokenClassification" if label_words else "classification"
+    label_each_word = options.pop("label_each_word", False)
+    if label_each_word or (job is None and (options.get("label") or options.get("labels"))):
+        options["label_each_word"] = "tokenClassification" if label_each_word else "classification"
     given = {_FIELDS[name]: value for name, value in options.items() if value is not None}
     tokenizer = options["tokenizer"]
     if job is not None:

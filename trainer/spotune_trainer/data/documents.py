@@ -40,7 +40,7 @@ class Document:
         chat: What of a chat is trained on; None for other formats.
         rejected: Of a pair, the document with the rejected answer; this one then has the chosen answer.
         labels: Position in ``dataset.labels`` of the text's label, or of each word's; empty for other formats.
-        words: Words, each with a label; empty for other formats.
+        word_list: Words, each with a label; empty for other formats.
     """
 
     segments: tuple[Segment, ...]
@@ -49,7 +49,7 @@ class Document:
     chat: TrainedChat | None = None
     rejected: Document | None = None
     labels: tuple[int, ...] = ()
-    words: tuple[str, ...] = ()
+    word_list: tuple[str, ...] = ()
 
     @property
     def dedup_key(self) -> bytes:

@@ -28,8 +28,8 @@ from spotune_trainer.data.batches import NO_LOSS, Task
 from spotune_trainer.data.chat.messages import read_chat
 from spotune_trainer.data.chat.renderer import ChatRenderer, TrainOn
 from spotune_trainer.data.documents import Document, Segment, TokenizedDocument, chat_document
-from spotune_trainer.data.labels.encoding import encode_texts, encode_words
-from spotune_trainer.data.labels.positions import LabelIds, column_value, words_and_labels
+from spotune_trainer.data.labels.encoding import EncodedText, tokenize_texts, tokenize_word_list
+from spotune_trainer.data.labels.positions import LabelIds, column_value, read_word_labels
 from spotune_trainer.data.pairs import check_chat_column, join_pairs, pair_documents
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TextOptions:
         rejected: Template of the other answer of a pair, in the same form.
         label: Column with the label of the text, in braces; all labels are in ``labels``.
         labels: Names of all labels.
-        label_words: Whether ``text`` is a column with a list of words, and ``label`` one with the label of each.
+        label_each_word: Whether ``text`` is a column with a list of words, and ``label`` one with the label of each.
         train_on: Which text of a chat carries loss.
         train_trailing_whitespace: Whether whitespace after the token that ends a turn carries loss.
         keep: Columns that are copied into the shards as text.
@@ -84,7 +84,7 @@ class TextOptions:
     rejected: str = ""
     label: str = ""
     labels: tuple[str, ...] = ()
-    label_words: bool = False
+    label_each_word: bool = False
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.completion, self.text, self.messages, self.chosen))) != 1:
@@ -202,10 +202,11 @@ class RowRenderer:
 
     def _labelled(self, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
         """A text with its label, or words with their labels."""
-        if self._options.label_words:
-            words, names = words_and_labels(row, self._templates["text"].columns[0], self._label)
-            text, labels = " ".join(words), tuple(map(self._label_ids.position, names))
-            return Document((Segment(text, False),), "", kept, labels=labels, words=tuple(words))
+        if self._options.label_each_word:
+            word_list, names = read_word_labels(row, self._templates["text"].columns[0], self._label)
+            labels = tuple(map(self._label_ids.position, names))
+            text = " ".join(word_list)
+            return Document((Segment(text, False),), "", kept, labels=labels, word_list=tuple(word_list))
         text = self._render("text", row)
         if not text.strip():
             raise RowError("the text is empty: remove the row, or correct it")
@@ -245,7 +246,7 @@ class DocumentTokenizer:
     """
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
-        if options.label_words and not tokenizer.is_fast:
+        if options.label_each_word and not tokenizer.is_fast:
             raise ValueError("labels of words need a fast tokenizer, which knows the characters of its tokens")
         if tokenizer.eos_token_id is None and not options.label:
             raise ValueError(
@@ -261,12 +262,32 @@ class DocumentTokenizer:
         With packing, plain text is not truncated: ``packing.split_document`` splits it later.
         """
         if self._options.label:
-            encode = encode_words if self._options.label_words else encode_texts
-            return encode(self._tokenizer, documents, self._options.max_length)
+            return self._labelled(documents)
         if self._options.chosen:
             answers = [answer for pair in documents for answer in (pair, pair.rejected) if answer is not None]
             return join_pairs(self._causal(answers))
         return self._seq2seq(documents) if self._options.task == "seq2seq" else self._causal(documents)
+
+    def _labelled(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
+        """Texts with their label, or with the label of each word at its first token, as in transformers' run_ner.py."""
+        max_length = self._options.max_length
+        encoded: Iterator[EncodedText]
+        if self._options.label_each_word:
+            encoded = (tokenize_word_list(self._tokenizer, document.word_list, max_length) for document in documents)
+        else:
+            encoded = tokenize_texts(self._tokenizer, [document.segments[0].text for document in documents], max_length)
+        for document, text in zip(documents, encoded, strict=True):
+            labels = np.array(document.labels, dtype=np.int32)
+            if self._options.label_each_word:
+                labels = np.full(len(text.input_ids), NO_LOSS, dtype=np.int32)
+                for word, token in text.first_tokens.items():
+                    labels[token] = document.labels[word]
+            yield TokenizedDocument(
+                np.array(text.input_ids, dtype=np.int32),
+                labels,
+                full_length=text.full_length,
+                truncated=text.full_length > len(text.input_ids),
+            )
 
     def _seq2seq(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
         prompts = encode_prompts(self._tokenizer, "seq2seq", [document.segments[0].text for document in documents])

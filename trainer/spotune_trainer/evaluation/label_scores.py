@@ -54,15 +54,15 @@ class MacroF1:
     def count(self, predicted: Labels, expected: Labels) -> Counts:
         """Of each label: correct predictions, then all predictions, then expected ones."""
         chosen = expected != NO_LOSS
-        found, wanted = predicted[chosen], expected[chosen]
-        each = [np.bincount(ids, minlength=self._num_labels) for ids in (found[found == wanted], found, wanted)]
+        found, needed = predicted[chosen], expected[chosen]
+        each = [np.bincount(ids, minlength=self._num_labels) for ids in (found[found == needed], found, needed)]
         return tuple(np.concatenate(each).tolist())
 
     def scores(self, counts: Counts) -> dict[str, float | None]:
         """The macro F1."""
-        correct, found, wanted = np.array(counts, dtype=np.float64).reshape(3, -1)
-        used = found + wanted > 0
-        return {"macroF1": float((2 * correct[used] / (found + wanted)[used]).mean()) if used.any() else None}
+        correct, found, needed = np.array(counts, dtype=np.float64).reshape(3, -1)
+        used = found + needed > 0
+        return {"macroF1": float((2 * correct[used] / (found + needed)[used]).mean()) if used.any() else None}
 
 
 class EntityF1:
@@ -82,23 +82,23 @@ class EntityF1:
     def count(self, predicted: Labels, expected: Labels) -> Counts:
         """Correct words and all words; correct entities, predicted ones and expected ones."""
         chosen = expected != NO_LOSS
-        words = [int((predicted == expected)[chosen].sum()), int(chosen.sum())]
+        totals = [int((predicted == expected)[chosen].sum()), int(chosen.sum())]
         entities = [0, 0, 0]
         if self._has_entities:
             for row, mask in enumerate(chosen):
-                found, wanted = (
+                found, needed = (
                     set(iob2_entities([self._labels[position] for position in ids[row, mask]]))
                     for ids in (predicted, expected)
                 )
-                entities = [entities[0] + len(found & wanted), entities[1] + len(found), entities[2] + len(wanted)]
-        return (*words, *entities)
+                entities = [entities[0] + len(found & needed), entities[1] + len(found), entities[2] + len(needed)]
+        return (*totals, *entities)
 
     def scores(self, counts: Counts) -> dict[str, float | None]:
         """The accuracy, and the F1 of entities if the labels are in IOB2 format."""
-        right, words, correct, found, wanted = counts
-        scores: dict[str, float | None] = {"accuracy": right / words if words else None}
+        right, total, correct, found, needed = counts
+        scores: dict[str, float | None] = {"accuracy": right / total if total else None}
         if self._has_entities:
-            scores["entityF1"] = 2 * correct / (found + wanted) if found + wanted else None
+            scores["entityF1"] = 2 * correct / (found + needed) if found + needed else None
         return scores
 
 

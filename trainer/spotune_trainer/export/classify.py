@@ -12,7 +12,7 @@ import torch
 from spotune.errors import UsageError
 from spotune.prompting.export_manifest import ExportManifest, find_export
 from spotune.prompting.template import fill_prompt
-from spotune_trainer.data.labels.encoding import tokenize_words
+from spotune_trainer.data.labels.encoding import tokenize_texts, tokenize_word_list
 from spotune_trainer.models.pretrained import load_exported
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Classifier:
         return cls(manifest, model, tokenizer)
 
     @property
-    def labels_words(self) -> bool:
+    def labels_each_word(self) -> bool:
         """Whether each word gets a label, and not the whole text."""
         return self.manifest.task == "tokenClassification"
 
@@ -100,20 +100,19 @@ class Classifier:
         """
         for start in range(0, len(texts), _BATCH_SIZE):
             batch = texts[start : start + _BATCH_SIZE]
-            yield from self._words(batch) if self.labels_words else self._texts(batch)
+            yield from self._word_labels(batch) if self.labels_each_word else self._text_labels(batch)
 
-    def _texts(self, texts: Sequence[str]) -> Iterator[list[Label]]:
-        options: dict[str, Any] = {"truncation": True, "max_length": self.manifest.max_length}
-        encoded = self.tokenizer(list(texts), **options)["input_ids"]
-        for text, row in zip(texts, self._probabilities(encoded), strict=True):
+    def _text_labels(self, texts: Sequence[str]) -> Iterator[list[Label]]:
+        encoded = tokenize_texts(self.tokenizer, texts, self.manifest.max_length)
+        for text, row in zip(texts, self._probabilities([each.input_ids for each in encoded]), strict=True):
             yield [self._best(text, row)]
 
-    def _words(self, texts: Sequence[str]) -> Iterator[list[Label]]:
-        words = [text.split() for text in texts]
-        encoded = [tokenize_words(self.tokenizer, each, self.manifest.max_length) for each in words]
-        probabilities = self._probabilities([ids for ids, _, _ in encoded])
-        for each, (_, _, first_tokens), row in zip(words, encoded, probabilities, strict=True):
-            yield [self._best(each[word], row[token]) for word, token in first_tokens.items()]
+    def _word_labels(self, texts: Sequence[str]) -> Iterator[list[Label]]:
+        divided = [text.split() for text in texts]
+        encoded = [tokenize_word_list(self.tokenizer, each, self.manifest.max_length) for each in divided]
+        probabilities = self._probabilities([each.input_ids for each in encoded])
+        for word_list, each, row in zip(divided, encoded, probabilities, strict=True):
+            yield [self._best(word_list[word], row[token]) for word, token in each.first_tokens.items()]
 
     def _probabilities(self, encoded: Sequence[list[int]]) -> torch.Tensor:
         """Probabilities of labels, on the CPU: of texts ``[texts, labels]``, of tokens ``[texts, tokens, labels]``."""

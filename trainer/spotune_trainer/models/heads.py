@@ -26,6 +26,7 @@ LABEL_MAPPINGS: Final[Mapping[str, Any]] = {
 
 _REWARD_HEAD: Final = "score"
 """Name of transformers' linear head on the last token of a sequence; classes for encoders have other heads."""
+_CLASSIFIERS: Final = ("ForSequenceClassification", "ForTokenClassification")
 _POOLER: Final = "pooler"
 _LEARNED_POSITIONS: Final = ("albert", "bert", "distilbert", "electra", "gpt2")
 _POSITIONS_AFTER_PADDING: Final = ("camembert", "roberta", "xlm-roberta")
@@ -33,11 +34,22 @@ _POSITIONS_AFTER_PADDING: Final = ("camembert", "roberta", "xlm-roberta")
 
 
 def configure_head(config: PretrainedConfig, job: FinetuneJob) -> None:
-    """Set the number of outputs of the job's model, and the names of its labels."""
+    """Set the number of outputs of the job's model, and the names of its labels.
+
+    Raises:
+        JobError: the source has a head for another number of labels.
+    """
     if job.spec.model_kind == "reward":
         config.num_labels = 1
     elif job.spec.model_kind in LABEL_MAPPINGS:
-        labels = job.spec.dataset.labels
+        labels, model = job.spec.dataset.labels, job.spec.model
+        has_labels = any(name.endswith(_CLASSIFIERS) for name in config.architectures or ())
+        if has_labels and model.initialise == "pretrained" and config.num_labels != len(labels):
+            raise JobError(
+                f"dataset.labels has {len(labels)} labels, and the head of model.source {model.source!r} has "
+                f"{config.num_labels} ({', '.join(config.id2label.values())}): name as many, or a source without such "
+                "a head, such as the model that it was finetuned from"
+            )
         config.num_labels = len(labels)
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: position for position, label in enumerate(labels)}

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from spotune.errors import JobError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS, collate, row_hash
-from spotune_trainer.data.labels.encoding import tokenize_words
-from spotune_trainer.data.labels.positions import LabelIds, words_and_labels
+from spotune_trainer.data.labels.encoding import tokenize_word_list
+from spotune_trainer.data.labels.positions import LabelIds, read_word_labels
 from spotune_trainer.data.preparation.lengths import measure_lengths
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
 from spotune_trainer.data.preparation.preview import preview_row
@@ -23,7 +23,7 @@ from tests.trainer.support.labelled import TAGS, TOPICS, save_wordpiece_tokenize
 from tests.trainer.support.tiny import save_tokenizer
 
 TEXT = TextOptions("causal", text="{text}", label="{label}", labels=TOPICS, max_length=12)
-WORDS = TextOptions("causal", text="tokens", label="{tags}", labels=TAGS, label_words=True, max_length=9)
+WORDS = TextOptions("causal", text="tokens", label="{tags}", labels=TAGS, label_each_word=True, max_length=9)
 
 
 @pytest.fixture
@@ -103,10 +103,13 @@ def test_the_first_token_of_a_word_has_its_label(tmp_path: Path, tokenizer: Any)
 def test_words_have_the_tokens_of_their_text(tmp_path: Path) -> None:
     byte_level = save_tokenizer(tmp_path)
     words = ["how", "many", "singers", "are", "there", "?"]
-    ids, length, first = tokenize_words(byte_level, words, 100)
+    encoded = tokenize_word_list(byte_level, words, 100)
+    ids = encoded.input_ids
     assert ids == byte_level("how many singers are there ?")["input_ids"]
-    assert length == len(ids)
-    assert [byte_level.decode([ids[token]]).strip()[:1] for token in first.values()] == [word[0] for word in words]
+    assert encoded.full_length == len(ids)
+    assert [byte_level.decode([ids[token]]).strip()[:1] for token in encoded.first_tokens.values()] == [
+        word[0] for word in words
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_a_wrong_row_is_named(
 
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(RowError, match="no column 'tags'; the row has 'tokens'"):
-        words_and_labels({"tokens": ["Ann"]}, "tokens", "tags")
+        read_word_labels({"tokens": ["Ann"]}, "tokens", "tags")
 
 
 def test_labels_of_words_need_to_know_the_characters_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
@@ -186,4 +189,4 @@ def test_the_manifest_has_the_labels_in_their_order(tmp_path: Path, tokenizer: A
     options = json.loads((tmp_path / "shards" / "manifest.json").read_text())["options"]["text"]
     assert options["labels"] == list(TOPICS)
     assert options["label"] == "{label}"
-    assert "labelWords" not in options
+    assert "labelEachWord" not in options

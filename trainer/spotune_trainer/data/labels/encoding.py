@@ -1,76 +1,62 @@
-"""Texts and words with labels to token ids.
+"""Texts, and lists of words, to token ids.
 
-The words of a row are joined by spaces and tokenized as one text, because at inference the model gets text too. The
-first token of a word has its label, as in transformers' run_ner.py; the other tokens have none.
+Words are joined by spaces and tokenized as one text, because at inference the model gets text too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from spotune_trainer.data.batches import NO_LOSS
-from spotune_trainer.data.documents import Document, TokenizedDocument
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def encode_texts(
-    tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document], max_length: int
-) -> Iterator[TokenizedDocument]:
-    """Token ids of texts, as the tokenizer encodes and truncates a text, with the label of each."""
-    texts = [document.segments[0].text for document in documents]
-    encoded = tokenizer(texts, verbose=False)["input_ids"] if texts else []
-    for document, text, whole in zip(documents, texts, encoded, strict=True):
-        ids = whole if len(whole) <= max_length else _truncated(tokenizer, text, max_length)
-        yield TokenizedDocument(
-            np.array(ids, dtype=np.int32),
-            np.array(document.labels, dtype=np.int32),
-            full_length=len(whole),
-            truncated=len(whole) > max_length,
-        )
+@dataclass(frozen=True)
+class EncodedText:
+    """The tokens of a text.
+
+    Attributes:
+        input_ids: Token ids, at most as many as the maximum length.
+        full_length: Number of tokens before truncation.
+        first_tokens: Of a list of words: by the position of each word that is not cut, that of its first token.
+    """
+
+    input_ids: list[int]
+    full_length: int
+    first_tokens: dict[int, int]
 
 
-def encode_words(
-    tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document], max_length: int
-) -> Iterator[TokenizedDocument]:
-    """Token ids of the words of each document, with the label of a word at its first token."""
-    for document in documents:
-        ids, full_length, first_tokens = tokenize_words(tokenizer, document.words, max_length)
-        labels = np.full(len(ids), NO_LOSS, dtype=np.int32)
-        for word, token in first_tokens.items():
-            labels[token] = document.labels[word]
-        yield TokenizedDocument(
-            np.array(ids, dtype=np.int32), labels, full_length=full_length, truncated=full_length > len(ids)
-        )
+def tokenize_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> Iterator[EncodedText]:
+    """The tokens of each text, with special tokens, and truncated as the tokenizer truncates a text."""
+    encoded = tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
+    for text, whole in zip(texts, encoded, strict=True):
+        ids: list[int] = whole
+        if len(whole) > max_length:
+            ids = tokenizer(text, truncation=True, max_length=max_length, verbose=False)["input_ids"]
+        yield EncodedText(ids, len(whole), {})
 
 
-def tokenize_words(
-    tokenizer: PreTrainedTokenizerBase, words: Sequence[str], max_length: int
-) -> tuple[list[int], int, dict[int, int]]:
+def tokenize_word_list(tokenizer: PreTrainedTokenizerBase, word_list: Sequence[str], max_length: int) -> EncodedText:
     """The tokens of words.
 
     Args:
         tokenizer: A fast one, which knows the characters of each token.
-        words: The words; joined by spaces they are the text.
+        word_list: The words; joined by spaces they are the text.
         max_length: Maximum number of tokens.
-
-    Returns:
-        Token ids; their number before truncation; and, by the position of each word that is not cut, that of its first
-        token.
     """
-    text = " ".join(words)
+    text = " ".join(word_list)
     options: dict[str, Any] = {"return_offsets_mapping": True, "verbose": False}
     encoded = tokenizer(text, **options)
     full_length = len(encoded["input_ids"])
     if full_length > max_length:
         encoded = tokenizer(text, truncation=True, max_length=max_length, **options)
-    starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
-    return encoded["input_ids"], full_length, _first_tokens(np.array(encoded["offset_mapping"]), starts)
+    starts = np.cumsum([0, *(len(word) + 1 for word in word_list[:-1])])
+    return EncodedText(encoded["input_ids"], full_length, _first_tokens(np.array(encoded["offset_mapping"]), starts))
 
 
 def _first_tokens(offsets: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> dict[int, int]:
@@ -82,11 +68,6 @@ def _first_tokens(offsets: npt.NDArray[np.int64], starts: npt.NDArray[np.int64])
         starts: First character of each word, ``[words]``.
     """
     tokens = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
-    words = np.searchsorted(starts, offsets[tokens, 1] - 1, side="right") - 1
-    found, first = np.unique(words, return_index=True)
+    positions = np.searchsorted(starts, offsets[tokens, 1] - 1, side="right") - 1
+    found, first = np.unique(positions, return_index=True)
     return dict(zip(found.tolist(), tokens[first].tolist(), strict=True))
-
-
-def _truncated(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> list[int]:
-    ids: list[int] = tokenizer(text, truncation=True, max_length=max_length, verbose=False)["input_ids"]
-    return ids

@@ -51,29 +51,31 @@ def column_value(row: Mapping[str, Any], column: str) -> Any:
     return row[column]
 
 
-def words_and_labels(row: Mapping[str, Any], words: str, labels: str) -> tuple[list[str], list[Any]]:
+def read_word_labels(row: Mapping[str, Any], column: str, label_column: str) -> tuple[list[str], list[Any]]:
     """The words of a row, and their labels as the row has them.
 
     Args:
         row: The row.
-        words: Column with the list of words.
-        labels: Column with the list of labels.
+        column: Of the list of words.
+        label_column: Of the list of labels.
 
     Raises:
         RowError: A column is missing or no list, the lists have different lengths, or there is no word.
     """
     lists = []
-    for column in (words, labels):
-        value = column_value(row, column)
+    for name in (column, label_column):
+        value = column_value(row, name)
         if not isinstance(value, list):
-            raise RowError(f"column {column!r} is a {type(value).__name__}, not a list with an entry for each word")
+            raise RowError(f"column {name!r} is a {type(value).__name__}, not a list with an entry for each word")
         lists.append(value)
     found, tags = lists
     if len(found) != len(tags):
-        raise RowError(f"{words!r} has {len(found)} words, but {labels!r} has {len(tags)} labels: correct the row")
+        raise RowError(
+            f"{column!r} has {len(found)} words, but {label_column!r} has {len(tags)} labels: correct the row"
+        )
     if not found:
-        raise RowError(f"{words!r} has no words: remove the row")
+        raise RowError(f"{column!r} has no words: remove the row")
     for number, word in enumerate(found, start=1):
         if not isinstance(word, str) or not word.strip():
-            raise RowError(f"word {number} of {words!r} is {word!r}, not text: correct the row")
+            raise RowError(f"word {number} of {column!r} is {word!r}, not text: correct the row")
     return found, tags

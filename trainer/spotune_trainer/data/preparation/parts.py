@@ -266,7 +266,7 @@ class _SplitWriter:
     def _columns(self) -> dict[str, str]:
         columns = {"input_ids": "ndarray:int32"}
         if self._text.label:
-            column = {"token_labels": "ndarray:int32"} if self._text.label_words else {"text_label": "int"}
+            column = {"token_labels": "ndarray:int32"} if self._text.label_each_word else {"text_label": "int"}
             return columns | column | dict.fromkeys(self._text.keep, "str")
         if self._text.has_labels:
             columns["labels"] = "ndarray:int32"
@@ -281,7 +281,7 @@ class _SplitWriter:
     def _row(self, document: Document, tokens: TokenizedDocument) -> dict[str, Any]:
         row: dict[str, Any] = {"input_ids": tokens.input_ids, **document.kept}
         if self._text.label:
-            labels = {"token_labels": tokens.labels} if document.words else {"text_label": int(tokens.labels[0])}
+            labels = {"token_labels": tokens.labels} if document.word_list else {"text_label": int(tokens.labels[0])}
             return row | labels
         if tokens.pair_lengths is not None:
             return row | {"labels": tokens.labels, "pair_lengths": tokens.pair_lengths}

@@ -55,7 +55,7 @@ _LATER_OPTIONS: Mapping[str, Any] = {
     "rejected": "",
     "label": "",
     "labels": [],
-    "labelWords": False,
+    "labelEachWord": False,
 }
 
 
@@ -110,7 +110,7 @@ class PrepareOptions:
                 rejected=dataset.rejected,
                 label=dataset.label,
                 labels=tuple(dataset.labels) if dataset.label else (),
-                label_words=job.spec.training.objective == "tokenClassification",
+                label_each_word=job.spec.training.objective == "tokenClassification",
             )
         except ValueError as error:
             raise JobError(f"spec.dataset: {error}") from error

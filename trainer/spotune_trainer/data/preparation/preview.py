@@ -97,7 +97,7 @@ def _tokens(encoded: TokenizedDocument, options: TextOptions) -> list[tuple[int,
     ids, labels = encoded.input_ids.tolist(), encoded.labels.tolist()
     if options.task == "seq2seq":
         return [(token, False) for token in ids] + [(token, True) for token in labels]
-    if options.label and not options.label_words:
+    if options.label and not options.label_each_word:
         return [(token, False) for token in ids]
     return [(token, label != NO_LOSS) for token, label in zip(ids, labels, strict=True)]
 
