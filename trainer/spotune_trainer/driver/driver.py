@@ -306,8 +306,8 @@ class Driver:
                     )
                     return False
                 upload_export(self.job, self.directory, self.status.update)
-                figures = write_result(self.directory, self.ledger, self.job, summary)
-                messages = [figures[name] for name in ("stoppedEarly", "exportProblem") if figures[name]]
+                written = write_result(self.directory, self.ledger, self.job, summary)
+                messages = [written[name] for name in ("stoppedEarly", "exportProblem") if written[name]]
                 self.status.update(Phase.DONE, message="; ".join(messages) or None, etaSeconds=0.0)
                 return True
             case Stopped():
