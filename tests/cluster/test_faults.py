@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 FAULTS = (
     processes.worker_process_killed,
-    pods.head_pod_deleted,
+    pods.head_pod_deleted_in_a_long_step,
     processes.supervisor_killed,
     control_plane.operator_killed_at_random_moments,
     control_plane.operator_upgraded_and_rolled_back,

@@ -36,7 +36,7 @@ from spotune_operator.providers import Capacity
 
 SUPERVISOR_CONTAINER: Final = "supervisor"
 _CONFIG: Final = "/etc/spotune"
-_END_AFTER_SUPERVISOR: Final = (
+_STOP_AFTER_SUPERVISOR: Final = (
     f"while (exec 3<>/dev/tcp/127.0.0.1/{PROGRESS.number}) 2>/dev/null; do sleep 0.2; done; kill -KILL -1"
 )
 """Runs in Ray's container when the head's pod is deleted. The supervisor gets SIGTERM at once, lets the workers commit
@@ -56,7 +56,7 @@ def head_pod(resolved: ResolvedJob) -> Pod:
     amounts = _resources(resolved, "head", HEAD_CONTAINER, HEAD)
     # KubeRay's head Service has only the ports of the first container, so this one names the supervisor's port.
     ray = _ray_container(resolved, HEAD_CONTAINER, (GCS, DASHBOARD, METRICS, PROGRESS), WORKER_LOSS)
-    ray["lifecycle"] = {"preStop": {"exec": {"command": ["bash", "-c", _END_AFTER_SUPERVISOR]}}}
+    ray["lifecycle"] = {"preStop": {"exec": {"command": ["bash", "-c", _STOP_AFTER_SUPERVISOR]}}}
     capacity = resolved.job.spec.head.capacity
     grace = grace_seconds(resolved.provider, capacity)
     enforced = _enforced_spec(resolved, capacity, gpus=False, grace=grace)

@@ -70,7 +70,8 @@ _ON_GPUS = {"workers": {"resources": SMALL, "podTemplate": with_a_gpu(_GPU_IMAGE
 CASES = (
     Case("worker pod deleted", pods.worker_pod_deleted, "the other worker pod kept"),
     Case("worker process `kill -9`", processes.worker_process_killed, _WORKERS_KEPT),
-    Case("head pod deleted", pods.head_pod_deleted, _WORKERS_KEPT),
+    Case("head pod deleted", pods.head_pod_deleted, f"{_WORKERS_KEPT}, no step lost"),
+    Case("head pod deleted in a long step", pods.head_pod_deleted_in_a_long_step, f"{_WORKERS_KEPT}, no step lost"),
     Case("Ray container of the head killed", processes.ray_container_of_the_head_killed, _WORKERS_KEPT),
     Case("supervisor killed", processes.supervisor_killed, f"{_WORKERS_KEPT}, worker group not started again"),
     Case("head and one worker at once", pods.head_and_one_worker_deleted_at_once, "the other worker pod kept"),

@@ -8,13 +8,13 @@ _RANK = "spotune-rank"
 
 def worker_process_killed(harness: FaultHarness) -> None:
     with harness.expect_recovery("workerLost"):
-        _signal_worker(harness, "KILL")
+        signal_worker(harness, "KILL")
 
 
 def worker_process_hangs(harness: FaultHarness) -> None:
     """Stops a worker, as in a collective that never returns. Needs a short `retry.hangTimeout`."""
     with harness.expect_recovery("hang"):
-        _signal_worker(harness, "STOP")
+        signal_worker(harness, "STOP")
 
 
 def ray_container_of_the_head_killed(harness: FaultHarness) -> None:
@@ -31,6 +31,7 @@ def supervisor_killed(harness: FaultHarness) -> None:
         wait_for_restart(harness.job.kubectl, head, "supervisor")
 
 
-def _signal_worker(harness: FaultHarness, signal: str) -> None:
+def signal_worker(harness: FaultHarness, signal: str) -> None:
+    """Send a signal to the ranks of one worker pod."""
     pod = harness.job.pods("workers")[0]["metadata"]["name"]
     harness.job.kubectl("exec", pod, "--container=ray-worker", "--", "pkill", f"-{signal}", _RANK)

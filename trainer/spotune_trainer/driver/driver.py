@@ -310,11 +310,8 @@ class Driver:
                     )
                     return False
                 upload_export(self.job, self.directory, self.status.update)
-                figures = write_result(self.directory, self.ledger, self.job, summary)
-                messages = [
-                    figures[name] for name in ("stoppedEarly", "exportProblem", "harnessProblem") if figures[name]
-                ]
-                self.status.update(Phase.DONE, message="; ".join(messages) or None, etaSeconds=0.0)
+                message = write_result(self.directory, self.ledger, self.job, summary)
+                self.status.update(Phase.DONE, message=message, etaSeconds=0.0)
                 return True
             case Stopped():
                 self.ledger.append("notice", generation=task.generation, step=self._last_step(task))

@@ -17,21 +17,25 @@ from spotune_trainer.observability.goodput_ledger import GoodputMeter
 logger = logging.getLogger("spotune.driver")
 
 
-def write_result(
-    directory: JobDirectory, ledger: Ledger, job: FinetuneJob, summary: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Write `result.json`, and record in the ledger that the run has finished. Returns the result.
+_MESSAGES = ("stoppedEarly", "exportProblem", "harnessProblem")
+
+
+def write_result(directory: JobDirectory, ledger: Ledger, job: FinetuneJob, summary: Mapping[str, Any]) -> str | None:
+    """Write `result.json`, and record in the ledger that the run has finished.
 
     Args:
         directory: of the job.
         ledger: of the job.
         job: as it was trained.
         summary: of the last worker group.
+
+    Returns:
+        What is to be said of the result: why training stopped early, or what did not work after it.
     """
     goodput = GoodputMeter(directory).metrics(time.time())
     wall_seconds = round(sum(goodput["goodputParts"].values()), 3)
     epochs, max_steps = training_length(job)
-    result = {
+    result: dict[str, Any] = {
         **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "best", "stoppedEarly", "exportProblem")),
         **dict.fromkeys(("evalBySource", "samplesBySource", "harnessProblem")),
         "scores": {},
@@ -46,4 +50,4 @@ def write_result(
     files.write_json(directory.result, result)
     ledger.append("finished", step=summary["steps"], wallSeconds=wall_seconds, **goodput)
     logger.info("trained: %s", result)
-    return result
+    return "; ".join(result[name] for name in _MESSAGES if result[name]) or None
