@@ -8,6 +8,7 @@ and cannot skip a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,4 +100,5 @@ def _step(
 
 def _rms(tensor: Tensor) -> Tensor:
     """Root mean square of all elements, a scalar."""
-    return torch.linalg.vector_norm(tensor) / tensor.numel() ** 0.5
+    norm: Tensor = torch.linalg.vector_norm(tensor)
+    return norm / math.sqrt(tensor.numel())
