@@ -114,7 +114,7 @@ def test_an_error_names_file_and_line(tokenizer: PreTrainedTokenizerBase, tmp_pa
         prepare([source], tmp_path / "out", PrepareOptions(TEXT, processes=1), tokenizer)
 
 
-CALL = {"tool_calls": [{"function": {"name": "count", "arguments": {"of": "singers"}}}]}
+CALL: dict[str, Any] = {"tool_calls": [{"function": {"name": "count", "arguments": {"of": "singers"}}}]}
 """What the tokenizer's chat template does not render."""
 
 

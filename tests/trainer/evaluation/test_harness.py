@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune.errors import JobError
 from spotune.job import HarnessSpec
 from spotune_trainer import files
 from spotune_trainer.driver.driver import Driver, DriverDependencies
 from spotune_trainer.evaluation import harness
-from spotune_trainer.evaluation.harness import check_tasks, harness_scores
+from spotune_trainer.evaluation.harness import check_tasks, evaluate_export, harness_scores
 from spotune_trainer.observability.tracking.tracker import harness_point
 from tests.trainer.support.harness_tasks import TASK, write_task
 from tests.trainer.support.runs import Layout, Runs, train_generation
+from tests.trainer.support.tiny import save_source
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +72,17 @@ def test_a_task_that_fails_at_the_end_leaves_a_trained_model_and_says_why(tmp_pa
     assert "training.evaluation.harness: the tasks failed" in result.summary["harnessProblem"]
     assert "rows.jsonl" in result.summary["harnessProblem"]
     assert (directory.export / "model.safetensors").exists()
+
+
+def test_forward_passes_are_heartbeats_and_the_limit_holds(tmp_path: Path) -> None:
+    model = save_source(tmp_path / "model", "causal")
+    LlamaForCausalLM(LlamaConfig.from_pretrained(model)).save_pretrained(model)
+    spec = harness_spec(write_task(tmp_path / "tasks"), limit=2, numFewshot=1)
+    beats: list[float] = []
+    results = evaluate_export(spec, model, device="cpu", batch_size=1, heartbeat=lambda: beats.append(time.monotonic()))
+    assert beats
+    assert results["n-samples"][TASK]["effective"] == 2
+    assert results["n-shot"] == {TASK: 1}
 
 
 def test_a_task_whose_data_is_missing_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from spotune_trainer.driver.status_publisher import StatusPublisher
 from spotune_trainer.evaluation.harness import check_tasks
 from spotune_trainer.evaluation.metrics import build_metrics
 from spotune_trainer.export.hub import upload_checkpoints, upload_export
-from spotune_trainer.job_directory.job import job_of, training_length
+from spotune_trainer.job_directory.job import has_commits, job_of, training_length
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.job_directory.run_plan import RunPlan
@@ -121,7 +121,7 @@ class Driver:
                 # Fail early if a metric or a task cannot be loaded: before data preparation and the wait for workers.
                 evaluation = self.job.spec.training.evaluation
                 build_metrics(evaluation)
-                if evaluation.harness is not None and not self.directory.result.exists():
+                if evaluation.harness is not None and not has_commits(self.directory):
                     check_tasks(evaluation.harness)
                 with upload_checkpoints(self.job, self.directory):
                     self._prepare()

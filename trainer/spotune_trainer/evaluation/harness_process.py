@@ -76,7 +76,7 @@ def evaluate(request: Mapping[str, Any], tick: Callable[..., None]) -> dict[str,
         )
     except Exception as error:
         raise TaskError(f": the tasks failed on {request['model']} ({_described(error)})") from error
-    return {"results": results["results"], "versions": results["versions"], "n-samples": results["n-samples"]}
+    return {name: results[name] for name in ("results", "groups", "versions", "n-shot", "n-samples") if name in results}
 
 
 def _task_manager(names: Sequence[str], include_path: str | None) -> Any:

@@ -118,6 +118,7 @@ def _run_harness(context: TrainContext, spec: HarnessSpec, device: str, summary:
         context.reporter.update(harnessProblem=problem)
         context.reporter.record_event("harness-failed", step=summary["exportStep"], reason=problem)
         return {"harnessProblem": problem}
+    raise_if_superseded(context.directory, context.task.generation)
     scores = harness_scores(results)
     files.write_json(context.directory.harness, results)
     changed = {"scores": {**summary.get("scores", {}), **scores}}

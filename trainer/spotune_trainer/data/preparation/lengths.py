@@ -178,9 +178,11 @@ def measure_sources(
     found: dict[str, RowLengths] = {}
     for name, inputs in sources.items():
         before = sum(each.rows for each in found.values())
-        found[name] = collect_lengths(
-            inputs, options, tokenizer, max_rows=max_rows, report=lambda rows, before=before: report(before + rows)
-        )
+
+        def report_all(rows: int, before: int = before) -> None:
+            report(before + rows)
+
+        found[name] = collect_lengths(inputs, options, tokenizer, max_rows=max_rows, report=report_all)
     return SourceLengths(
         {name: each.summary() for name, each in found.items()}, reduce(RowLengths.joined, found.values()).summary()
     )
