@@ -47,7 +47,7 @@ def configure_head(config: PretrainedConfig, job: FinetuneJob) -> None:
         if has_labels and model.initialise == "pretrained" and config.num_labels != len(labels):
             raise JobError(
                 f"dataset.labels has {len(labels)} labels, and the head of model.source {model.source!r} has "
-                f"{config.num_labels} ({', '.join(config.id2label.values())}): name as many, or a source without such "
+                f"{config.num_labels} ({', '.join((config.id2label or {}).values())}): name as many, or a source without such "
                 "a head, such as the model that it was finetuned from"
             )
         config.num_labels = len(labels)
