@@ -44,6 +44,9 @@ def test_space_is_needed_for_one_more_checkpoint_than_kept_and_for_the_model(tmp
     found = need(tmp_path, MILLION, model={"dtype": "bfloat16"}, checkpoint={"keep": 3})
     assert (found.checkpoint, found.export) == (12 * MILLION, 2 * MILLION)
     assert found.needed_bytes == 4 * 12 * MILLION + 2 * MILLION
+    assert need(tmp_path, MILLION, model={"dtype": "float32"}).export == 4 * MILLION
+    message = check_space(found, tmp_path)
+    assert "50.0 MB are needed: 4 x 12.0 MB of checkpoints (checkpoint.keep + 1) and 2.0 MB of the finished" in message
 
 
 def test_a_moving_average_is_in_checkpoints_and_in_an_export_of_its_own(tmp_path: Path) -> None:
