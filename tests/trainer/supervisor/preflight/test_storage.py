@@ -49,6 +49,11 @@ def test_space_is_needed_for_one_more_checkpoint_than_kept_and_for_the_model(tmp
     assert "50.0 MB are needed: 4 x 12.0 MB of checkpoints (checkpoint.keep + 1) and 2.0 MB of the finished" in message
 
 
+def test_a_moving_average_is_in_checkpoints_and_in_an_export_of_its_own(tmp_path: Path) -> None:
+    found = need(tmp_path, MILLION, model={"dtype": "bfloat16"}, training={"epochs": 1, "emaDecay": 0.999})
+    assert (found.checkpoint, found.export) == (16 * MILLION, 2 * 2 * MILLION)
+
+
 def test_existing_checkpoints_need_no_more_space(tmp_path: Path) -> None:
     for step, missing in ((1, 2), (2, 1), (3, 1)):
         commit_checkpoint(JobDirectory(tmp_path), step, 1)
