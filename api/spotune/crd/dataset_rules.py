@@ -108,6 +108,21 @@ DATASET_RULES: Final = (
         "is not supported for pairs: chosen and rejected already share a row",
         "packing",
     ),
+    Rule(
+        "self.label == '' || self.completion != '' || self.messages != ''",
+        "is only used with prompt and completion, or messages: set one of these, or remove it",
+        "label",
+    ),
+    Rule(
+        r"self.label == '' || self.label.matches(r'^\{[^{}]+\}$')",
+        'must be one column, such as "{label}"',
+        "label",
+    ),
+    Rule(
+        "self.label == '' || !self.packing",
+        "is not supported with label, which belongs to one row: remove packing",
+        "packing",
+    ),
     *(
         Rule(
             f"self.messages != '' || {default}",

@@ -112,7 +112,7 @@ _TRAINING = (
     Rule("!has(self.maxSteps) || self.warmupSteps <= self.maxSteps", "must not be more than maxSteps", "warmupSteps"),
     Rule(
         "!(self.objective in ['sft', 'reward']) || (!has(self.preference.beta) && !has(self.preference.targetMargin))",
-        "is only used by the objectives dpo, orpo and simpo: set objective",
+        "is only used by the objectives dpo, orpo, simpo and kto: set objective",
         "preference",
     ),
     Rule(
@@ -124,6 +124,14 @@ _TRAINING = (
         "self.objective == 'simpo' || !has(self.preference.targetMargin)",
         "is only used by simpo",
         "preference.targetMargin",
+    ),
+    *(
+        Rule(
+            f"self.objective == 'kto' || self.preference.{field} == 1.0",
+            "is only used by kto",
+            f"preference.{field}",
+        )
+        for field in ("desirableWeight", "undesirableWeight")
     ),
     Rule(
         "self.objective == 'sft' || self.labelSmoothing == 0.0",
@@ -164,10 +172,31 @@ _SPEC = (
         "training.objective",
     ),
     Rule(
-        "self.training.objective == 'sft' || "
+        "self.training.objective in ['sft', 'kto'] || "
         "(self.dataset.completion == '' && self.dataset.text == '' && self.dataset.messages == '')",
-        "all objectives but sft learn from pairs: set chosen and rejected instead of the other row formats",
+        "dpo, orpo, simpo and reward learn from pairs: set chosen and rejected instead of the other row formats",
         "dataset",
+    ),
+    Rule(
+        "self.training.objective == 'kto' || self.dataset.label == ''",
+        "is only used by kto",
+        "dataset.label",
+    ),
+    Rule(
+        "self.training.objective != 'kto' || (self.dataset.chosen == '' && self.dataset.text == '')",
+        "kto learns from answers with a label: set prompt, completion and label, or messages and label",
+        "dataset",
+    ),
+    Rule(
+        "self.training.objective != 'kto' || self.dataset.label != '' || "
+        "(self.dataset.completion == '' && self.dataset.messages == '')",
+        "is required by kto: set the column that says whether an answer is desirable",
+        "dataset.label",
+    ),
+    Rule(
+        "self.training.objective != 'kto' || self.dataset.trainOn != 'all'",
+        "all is not supported for kto, which learns from the last message: remove it",
+        "dataset.trainOn",
     ),
     Rule(
         "self.training.objective == 'sft' || !self.training.evaluation.generate",

@@ -177,10 +177,13 @@ class DatasetSpec(Section):
     messages: str = ""
     """Column with chat messages (role and content), rendered with the tokenizer's chat template."""
     chosen: ColumnTemplate = ""
-    """Template of the preferred answer, such as "{chosen}", for all objectives but sft. With prompt: the
+    """Template of the preferred answer, such as "{chosen}", for dpo, orpo, simpo and reward. With prompt: the
     answer to it. Without prompt: a column with a chat whose last message is the answer."""
     rejected: ColumnTemplate = ""
     """Template of the answer that is not preferred, in the same form as chosen."""
+    label: ColumnTemplate = ""
+    """Column with the label of a row, such as "{label}". kto: whether the answer, completion or the last message of
+    messages, is desirable: true or false, 1 or 0."""
     tools: str = ""
     """Column with the tools that the chat's assistant may call: a list of JSON schemas. Empty or null: none."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
@@ -282,6 +285,18 @@ class DatasetSpec(Section):
             if template and not self.prompt and not re.fullmatch(r"\{[^{}]+\}", template):
                 example = f'"{{{name}}}"'
                 invalid(name, f"without prompt, must be one column with a chat, such as {example}: set prompt for text")
+        return self
+
+    @model_validator(mode="after")
+    def _check_label(self) -> Self:
+        if not self.label:
+            return self
+        if self.row_format not in ("completion", "messages"):
+            invalid("label", "is only used with prompt and completion, or messages: set one of these, or remove it")
+        if not re.fullmatch(r"\{[^{}]+\}", self.label):
+            invalid("label", 'must be one column, such as "{label}"')
+        if self.packing:
+            invalid("packing", "is not supported with label, which belongs to one row: remove packing")
         return self
 
     @model_validator(mode="after")

@@ -87,10 +87,14 @@ class FinetuneJobSpec(Section):
                 invalid(
                     "training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
                 )
+            if dataset.label:
+                invalid("dataset.label", "is only used by kto; training.objective is sft")
             return self
         if self.model.task == "seq2seq":
             invalid("training.objective", f"{objective} is for causal models; model.task is seq2seq")
-        if dataset.row_format not in ("chosen", None):
+        if objective == "kto":
+            self._check_labelled_answers()
+        elif dataset.row_format not in ("chosen", None):
             reason = f"{objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
             invalid(f"dataset.{dataset.row_format}", reason)
         if self.training.evaluation.generate:
@@ -98,6 +102,19 @@ class FinetuneJobSpec(Section):
         if objective == "reward":
             self._check_reward()
         return self
+
+    def _check_labelled_answers(self) -> None:
+        """Raise if the row format is not that of kto: an answer, and whether it is desirable."""
+        dataset = self.dataset
+        if dataset.row_format in ("chosen", "text"):
+            reason = (
+                "kto learns from answers with a label: set prompt, completion and label instead, or messages and label"
+            )
+            invalid(f"dataset.{dataset.row_format}", reason)
+        if dataset.row_format is not None and not dataset.label:
+            invalid("dataset.label", "is required by kto: set the column that says whether an answer is desirable")
+        if dataset.train_on == "all":
+            invalid("dataset.trainOn", "all is not supported for kto, which learns from the last message: remove it")
 
     def _check_reward(self) -> None:
         """Raise for sections that work on a language model only."""

@@ -18,19 +18,23 @@ class SqlSpec(Section):
     """Column of the evaluation rows that contains the database name."""
 
 
-Objective = Literal["sft", "dpo", "orpo", "simpo", "reward"]
+Objective = Literal["sft", "dpo", "orpo", "simpo", "kto", "reward"]
 
 
 class PreferenceSpec(Section):
-    """Hyperparameters of the objectives that learn from pairs of a chosen and a rejected answer."""
+    """Hyperparameters of the objectives that learn from preferences."""
 
     beta: Annotated[float, Field(gt=0)] | None = None
-    """dpo: how strongly the model is kept near the reference model (0.1). orpo: weight of the odds ratio loss (0.1).
-    simpo: scale of the reward (2.0). Absent: the value in parentheses."""
+    """dpo and kto: how strongly the model is kept near the reference model (0.1). orpo: weight of the odds ratio loss
+    (0.1). simpo: scale of the reward (2.0). Absent: the value in parentheses."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo: probability that chosen and rejected are swapped in the data (conservative DPO)."""
     target_margin: Annotated[float, Field(ge=0)] | None = None
     """simpo: reward by which chosen answers should exceed rejected ones. Absent: 0.5."""
+    desirable_weight: Annotated[float, Field(gt=0)] = 1.0
+    """kto: weight of the loss of desirable answers."""
+    undesirable_weight: Annotated[float, Field(gt=0)] = 1.0
+    """kto: weight of the loss of undesirable answers."""
 
 
 class BestSpec(Section):
@@ -122,10 +126,11 @@ class TrainingSpec(Section):
     """Hyperparameters. Names follow Hugging Face TrainingArguments."""
 
     objective: Objective = "sft"
-    """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. reward: a
-    model that scores answers, chosen ones higher than rejected ones, instead of writing them."""
+    """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. kto: make
+    answers more or less likely by dataset.label. reward: a model that scores answers, chosen ones higher than rejected
+    ones, instead of writing them."""
     preference: PreferenceSpec = PreferenceSpec()
-    """Hyperparameters of dpo, orpo and simpo."""
+    """Hyperparameters of dpo, orpo, simpo and kto."""
     epochs: PositiveInt | None = None
     """Passes over the training data. Set this, maxSteps, or both. An epoch of a mixture has as many samples as its
     sources have together."""
@@ -184,11 +189,17 @@ class TrainingSpec(Section):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         if self.objective in ("sft", "reward") and self.preference != PreferenceSpec():
-            invalid("preference", "is only used by the objectives dpo, orpo and simpo: set objective")
+            invalid("preference", "is only used by the objectives dpo, orpo, simpo and kto: set objective")
         if self.preference.label_smoothing and self.objective != "dpo":
             invalid("preference.labelSmoothing", f"is only used by dpo; objective is {self.objective}")
         if self.preference.target_margin is not None and self.objective != "simpo":
             invalid("preference.targetMargin", f"is only used by simpo; objective is {self.objective}")
+        for field, weight in (
+            ("desirableWeight", self.preference.desirable_weight),
+            ("undesirableWeight", self.preference.undesirable_weight),
+        ):
+            if weight != 1.0 and self.objective != "kto":
+                invalid(f"preference.{field}", f"is only used by kto; objective is {self.objective}")
         if self.objective != "sft" and self.label_smoothing:
             reason = f"smooths the cross-entropy of sft; objective is {self.objective}: remove it"
             invalid("labelSmoothing", reason)

@@ -85,7 +85,7 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         architecture=replace(architecture, reward_head=objective == "reward"),
         precision=precision_of(spec.model.dtype, spec.training.optimizer),
         global_batch_size=spec.training.global_batch_size,
-        sequence_length=spec.dataset.max_length * (1 if objective == "sft" else 2),  # a row is a pair of documents
+        sequence_length=spec.dataset.max_length * (1 if objective in ("sft", "kto") else 2),  # others run pairs as rows
         target_length=target_length if architecture.encoder is not None else 0,
         pretrained=spec.model.initialise == "pretrained",
         lora_rank=spec.adapter.lora.r if spec.adapter is not None else None,

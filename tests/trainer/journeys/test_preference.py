@@ -1,4 +1,4 @@
-"""Objectives that learn from pairs: their losses equal TRL's, and a resumed run is exact."""
+"""Objectives that learn from preferences: their losses equal TRL's, and a resumed run is exact."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ HALF = STEPS // 2
         ("orpo", Layout(2, 3)),
         ("simpo", Layout(1, 0)),
         ("simpo", Layout(2, 3)),
+        ("kto", Layout(1, 0)),
+        ("kto", Layout(2, 1)),
+        ("kto", Layout(2, 2)),
+        ("kto", Layout(2, 3)),
         ("reward", Layout(1, 0)),
         ("reward", Layout(2, 1)),
         ("reward", Layout(2, 2)),

@@ -26,6 +26,7 @@ Prompt = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{
 Completion = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")]
 Chosen = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Preferred answer of a pair: '{chosen}'.")]
 Rejected = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Other answer of a pair: '{rejected}'.")]
+Label = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Whether an answer is desirable: '{label}'.")]
 Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")]
 Messages = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")]
 Tools = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the tools of a chat.")]
@@ -42,6 +43,7 @@ _FIELDS: Final = {
     "completion": "spec.dataset.completion",
     "chosen": "spec.dataset.chosen",
     "rejected": "spec.dataset.rejected",
+    "label": "spec.dataset.label",
     "text": "spec.dataset.text",
     "messages": "spec.dataset.messages",
     "tools": "spec.dataset.tools",
@@ -76,6 +78,8 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
     content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "raw-data"}, "spec": spec}
     if options.get("chosen") or options.get("rejected"):
         given["spec.training.objective"] = "dpo"  # which objective learns from pairs does not matter to their shards
+    if options.get("label"):
+        given["spec.training.objective"] = "kto"
     settings = replace_fields(parse_job(Document(content)), given)
     if settings.spec.dataset.row_format is None:
         raise UsageError(

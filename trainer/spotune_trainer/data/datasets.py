@@ -165,7 +165,20 @@ def _held_out(dataset: ShardedDataset, evaluation: EvalSpec | None) -> SampleIds
 
 def _check_rows(dataset: ShardedDataset, objective: str) -> None:
     """Raise JobError if an objective cannot learn from the rows of a dataset."""
-    has_pairs = "pair_lengths" in dataset.columns
+    has_labels = "desirable" in dataset.columns
+    has_pairs = "pair_lengths" in dataset.columns and not has_labels
+    if has_labels != (objective == "kto"):
+        if has_labels:
+            raise JobError(
+                f"training.objective: {dataset.source} has answers with a label, which only kto learns from: use kto, "
+                "or shards of another row format"
+            )
+        raise JobError(
+            f"dataset: kto learns from answers with a label, and {dataset.source} has none: write the shards with "
+            "dataset.label"
+        )
+    if objective == "kto":
+        return
     if has_pairs and objective == "sft":
         raise JobError(
             f"training.objective: {dataset.source} has pairs of chosen and rejected answers, and sft would learn both: "

@@ -39,6 +39,8 @@ class Document:
         kept: Values of the kept columns, as text.
         chat: What of a chat is trained on; None for other formats.
         rejected: Of a pair, the document with the rejected answer; this one then has the chosen answer.
+        desirable: Whether the answer is desirable; None if answers have no label.
+        mismatched: Of a labelled answer, its prompt with the answer of another row, see `pairs.with_mismatched`.
     """
 
     segments: tuple[Segment, ...]
@@ -46,6 +48,8 @@ class Document:
     kept: Mapping[str, str]
     chat: TrainedChat | None = None
     rejected: Document | None = None
+    desirable: bool | None = None
+    mismatched: Document | None = None
 
     @property
     def dedup_key(self) -> bytes:
@@ -59,7 +63,9 @@ class Document:
 
 @dataclass(frozen=True)
 class TokenizedDocument:
-    """Token ids and labels of one document, or of the two documents of a pair, the chosen one first.
+    """Token ids and labels of one document, or of two that share a row.
+
+    These are the documents of a pair, the chosen one first, or a labelled answer's document and its mismatched one.
 
     Attributes:
         input_ids: ``[tokens]``.
@@ -67,8 +73,9 @@ class TokenizedDocument:
         full_length: Input tokens before truncation.
         truncated: Whether the input or the target was truncated.
         cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.
-        pair_lengths: Of a pair, the tokens of each document, ``[2]``; None for others.
-        longest: Of a pair, input tokens of its longer document before truncation; 0 for others.
+        pair_lengths: Of two documents, the tokens of each, ``[2]``; None for one.
+        longest: Of two documents, input tokens, before truncation, of the longer one of a pair, or of the labelled
+            answer's one; 0 for one document.
     """
 
     input_ids: TokenArray

@@ -27,12 +27,18 @@ from spotune_trainer.data.batches import NO_LOSS, Task
 from spotune_trainer.data.chat.messages import read_chat
 from spotune_trainer.data.chat.renderer import ChatRenderer, TrainOn
 from spotune_trainer.data.documents import Document, Segment, TokenizedDocument, chat_document
-from spotune_trainer.data.pairs import check_chat_column, join_pairs, pair_documents
+from spotune_trainer.data.pairs import (
+    check_chat_column,
+    join_mismatched,
+    join_pairs,
+    labelled_document,
+    pair_documents,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_RESERVED = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "completion"})
+_RESERVED = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "desirable", "completion"})
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class TextOptions:
         tools: Column with the tools that a chat may call.
         chosen: Template of the preferred answer of a pair; without a prompt, a column with a chat that ends with it.
         rejected: Template of the other answer of a pair, in the same form.
+        label: Template of the column that says whether an answer is desirable; for prompt with completion, or messages.
         train_on: Which text of a chat carries loss.
         train_trailing_whitespace: Whether whitespace after the token that ends a turn carries loss.
         keep: Columns that are copied into the shards as text.
@@ -76,12 +83,17 @@ class TextOptions:
     train_trailing_whitespace: bool = False
     chosen: str = ""
     rejected: str = ""
+    label: str = ""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.completion, self.text, self.messages, self.chosen))) != 1:
             raise ValueError("give exactly one of prompt with completion, text, messages, and chosen with rejected")
         if self.chosen and (self.task == "seq2seq" or self.packing):
             raise ValueError("pairs of chosen and rejected answers are for causal models, and cannot be packed")
+        if self.label and (self.task == "seq2seq" or self.packing or not (self.completion or self.messages)):
+            raise ValueError(
+                "answers with a label are for causal models, cannot be packed, and need a prompt or a chat"
+            )
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
         if self.task == "seq2seq" and self.messages and self.train_on == "all":
@@ -122,7 +134,7 @@ class RowRenderer:
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
         self._options = options
-        train_on: TrainOn = "last" if options.chosen else options.train_on
+        train_on: TrainOn = "last" if options.chosen or options.label else options.train_on
         self._chats = ChatRenderer(tokenizer, train_on, options.train_trailing_whitespace) if options.is_chat else None
         self._chosen, self._rejected = Template(options.chosen), Template(options.rejected)
         if options.chosen and self._chats is not None:
@@ -130,13 +142,14 @@ class RowRenderer:
                 check_chat_column(answer)
         self._prompt = Template(options.prompt)
         self._completion = Template(options.completion)
+        self._label = Template(options.label)
         self._text = Template(options.text if "{" in options.text else f"{{{options.text}}}" if options.text else "")
 
     @property
     def columns(self) -> frozenset[str]:
         """Columns that every row must have."""
         answers = self._completion.columns + self._chosen.columns + self._rejected.columns
-        templates = self._prompt.columns + answers + self._text.columns
+        templates = self._prompt.columns + answers + self._text.columns + self._label.columns
         return frozenset(templates) | set(self._options.keep) | ({self._options.messages, self._options.tools} - {""})
 
     def render(self, row: Mapping[str, Any]) -> Document:
@@ -154,6 +167,8 @@ class RowRenderer:
             document = Document((Segment(self._text.render(row), True),), "", kept)
         else:
             document = self._answer(self._completion, row, kept)
+        if self._options.label:
+            document = labelled_document(document, self._label, row)
         try:
             document.dedup_key  # noqa: B018 - encodes the text, so it rejects lone surrogates
         except UnicodeEncodeError as error:
@@ -206,6 +221,9 @@ class DocumentTokenizer:
         if self._options.chosen:
             answers = [answer for pair in documents for answer in (pair, pair.rejected) if answer is not None]
             return join_pairs(self._causal(answers))
+        if documents and all(document.mismatched is not None for document in documents):
+            both = [each for own in documents for each in (own, own.mismatched) if each is not None]
+            return join_mismatched(self._causal(both))
         return self._seq2seq(documents) if self._options.task == "seq2seq" else self._causal(documents)
 
     def _seq2seq(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:

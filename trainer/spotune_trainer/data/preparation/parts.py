@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 from streaming.base.format.mds import MDSWriter
 
@@ -24,7 +25,7 @@ from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import SKIPPED
 from spotune_trainer.data.documents import Document, TokenizedDocument
-from spotune_trainer.data.pairs import teaches
+from spotune_trainer.data.pairs import split_pair, teaches, with_mismatched
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
 from spotune_trainer.data.preparation.readers import read_rows
@@ -175,9 +176,12 @@ def _write_documents(
 ) -> None:
     document_tokenizer = DocumentTokenizer(options.text, tokenizer)
     documents = _render_rows(part, RowRenderer(options.text, tokenizer), options.max_skipped)
+    last: list[Document] = []
     while chunk := list(islice(documents, _TOKENIZER_BATCH)):
-        located = zip(chunk, document_tokenizer.tokenize([document for document, _ in chunk]), strict=True)
-        for (document, problems), tokens in located:
+        rendered = [document for document, _ in chunk]
+        if options.text.label:
+            rendered, last = with_mismatched(rendered, last), rendered[-1:]
+        for document, (_, problems), tokens in zip(rendered, chunk, document_tokenizer.tokenize(rendered), strict=True):
             writers[_assign_split(document, options)].add(document, tokens, problems)
 
 
@@ -244,6 +248,8 @@ class _SplitWriter:
 
     def _pieces(self, tokens: TokenizedDocument) -> Iterator[TokenizedDocument]:
         """What is written of a document: of a long text that is packed, several rows."""
+        if self._text.label:
+            return iter([tokens])
         if tokens.pair_lengths is not None:
             return iter([tokens] if teaches(tokens) else [])
         return split_document(tokens, self._text.max_length) if self._text.task == "causal" else iter([tokens])
@@ -267,7 +273,9 @@ class _SplitWriter:
             columns["labels"] = "ndarray:int32"
         if self._packer is not None:
             return columns | {"lengths": "ndarray:int32"}
-        if self._text.chosen:
+        if self._text.label:
+            columns |= {"pair_lengths": "ndarray:int32", "desirable": "uint8"}
+        elif self._text.chosen:
             columns["pair_lengths"] = "ndarray:int32"
         elif self._text.has_labels:
             columns["completion"] = "str"
@@ -276,7 +284,8 @@ class _SplitWriter:
     def _row(self, document: Document, tokens: TokenizedDocument) -> dict[str, Any]:
         row: dict[str, Any] = {"input_ids": tokens.input_ids, **document.kept}
         if tokens.pair_lengths is not None:
-            return row | {"labels": tokens.labels, "pair_lengths": tokens.pair_lengths}
+            label = {} if document.desirable is None else {"desirable": np.uint8(document.desirable)}
+            return row | {"labels": tokens.labels, "pair_lengths": tokens.pair_lengths, **label}
         if self._text.has_labels:
             row |= {"labels": tokens.labels, "completion": document.completion}
         return row
@@ -292,6 +301,8 @@ class _SplitWriter:
         self._counts.samples += 1
 
     def _loss_tokens(self, tokens: TokenizedDocument) -> int:
+        if self._text.label:
+            tokens = split_pair(tokens)[0]  # nothing is learned from the mismatched document
         # The first token of a causal document is not predicted, because no token precedes it.
         labels = tokens.labels if self._text.task == "seq2seq" else tokens.labels[1:]
         return int((labels != NO_LOSS).sum())

@@ -47,7 +47,14 @@ if TYPE_CHECKING:
 _VERSION = 1  # of the output; increased when the same input gives different shards
 _CHAT_VERSION = 2  # the same for chats; 2 since labels end with the token that ends a turn
 # Options of later versions. They are no part of the key where they have these values, so older datasets keep theirs.
-_LATER_OPTIONS = {"tools": "", "trainOn": "assistant", "trainTrailingWhitespace": False, "chosen": "", "rejected": ""}
+_LATER_OPTIONS = {
+    "tools": "",
+    "trainOn": "assistant",
+    "trainTrailingWhitespace": False,
+    "chosen": "",
+    "rejected": "",
+    "label": "",
+}
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ class PrepareOptions:
                 train_trailing_whitespace=dataset.train_trailing_whitespace,
                 chosen=dataset.chosen,
                 rejected=dataset.rejected,
+                label=dataset.label,
             )
         except ValueError as error:
             raise JobError(f"spec.dataset: {error}") from error
