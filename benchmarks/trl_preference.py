@@ -33,7 +33,7 @@ OBJECTIVES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dpo": (trl.DPOTrainer, trl.DPOConfig, {"beta": 0.1}),
     "orpo": (ORPOTrainer, ORPOConfig, {"beta": 0.1}),
     "simpo": (CPOTrainer, CPOConfig, {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 0.5}),
-    "kto": (trl.KTOTrainer, trl.KTOConfig, {"beta": 0.1}),
+    "kto": (trl.KTOTrainer, trl.KTOConfig, {"beta": 0.1, "desirable_weight": 0.75, "undesirable_weight": 1.5}),
     "reward": (trl.RewardTrainer, trl.RewardConfig, {}),
 }
 

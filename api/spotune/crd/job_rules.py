@@ -182,10 +182,13 @@ _SPEC = (
         "is only used by kto",
         "dataset.label",
     ),
-    Rule(
-        "self.training.objective != 'kto' || (self.dataset.chosen == '' && self.dataset.text == '')",
-        "kto learns from answers with a label: set prompt, completion and label, or messages and label",
-        "dataset",
+    *(
+        Rule(
+            f"self.training.objective != 'kto' || self.dataset.{field} == ''",
+            "kto learns from answers with a label: set prompt, completion and label instead, or messages and label",
+            f"dataset.{field}",
+        )
+        for field in ("chosen", "text")
     ),
     Rule(
         "self.training.objective != 'kto' || self.dataset.label != '' || "

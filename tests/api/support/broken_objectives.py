@@ -4,6 +4,9 @@ from __future__ import annotations
 
 TRAIN = "    train: {source: shards/train}\n"
 PAIRS = '    prompt: "{question}"\n    chosen: "{better}"\n    rejected: "{worse}"\n'
+ANSWERS = '    prompt: "{question}"\n    completion: "{answer}"\n'
+KTO_DATASET = "causal}\n  dataset:\n" + TRAIN
+KTO_TRAINING = "    eval: {fraction: 0.1}\n  training: {objective: kto, "
 SEQ2SEQ_DATASET = "seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {"
 REWARD_DATASET = TRAIN + PAIRS + "    eval: {fraction: 0.1}\n  training: {objective: reward, "
 
@@ -49,10 +52,59 @@ WRONG_OBJECTIVES = [
         ":12: spec.training.evaluation.generate: is not supported for dpo: remove it",
     ),
     (
+        "labels for cross-entropy",
+        TRAIN,
+        TRAIN + ANSWERS + '    label: "{good}"\n',
+        ":10: spec.dataset.label: is only used by kto; training.objective is sft",
+    ),
+    (
+        "a label without an answer",
+        TRAIN,
+        TRAIN + '    label: "{good}"\n',
+        ":8: spec.dataset.label: is only used with prompt and completion, or messages: set one of these, or remove it",
+    ),
+    (
+        "a label of two columns",
+        TRAIN,
+        TRAIN + ANSWERS + '    label: "{good}{better}"\n',
+        ':10: spec.dataset.label: must be one column, such as "{label}"',
+    ),
+    (
+        "labels that are packed",
+        TRAIN,
+        TRAIN + ANSWERS + '    label: "{good}"\n    packing: true\n',
+        ":11: spec.dataset.packing: is not supported with label, which belongs to one row: remove packing",
+    ),
+    (
+        "pairs for kto",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + PAIRS + KTO_TRAINING,
+        ":9: spec.dataset.chosen: kto learns from answers with a label: set prompt, completion and label instead, or "
+        "messages and label",
+    ),
+    (
+        "answers without a label for kto",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + ANSWERS + KTO_TRAINING,
+        ":6: spec.dataset.label: is required by kto: set the column that says whether an answer is desirable",
+    ),
+    (
+        "all text of a chat for kto",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + '    messages: chat\n    label: "{good}"\n    trainOn: all\n' + KTO_TRAINING,
+        ":10: spec.dataset.trainOn: all is not supported for kto, which learns from the last message: remove it",
+    ),
+    (
+        "weights of labels for another objective than kto",
+        "epochs: 3",
+        "epochs: 3, objective: dpo, preference: {undesirableWeight: 2.0}",
+        ":9: spec.training.preference.undesirableWeight: is only used by kto; objective is dpo",
+    ),
+    (
         "preference hyperparameters of cross-entropy",
         "epochs: 3",
         "epochs: 3, preference: {beta: 0.2}",
-        ":9: spec.training.preference: is only used by the objectives dpo, orpo and simpo: set objective",
+        ":9: spec.training.preference: is only used by the objectives dpo, orpo, simpo and kto: set objective",
     ),
     (
         "label smoothing of another objective than dpo",
@@ -76,7 +128,7 @@ WRONG_OBJECTIVES = [
         "preference hyperparameters of a reward model",
         "epochs: 3",
         "epochs: 3, objective: reward, preference: {beta: 0.2}",
-        ":9: spec.training.preference: is only used by the objectives dpo, orpo and simpo: set objective",
+        ":9: spec.training.preference: is only used by the objectives dpo, orpo, simpo and kto: set objective",
     ),
     (
         "noise on the embeddings of a reward model",

@@ -17,6 +17,8 @@ from tests.trainer.support.tiny import make_job, save_source
 PAIRS = 64
 BATCH = 8
 EPOCHS = 3
+KTO_WEIGHTS = {"desirableWeight": 0.75, "undesirableWeight": 1.5}
+"""The desirable answers of `labelled_rows` together have the weight of the others, which are half as many."""
 STEPS = EPOCHS * PAIRS // BATCH
 
 
@@ -76,6 +78,7 @@ def preference_job(root: Path, objective: str, pairs: int = PAIRS, **sections: A
         "scheduler": "linear",
         "warmupSteps": 3,
         "seed": 7,
+        **({"preference": KTO_WEIGHTS} if objective == "kto" else {}),
         **sections.pop("training", {}),
     }
     checkpoint = {"every": STEPS, **sections.pop("checkpoint", {})}
