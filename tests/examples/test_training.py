@@ -112,7 +112,7 @@ def kto_mix(folder: Path) -> Rows:
     ]
     published, converted = folder / "train-00000-of-00001.parquet", folder / "rows" / "train.jsonl"
     parquet.write_table(pyarrow.Table.from_pylist(rows), published)
-    script = EXAMPLES / "mistral-kto-mix" / "convert.py"
+    script = EXAMPLES / "mistral-kto-mix" / "chats.py"
     subprocess.run([sys.executable, str(script), str(published), "--output", str(converted)], check=True)
     return {"train": converted, "eval": converted}
 

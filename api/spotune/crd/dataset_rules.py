@@ -109,19 +109,9 @@ DATASET_RULES: Final = (
         "packing",
     ),
     Rule(
-        "self.label == '' || self.completion != '' || self.messages != ''",
-        "is only used with prompt and completion, or messages: set one of these, or remove it",
-        "label",
-    ),
-    Rule(
         r"self.label == '' || self.label.matches(r'^\{[^{}]+\}$')",
-        'must be one column, such as "{label}"',
+        'must be one column in braces, such as "{label}"',
         "label",
-    ),
-    Rule(
-        "self.label == '' || !self.packing",
-        "is not supported with label, which belongs to one row: remove packing",
-        "packing",
     ),
     *(
         Rule(

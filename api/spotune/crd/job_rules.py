@@ -197,6 +197,11 @@ _SPEC = (
         "dataset.label",
     ),
     Rule(
+        "self.training.objective != 'kto' || !self.dataset.packing",
+        "is not supported for kto, whose labels belong to one row each: remove it",
+        "dataset.packing",
+    ),
+    Rule(
         "self.training.objective != 'kto' || self.dataset.trainOn != 'all'",
         "all is not supported for kto, which learns from the last message: remove it",
         "dataset.trainOn",

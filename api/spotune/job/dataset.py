@@ -289,14 +289,8 @@ class DatasetSpec(Section):
 
     @model_validator(mode="after")
     def _check_label(self) -> Self:
-        if not self.label:
-            return self
-        if self.row_format not in ("completion", "messages"):
-            invalid("label", "is only used with prompt and completion, or messages: set one of these, or remove it")
-        if not re.fullmatch(r"\{[^{}]+\}", self.label):
-            invalid("label", 'must be one column, such as "{label}"')
-        if self.packing:
-            invalid("packing", "is not supported with label, which belongs to one row: remove packing")
+        if self.label and not re.fullmatch(r"\{[^{}]+\}", self.label):
+            invalid("label", 'must be one column in braces, such as "{label}"')
         return self
 
     @model_validator(mode="after")

@@ -113,6 +113,8 @@ class FinetuneJobSpec(Section):
             invalid(f"dataset.{dataset.row_format}", reason)
         if dataset.row_format is not None and not dataset.label:
             invalid("dataset.label", "is required by kto: set the column that says whether an answer is desirable")
+        if dataset.packing:
+            invalid("dataset.packing", "is not supported for kto, whose labels belong to one row each: remove it")
         if dataset.train_on == "all":
             invalid("dataset.trainOn", "all is not supported for kto, which learns from the last message: remove it")
 

@@ -58,29 +58,25 @@ WRONG_OBJECTIVES = [
         ":10: spec.dataset.label: is only used by kto; training.objective is sft",
     ),
     (
-        "a label without an answer",
-        TRAIN,
-        TRAIN + '    label: "{good}"\n',
-        ":8: spec.dataset.label: is only used with prompt and completion, or messages: set one of these, or remove it",
-    ),
-    (
         "a label of two columns",
         TRAIN,
         TRAIN + ANSWERS + '    label: "{good}{better}"\n',
-        ':10: spec.dataset.label: must be one column, such as "{label}"',
+        ':10: spec.dataset.label: must be one column in braces, such as "{label}"',
     ),
     (
         "labels that are packed",
-        TRAIN,
-        TRAIN + ANSWERS + '    label: "{good}"\n    packing: true\n',
-        ":11: spec.dataset.packing: is not supported with label, which belongs to one row: remove packing",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + ANSWERS + '    label: "{good}"\n    packing: true\n' + KTO_TRAINING,
+        ":11: spec.dataset.packing: is not supported for kto, whose labels belong to one row each: remove it",
     ),
     (
         "pairs for kto",
         SEQ2SEQ_DATASET,
         KTO_DATASET + PAIRS + KTO_TRAINING,
-        ":9: spec.dataset.chosen: kto learns from answers with a label: set prompt, completion and label instead, or "
-        "messages and label",
+        (
+            ":9: spec.dataset.chosen: kto learns from answers with a label: set prompt, completion and label instead, "
+            "or messages and label"
+        ),
     ),
     (
         "answers without a label for kto",

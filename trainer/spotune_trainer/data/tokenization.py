@@ -90,10 +90,8 @@ class TextOptions:
             raise ValueError("give exactly one of prompt with completion, text, messages, and chosen with rejected")
         if self.chosen and (self.task == "seq2seq" or self.packing):
             raise ValueError("pairs of chosen and rejected answers are for causal models, and cannot be packed")
-        if self.label and (self.task == "seq2seq" or self.packing or not (self.completion or self.messages)):
-            raise ValueError(
-                "answers with a label are for causal models, cannot be packed, and need a prompt or a chat"
-            )
+        if self.has_labelled_answers and (self.task == "seq2seq" or self.packing):
+            raise ValueError("answers with a label are for causal models, and cannot be packed")
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
         if self.task == "seq2seq" and self.messages and self.train_on == "all":
@@ -116,6 +114,11 @@ class TextOptions:
         return not self.text
 
     @property
+    def has_labelled_answers(self) -> bool:
+        """Whether rows are answers with a label, for KTO."""
+        return bool(self.label and (self.completion or self.messages))
+
+    @property
     def is_chat(self) -> bool:
         """Whether rows are chats, or pairs of chats, which the tokenizer's chat template renders."""
         return bool(self.messages or (self.chosen and not self.prompt))
@@ -134,7 +137,7 @@ class RowRenderer:
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
         self._options = options
-        train_on: TrainOn = "last" if options.chosen or options.label else options.train_on
+        train_on: TrainOn = "last" if options.chosen or options.has_labelled_answers else options.train_on
         self._chats = ChatRenderer(tokenizer, train_on, options.train_trailing_whitespace) if options.is_chat else None
         self._chosen, self._rejected = Template(options.chosen), Template(options.rejected)
         if options.chosen and self._chats is not None:
@@ -167,7 +170,7 @@ class RowRenderer:
             document = Document((Segment(self._text.render(row), True),), "", kept)
         else:
             document = self._answer(self._completion, row, kept)
-        if self._options.label:
+        if self._options.has_labelled_answers:
             document = labelled_document(document, self._label, row)
         try:
             document.dedup_key  # noqa: B018 - encodes the text, so it rejects lone surrogates

@@ -179,7 +179,7 @@ def _write_documents(
     last: list[Document] = []
     while chunk := list(islice(documents, _TOKENIZER_BATCH)):
         rendered = [document for document, _ in chunk]
-        if options.text.label:
+        if options.text.has_labelled_answers:
             rendered, last = with_mismatched(rendered, last), rendered[-1:]
         for document, (_, problems), tokens in zip(rendered, chunk, document_tokenizer.tokenize(rendered), strict=True):
             writers[_assign_split(document, options)].add(document, tokens, problems)
@@ -248,7 +248,7 @@ class _SplitWriter:
 
     def _pieces(self, tokens: TokenizedDocument) -> Iterator[TokenizedDocument]:
         """What is written of a document: of a long text that is packed, several rows."""
-        if self._text.label:
+        if self._text.has_labelled_answers:
             return iter([tokens])
         if tokens.pair_lengths is not None:
             return iter([tokens] if teaches(tokens) else [])
@@ -273,7 +273,7 @@ class _SplitWriter:
             columns["labels"] = "ndarray:int32"
         if self._packer is not None:
             return columns | {"lengths": "ndarray:int32"}
-        if self._text.label:
+        if self._text.has_labelled_answers:
             columns |= {"pair_lengths": "ndarray:int32", "desirable": "uint8"}
         elif self._text.chosen:
             columns["pair_lengths"] = "ndarray:int32"
@@ -301,7 +301,7 @@ class _SplitWriter:
         self._counts.samples += 1
 
     def _loss_tokens(self, tokens: TokenizedDocument) -> int:
-        if self._text.label:
+        if self._text.has_labelled_answers:
             tokens = split_pair(tokens)[0]  # nothing is learned from the mismatched document
         # The first token of a causal document is not predicted, because no token precedes it.
         labels = tokens.labels if self._text.task == "seq2seq" else tokens.labels[1:]

@@ -1,6 +1,6 @@
 """Converts the published rows of KTO-mix to chats with a label, for `spotune shard`.
 
-    python examples/mistral-kto-mix/convert.py data/raw/data/train-*.parquet --output data/rows/train.jsonl
+    python examples/mistral-kto-mix/chats.py data/raw/data/train-*.parquet --output data/rows/train.jsonl
 
 A published row has the messages of its prompt and of its completion in two columns.
 """
