@@ -111,7 +111,8 @@ _TRAINING = (
     ),
     Rule("!has(self.maxSteps) || self.warmupSteps <= self.maxSteps", "must not be more than maxSteps", "warmupSteps"),
     Rule(
-        "!(self.objective in ['sft', 'reward']) || (!has(self.preference.beta) && !has(self.preference.targetMargin))",
+        "!(self.objective in ['sft', 'reward', 'embedding']) || "
+        "(!has(self.preference.beta) && !has(self.preference.targetMargin))",
         "is only used by the objectives dpo, orpo, simpo and kto: set objective",
         "preference",
     ),
@@ -139,9 +140,20 @@ _TRAINING = (
         "labelSmoothing",
     ),
     Rule(
-        "self.objective != 'reward' || self.neftuneNoiseAlpha == 0.0",
-        "is not supported for reward: remove it",
+        "!(self.objective in ['reward', 'embedding']) || self.neftuneNoiseAlpha == 0.0",
+        "is not supported for reward and embedding: remove it",
         "neftuneNoiseAlpha",
+    ),
+    Rule(
+        "self.objective == 'embedding' || (self.embedding.pooling == 'mean' && self.embedding.normalize && "
+        "self.embedding.temperature == 0.05)",
+        "is only used by the objective embedding",
+        "embedding",
+    ),
+    Rule(
+        "self.objective != 'embedding' || self.globalBatchSize > 1",
+        "must be at least 2 for embedding: the other rows of a step are the negatives",
+        "globalBatchSize",
     ),
 )
 
@@ -172,7 +184,7 @@ _SPEC = (
         "training.objective",
     ),
     Rule(
-        "self.training.objective in ['sft', 'kto'] || "
+        "self.training.objective in ['sft', 'kto', 'embedding'] || "
         "(self.dataset.completion == '' && self.dataset.text == '' && self.dataset.messages == '')",
         "dpo, orpo, simpo and reward learn from pairs: set chosen and rejected instead of the other row formats",
         "dataset",
@@ -212,13 +224,36 @@ _SPEC = (
         "training.evaluation.generate",
     ),
     Rule(
+        "self.training.objective == 'embedding' || self.dataset.query == ''",
+        "is only used by embedding",
+        "dataset.query",
+    ),
+    *(
+        Rule(
+            f"self.training.objective != 'embedding' || self.dataset.{field} == ''",
+            "embedding learns from texts: set query and positive instead",
+            f"dataset.{field}",
+        )
+        for field in ("completion", "text", "messages", "chosen")
+    ),
+    Rule(
         "self.training.objective != 'reward' || !has(self.adapter)",
         "is not supported for reward, whose new head is trained with all parameters: remove it",
         "adapter",
     ),
     Rule(
+        "self.training.objective != 'embedding' || !has(self.adapter)",
+        "is not supported for embedding: remove it",
+        "adapter",
+    ),
+    Rule(
         "self.training.objective != 'reward' || !has(self.serving)",
         "is not supported for reward: a reward model scores answers and generates none",
+        "serving",
+    ),
+    Rule(
+        "self.training.objective != 'embedding' || !has(self.serving)",
+        "is not supported for embedding, whose model generates no text: remove it",
         "serving",
     ),
     Rule(

@@ -18,7 +18,7 @@ from spotune.job.training import EvaluationSpec, TrainingSpec
 
 KIND: Final = "FinetuneJob"
 
-ModelKind = Literal["causal", "seq2seq", "reward"]
+ModelKind = Literal["causal", "seq2seq", "reward", "embedding"]
 
 
 class FinetuneJobSpec(Section):
@@ -61,8 +61,9 @@ class FinetuneJobSpec(Section):
 
     @property
     def model_kind(self) -> ModelKind:
-        """What the trained model is: a language model of model.task, or a reward model."""
-        return "reward" if self.training.objective == "reward" else self.model.task
+        """What the trained model is: a language model of model.task, a reward model, or one with embeddings."""
+        objective = self.training.objective
+        return objective if objective in ("reward", "embedding") else self.model.task
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -80,28 +81,44 @@ class FinetuneJobSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_objective(self) -> Self:
+    def _check_unused_columns(self) -> Self:
         objective, dataset = self.training.objective, self.dataset
+        if objective == "sft" and dataset.chosen:
+            invalid(
+                "training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
+            )
+        if objective != "kto" and dataset.label:
+            invalid("dataset.label", f"is only used by kto; training.objective is {objective}")
+        if objective != "embedding" and dataset.query:
+            invalid("dataset.query", f"is only used by embedding; training.objective is {objective}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> Self:
+        objective = self.training.objective
         if objective == "sft":
-            if dataset.chosen:
-                invalid(
-                    "training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
-                )
-            if dataset.label:
-                invalid("dataset.label", "is only used by kto; training.objective is sft")
             return self
         if self.model.task == "seq2seq":
             invalid("training.objective", f"{objective} is for causal models; model.task is seq2seq")
-        if objective == "kto":
-            self._check_labelled_answers()
-        elif dataset.row_format not in ("chosen", None):
-            reason = f"{objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
-            invalid(f"dataset.{dataset.row_format}", reason)
+        match objective:
+            case "kto":
+                self._check_labelled_answers()
+            case "embedding":
+                self._check_embedding()
+            case _:
+                self._check_pairs()
         if self.training.evaluation.generate:
             invalid("training.evaluation.generate", f"is not supported for {objective}: remove it")
         if objective == "reward":
             self._check_reward()
         return self
+
+    def _check_pairs(self) -> None:
+        """Raise if the row format is not that of pairs."""
+        row_format = self.dataset.row_format
+        if row_format not in ("chosen", None):
+            reason = f"{self.training.objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
+            invalid(f"dataset.{row_format}", reason)
 
     def _check_labelled_answers(self) -> None:
         """Raise if the row format is not that of kto: an answer, and whether it is desirable."""
@@ -117,6 +134,19 @@ class FinetuneJobSpec(Section):
             invalid("dataset.packing", "is not supported for kto, whose labels belong to one row each: remove it")
         if dataset.train_on == "all":
             invalid("dataset.trainOn", "all is not supported for kto, which learns from the last message: remove it")
+
+    def _check_embedding(self) -> None:
+        """Raise for row formats and sections that do not work with embeddings."""
+        dataset = self.dataset
+        if dataset.row_format not in ("query", None):
+            reason = "embedding learns from texts: set query and positive instead"
+            invalid(f"dataset.{dataset.row_format}", reason)
+        if self.adapter is not None:
+            invalid("adapter", "is not supported for embedding: remove it")
+        if self.serving is not None:
+            invalid("serving", "is not supported for embedding, whose model generates no text: remove it")
+        if self.execution.compile is True:
+            invalid("execution.compile", "is not supported for embedding: use auto or false")
 
     def _check_reward(self) -> None:
         """Raise for sections that work on a language model only."""

@@ -18,7 +18,7 @@ class SqlSpec(Section):
     """Column of the evaluation rows that contains the database name."""
 
 
-Objective = Literal["sft", "dpo", "orpo", "simpo", "kto", "reward"]
+Objective = Literal["sft", "dpo", "orpo", "simpo", "kto", "reward", "embedding"]
 
 
 class PreferenceSpec(Section):
@@ -35,6 +35,18 @@ class PreferenceSpec(Section):
     """kto: weight of the loss of desirable answers."""
     undesirable_weight: Annotated[float, Field(gt=0)] = 1.0
     """kto: weight of the loss of undesirable answers."""
+
+
+class EmbeddingSpec(Section):
+    """How the objective embedding makes one vector of a text, and compares two of them."""
+
+    pooling: Literal["mean", "cls", "lastToken"] = "mean"
+    """Which outputs of the last layer become the embedding. mean: the mean over all tokens. cls: that of the first
+    token. lastToken: that of the last token, for decoders."""
+    normalize: bool = True
+    """Scale embeddings to length 1, so that they are compared by the cosine. false: by the dot product."""
+    temperature: Annotated[float, Field(gt=0)] = 0.05
+    """Similarities are divided by this in the loss: 1 / scale of sentence-transformers."""
 
 
 class BestSpec(Section):
@@ -128,9 +140,11 @@ class TrainingSpec(Section):
     objective: Objective = "sft"
     """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. kto: make
     answers more or less likely by dataset.label. reward: a model that scores answers, chosen ones higher than rejected
-    ones, instead of writing them."""
+    ones, instead of writing them. embedding: a model whose embeddings are near for dataset.query and positive."""
     preference: PreferenceSpec = PreferenceSpec()
     """Hyperparameters of dpo, orpo, simpo and kto."""
+    embedding: EmbeddingSpec = EmbeddingSpec()
+    """Embeddings of the objective embedding."""
     epochs: PositiveInt | None = None
     """Passes over the training data. Set this, maxSteps, or both. An epoch of a mixture has as many samples as its
     sources have together."""
@@ -188,7 +202,7 @@ class TrainingSpec(Section):
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        if self.objective in ("sft", "reward") and self.preference != PreferenceSpec():
+        if self.objective in ("sft", "reward", "embedding") and self.preference != PreferenceSpec():
             invalid("preference", "is only used by the objectives dpo, orpo, simpo and kto: set objective")
         if self.preference.label_smoothing and self.objective != "dpo":
             invalid("preference.labelSmoothing", f"is only used by dpo; objective is {self.objective}")
@@ -203,6 +217,10 @@ class TrainingSpec(Section):
         if self.objective != "sft" and self.label_smoothing:
             reason = f"smooths the cross-entropy of sft; objective is {self.objective}: remove it"
             invalid("labelSmoothing", reason)
-        if self.objective == "reward" and self.neftune_noise_alpha:
-            invalid("neftuneNoiseAlpha", "is not supported for reward: remove it")
+        if self.objective in ("reward", "embedding") and self.neftune_noise_alpha:
+            invalid("neftuneNoiseAlpha", f"is not supported for {self.objective}: remove it")
+        if self.objective != "embedding" and self.embedding != EmbeddingSpec():
+            invalid("embedding", f"is only used by the objective embedding; objective is {self.objective}")
+        if self.objective == "embedding" and self.global_batch_size == 1:
+            invalid("globalBatchSize", "must be at least 2 for embedding: the other rows of a step are the negatives")
         return self

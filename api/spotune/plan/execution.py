@@ -82,10 +82,10 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
     on_cpu, compiled, objective = spec.workers.gpus == 0, resolve_compile(job), spec.training.objective
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
     return TrainingSetup(
-        architecture=replace(architecture, reward_head=objective == "reward"),
+        architecture=replace(architecture, reward_head=objective in ("reward", "embedding")),
         precision=precision_of(spec.model.dtype, spec.training.optimizer),
         global_batch_size=spec.training.global_batch_size,
-        sequence_length=spec.dataset.max_length * (1 if objective in ("sft", "kto") else 2),  # others run pairs as rows
+        sequence_length=spec.dataset.max_length * _documents_of_a_row(job),
         target_length=target_length if architecture.encoder is not None else 0,
         pretrained=spec.model.initialise == "pretrained",
         lora_rank=spec.adapter.lora.r if spec.adapter is not None else None,
@@ -104,6 +104,17 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         usable_fraction=CPU_USABLE_FRACTION if on_cpu else GPU_USABLE_FRACTION,
         on_cpu=on_cpu,
     )
+
+
+def _documents_of_a_row(job: FinetuneJob) -> int:
+    """Documents of a row that go through the model together."""
+    match job.spec.training.objective:
+        case "sft" | "kto":  # the mismatched document of kto goes through it alone
+            return 1
+        case "embedding":
+            return 3 if job.spec.dataset.negative else 2
+        case _:
+            return 2
 
 
 def _is_known(config: Mapping[str, Any]) -> bool:

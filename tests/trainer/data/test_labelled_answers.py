@@ -22,7 +22,7 @@ from tests.trainer.data.test_pairs import chat
 
 TEXT = TextOptions("causal", prompt="Q: {q} A:", completion=" {a}", label="{good}", max_length=64)
 CHAT = TextOptions("causal", messages="chat", label="{good}", max_length=64)
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"q": "how many", "a": "select count", "good": True},
     {"q": "how many", "a": "singer", "good": False},
     {"q": "which", "a": "select name", "good": "1"},

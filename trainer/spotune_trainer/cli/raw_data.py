@@ -26,6 +26,9 @@ Prompt = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{
 Completion = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")]
 Chosen = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Preferred answer of a pair: '{chosen}'.")]
 Rejected = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Other answer of a pair: '{rejected}'.")]
+Query = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to embed: '{question}'.")]
+Positive = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text near to the query: '{passage}'.")]
+Negative = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text that is not near to it.")]
 Label = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Whether an answer is desirable: '{label}'.")]
 Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")]
 Messages = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")]
@@ -44,6 +47,9 @@ _FIELDS: Final = {
     "chosen": "spec.dataset.chosen",
     "rejected": "spec.dataset.rejected",
     "label": "spec.dataset.label",
+    "query": "spec.dataset.query",
+    "positive": "spec.dataset.positive",
+    "negative": "spec.dataset.negative",
     "text": "spec.dataset.text",
     "messages": "spec.dataset.messages",
     "tools": "spec.dataset.tools",
@@ -80,11 +86,13 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
         given["spec.training.objective"] = "dpo"  # which objective learns from pairs does not matter to their shards
     if options.get("label"):
         given["spec.training.objective"] = "kto"
+    if options.get("query") or options.get("positive"):
+        given["spec.training.objective"] = "embedding"
     settings = replace_fields(parse_job(Document(content)), given)
     if settings.spec.dataset.row_format is None:
         raise UsageError(
-            "the columns to learn are missing: give --prompt with --completion, --text, --messages, or --chosen with "
-            "--rejected"
+            "the columns to learn are missing: give --prompt with --completion, --text, --messages, --chosen with "
+            "--rejected, or --query with --positive"
         )
     return settings
 

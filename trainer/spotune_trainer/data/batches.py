@@ -8,6 +8,7 @@ A row is one sample of a shard, with these columns:
 - ``lengths``: tokens of each document; only in packed rows.
 - ``pair_lengths``: tokens of the two documents of a row: of the chosen and of the rejected one, or of a labelled
   answer's document and its mismatched one.
+- ``text_lengths``: tokens of each text of a row with embeddings: query, positive and, if any, negative.
 - ``desirable``: whether a labelled answer is desirable, 1 or 0.
 """
 
@@ -64,6 +65,8 @@ class Batch:
         desirable: Whether each answer is desirable, ``[batch]``, bool; ``None`` if answers have no label.
         mismatched: Of labelled answers, each prompt with the answer of another row; ``None`` for other rows. The other
             fields are those of the labelled answers, except ``tokens``, which counts both.
+        texts: Texts of each sample, each in a row of its own: those of all samples, then all second ones, and so on.
+            1 except for embeddings; ``sample_ids`` are shorter than the other fields by this factor.
         of_step: What the objective needs to know of all samples of the step; ``None`` if nothing.
         input_lengths: Tokens of each row without padding, ``[batch]``.
         label_lengths: Labels of each row without padding, ``[batch]``.
@@ -88,6 +91,7 @@ class Batch:
     reference_log_probs: torch.Tensor | None = None
     desirable: torch.Tensor | None = None
     mismatched: Batch | None = None
+    texts: int = 1
     of_step: StepFeatures | None = None
 
     def model_inputs(self) -> dict[str, Any]:
@@ -120,16 +124,20 @@ class Batch:
 
         Call it before `to`: tensors on a GPU would be copied back to the host.
         """
-        rows = self._rows() if self.mismatched is None else _joined(self._rows(), self.mismatched._rows())
-        return [_hash(int(sample_id), *row) for sample_id, row in zip(self.sample_ids, rows, strict=True)]
+        count = len(self.sample_ids)
+        rows = self._rows()
+        documents = [rows[start : start + count] for start in range(0, len(rows), count)]
+        if self.mismatched is not None:
+            documents.append(self.mismatched._rows())
+        return [
+            _hash(int(sample_id), *map(np.concatenate, zip(*of_sample, strict=True)))
+            for sample_id, *of_sample in zip(self.sample_ids, *documents, strict=True)
+        ]
 
     def _rows(self) -> list[tuple[Tokens, Tokens]]:
         """Input ids and labels of each row, without padding."""
         inputs, labels = self.input_ids.cpu().numpy(), self.labels.cpu().numpy()
-        return [
-            (inputs[i, : self.input_lengths[i]], labels[i, : self.label_lengths[i]])
-            for i in range(len(self.sample_ids))
-        ]
+        return [(inputs[i, : self.input_lengths[i]], labels[i, : self.label_lengths[i]]) for i in range(len(inputs))]
 
 
 def collate(
@@ -151,6 +159,14 @@ def collate(
         pad_to_multiple_of: Sequence lengths are rounded up to a multiple of this.
         reference_log_probs: Of the two documents of each row, ``[rows, 2]``.
     """
+    if "text_lengths" in rows[0]:
+        texts = len(rows[0]["text_lengths"])
+        documents = [_document(row, index) for index in range(texts) for row in rows]
+        batch = collate(documents, task, pad_token_id, pad_to_multiple_of=pad_to_multiple_of)
+        mask = np.arange(batch.input_ids.shape[1]) < batch.input_lengths[:, None]  # encoders would see the padding
+        ids = np.arange(len(rows)) if sample_ids is None else np.asarray(sample_ids, dtype=np.int64)
+        mask_tensor = torch.from_numpy(mask.astype(np.int64))
+        return dataclasses.replace(batch, sample_ids=ids, texts=texts, attention_mask=mask_tensor)
     if "desirable" in rows[0]:
         own, mismatched = (
             collate(
@@ -228,20 +244,11 @@ def document_starts(lengths: npt.NDArray[np.integer[Any]]) -> Tokens:
 
 
 def _document(row: Row, index: int) -> Row:
-    """One of the two documents of a row, as a row of its own."""
-    middle = int(row["pair_lengths"][0])
-    part = slice(middle) if index == 0 else slice(middle, None)
-    return {"input_ids": row["input_ids"][part], "labels": row["labels"][part]}
-
-
-def _joined(
-    first: Sequence[tuple[Tokens, Tokens]], second: Sequence[tuple[Tokens, Tokens]]
-) -> list[tuple[Tokens, Tokens]]:
-    """Rows of two documents, from their input ids and labels."""
-    return [
-        (np.concatenate([ids, other_ids]), np.concatenate([labels, other_labels]))
-        for (ids, labels), (other_ids, other_labels) in zip(first, second, strict=True)
-    ]
+    """One of the documents of a row, as a row of its own."""
+    lengths = row.get("pair_lengths", row.get("text_lengths"))
+    start = int(lengths[:index].sum())
+    part = slice(start, start + int(lengths[index]))
+    return {name: row[name][part] for name in ("input_ids", "labels") if name in row}
 
 
 def _hash(sample_id: int, input_ids: npt.NDArray[Any], labels: npt.NDArray[Any]) -> int:

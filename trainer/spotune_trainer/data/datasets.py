@@ -165,6 +165,17 @@ def _held_out(dataset: ShardedDataset, evaluation: EvalSpec | None) -> SampleIds
 
 def _check_rows(dataset: ShardedDataset, objective: str) -> None:
     """Raise JobError if an objective cannot learn from the rows of a dataset."""
+    has_texts = "text_lengths" in dataset.columns
+    if has_texts != (objective == "embedding"):
+        if has_texts:
+            raise JobError(
+                f"training.objective: {dataset.source} has texts without an answer, which only embedding learns from: "
+                "use embedding, or shards of another row format"
+            )
+        raise JobError(
+            f"dataset: embedding learns from texts that are near to each other, and {dataset.source} has none: write "
+            "the shards with dataset.query and dataset.positive"
+        )
     has_labels = "desirable" in dataset.columns
     has_pairs = "pair_lengths" in dataset.columns and not has_labels
     if has_labels != (objective == "kto"):
@@ -177,7 +188,7 @@ def _check_rows(dataset: ShardedDataset, objective: str) -> None:
             f"dataset: kto learns from answers with a label, and {dataset.source} has none: write the shards with "
             "dataset.label"
         )
-    if objective == "kto":
+    if objective in ("kto", "embedding"):
         return
     if has_pairs and objective == "sft":
         raise JobError(

@@ -73,9 +73,9 @@ class TokenizedDocument:
         full_length: Input tokens before truncation.
         truncated: Whether the input or the target was truncated.
         cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.
-        pair_lengths: Of two documents, the tokens of each, ``[2]``; None for one.
-        longest: Of two documents, input tokens, before truncation, of the longer one of a pair, or of the labelled
-            answer's one; 0 for one document.
+        pair_lengths: Of two documents, or of the texts of a row with embeddings, the tokens of each; None for one.
+        longest: Of several documents, input tokens, before truncation, of the longest one, or of a labelled answer's
+            one; 0 for one document.
     """
 
     input_ids: TokenArray

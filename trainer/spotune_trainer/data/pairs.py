@@ -1,22 +1,28 @@
-"""Two documents that share a row.
+"""Documents that share a row.
 
 Pairs are a chosen and a rejected answer to the same prompt. Labelled answers, which are desirable or not, share their
 row with a mismatched document: the same prompt with the answer of another row. KTO estimates from these how far the
 model is from its reference (Ethayarajh et al. 2024, section 4.1). They are fixed when shards are written, so the
 reference model's log-probabilities of them can be computed once.
+
+Texts with embeddings are a query, a text that is near to it and, if there is one, a text that is not.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from spotune.prompting.template import RowError, Template
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.documents import Document, Segment, TokenizedDocument
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _LABELS: Final = {"true": True, "1": True, "false": False, "0": False}
 
@@ -97,6 +103,47 @@ def with_mismatched(documents: Sequence[Document], earlier: Sequence[Document] =
     return found
 
 
+def texts_document(templates: Mapping[str, Template], row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
+    """The document of texts with embeddings: one segment each.
+
+    Args:
+        templates: of the texts, by name.
+        row: the raw row.
+        kept: values of the kept columns.
+
+    Raises:
+        RowError: A text is empty or cannot be rendered.
+    """
+    texts = {name: template.render(row) for name, template in templates.items()}
+    empty = next((name for name, text in texts.items() if not text.strip()), None)
+    if empty is not None:
+        raise RowError(f"{empty} is an empty text: remove the row, or correct it")
+    return Document(tuple(Segment(text, True) for text in texts.values()), "", kept)
+
+
+def tokenize_texts(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> Iterator[TokenizedDocument]:
+    """The texts of each row one after the other, each as the tokenizer encodes and truncates it by itself."""
+    texts = [segment.text for document in documents for segment in document.segments]
+    if not texts:
+        return
+    lengths = iter([len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]])
+    encoded = iter(tokenizer(texts, truncation=True, max_length=max_length)["input_ids"])
+    for document in documents:
+        count = len(document.segments)
+        parts, full = list(islice(encoded, count)), list(islice(lengths, count))
+        ids = np.concatenate([np.array(part, dtype=np.int32) for part in parts])
+        yield TokenizedDocument(
+            ids,
+            ids,
+            full_length=sum(full),
+            truncated=sum(full) > len(ids),
+            pair_lengths=np.array([len(part) for part in parts], dtype=np.int32),
+            longest=max(full),
+        )
+
+
 def join_pairs(documents: Iterable[TokenizedDocument]) -> Iterator[TokenizedDocument]:
     """One row for each two documents, the chosen and the rejected one: their tokens one after the other."""
     alternating = iter(documents)
@@ -130,16 +177,13 @@ def _join(first: TokenizedDocument, second: TokenizedDocument) -> TokenizedDocum
 
 
 def split_pair(tokens: TokenizedDocument) -> list[TokenizedDocument]:
-    """The two documents of a row, such as the chosen and the rejected one; the document itself if it has one."""
+    """The documents of a row, such as the chosen and the rejected one; the document itself if it has one."""
     if tokens.pair_lengths is None:
         return [tokens]
-    middle = int(tokens.pair_lengths[0])
+    places = np.cumsum(tokens.pair_lengths)[:-1]
     return [
         dataclasses.replace(tokens, input_ids=ids, labels=labels, full_length=len(ids), pair_lengths=None, longest=0)
-        for ids, labels in (
-            (tokens.input_ids[:middle], tokens.labels[:middle]),
-            (tokens.input_ids[middle:], tokens.labels[middle:]),
-        )
+        for ids, labels in zip(np.split(tokens.input_ids, places), np.split(tokens.labels, places), strict=True)
     ]
 
 

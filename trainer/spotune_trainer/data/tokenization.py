@@ -33,20 +33,22 @@ from spotune_trainer.data.pairs import (
     join_pairs,
     labelled_document,
     pair_documents,
+    texts_document,
+    tokenize_texts,
 )
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_RESERVED = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "desirable", "completion"})
+_RESERVED = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "text_lengths", "desirable", "completion"})
 
 
 @dataclass(frozen=True)
 class TextOptions:
     """How rows become text and tokens. The fields are those of ``spec.dataset`` in a job.
 
-    Exactly one of ``completion`` (with ``prompt``), ``text``, ``messages`` and ``chosen`` is set. The field names are
-    written to a dataset's manifest and are part of the key that identifies it.
+    Exactly one of ``completion`` (with ``prompt``), ``text``, ``messages``, ``chosen`` and ``query`` is set. The field
+    names are written to a dataset's manifest and are part of the key that identifies it.
 
     Attributes:
         task: ``causal`` or ``seq2seq``.
@@ -57,6 +59,9 @@ class TextOptions:
         tools: Column with the tools that a chat may call.
         chosen: Template of the preferred answer of a pair; without a prompt, a column with a chat that ends with it.
         rejected: Template of the other answer of a pair, in the same form.
+        query: Template of the text that an embedding brings near to ``positive``.
+        positive: Template of the other text.
+        negative: Template of a text that is not near to ``query``; may be empty.
         label: Template of the column that says whether an answer is desirable; for prompt with completion, or messages.
         train_on: Which text of a chat carries loss.
         train_trailing_whitespace: Whether whitespace after the token that ends a turn carries loss.
@@ -84,14 +89,17 @@ class TextOptions:
     chosen: str = ""
     rejected: str = ""
     label: str = ""
+    query: str = ""
+    positive: str = ""
+    negative: str = ""
 
     def __post_init__(self) -> None:
-        if sum(map(bool, (self.completion, self.text, self.messages, self.chosen))) != 1:
-            raise ValueError("give exactly one of prompt with completion, text, messages, and chosen with rejected")
-        if self.chosen and (self.task == "seq2seq" or self.packing):
-            raise ValueError("pairs of chosen and rejected answers are for causal models, and cannot be packed")
-        if self.has_labelled_answers and (self.task == "seq2seq" or self.packing):
-            raise ValueError("answers with a label are for causal models, and cannot be packed")
+        if sum(map(bool, (self.completion, self.text, self.messages, self.chosen, self.query))) != 1:
+            raise ValueError(
+                "give exactly one of prompt with completion, text, messages, chosen with rejected, query with positive"
+            )
+        if self.several_documents and (self.task == "seq2seq" or self.packing):
+            raise ValueError(f"{self.several_documents} are not for seq2seq models, and cannot be packed")
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
         if self.task == "seq2seq" and self.messages and self.train_on == "all":
@@ -110,8 +118,15 @@ class TextOptions:
 
     @property
     def has_labels(self) -> bool:
-        """Whether labels are stored. Plain text needs none: all of its tokens carry loss."""
-        return not self.text
+        """Whether labels are stored. Plain text needs none: all of its tokens carry loss. Embeddings need none."""
+        return not (self.text or self.query)
+
+    @property
+    def several_documents(self) -> str:
+        """What the documents of a row are if it has several; empty otherwise."""
+        if self.has_labelled_answers:
+            return "answers with a label"
+        return "pairs of chosen and rejected answers" if self.chosen else "texts with embeddings" if self.query else ""
 
     @property
     def has_labelled_answers(self) -> bool:
@@ -146,6 +161,8 @@ class RowRenderer:
         self._prompt = Template(options.prompt)
         self._completion = Template(options.completion)
         self._label = Template(options.label)
+        texts = {"query": options.query, "positive": options.positive, "negative": options.negative}
+        self._texts = {name: Template(template) for name, template in texts.items() if template}
         self._text = Template(options.text if "{" in options.text else f"{{{options.text}}}" if options.text else "")
 
     @property
@@ -153,6 +170,7 @@ class RowRenderer:
         """Columns that every row must have."""
         answers = self._completion.columns + self._chosen.columns + self._rejected.columns
         templates = self._prompt.columns + answers + self._text.columns + self._label.columns
+        templates += [column for template in self._texts.values() for column in template.columns]
         return frozenset(templates) | set(self._options.keep) | ({self._options.messages, self._options.tools} - {""})
 
     def render(self, row: Mapping[str, Any]) -> Document:
@@ -166,6 +184,8 @@ class RowRenderer:
             document = pair_documents(self._answer(self._chosen, row, kept), self._answer(self._rejected, row, kept))
         elif self._chats is not None:
             document = self._render_chat(self._chats, row, kept)
+        elif self._texts:
+            document = texts_document(self._texts, row, kept)
         elif self._options.text:
             document = Document((Segment(self._text.render(row), True),), "", kept)
         else:
@@ -208,7 +228,7 @@ class DocumentTokenizer:
     """
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
-        if tokenizer.eos_token_id is None:
+        if tokenizer.eos_token_id is None and not options.query:
             raise ValueError(
                 "the tokenizer has no end-of-text token (eos_token), so the model could not learn to end an answer"
             )
@@ -227,6 +247,8 @@ class DocumentTokenizer:
         if documents and all(document.mismatched is not None for document in documents):
             both = [each for own in documents for each in (own, own.mismatched) if each is not None]
             return join_mismatched(self._causal(both))
+        if self._options.query:
+            return tokenize_texts(documents, self._tokenizer, self._options.max_length)
         return self._seq2seq(documents) if self._options.task == "seq2seq" else self._causal(documents)
 
     def _seq2seq(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:

@@ -21,6 +21,7 @@ import torch
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -32,6 +33,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
 )
 from transformers.utils import logging
 
@@ -55,7 +57,10 @@ _AUTO_MODELS: Mapping[str, Any] = {
     "seq2seq": AutoModelForSeq2SeqLM,
     "causal": AutoModelForCausalLM,
     "reward": AutoModelForSequenceClassification,
+    "embedding": AutoModel,
 }
+_POOLER = "pooler"
+"""The layer on the first token of BERT and others, which only next-sentence prediction has trained."""
 _REWARD_HEAD = "score"
 """Name of transformers' linear head on the last token of a sequence; classes for encoders have other heads."""
 _MAPPINGS = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal": MODEL_FOR_CAUSAL_LM_MAPPING}
@@ -132,6 +137,8 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
     missing = sorted(report["missing_keys"])
     if job.spec.model_kind == "reward":
         missing = [name for name in missing if not name.startswith(f"{_REWARD_HEAD}.")]
+    if job.spec.model_kind == "embedding":
+        missing = [name for name in missing if not name.startswith(f"{_POOLER}.")]
     if missing:
         raise JobError(
             f"model.source {model.source!r} has no weights for {missing[0]!r} of {type(built).__name__} "
@@ -167,7 +174,7 @@ def _without_weights(job: FinetuneJob) -> PreTrainedModel:
     built: PreTrainedModel = _AUTO_MODELS[job.spec.model_kind].from_config(
         config, dtype=DTYPES[model.dtype], trust_remote_code=model.trust_remote_code
     )
-    if model.initialise == "pretrained" and job.spec.model_kind != "reward":
+    if model.initialise == "pretrained" and job.spec.model_kind not in ("reward", "embedding"):
         # If the source has none, the model keeps its default, as in `from_pretrained`.
         with contextlib.suppress(OSError):
             source = resolve_source(model.source, "model.source")
@@ -188,6 +195,8 @@ def _with_reward_head(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedMod
         if not isinstance(getattr(model, _REWARD_HEAD, None), torch.nn.Linear):
             raise _no_reward_head(model.config, job)
         model.config.get_text_config().pad_token_id = load_tokenizer(job).pad_token_id
+    if job.spec.model_kind == "embedding" and hasattr(model, _POOLER):
+        setattr(model, _POOLER, None)  # embeddings do not use it, so it would get no gradient
     return model
 
 
@@ -210,7 +219,7 @@ def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
     # If the files are missing, transformers returns an empty tokenizer for some models: it has special tokens only.
     if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < _MIN_VOCABULARY:
         raise JobError(f"{field}: no tokenizer can be loaded from {source!r}: it has no vocabulary.{_TOKENIZER_HINT}")
-    if tokenizer.eos_token_id is None:
+    if tokenizer.eos_token_id is None and (job.spec.model_kind != "embedding" or tokenizer.pad_token_id is None):
         raise JobError(
             f"{field}: the tokenizer of {source!r} has no end-of-text token (eos_token), so generation would never "
             "stop. Name a tokenizer that has one."
@@ -280,6 +289,13 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
+    if job.spec.model_kind == "embedding":
+        if config.is_encoder_decoder:
+            raise JobError(
+                f"training.objective: embedding is not supported for {config.model_type} models such as "
+                f"{job.spec.model.source!r}, which have an encoder and a decoder: name an encoder or a decoder"
+            )
+        return
     task = job.spec.model.task
     remote = job.spec.model.trust_remote_code and hasattr(config, "auto_map")
     if type(config) in _MAPPINGS[task] or remote:
@@ -305,7 +321,8 @@ def _no_reward_head(config: PretrainedConfig, job: FinetuneJob) -> JobError:
 def _check_attention(config: PretrainedConfig, job: FinetuneJob) -> None:
     """Raise JobError if the model or this installation lacks `execution.attention`."""
     attention = job.spec.execution.attention
-    model = _MAPPINGS[job.spec.model.task].get(type(config), None)
+    mapping = MODEL_MAPPING if job.spec.model_kind == "embedding" else _MAPPINGS[job.spec.model.task]
+    model = mapping.get(type(config), None)
     support = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}.get(attention)
     if support and model is not None and not getattr(model, support, False):
         raise JobError(f"execution.attention: {config.model_type} models have no {attention}: use auto or eager")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spotune.job import TrainingSpec
 from spotune_trainer.objectives.cross_entropy import CrossEntropy
+from spotune_trainer.objectives.embedding import Embedding
 from spotune_trainer.objectives.kto import Kto
 from spotune_trainer.objectives.objective import Objective
 from spotune_trainer.objectives.preference import Dpo, Orpo, SimPo
@@ -25,6 +26,9 @@ def training_objective(training: TrainingSpec) -> Objective:
             return Kto(preference.beta or 0.1, preference.desirable_weight, preference.undesirable_weight)
         case "reward":
             return Reward()
+        case "embedding":
+            embedding = training.embedding
+            return Embedding(embedding.pooling, embedding.temperature, normalize=embedding.normalize)
         case "sft":
             return CrossEntropy(training.label_smoothing)
 

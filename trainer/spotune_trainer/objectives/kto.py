@@ -66,10 +66,6 @@ class Kto:
         """Answers."""
         return (len(batch.sample_ids),)
 
-    def num_features(self, model: Any) -> int:
-        """One: the log-probability ratio of the mismatched answer."""
-        return 1
-
     def features(self, model: Any, batch: Batch) -> Tensor:
         """Log-probability ratio of the mismatched answer of each row, ``[batch, 1]``."""
         assert batch.mismatched is not None, "only answers with a label come here"

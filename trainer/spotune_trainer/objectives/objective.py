@@ -65,13 +65,15 @@ class Objective(Protocol):
 
     Attributes:
         losses: how many losses it has.
-        statistics: what is logged beside the loss.
         needs_reference: whether batches need `reference_log_probs`.
     """
 
     losses: int
-    statistics: Statistics
     needs_reference: bool
+
+    @property
+    def statistics(self) -> Statistics:
+        """What is logged beside the loss."""
 
     def counts(self, batch: Batch) -> tuple[int, ...]:
         """What each of the losses is a sum over in this batch, such as label tokens or pairs."""
@@ -94,9 +96,6 @@ class StepObjective(Objective, Protocol):
     Each step has a pass without gradients over all its micro-batches, before the first pass with gradients. It gives
     the features of each sample, which all ranks gather. Batches then have them as `of_step`.
     """
-
-    def num_features(self, model: Any) -> int:
-        """Features of a sample."""
 
     def features(self, model: Any, batch: Batch) -> Tensor:
         """Features of the samples of a batch from one forward pass, fp32, ``[batch, features]``."""

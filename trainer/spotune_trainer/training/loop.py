@@ -41,7 +41,7 @@ from spotune_trainer.objectives.objective import LossSums, StepObjective, mean_l
 from spotune_trainer.observability.progress import StepRecord
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.nonfinite_steps import BadSteps, nan_unless_finite
-from spotune_trainer.training.step_features import gather_features
+from spotune_trainer.training.step_features import agree_on_width, gather_features
 
 _TWO_TO_32 = 1 << 32
 
@@ -139,6 +139,7 @@ class TrainingLoop:
         self._num_sums = self.objective.losses + self.objective.statistics.size
         self._micro_batch_size = context.plan.micro_batch_size
         self._step_values: Tensor | None = None
+        self._num_features: int | None = None  # known after the first step
         self._zero_weight_batch = zero_weight_batch(context.job.spec.model.task).to(self.engine.device)
         self._pending: PendingStep | None = None
 
@@ -202,9 +203,11 @@ class TrainingLoop:
                 else:
                     objective.forward(engine, self._zero_weight_batch)
                 self.reporter.heartbeat()
-        width = objective.num_features(engine.module)
         samples = self.schedule.sample_ids(step).size
-        return gather_features(of_rank, (self.accumulation, self._micro_batch_size, width), samples, engine.device)
+        if self._num_features is None:
+            self._num_features = agree_on_width(of_rank, self.control)
+        shape = self.accumulation, self._micro_batch_size, self._num_features
+        return gather_features(of_rank, shape, samples, engine.device)
 
     def _forward_backward_step(
         self, step: int, micro_batches: MicroBatches, counts: StepCounts, loss: LossSums

@@ -8,9 +8,22 @@ on the world size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
+
+
+def agree_on_width(of_rank: Sequence[Tensor], group: Any) -> int:
+    """Features of a sample, which a rank without micro-batches does not know. Collective: every rank must call it.
+
+    Args:
+        of_rank: features of each micro-batch of this rank, ``[micro-batch, features]``.
+        group: of all ranks, for tensors on the host.
+    """
+    width = torch.tensor(of_rank[0].size(1) if of_rank else 0)
+    distributed.all_reduce(width, distributed.ReduceOp.MAX, group=group)
+    return int(width)
 
 
 def gather_features(

@@ -248,7 +248,7 @@ class _SplitWriter:
 
     def _pieces(self, tokens: TokenizedDocument) -> Iterator[TokenizedDocument]:
         """What is written of a document: of a long text that is packed, several rows."""
-        if self._text.has_labelled_answers:
+        if self._text.has_labelled_answers or self._text.query:
             return iter([tokens])
         if tokens.pair_lengths is not None:
             return iter([tokens] if teaches(tokens) else [])
@@ -273,7 +273,9 @@ class _SplitWriter:
             columns["labels"] = "ndarray:int32"
         if self._packer is not None:
             return columns | {"lengths": "ndarray:int32"}
-        if self._text.has_labelled_answers:
+        if self._text.query:
+            columns["text_lengths"] = "ndarray:int32"
+        elif self._text.has_labelled_answers:
             columns |= {"pair_lengths": "ndarray:int32", "desirable": "uint8"}
         elif self._text.chosen:
             columns["pair_lengths"] = "ndarray:int32"
@@ -283,6 +285,8 @@ class _SplitWriter:
 
     def _row(self, document: Document, tokens: TokenizedDocument) -> dict[str, Any]:
         row: dict[str, Any] = {"input_ids": tokens.input_ids, **document.kept}
+        if self._text.query:
+            return row | {"text_lengths": tokens.pair_lengths}
         if tokens.pair_lengths is not None:
             label = {} if document.desirable is None else {"desirable": np.uint8(document.desirable)}
             return row | {"labels": tokens.labels, "pair_lengths": tokens.pair_lengths, **label}

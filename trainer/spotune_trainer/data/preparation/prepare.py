@@ -54,6 +54,9 @@ _LATER_OPTIONS = {
     "chosen": "",
     "rejected": "",
     "label": "",
+    "query": "",
+    "positive": "",
+    "negative": "",
 }
 
 
@@ -107,6 +110,9 @@ class PrepareOptions:
                 chosen=dataset.chosen,
                 rejected=dataset.rejected,
                 label=dataset.label,
+                query=dataset.query,
+                positive=dataset.positive,
+                negative=dataset.negative,
             )
         except ValueError as error:
             raise JobError(f"spec.dataset: {error}") from error

@@ -79,9 +79,13 @@ def compile_layers(model: PreTrainedModel, *, recompute: bool = False) -> list[n
 
 
 def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers of encoder and decoder: the modules that `transformers` never splits over devices."""
+    """The layers of encoder and decoder: the modules that `transformers` never splits over devices.
+
+    It does not split the embeddings of BERT either, but they are no layer: their inputs have no gradient.
+    """
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return [layer for layers in lists for layer in layers if type(layer).__name__ in names]
 
 
 def _compiled_in_training(module: nn.Module, *, recompute: bool) -> Callable[..., Any]:
