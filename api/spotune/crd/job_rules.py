@@ -152,7 +152,7 @@ _TRAINING = (
     ),
     Rule(
         "self.objective != 'embedding' || self.globalBatchSize > 1",
-        "must be at least 2: the other rows of a step are the negatives of embedding",
+        "must be at least 2: embedding needs other rows in a step as negatives",
         "globalBatchSize",
     ),
 )

@@ -222,5 +222,5 @@ class TrainingSpec(Section):
         if self.objective != "embedding" and self.embedding != EmbeddingSpec():
             invalid("embedding", f"is only used by the objective embedding; objective is {self.objective}")
         if self.objective == "embedding" and self.global_batch_size == 1:
-            invalid("globalBatchSize", "must be at least 2: the other rows of a step are the negatives of embedding")
+            invalid("globalBatchSize", "must be at least 2: embedding needs other rows in a step as negatives")
         return self

@@ -144,7 +144,7 @@ WRONG_OBJECTIVES = [
         "embeddings without other rows in a step",
         "epochs: 3, globalBatchSize: 96",
         "epochs: 3, globalBatchSize: 1, objective: embedding",
-        ":9: spec.training.globalBatchSize: must be at least 2: the other rows of a step are the negatives of embedding",
+        ":9: spec.training.globalBatchSize: must be at least 2: embedding needs other rows in a step as negatives",
     ),
     (
         "an adapter of a model with embeddings",

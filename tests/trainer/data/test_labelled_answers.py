@@ -136,6 +136,7 @@ def test_lengths_and_previews_are_those_of_the_answer_alone(tokenizer: PreTraine
     preview = preview_row([tmp_path / "answers.jsonl"], 2, TEXT, tokenizer)
     assert [(span.text, span.trained) for span in preview.spans] == [("Q: how many A:", False), (" singer</s>", True)]
     assert preview.tokens == own[1]
+    assert preview.desirable is False
 
 
 def test_a_row_whose_prompt_fills_it_is_dropped_and_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
+from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.generations import surviving_steps
+from spotune_trainer.export.predict import Predictor
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.trainer.support.embedding import embedding_job
+from tests.trainer.support.embedding import Kind, embedding_job, embedding_rows, save_embedding_source
 from tests.trainer.support.groups import GroupFailedError
 from tests.trainer.support.preference import BATCH, STEPS
 from tests.trainer.support.runs import Layout, Runs, committed_state, losses, train_generation
@@ -90,6 +94,61 @@ def test_steps_and_evaluations_report_how_well_texts_are_found(tmp_path: Path, r
         found.append({"loss": summary["evalLoss"], **summary["scores"]})
     assert found[0].keys() == {"loss", "accuracyAt1", "mrr"}
     assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_the_export_finds_texts_as_the_engine_did(tmp_path: Path, runs: Runs, kind: Kind) -> None:
+    source = save_embedding_source(tmp_path / "model", kind)
+    auto: Any = AutoModelForMaskedLM if kind == "encoder" else AutoModelForCausalLM
+    auto.from_config(AutoConfig.from_pretrained(source)).save_pretrained(source)  # with a head, and without a pooler
+    templates = {
+        "query": "query: {query}",
+        "positive": "text: {positive}",
+        "eval": {"source": str(tmp_path / "shards")},
+    }
+    model = {"source": str(source), "task": "causal", "dtype": "float32", "initialise": "pretrained"}
+    job = embedding_job(tmp_path, kind, negatives=True, dataset=templates, model=model, execution={"flopsProfile": 2})
+    directory = runs.empty(f"exported-{kind}")
+    scores = train_generation(directory, job, Layout(2, 3)).summary["scores"]
+    exported = AutoModel.from_pretrained(directory.export).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory.export)
+    rows = embedding_rows()
+    queries = embedded(exported, tokenizer, kind, [f"query: {row['query']}" for row in rows])
+    texts = [*(f"text: {row['positive']}" for row in rows), *(row["negative"] for row in rows)]
+    similarities = queries @ embedded(exported, tokenizer, kind, texts).T
+    ranks = (similarities > similarities.diagonal().unsqueeze(1)).sum(1) + 1
+    assert scores["accuracyAt1"] == pytest.approx(float((ranks == 1).double().mean()), abs=1 / len(rows))
+    assert scores["mrr"] == pytest.approx(float((1 / ranks).double().mean()), abs=1 / len(rows))
+    names_its_modules(directory, kind)
+
+
+def embedded(model: Any, tokenizer: Any, kind: Kind, texts: list[str]) -> torch.Tensor:
+    """Embeddings of texts by transformers, each text alone, ``[texts, hidden size]``."""
+    with torch.no_grad():
+        inputs = [tokenizer(text, truncation=True, max_length=48, return_tensors="pt") for text in texts]
+        outputs = [model(**each).last_hidden_state[0] for each in inputs]
+    pooled = [hidden.mean(0) if kind == "encoder" else hidden[-1] for hidden in outputs]
+    return functional.normalize(torch.stack(pooled), dim=1)
+
+
+def names_its_modules(directory: JobDirectory, kind: Kind) -> None:
+    """Check the files that sentence-transformers reads, and the error of `spotune predict`."""
+
+    def read(name: str) -> Any:
+        return json.loads((directory.export / name).read_text())
+
+    assert [module["type"].split(".")[-1] for module in read("modules.json")] == ["Transformer", "Pooling", "Normalize"]
+    assert all((directory.export / module["path"]).is_dir() for module in read("modules.json"))
+    pooling = read("1_Pooling/config.json")
+    assert pooling["word_embedding_dimension"] == 16
+    assert [mode for mode, used in pooling.items() if used is True] == [
+        "pooling_mode_mean_tokens" if kind == "encoder" else "pooling_mode_lasttoken"
+    ]
+    assert read("config_sentence_transformers.json")["prompts"] == {"query": "query: ", "document": "text: "}
+    assert read("spotune.json")["task"] == "embedding"
+    assert "SentenceTransformer(directory)" in (directory.export / "README.md").read_text()
+    with pytest.raises(JobError, match="is a model with embeddings"):
+        Predictor.load(directory.root)
 
 
 @pytest.mark.parametrize(
