@@ -102,6 +102,22 @@ def ultrafeedback(folder: Path) -> Rows:
     return files
 
 
+def kto_mix(folder: Path) -> Rows:
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"Sum up number {number}."}],
+            "completion": [{"role": "assistant", "content": text}],
+            "label": number % 2 == 0,
+        }
+        for number, text in enumerate(TEXTS)
+    ]
+    published, converted = folder / "train-00000-of-00001.parquet", folder / "rows" / "train.jsonl"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), published)
+    script = EXAMPLES / "mistral-kto-mix" / "chats.py"
+    subprocess.run([sys.executable, str(script), str(published), "--output", str(converted)], check=True)
+    return {"train": converted, "eval": converted}
+
+
 def dolly_and_wikisql(folder: Path) -> Rows:
     sql = wikisql(folder)
     return {"instructions": dolly(folder)["train"], "sql": sql["train"], "sql-dev": sql["eval"]}
@@ -126,6 +142,7 @@ WRITERS: dict[str, Callable[[Path], Rows]] = {
     "mistral-pretrain": c4,
     "llama-dolly": dolly,
     "mistral-ultrafeedback": ultrafeedback,
+    "mistral-kto-mix": kto_mix,
     "llama-mixture": dolly_and_wikisql,
     "bert-labels": imdb_or_wikiann,
 }
@@ -149,7 +166,7 @@ def save_tiny_model(job: FinetuneJob, folder: Path, config: dict[str, Any]) -> P
     else:
         tiny.save_pretrained(folder)
     tokenizer = save_tokenizer(folder)
-    if job.spec.dataset.chosen:
+    if job.spec.dataset.chosen or job.spec.dataset.messages:
         tokenizer.chat_template = CHAT_TEMPLATE
         tokenizer.save_pretrained(folder)
     return folder

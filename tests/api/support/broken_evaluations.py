@@ -176,8 +176,8 @@ WRONG_EVALUATIONS = [
         + TRAIN
         + "  training: {objective: reward, evaluation: {harness: {tasks: [arc_easy]}}, ",
         (
-            ":8: spec.training.evaluation.harness: evaluates language models, and reward trains a model that scores "
-            "answers: remove it"
+            ":8: spec.training.evaluation.harness: evaluates language models, and reward trains a model that generates "
+            "no text: remove it"
         ),
     ),
     (

@@ -30,20 +30,41 @@ from spotune_trainer.data.chat.renderer import ChatRenderer, TrainOn
 from spotune_trainer.data.documents import Document, Segment, TokenizedDocument, chat_document
 from spotune_trainer.data.labels.encoding import EncodedText, tokenize_texts, tokenize_word_list
 from spotune_trainer.data.labels.positions import LabelIds, column_value, read_word_labels
-from spotune_trainer.data.pairs import check_chat_column, join_pairs, pair_documents
+from spotune_trainer.data.pairs import (
+    check_chat_column,
+    join_mismatched,
+    join_pairs,
+    labelled_document,
+    pair_documents,
+    read_desirable,
+    texts_document,
+    tokenize_related_texts,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_RESERVED = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "text_label", "token_labels", "completion"})
+_RESERVED = frozenset(
+    {
+        "input_ids",
+        "labels",
+        "lengths",
+        "pair_lengths",
+        "text_lengths",
+        "text_label",
+        "token_labels",
+        "desirable",
+        "completion",
+    }
+)
 
 
 @dataclass(frozen=True)
 class TextOptions:
     """How rows become text and tokens. The fields are those of ``spec.dataset`` in a job.
 
-    Exactly one of ``completion`` (with ``prompt``), ``text``, ``messages`` and ``chosen`` is set. The field names are
-    written to a dataset's manifest and are part of the key that identifies it.
+    Exactly one of ``completion`` (with ``prompt``), ``text``, ``messages``, ``chosen`` and ``query`` is set. The field
+    names are written to a dataset's manifest and are part of the key that identifies it.
 
     Attributes:
         task: ``causal`` or ``seq2seq``.
@@ -54,9 +75,13 @@ class TextOptions:
         tools: Column with the tools that a chat may call.
         chosen: Template of the preferred answer of a pair; without a prompt, a column with a chat that ends with it.
         rejected: Template of the other answer of a pair, in the same form.
-        label: Column with the label of the text, in braces; all labels are in ``labels``.
-        labels: Names of all labels.
+        label: Column with the label of a row, in braces. With ``text``, that of the text; all labels are in ``labels``.
+            With ``prompt`` and ``completion``, or ``messages``, whether the answer is desirable.
+        labels: Names of all labels of texts or words.
         label_each_word: Whether ``text`` is a column with a list of words, and ``label`` one with the label of each.
+        query: Template of the text that an embedding brings near to ``positive``.
+        positive: Template of the other text.
+        negative: Template of a text that is not near to ``query``; may be empty.
         train_on: Which text of a chat carries loss.
         train_trailing_whitespace: Whether whitespace after the token that ends a turn carries loss.
         keep: Columns that are copied into the shards as text.
@@ -85,12 +110,17 @@ class TextOptions:
     label: str = ""
     labels: tuple[str, ...] = ()
     label_each_word: bool = False
+    query: str = ""
+    positive: str = ""
+    negative: str = ""
 
     def __post_init__(self) -> None:
-        if sum(map(bool, (self.completion, self.text, self.messages, self.chosen))) != 1:
-            raise ValueError("give exactly one of prompt with completion, text, messages, and chosen with rejected")
-        if self.chosen and (self.task == "seq2seq" or self.packing):
-            raise ValueError("pairs of chosen and rejected answers are for causal models, and cannot be packed")
+        if sum(map(bool, (self.completion, self.text, self.messages, self.chosen, self.query))) != 1:
+            raise ValueError(
+                "give exactly one of prompt with completion, text, messages, chosen with rejected, query with positive"
+            )
+        if self.several_documents and (self.task == "seq2seq" or self.packing):
+            raise ValueError(f"{self.several_documents} are not for seq2seq models, and cannot be packed")
         if self.label:
             self._check_label()
         if self.task == "seq2seq" and self.text:
@@ -110,6 +140,8 @@ class TextOptions:
             )
 
     def _check_label(self) -> None:
+        if self.has_labelled_answers:
+            return
         if not self.text or not self.labels:
             raise ValueError("a label needs the text that it is of, and the names of all labels: set text and labels")
         if self.task == "seq2seq" or self.packing:
@@ -117,8 +149,25 @@ class TextOptions:
 
     @property
     def has_labels(self) -> bool:
-        """Whether labels of tokens are stored. Plain text needs none: all of its tokens carry loss."""
-        return not self.text
+        """Whether labels of tokens are stored. Texts alone need none: all tokens of plain text carry loss."""
+        return not (self.text or self.query)
+
+    @property
+    def several_documents(self) -> str:
+        """What the documents of a row are if it has several; empty otherwise."""
+        if self.has_labelled_answers:
+            return "answers with a label"
+        return "pairs of chosen and rejected answers" if self.chosen else "texts with embeddings" if self.query else ""
+
+    @property
+    def has_labelled_answers(self) -> bool:
+        """Whether rows are answers with a label, for KTO."""
+        return bool(self.label and (self.completion or self.messages))
+
+    @property
+    def has_labelled_texts(self) -> bool:
+        """Whether rows are texts with a label, or words with one each, for a classifier."""
+        return bool(self.label and self.text)
 
     @property
     def is_chat(self) -> bool:
@@ -139,7 +188,7 @@ class RowRenderer:
 
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
         self._options = options
-        train_on: TrainOn = "last" if options.chosen else options.train_on
+        train_on: TrainOn = "last" if options.chosen or options.has_labelled_answers else options.train_on
         self._chats = ChatRenderer(tokenizer, train_on, options.train_trailing_whitespace) if options.is_chat else None
         text = options.text if "{" in options.text or not options.text else f"{{{options.text}}}"
         self._templates = {
@@ -148,10 +197,14 @@ class RowRenderer:
             "chosen": Template(options.chosen),
             "rejected": Template(options.rejected),
             "text": Template(text),
+            "query": Template(options.query),
+            "positive": Template(options.positive),
+            "negative": Template(options.negative),
         }
         if options.chosen and self._chats is not None:
             for name in ("chosen", "rejected"):
                 check_chat_column(self._templates[name])
+        self._texts = [name for name in ("query", "positive", "negative") if getattr(options, name)]
         self._label_ids = LabelIds(options.labels)
         self._label = options.label.strip("{}")
 
@@ -175,14 +228,20 @@ class RowRenderer:
             document = pair_documents(*answers)
         elif self._chats is not None:
             document = self._render_chat(self._chats, row, kept)
-        elif self._options.label:
+        elif self._options.has_labelled_texts:
             document = self._labelled(row, kept)
+        elif self._texts:
+            document = texts_document({name: self._render(name, row) for name in self._texts}, kept)
         elif self._options.text:
             document = Document((Segment(self._render("text", row), True),), "", kept)
         else:
             document = self._answer("completion", row, kept)
             if not document.completion.strip():
                 raise RowError("the completion is empty: remove the row, or correct it or dataset.completion")
+        if self._options.has_labelled_answers:
+            with _naming("label"):
+                desirable = read_desirable(row, self._label)
+            document = labelled_document(document, desirable=desirable)
         try:
             document.dedup_key  # noqa: B018 - encodes the text, so it rejects lone surrogates
         except UnicodeEncodeError as error:
@@ -239,7 +298,8 @@ class DocumentTokenizer:
 
     Args:
         options: The task and the maximum lengths.
-        tokenizer: Needs an end-of-text token (EOS), which ends every completion, unless rows are texts with labels.
+        tokenizer: Needs an end-of-text token (EOS), which ends every completion, unless rows are texts with labels or
+            with embeddings.
 
     Raises:
         ValueError: The tokenizer has no end-of-text token, or cannot tell which token belongs to which word.
@@ -248,7 +308,7 @@ class DocumentTokenizer:
     def __init__(self, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> None:
         if options.label_each_word and not tokenizer.is_fast:
             raise ValueError("labels of words need a fast tokenizer, which knows the characters of its tokens")
-        if tokenizer.eos_token_id is None and not options.label:
+        if tokenizer.eos_token_id is None and not (options.has_labelled_texts or options.query):
             raise ValueError(
                 "the tokenizer has no end-of-text token (eos_token), so the model could not learn to end an answer"
             )
@@ -261,11 +321,16 @@ class DocumentTokenizer:
 
         With packing, plain text is not truncated: ``packing.split_document`` splits it later.
         """
-        if self._options.label:
+        if self._options.has_labelled_texts:
             return self._labelled(documents)
         if self._options.chosen:
             answers = [answer for pair in documents for answer in (pair, pair.rejected) if answer is not None]
             return join_pairs(self._causal(answers))
+        if documents and all(document.mismatched is not None for document in documents):
+            both = [each for own in documents for each in (own, own.mismatched) if each is not None]
+            return join_mismatched(self._causal(both))
+        if self._options.query:
+            return tokenize_related_texts(documents, self._tokenizer, self._options.max_length)
         return self._seq2seq(documents) if self._options.task == "seq2seq" else self._causal(documents)
 
     def _labelled(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:

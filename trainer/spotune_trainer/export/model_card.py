@@ -18,6 +18,7 @@ _PIPELINES = {
     "reward": "text-classification",
     "classification": "text-classification",
     "tokenClassification": "token-classification",
+    "embedding": "sentence-similarity",
 }
 _AUTO_MODELS = {
     "causal": "AutoModelForCausalLM",
@@ -31,6 +32,15 @@ _REWARD = (
     "This is a reward model. It generates no text. Its only logit, for a prompt with its answer, is the reward: higher "
     "for answers like those that were preferred. Rewards compare answers to the same prompt."
 )
+
+_EMBEDDING = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(directory)
+queries = model.encode_query(["a question"])
+documents = model.encode_document(["a text", "another text"])
+print(model.similarity(queries, documents))
+```"""
 
 # Field of result.json -> its title in the model card and its number format.
 _RESULT_ROWS: Mapping[str, tuple[str, str]] = {
@@ -78,7 +88,7 @@ def _results(result: Mapping[str, Any]) -> dict[str, str]:
 def _front_matter(job: FinetuneJob) -> dict[str, Any]:
     model = job.spec.model
     matter: dict[str, Any] = {
-        "library_name": "transformers",
+        "library_name": "sentence-transformers" if job.spec.model_kind == "embedding" else "transformers",
         "pipeline_tag": _PIPELINES[job.spec.model_kind],
         "tags": ["spotune", *(["reward-model"] if job.spec.model_kind == "reward" else [])],
     }
@@ -114,6 +124,8 @@ def _settings(job: FinetuneJob) -> dict[str, str]:
 
 def _usage(job: FinetuneJob) -> str:
     prompt = job.spec.dataset.prompt
+    if job.spec.model_kind == "embedding":
+        return _EMBEDDING
     auto_model = _AUTO_MODELS[job.spec.model_kind]
     template = f"The model was trained with this prompt template:\n\n```\n{prompt}\n```\n\n" if prompt else ""
     load = f"""```python

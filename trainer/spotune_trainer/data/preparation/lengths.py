@@ -227,7 +227,7 @@ def collect_lengths(
             if options.task == "seq2seq":
                 rows.add(np.zeros(len(tokens.input_ids), dtype=bool))
                 targets.add(np.ones(len(tokens.labels), dtype=bool))
-            elif options.label and not options.label_each_word:
+            elif options.has_labelled_texts and not options.label_each_word:
                 rows.add(np.zeros(len(tokens.input_ids), dtype=bool))
             else:
                 longest = max(split_pair(tokens), key=lambda answer: len(answer.input_ids))

@@ -56,6 +56,9 @@ _LATER_OPTIONS: Mapping[str, Any] = {
     "label": "",
     "labels": [],
     "labelEachWord": False,
+    "query": "",
+    "positive": "",
+    "negative": "",
 }
 
 
@@ -111,6 +114,9 @@ class PrepareOptions:
                 label=dataset.label,
                 labels=tuple(dataset.labels) if dataset.label else (),
                 label_each_word=job.spec.training.objective == "tokenClassification",
+                query=dataset.query,
+                positive=dataset.positive,
+                negative=dataset.negative,
             )
         except ValueError as error:
             raise JobError(f"spec.dataset: {error}") from error
