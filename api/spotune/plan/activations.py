@@ -100,6 +100,8 @@ def logits_bytes(architecture: Architecture, workload: Workload) -> int:
     projection's weights.
     """
     tokens = _tokens(architecture, architecture.decoder, workload)
+    if architecture.without_head:
+        return tokens * architecture.decoder.hidden_size * FLOAT32_BYTES  # the output, from which embeddings are made
     if architecture.reward_head:
         return tokens * workload.bytes_per_element  # of each token, before the last one's is taken
     if workload.chunked_loss:

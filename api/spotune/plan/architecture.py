@@ -74,6 +74,7 @@ class Architecture:
         softcapped_scores: whether the attention scores are soft-capped, which also rules out fused attention.
         reward_head: whether the output is one number for a text, by a matrix ``[1, hidden_size]``, not a projection to
             the vocabulary.
+        without_head: whether the output is that of the last layer, as for embeddings.
     """
 
     model_type: str
@@ -91,6 +92,7 @@ class Architecture:
     softcapped_logits: bool = False
     softcapped_scores: bool = False
     reward_head: bool = False
+    without_head: bool = False
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

@@ -82,7 +82,7 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
     on_cpu, compiled, objective = spec.workers.gpus == 0, resolve_compile(job), spec.training.objective
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
     return TrainingSetup(
-        architecture=replace(architecture, reward_head=objective in ("reward", "embedding")),
+        architecture=replace(architecture, reward_head=objective == "reward", without_head=objective == "embedding"),
         precision=precision_of(spec.model.dtype, spec.training.optimizer),
         global_batch_size=spec.training.global_batch_size,
         sequence_length=spec.dataset.max_length * _documents_of_a_row(job),
