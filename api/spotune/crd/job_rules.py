@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES
+from spotune.crd.objective_rules import SPEC_RULES, TRAINING_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.job import (
     BackoffSpec,
@@ -126,14 +127,6 @@ _TRAINING = (
         "is only used by simpo",
         "preference.targetMargin",
     ),
-    *(
-        Rule(
-            f"self.objective == 'kto' || self.preference.{field} == 1.0",
-            "is only used by kto",
-            f"preference.{field}",
-        )
-        for field in ("desirableWeight", "undesirableWeight")
-    ),
     Rule(
         "self.objective == 'sft' || self.labelSmoothing == 0.0",
         "smooths the cross-entropy of sft: remove it",
@@ -144,17 +137,7 @@ _TRAINING = (
         "is not supported for reward and embedding: remove it",
         "neftuneNoiseAlpha",
     ),
-    Rule(
-        "self.objective == 'embedding' || (self.embedding.pooling == 'mean' && self.embedding.normalize && "
-        "self.embedding.temperature == 0.05)",
-        "is only used by the objective embedding",
-        "embedding",
-    ),
-    Rule(
-        "self.objective != 'embedding' || self.globalBatchSize > 1",
-        "must be at least 2: embedding needs other rows in a step as negatives",
-        "globalBatchSize",
-    ),
+    *TRAINING_RULES,
 )
 
 
@@ -190,51 +173,9 @@ _SPEC = (
         "dataset",
     ),
     Rule(
-        "self.training.objective == 'kto' || self.dataset.label == ''",
-        "is only used by kto",
-        "dataset.label",
-    ),
-    *(
-        Rule(
-            f"self.training.objective != 'kto' || self.dataset.{field} == ''",
-            "kto learns from answers with a label: set prompt, completion and label instead, or messages and label",
-            f"dataset.{field}",
-        )
-        for field in ("chosen", "text")
-    ),
-    Rule(
-        "self.training.objective != 'kto' || self.dataset.label != '' || "
-        "(self.dataset.completion == '' && self.dataset.messages == '')",
-        "is required by kto: set the column that says whether an answer is desirable",
-        "dataset.label",
-    ),
-    Rule(
-        "self.training.objective != 'kto' || !self.dataset.packing",
-        "is not supported for kto, whose labels belong to one row each: remove it",
-        "dataset.packing",
-    ),
-    Rule(
-        "self.training.objective != 'kto' || self.dataset.trainOn != 'all'",
-        "all is not supported for kto, which learns from the last message: remove it",
-        "dataset.trainOn",
-    ),
-    Rule(
         "self.training.objective == 'sft' || !self.training.evaluation.generate",
         "is only supported for sft: remove it",
         "training.evaluation.generate",
-    ),
-    Rule(
-        "self.training.objective == 'embedding' || self.dataset.query == ''",
-        "is only used by embedding",
-        "dataset.query",
-    ),
-    *(
-        Rule(
-            f"self.training.objective != 'embedding' || self.dataset.{field} == ''",
-            "embedding learns from texts: set query and positive instead",
-            f"dataset.{field}",
-        )
-        for field in ("completion", "text", "messages", "chosen")
     ),
     Rule(
         "self.training.objective != 'reward' || !has(self.adapter)",
@@ -242,20 +183,11 @@ _SPEC = (
         "adapter",
     ),
     Rule(
-        "self.training.objective != 'embedding' || !has(self.adapter)",
-        "is not supported for embedding: remove it",
-        "adapter",
-    ),
-    Rule(
         "self.training.objective != 'reward' || !has(self.serving)",
         "is not supported for reward: a reward model scores answers and generates none",
         "serving",
     ),
-    Rule(
-        "self.training.objective != 'embedding' || !has(self.serving)",
-        "is not supported for embedding, whose model generates no text: remove it",
-        "serving",
-    ),
+    *SPEC_RULES,
     Rule(
         "self.model.task != 'seq2seq' || !self.dataset.packing",
         "is only supported for causal models; model.task is seq2seq",
