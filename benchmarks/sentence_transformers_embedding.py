@@ -5,7 +5,8 @@ r"""Losses of sentence-transformers, in one process: the reference that our obje
 
 It needs the package sentence-transformers, which is no dependency of spotune (`uv pip install --target FOLDER --no-deps
 sentence-transformers`, and FOLDER in PYTHONPATH). Rows, model, order and batch are those of the test
-tests/trainer/journeys/test_embedding.py. Model, pooling and loss (MultipleNegativesRankingLoss) are those of
+tests/trainer/journeys/test_embedding.py. It also loads an export of each job's model by sentence-transformers, and
+writes how far its embeddings are from ours. Model, pooling and loss (MultipleNegativesRankingLoss) are those of
 sentence-transformers; optimizer, schedule and clipping are those that its Trainer uses.
 """
 
@@ -15,21 +16,26 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import sentence_transformers
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, Pooling, Transformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import get_scheduler
 
 from spotune.job import FinetuneJob
+from spotune_trainer.data.batches import collate
+from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.models.pretrained import build_model, load_tokenizer
-from tests.trainer.support.embedding import embedding_job, texts_of_steps
+from spotune_trainer.objectives.embedding import embed
+from tests.trainer.support.embedding import embedding_job, embedding_rows, texts_of_steps
 from tests.trainer.support.preference import STEPS
 
-JOBS = {
+JOBS: dict[str, dict[str, Any]] = {
     "encoder": {"kind": "encoder"},
     "encoder-negatives": {"kind": "encoder", "negatives": True},
     "decoder": {"kind": "decoder"},
@@ -64,17 +70,36 @@ def step_losses(job: FinetuneJob, root: Path) -> list[float]:
     return losses
 
 
+def export_difference(job: FinetuneJob, root: Path) -> float:
+    """Largest difference of an element, between embeddings of an export by sentence-transformers and ours."""
+    model, tokenizer, embedding = build_model(job).eval(), load_tokenizer(job), job.spec.training.embedding
+    export_model(dict(model.named_parameters()), job, root / "export", {})
+    loaded = SentenceTransformer(str(root / "export"), device="cpu")
+    texts = [row["query"] for row in embedding_rows()]
+    encoded = tokenizer(texts, truncation=True, max_length=job.spec.dataset.max_length)["input_ids"]
+    rows = [{"input_ids": np.array(ids), "text_lengths": np.array([len(ids)])} for ids in encoded]
+    batch = collate(rows, "causal", tokenizer.pad_token_id)
+    with torch.no_grad():
+        ours = embed(model, batch, embedding.pooling, normalize=embedding.normalize)
+    return float(abs(loaded.encode_query(texts, convert_to_tensor=True) - ours).max())
+
+
 def main() -> None:
     """Write the losses of all jobs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     output = parser.parse_args().output
-    losses = {}
+    losses, differences = {}, {}
     for name, arguments in JOBS.items():
         with tempfile.TemporaryDirectory() as folder:
-            losses[name] = step_losses(embedding_job(Path(folder), **arguments), Path(folder))
+            job = embedding_job(Path(folder), **arguments)
+            losses[name] = step_losses(job, Path(folder))
+            differences[name] = export_difference(job, Path(folder))
     versions = {module.__name__: module.__version__ for module in (sentence_transformers, transformers, torch)}
-    output.write_text(json.dumps({"versions": versions, "losses": losses}, indent=1) + "\n", encoding="utf-8")
+    output.write_text(
+        json.dumps({"versions": versions, "losses": losses, "exportDifferences": differences}, indent=1) + "\n",
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":

@@ -28,12 +28,13 @@ def test_a_row_has_each_text_as_the_tokenizer_encodes_it(tokenizer: PreTrainedTo
     source = write_jsonl(tmp_path / "texts.jsonl", ROWS)
     prepared = prepare([source], tmp_path / "out", PrepareOptions(TEXTS, processes=1), tokenizer)
     rows = read(tmp_path / "out", tmp_path)
+    assert len(rows) == len(ROWS)
     for raw, row in zip(ROWS, rows, strict=True):
         texts = np.split(row["input_ids"], np.cumsum(row["text_lengths"])[:-1])
         expected = [f"query: {raw['q']}", raw["p"], raw["n"]]
         encoded = tokenizer(expected, truncation=True, max_length=16)["input_ids"]
         assert [text.tolist() for text in texts] == encoded
-    assert len(encoded[2]) == 16
+    assert rows[1]["text_lengths"][2] == 16
     counts = prepared.manifest["splits"]["train"]
     assert (counts["samples"], counts["truncated"], counts["dropped"]) == (2, 1, 0)
 

@@ -40,9 +40,17 @@ def save_embedding_source(folder: Path, kind: Kind, dropout: float = 0.0) -> Pat
     """Save configuration and tokenizer of a small encoder, or decoder without dropout; returns the folder."""
     if kind == "decoder":
         return save_source(folder, "causal", attention_dropout=0.0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    BertConfig(vocab_size=VOCABULARY, max_position_embeddings=128, **sizes, **dropouts).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    config.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
 

@@ -164,12 +164,9 @@ def collate(
     """
     if "text_lengths" in rows[0]:
         texts = len(rows[0]["text_lengths"])
-        documents = [_document(row, index) for index in range(texts) for row in rows]
-        batch = collate(documents, task, pad_token_id, pad_to_multiple_of=pad_to_multiple_of)
-        mask = np.arange(batch.input_ids.shape[1]) < batch.input_lengths[:, None]  # encoders would see the padding
-        ids = np.arange(len(rows)) if sample_ids is None else np.asarray(sample_ids, dtype=np.int64)
-        mask_tensor = torch.from_numpy(mask.astype(np.int64))
-        return dataclasses.replace(batch, sample_ids=ids, texts=texts, attention_mask=mask_tensor)
+        rows_of_texts = [_document(row, index) for index in range(texts) for row in rows]
+        batch = collate(rows_of_texts, task, pad_token_id, pad_to_multiple_of=pad_to_multiple_of)
+        return _with_texts(batch, texts, np.arange(len(rows)) if sample_ids is None else sample_ids)
     if "desirable" in rows[0]:
         own, mismatched = (
             collate(
@@ -254,6 +251,17 @@ def combine_hashes(hashes: Sequence[int]) -> int:
 def document_starts(lengths: npt.NDArray[np.integer[Any]]) -> Tokens:
     """Offset of each document in a packed row, ``[documents]``, from the documents' lengths."""
     return np.concatenate(([0], np.cumsum(lengths[:-1], dtype=np.int64)))
+
+
+def _with_texts(batch: Batch, texts: int, sample_ids: npt.ArrayLike) -> Batch:
+    """A batch of texts as one of samples, with a mask: an encoder would see the padding."""
+    mask = np.arange(batch.input_ids.shape[1]) < batch.input_lengths[:, None]
+    return dataclasses.replace(
+        batch,
+        sample_ids=np.asarray(sample_ids, dtype=np.int64),
+        texts=texts,
+        attention_mask=torch.from_numpy(mask.astype(np.int64)),
+    )
 
 
 def _document(row: Row, index: int) -> Row:

@@ -22,8 +22,8 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.prompting.export_manifest import MANIFEST, ExportManifest, previous_export, previous_exports
 from spotune_trainer import files
+from spotune_trainer.export.embedding_modules import write_modules
 from spotune_trainer.export.model_card import model_card
-from spotune_trainer.export.sentence_transformers import write_modules
 from spotune_trainer.models.decoding import generation_config_with_special_tokens
 from spotune_trainer.models.lora import attach_trained_adapter
 from spotune_trainer.models.pretrained import build_model, build_on_meta_device, load_tokenizer, no_progress_bars

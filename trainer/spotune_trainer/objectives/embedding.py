@@ -97,14 +97,18 @@ def embed(model: Any, batch: Batch, pooling: Pooling, *, normalize: bool) -> Ten
         outputs = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **cache)
     hidden = outputs.last_hidden_state.float()
     mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
+    pooled = _pool(hidden, mask, pooling)
+    return functional.normalize(pooled, dim=1) if normalize else pooled
+
+
+def _pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     match pooling:
         case "cls":
-            pooled = hidden[:, 0]
+            return hidden[:, 0]
         case "lastToken":
-            pooled = hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1]
+            return hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1]
         case "mean":
-            pooled = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
-    return functional.normalize(pooled, dim=1) if normalize else pooled
+            return (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
 
 
 def _statistics(scores: Tensor, answers: Tensor) -> Tensor:
