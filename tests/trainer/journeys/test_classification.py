@@ -71,7 +71,7 @@ def test_losses_match_those_of_the_trainer(tmp_path: Path, objective: str, model
 def test_a_run_resumes_exactly(
     tmp_path: Path, runs: Runs, objective: str, model_type: str, adapter: dict[str, Any] | None, layout: Layout
 ) -> None:
-    sections = {"adapter": adapter} if adapter else {}
+    sections: dict[str, Any] = {"adapter": adapter} if adapter else {}
     job = labelled_job(tmp_path, objective, model_type, checkpoint={"every": HALF, "keep": 3}, **sections)
     undisturbed = runs.empty("finished-labelled")
     train_generation(undisturbed, job, layout)

@@ -61,7 +61,7 @@ def save_model(folder: Path, model_type: str, dropout: float = 0.0) -> Path:
         if model_type == "bert":
             vocabulary = save_wordpiece_tokenizer(folder)
             sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-            dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+            dropouts: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
             values = {
                 "vocab_size": vocabulary,
                 "max_position_embeddings": 64,

@@ -32,10 +32,11 @@ class RecordingTrainer(Trainer):
         self.losses: list[float] = []
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
+        rows: Any = train_dataset if train_dataset is not None else self.train_dataset
+        return SequentialSampler(rows)
 
     def compute_loss(self, *positional: Any, **named: Any) -> Any:
-        loss = super().compute_loss(*positional, **named)
+        loss: Any = super().compute_loss(*positional, **named)
         self.losses.append(float(loss.detach()))
         return loss
 

@@ -54,7 +54,7 @@ def _print_labels(directory: Path, questions: list[tuple[str, dict[str, Any]]], 
 
     classifier = Classifier.load(directory)
     texts = [classifier.text(text, values) for text, values in questions]
-    width = max(map(len, classifier.model.config.id2label.values()))
+    width = max(map(len, classifier.label_names))
     for text, labels in zip(texts, classifier.classify(texts), strict=True):
         if output == "json":
             found = [dataclasses.asdict(label) for label in labels]

@@ -61,6 +61,12 @@ class Classifier:
         return cls(manifest, model, tokenizer)
 
     @property
+    def label_names(self) -> list[str]:
+        """Names of the labels, in the order of the model's outputs."""
+        config: Any = self.model.config
+        return [config.id2label[position] for position in range(config.num_labels)]
+
+    @property
     def labels_each_word(self) -> bool:
         """Whether each word gets a label, and not the whole text."""
         return self.manifest.task == "tokenClassification"
@@ -124,4 +130,4 @@ class Classifier:
 
     def _best(self, text: str, probabilities: torch.Tensor) -> Label:
         position = int(probabilities.argmax())
-        return Label(text, self.model.config.id2label[position], float(probabilities[position]))
+        return Label(text, self.label_names[position], float(probabilities[position]))

@@ -46,10 +46,11 @@ def configure_head(config: PretrainedConfig, job: FinetuneJob) -> None:
         labels, model = job.spec.dataset.labels, job.spec.model
         has_labels = any(name.endswith(_CLASSIFIERS) for name in config.architectures or ())
         if has_labels and model.initialise == "pretrained" and config.num_labels != len(labels):
+            names = ", ".join((config.id2label or {}).values())
             raise JobError(
                 f"dataset.labels has {len(labels)} labels, and the head of model.source {model.source!r} has "
-                f"{config.num_labels} ({', '.join(config.id2label.values())}): name as many, or a source without such "
-                "a head, such as the model that it was finetuned from"
+                f"{config.num_labels} ({names}): name as many, or a source without such a head, such as the model that "
+                "it was finetuned from"
             )
         config.num_labels = len(labels)
         config.id2label = dict(enumerate(labels))

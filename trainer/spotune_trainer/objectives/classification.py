@@ -57,7 +57,7 @@ class TokenClassification:
 class Classification(TokenClassification):
     """Mean cross-entropy over the texts of a step. Its statistic is the accuracy."""
 
-    statistics = ("accuracy",)
+    statistics: tuple[str, ...] = ("accuracy",)
 
     def _statistics(self, predictions: Tensor, batch: Batch) -> Tensor:
         return (predictions == batch.labels).double().sum(0)

@@ -48,7 +48,7 @@ def test_shards_in_a_store_have_their_manifest_beside_them(
     job = labelled_job(tmp_path)
     for path in (tmp_path / "shards").iterdir():
         s3.upload_file(str(path), "bucket", f"labels/train/{path.name}")
-    stored = {"train": {"source": "s3://bucket/labels/train"}}
+    stored: dict[str, Any] = {"train": {"source": "s3://bucket/labels/train"}}
     assert opened(changed(job, **stored), tmp_path) == ROWS
     with pytest.raises(JobError, match=r"^dataset: dataset\.labels|^dataset\.labels: the shards s3://bucket/labels"):
         opened(changed(job, labels=REVERSED, **stored), tmp_path)
@@ -63,7 +63,7 @@ def test_shards_in_a_store_have_their_manifest_beside_them(
 
 def test_another_objective_is_refused(tmp_path: Path) -> None:
     job = labelled_job(tmp_path)
-    none = {"text": "", "label": "", "labels": []}
+    none: dict[str, Any] = {"text": "", "label": "", "labels": []}
     with pytest.raises(JobError, match=r"has labels, which dpo does not learn: use classification, or shards"):
         opened(changed(job, "dpo", **none), tmp_path)
     with pytest.raises(

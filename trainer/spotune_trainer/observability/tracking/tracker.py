@@ -25,6 +25,7 @@ STEP_CURVES = {
     "train/rewardRejected": "rewardRejected",
     "train/rewardMargin": "rewardMargin",
     "train/rewardAccuracy": "rewardAccuracy",
+    "train/accuracy": "accuracy",
 }
 
 
