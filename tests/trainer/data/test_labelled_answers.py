@@ -16,7 +16,8 @@ from spotune_trainer.data.batches import NO_LOSS, Row, collate, row_hash
 from spotune_trainer.data.preparation.lengths import measure_lengths
 from spotune_trainer.data.preparation.prepare import PreparedDataset, PrepareOptions, prepare
 from spotune_trainer.data.preparation.preview import preview_row
-from spotune_trainer.data.tokenization import RowRenderer, TextOptions
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.renderer import RowRenderer
 from tests.trainer.data.preparation.test_prepare import read, write_jsonl
 from tests.trainer.data.test_pairs import chat
 

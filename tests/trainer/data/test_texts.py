@@ -14,7 +14,7 @@ from spotune_trainer.data.batches import collate, row_hash
 from spotune_trainer.data.preparation.lengths import measure_lengths
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
 from spotune_trainer.data.preparation.preview import preview_row
-from spotune_trainer.data.tokenization import TextOptions
+from spotune_trainer.data.rows.options import TextOptions
 from tests.trainer.data.preparation.test_prepare import read, write_jsonl
 
 TEXTS = TextOptions("causal", query="query: {q}", positive="{p}", negative="{n}", max_length=16)

@@ -24,12 +24,15 @@ from spotune.errors import JobError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import SKIPPED
-from spotune_trainer.data.documents import Document, TokenizedDocument
-from spotune_trainer.data.pairs import split_pair, teaches, with_mismatched
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
 from spotune_trainer.data.preparation.readers import read_rows
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.documents import Document, TokenizedDocument
+from spotune_trainer.data.rows.labelled_answers import with_mismatched
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.pairs import split_pair, teaches
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from spotune_trainer.files import fsync_directory, fsync_file, write_json
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ class Document:
         labels: Position in ``dataset.labels`` of the text's label, or of each word's; empty for other formats.
         word_list: Words, each with a label; empty for other formats.
         desirable: Whether the answer is desirable; None if answers have no label.
-        mismatched: Of a labelled answer, its prompt with the answer of another row, see `pairs.with_mismatched`.
+        mismatched: Of a labelled answer, its prompt with the answer of another row, see `with_mismatched`.
     """
 
     segments: tuple[Segment, ...]
