@@ -4,6 +4,9 @@ The samples are sorted by length and split into batches, independently of the ra
 b mod world_size. Ranks that have no batch left repeat one row and discard its result, so all ranks run the same number
 of forward passes (with ZeRO-3, each gathers weights from all ranks). Results are summed exactly (`math.fsum`) and no
 random numbers are drawn, so the result is the same at any world size.
+
+If the loss of a sample depends on other samples, all batches of the evaluation set, or of a source of a mixture, run
+twice: the first pass computes what each sample's loss needs to know of the others.
 """
 
 from __future__ import annotations

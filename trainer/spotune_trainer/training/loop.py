@@ -139,6 +139,7 @@ class TrainingLoop:
         self._no_counts = StepCounts(0, 0, (0,) * self.objective.losses)
         self._num_sums = self.objective.losses + self.objective.statistics.size
         self._micro_batch_size = context.plan.micro_batch_size
+        self._step_objective = self.objective if isinstance(self.objective, StepObjective) else None
         self._step_values: Tensor | None = None
         self._num_features: int | None = None  # known after the first step
         self._zero_weight_batch = zero_weight_batch(context.job.spec.model.task).to(self.engine.device)
@@ -159,8 +160,8 @@ class TrainingLoop:
         """
         started = time.monotonic()
         for step, micro_batches in enumerate(batches, start=first_step):
-            if isinstance(self.objective, StepObjective):
-                self._step_values = self._gather_features(self.objective, step, micro_batches)
+            if self._step_objective is not None:
+                self._step_values = self._gather_features(self._step_objective, step, micro_batches)
             first_loss = self._forward(step, micro_batches, 0)  # the device works while the ranks agree
             counts, flags = self._agree(step, micro_batches, propose_flags(step + 1))
             pending = self._forward_backward_step(step, micro_batches, counts, first_loss)
