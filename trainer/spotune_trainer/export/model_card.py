@@ -27,6 +27,12 @@ _AUTO_MODELS = {
     "classification": "AutoModelForSequenceClassification",
     "tokenClassification": "AutoModelForTokenClassification",
 }
+_KINDS = {
+    "causal": "decoder-only model",
+    "seq2seq": "encoder-decoder model",
+    "reward": "reward model",
+    "embedding": "model with embeddings",
+}
 
 _REWARD = (
     "This is a reward model. It generates no text. Its only logit, for a prompt with its answer, is the reward: higher "
@@ -100,8 +106,7 @@ def _front_matter(job: FinetuneJob) -> dict[str, Any]:
 def _origin(job: FinetuneJob) -> str:
     model = job.spec.model
     if model.initialise == "random":
-        kinds = {"seq2seq": "encoder-decoder model", "causal": "decoder-only model", "reward": "reward model"}
-        return f"Trained from scratch ({kinds.get(job.spec.model_kind, 'classifier')})."
+        return f"Trained from scratch ({_KINDS.get(job.spec.model_kind, 'classifier')})."
     return f"Finetuned from `{model.source}` at revision `{model.revision}`."
 
 
