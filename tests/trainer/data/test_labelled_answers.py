@@ -100,10 +100,10 @@ def test_the_answer_of_a_chat_is_its_last_message(tokenizer: PreTrainedTokenizer
     ("options", "row", "problem"),
     [
         (TEXT, ROWS[0] | {"good": "maybe"}, r"the label \{good\} is 'maybe': it says whether the answer is desirable"),
-        (TEXT, ROWS[0] | {"good": 2}, r"the label \{good\} is '2'"),
+        (TEXT, ROWS[0] | {"good": 2}, r"the label \{good\} is '2'.*correct the row, or dataset\.label of the job"),
         (TEXT, ROWS[0] | {"good": None}, "column 'good' is null"),
         (TEXT, {"q": "how", "a": "ten"}, "no column 'good'"),
-        (TEXT, ROWS[0] | {"a": " "}, "the answer is empty: remove the row, or correct it"),
+        (TEXT, ROWS[0] | {"a": " "}, r"the completion is empty: remove the row, or correct it or dataset\.completion"),
         (CHAT, {"chat": chat("ten", train=False), "good": 1}, "the answer is empty"),
     ],
 )
