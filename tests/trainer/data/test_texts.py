@@ -10,11 +10,13 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from spotune.errors import JobError
+from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import collate, row_hash
 from spotune_trainer.data.preparation.lengths import measure_lengths
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
 from spotune_trainer.data.preparation.preview import preview_row
 from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.renderer import RowRenderer
 from tests.trainer.data.preparation.test_prepare import read, write_jsonl
 
 TEXTS = TextOptions("causal", query="query: {q}", positive="{p}", negative="{n}", max_length=16)
@@ -43,6 +45,15 @@ def test_an_empty_text_is_refused_by_file_and_line(tokenizer: PreTrainedTokenize
     source = write_jsonl(tmp_path / "texts.jsonl", [ROWS[0], ROWS[1] | {"n": " "}])
     with pytest.raises(JobError, match=r"texts\.jsonl:2: negative is an empty text: remove the row, or correct it"):
         prepare([source], tmp_path / "out", PrepareOptions(TEXTS, processes=1), tokenizer)
+
+
+@pytest.mark.parametrize(("missing", "field"), [("q", "query"), ("p", "positive"), ("n", "negative")])
+def test_a_missing_column_names_the_field_that_reads_it(
+    tokenizer: PreTrainedTokenizerBase, missing: str, field: str
+) -> None:
+    row = {name: value for name, value in ROWS[0].items() if name != missing}
+    with pytest.raises(RowError, match=rf"no column '{missing}'.*correct the row, or dataset\.{field} of the job"):
+        RowRenderer(TEXTS, tokenizer).render(row)
 
 
 def test_the_length_of_a_row_is_that_of_its_longest_text(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spotune.prompting.template import RowError
+from spotune_trainer.data.labels.encoding import tokenize_texts
 from spotune_trainer.data.rows.documents import Document, Segment, TokenizedDocument
 
 if TYPE_CHECKING:
@@ -36,19 +37,16 @@ def tokenize_related_texts(
 ) -> Iterator[TokenizedDocument]:
     """The texts of each row one after the other, each as the tokenizer encodes and truncates it by itself."""
     texts = [segment.text for document in documents for segment in document.segments]
-    if not texts:
-        return
-    lengths = iter([len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]])
-    encoded = iter(tokenizer(texts, truncation=True, max_length=max_length)["input_ids"])
+    encoded = tokenize_texts(tokenizer, texts, max_length)
     for document in documents:
-        count = len(document.segments)
-        parts, full = list(islice(encoded, count)), list(islice(lengths, count))
-        ids = np.concatenate([np.array(part, dtype=np.int32) for part in parts])
+        parts = list(islice(encoded, len(document.segments)))
+        ids = np.array([token for part in parts for token in part.input_ids], dtype=np.int32)
+        full_length = sum(part.full_length for part in parts)
         yield TokenizedDocument(
             ids,
             ids,
-            full_length=sum(full),
-            truncated=sum(full) > len(ids),
-            pair_lengths=np.array([len(part) for part in parts], dtype=np.int32),
-            longest=max(full),
+            full_length=full_length,
+            truncated=full_length > len(ids),
+            pair_lengths=np.array([len(part.input_ids) for part in parts], dtype=np.int32),
+            longest=max(part.full_length for part in parts),
         )
