@@ -73,7 +73,7 @@ def prepare_shards(folder: Path, processes: int) -> Callable[[], int]:
     from transformers import AutoTokenizer
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
-    from spotune_trainer.data.tokenization import TextOptions
+    from spotune_trainer.data.rows.options import TextOptions
 
     text = TextOptions("causal", text="text", max_length=_MAX_LENGTH)
     options = PrepareOptions(text, part_size=1 << 21, processes=processes)

@@ -5,6 +5,7 @@
 It needs the packages trl and datasets, which are no dependencies of spotune (`uv pip install --target FOLDER --no-deps
 trl datasets pyarrow pandas dill multiprocess xxhash fsspec`, and FOLDER in PYTHONPATH). Rows, model, order and batch
 are those of the test tests/trainer/journeys/test_preference.py. TRL computes the reference model beside the policy.
+Its KTO pairs each prompt with the answer of the row before it in the batch. Here it gets the pairs of our shards.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from spotune.job import FinetuneJob
 from spotune_trainer.models.pretrained import build_model, load_tokenizer
-from tests.trainer.support.preference import BATCH, STEPS, preference_job, rows_of_steps
+from tests.trainer.support.preference import BATCH, PAIRS, STEPS, preference_job, rows_of_steps, samples_of_steps
 
 OBJECTIVES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "dpo": (trl.DPOTrainer, trl.DPOConfig, {"beta": 0.1}),
     "orpo": (ORPOTrainer, ORPOConfig, {"beta": 0.1}),
     "simpo": (CPOTrainer, CPOConfig, {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 0.5}),
+    "kto": (trl.KTOTrainer, trl.KTOConfig, {"beta": 0.1, "desirable_weight": 0.75, "undesirable_weight": 1.5}),
     "reward": (trl.RewardTrainer, trl.RewardConfig, {}),
 }
 
@@ -70,11 +72,13 @@ def step_losses(job: FinetuneJob, objective: str, root: Path) -> list[float]:
 
     trainer = trainer_class(
         model=build_model(job),
-        **({"ref_model": build_model(job)} if objective == "dpo" else {}),
+        **({"ref_model": build_model(job)} if objective in ("dpo", "kto") else {}),
         args=arguments,
         train_dataset=datasets.Dataset(pyarrow.Table.from_pylist(rows), fingerprint=objective),
         processing_class=tokenizer,
     )
+    if objective == "kto":
+        trainer.train_dataset = with_our_mismatched_answers(trainer.train_dataset, samples_of_steps(job, root))
     losses: list[float] = []
     compute_loss = trainer.compute_loss
 
@@ -86,6 +90,14 @@ def step_losses(job: FinetuneJob, objective: str, root: Path) -> list[float]:
     trainer.compute_loss = recorded
     trainer.train()
     return losses
+
+
+def with_our_mismatched_answers(dataset: datasets.Dataset, sample_ids: list[int]) -> datasets.Dataset:
+    """TRL's dataset with the mismatched answers of our shards: those of the next row, after the last one the first."""
+    assert len(dataset) == len(sample_ids), "TRL dropped rows"
+    answers = dict(zip(sample_ids, dataset["completion_ids"], strict=True))
+    mismatched = [answers[(sample_id + 1) % PAIRS] for sample_id in sample_ids]
+    return dataset.remove_columns("KL_completion_ids").add_column("KL_completion_ids", mismatched)
 
 
 def main() -> None:

@@ -46,6 +46,7 @@ TINY: dict[str, dict[str, int]] = {
     "bloom": {"n_embed": 16, "n_layer": 2, "n_head": 2},
     "llama": {**LLAMA, "num_key_value_heads": 1},
     "mistral": {**LLAMA, "num_key_value_heads": 1},
+    "qwen3": {**LLAMA, "num_key_value_heads": 1, "head_dim": 8},
     "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
 }
 """Sizes of the tiny models by family. All other settings are those of the full-size configuration."""
@@ -102,6 +103,33 @@ def ultrafeedback(folder: Path) -> Rows:
     return files
 
 
+def kto_mix(folder: Path) -> Rows:
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"Sum up number {number}."}],
+            "completion": [{"role": "assistant", "content": text}],
+            "label": number % 2 == 0,
+        }
+        for number, text in enumerate(TEXTS)
+    ]
+    published, converted = folder / "train-00000-of-00001.parquet", folder / "rows" / "train.jsonl"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), published)
+    script = EXAMPLES / "mistral-kto-mix" / "chats.py"
+    subprocess.run([sys.executable, str(script), str(published), "--output", str(converted)], check=True)
+    return {"train": converted, "eval": converted}
+
+
+def all_nli(folder: Path) -> Rows:
+    files = {name: folder / f"{name}-00000-of-00001.parquet" for name in ("train", "dev")}
+    rows = [
+        {"anchor": text, "positive": f"There is a film of {number} acts.", "negative": f"It has {number + 1} acts."}
+        for number, text in enumerate(TEXTS)
+    ]
+    for file in files.values():
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return {"train": files["train"], "eval": files["dev"]}
+
+
 def dolly_and_wikisql(folder: Path) -> Rows:
     sql = wikisql(folder)
     return {"instructions": dolly(folder)["train"], "sql": sql["train"], "sql-dev": sql["eval"]}
@@ -126,6 +154,8 @@ WRITERS: dict[str, Callable[[Path], Rows]] = {
     "mistral-pretrain": c4,
     "llama-dolly": dolly,
     "mistral-ultrafeedback": ultrafeedback,
+    "mistral-kto-mix": kto_mix,
+    "qwen-nli": all_nli,
     "llama-mixture": dolly_and_wikisql,
     "bert-labels": imdb_or_wikiann,
 }
@@ -149,7 +179,7 @@ def save_tiny_model(job: FinetuneJob, folder: Path, config: dict[str, Any]) -> P
     else:
         tiny.save_pretrained(folder)
     tokenizer = save_tokenizer(folder)
-    if job.spec.dataset.chosen:
+    if job.spec.dataset.chosen or job.spec.dataset.messages:
         tokenizer.chat_template = CHAT_TEMPLATE
         tokenizer.save_pretrained(folder)
     return folder

@@ -58,8 +58,9 @@ _MIXTURE = (
     ),
     Rule(
         "!self.mixture.exists(source, has(source.prepare)) || "
-        "[self.completion, self.text, self.messages, self.chosen].exists(form, form != '')",
-        "has raw data but no row format: set prompt with completion, text, messages, or chosen with rejected",
+        "[self.completion, self.text, self.messages, self.chosen, self.query].exists(form, form != '')",
+        "has raw data but no row format: set prompt with completion, text, messages, chosen with rejected, "
+        "or query with positive",
         "mixture",
     ),
 )
@@ -87,12 +88,14 @@ DATASET_RULES: Final = (
         "rejected",
     ),
     Rule(
-        "[self.completion, self.text, self.messages, self.chosen].filter(form, form != '').size() <= 1",
-        "set only one of prompt with completion, text, messages, or chosen with rejected",
+        "[self.completion, self.text, self.messages, self.chosen, self.query].filter(form, form != '').size() <= 1",
+        "set only one of prompt with completion, text, messages, chosen with rejected, or query with positive",
     ),
     Rule(
-        "!has(self.prepare) || [self.completion, self.text, self.messages, self.chosen].exists(form, form != '')",
-        "requires a row format: set prompt with completion, text, messages, or chosen with rejected",
+        "!has(self.prepare) || "
+        "[self.completion, self.text, self.messages, self.chosen, self.query].exists(form, form != '')",
+        "requires a row format: set prompt with completion, text, messages, chosen with rejected, "
+        "or query with positive",
         "prepare",
     ),
     *(
@@ -114,6 +117,9 @@ DATASET_RULES: Final = (
         "label",
     ),
     Rule("self.labels.size() != 1", "needs at least two labels, or there is nothing to learn", "labels"),
+    Rule("(self.query == '') == (self.positive == '')", "query and positive must be set together", "positive"),
+    Rule("self.negative == '' || self.query != ''", "requires query and positive", "negative"),
+    Rule("self.query == '' || !self.packing", "is not supported for texts with embeddings: remove it", "packing"),
     *(
         Rule(
             f"self.messages != '' || {default}",

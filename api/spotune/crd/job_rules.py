@@ -8,16 +8,15 @@ from pydantic import BaseModel
 from spotune.crd.cel_rules import NAME_RULES, Rule
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
+from spotune.crd.training_rules import TRAINING_RULES
 from spotune.job import (
     BackoffSpec,
-    BestSpec,
     DatasetSpec,
     EvalSpec,
     EvaluationSpec,
     ExecutionSpec,
     FinetuneJob,
     FinetuneJobSpec,
-    HarnessSpec,
     JobServingSpec,
     MixtureSourceSpec,
     ModelSpec,
@@ -25,8 +24,7 @@ from spotune.job import (
     WorkersSpec,
 )
 from spotune.job.execution import LOWEST_STAGE
-from spotune.job.metric import BUILT_IN, LABEL_METRICS
-from spotune.job.training import LABEL_OBJECTIVES, SCHEDULE_FREE_SCHEDULERS, WHOLE_MATRIX_OPTIMIZERS
+from spotune.job.training import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, WHOLE_MATRIX_OPTIMIZERS
 
 _WORKERS = (Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),)
 
@@ -47,151 +45,8 @@ _MODEL = (
 )
 
 
-def _name_in_cel(metric: str) -> str:
-    """CEL equivalent of `spotune.job.metric.metric_name`."""
-    return f"{metric}.substring({metric}.indexOf(':') + 1)"
-
-
-_LABEL_METRICS: Final = sorted({metric for metrics in LABEL_METRICS.values() for metric in metrics})
 _LABELS: Final = list(LABEL_OBJECTIVES)
-
-_EVALUATION = (
-    Rule(
-        "self.generate || !self.metrics.exists(metric, metric != 'loss')",
-        "all metrics except loss compare generated answers: set generate: true",
-        "metrics",
-    ),
-    Rule(
-        f"self.metrics.all(one, !one.contains(':') || !({_name_in_cel('one')} in {list(BUILT_IN)}))",
-        "contains a function with the name of a built-in metric: rename the function",
-        "metrics",
-    ),
-    Rule(
-        f"self.metrics.all(one, self.metrics.exists_one(other, {_name_in_cel('other')} == {_name_in_cel('one')}))",
-        "lists a metric twice, or two functions with the same name",
-        "metrics",
-    ),
-    Rule(
-        "has(self.sql) || !('executionAccuracy' in self.metrics)",
-        "is required by executionAccuracy: set sql.databases to a folder of <name>.sqlite files",
-        "sql",
-    ),
-    Rule(
-        "!has(self.sql) || 'executionAccuracy' in self.metrics",
-        "is only used by the metric executionAccuracy, which is not in metrics",
-        "sql",
-    ),
-    Rule(
-        "!has(self.earlyStopping) || has(self.best)",
-        "requires the metric that evaluations are compared by: set best.metric",
-        "earlyStopping",
-    ),
-    Rule(
-        "!has(self.best) || self.everySteps > 0",
-        "must be at least 1, because best compares evaluations during training",
-        "everySteps",
-    ),
-    Rule(
-        "!has(self.best) || self.best.metric == 'loss' || self.best.metric in self.metrics || "
-        f"self.best.metric in {_LABEL_METRICS}",
-        "is not evaluated: add it to metrics",
-        "best.metric",
-    ),
-)
-
-_BEST = (
-    Rule(
-        f"self.mode == 'auto' || !(self.metric in {[*BUILT_IN, *_LABEL_METRICS]})",
-        "is only for functions: remove this field",
-        "mode",
-    ),
-)
-
-_HARNESS = (
-    Rule(
-        "!has(self.includePath) || !self.includePath.contains('://')",
-        "must be a folder: task files are not read from stores",
-        "includePath",
-    ),
-    Rule("self.tasks.all(one, self.tasks.exists_one(other, other == one))", "lists a task twice", "tasks"),
-)
-
-
-def _is_default(field: str) -> str:
-    """CEL expression that is true if a number of `training` has its default value."""
-    described = TrainingSpec.model_fields[field]
-    return f"self.{described.alias} == {described.default!r}"
-
-
-_TRAINING = (
-    Rule("has(self.epochs) || has(self.maxSteps)", "has no length: set epochs, maxSteps, or both"),
-    Rule("self.warmupRatio == 0.0 || self.warmupSteps == 0", "set warmupRatio or warmupSteps, not both", "warmupSteps"),
-    Rule(
-        "self.scheduler != 'constant' || (self.warmupRatio == 0.0 && self.warmupSteps == 0)",
-        "constant has no warm-up: use constant_with_warmup",
-        "scheduler",
-    ),
-    Rule("!has(self.maxSteps) || self.warmupSteps <= self.maxSteps", "must not be more than maxSteps", "warmupSteps"),
-    Rule(
-        f"self.optimizer != 'schedule_free_adamw' || self.scheduler in {list(SCHEDULE_FREE_SCHEDULERS)}",
-        f"must be {' or '.join(SCHEDULE_FREE_SCHEDULERS)} for schedule_free_adamw",
-        "scheduler",
-    ),
-    Rule(
-        "self.optimizer != 'schedule_free_adamw' || self.adamBeta1 > 0.0",
-        "must be more than 0 for schedule_free_adamw: its average would have no effect",
-        "adamBeta1",
-    ),
-    Rule(
-        "self.optimizer != 'schedule_free_adamw' || self.emaDecay == 0.0",
-        "is not supported for schedule_free_adamw, which averages the weights: remove it",
-        "emaDecay",
-    ),
-    Rule(f"self.optimizer == 'muon' || {_is_default('muon_momentum')}", "is only used by muon", "muonMomentum"),
-    *(
-        Rule(
-            f"self.optimizer != 'adafactor' || {_is_default(field)}",
-            "is not used by adafactor: remove it",
-            str(TrainingSpec.model_fields[field].alias),
-        )
-        for field in ("adam_beta1", "adam_beta2", "adam_epsilon")
-    ),
-    Rule(
-        "self.objective in ['dpo', 'orpo', 'simpo'] || "
-        "(!has(self.preference.beta) && !has(self.preference.targetMargin))",
-        "is only used by the objectives dpo, orpo and simpo: set objective",
-        "preference",
-    ),
-    Rule(
-        "self.objective == 'dpo' || self.preference.labelSmoothing == 0.0",
-        "is only used by dpo",
-        "preference.labelSmoothing",
-    ),
-    Rule(
-        "self.objective == 'simpo' || !has(self.preference.targetMargin)",
-        "is only used by simpo",
-        "preference.targetMargin",
-    ),
-    Rule(
-        f"self.objective in {['sft', *_LABELS]} || self.labelSmoothing == 0.0",
-        "smooths the cross-entropy of sft: remove it",
-        "labelSmoothing",
-    ),
-    Rule(
-        f"!(self.objective in {['reward', *_LABELS]}) || self.neftuneNoiseAlpha == 0.0",
-        "is not supported for models with a head for scores or labels: remove it",
-        "neftuneNoiseAlpha",
-    ),
-    Rule(
-        f"!has(self.evaluation.best) || !(self.evaluation.best.metric in {_LABEL_METRICS}) || "
-        + " || ".join(
-            f"(self.objective == '{objective}' && self.evaluation.best.metric in {list(metrics)})"
-            for objective, metrics in LABEL_METRICS.items()
-        ),
-        "is not evaluated for this objective: use loss",
-        "evaluation.best.metric",
-    ),
-)
+_LANGUAGE_MODELS: Final = ["sft", *PREFERENCE_OBJECTIVES]
 
 
 def _default_evaluation() -> str:
@@ -220,7 +75,7 @@ _SPEC = (
         "training.objective",
     ),
     Rule(
-        f"self.training.objective in {['sft', *_LABELS]} || "
+        f"self.training.objective in {['sft', 'kto', 'embedding', *_LABELS]} || "
         "(self.dataset.completion == '' && self.dataset.text == '' && self.dataset.messages == '')",
         "dpo, orpo, simpo and reward learn from pairs: set chosen and rejected instead of the other row formats",
         "dataset",
@@ -253,13 +108,39 @@ _SPEC = (
         "is not supported for classification: remove it",
         "dataset.packing",
     ),
+    Rule(
+        f"self.training.objective in {['kto', *_LABELS]} || self.dataset.label == ''",
+        "is only used by kto, classification and tokenClassification: set training.objective",
+        "dataset.label",
+    ),
+    Rule(
+        f"self.training.objective in {_LABELS} || self.dataset.labels.size() == 0",
+        "is only used by classification and tokenClassification: set training.objective",
+        "dataset.labels",
+    ),
     *(
         Rule(
-            f"self.training.objective in {_LABELS} || {default}",
-            "is only used by classification and tokenClassification: set training.objective",
+            f"self.training.objective != 'kto' || self.dataset.{field} == ''",
+            "kto learns from answers with a label: set prompt, completion and label instead, or messages and label",
             f"dataset.{field}",
         )
-        for field, default in {"label": "self.dataset.label == ''", "labels": "self.dataset.labels.size() == 0"}.items()
+        for field in ("chosen", "text")
+    ),
+    Rule(
+        "self.training.objective != 'kto' || self.dataset.label != '' || "
+        "(self.dataset.completion == '' && self.dataset.messages == '')",
+        "is required by kto: set the column that says whether an answer is desirable",
+        "dataset.label",
+    ),
+    Rule(
+        "self.training.objective != 'kto' || !self.dataset.packing",
+        "is not supported for kto, whose labels belong to one row each: remove it",
+        "dataset.packing",
+    ),
+    Rule(
+        "self.training.objective != 'kto' || self.dataset.trainOn != 'all'",
+        "all is not supported for kto, which learns from the last message: remove it",
+        "dataset.trainOn",
     ),
     Rule(
         "self.training.objective == 'sft' || !self.training.evaluation.generate",
@@ -267,14 +148,32 @@ _SPEC = (
         "training.evaluation.generate",
     ),
     Rule(
-        f"!(self.training.objective in {['reward', *_LABELS]}) || !has(self.serving)",
-        "is not supported for models with a head for scores or labels, which generate no text",
+        f"self.training.objective in {_LANGUAGE_MODELS} || !has(self.serving)",
+        "is not supported for models that generate no text: remove it",
         "serving",
     ),
     Rule(
         f"!(self.training.objective in {['reward', *_LABELS]}) || self.output.mergeAdapter",
         "false is not supported for models with a head for scores or labels: the head is exported with the model",
         "output.mergeAdapter",
+    ),
+    Rule(
+        "self.training.objective == 'embedding' || self.dataset.query == ''",
+        "is only used by embedding",
+        "dataset.query",
+    ),
+    *(
+        Rule(
+            f"self.training.objective != 'embedding' || self.dataset.{field} == ''",
+            "embedding learns from texts: set query and positive instead",
+            f"dataset.{field}",
+        )
+        for field in ("completion", "text", "messages", "chosen")
+    ),
+    Rule(
+        "self.training.objective != 'embedding' || !has(self.adapter)",
+        "is not supported for embedding: remove it",
+        "adapter",
     ),
     Rule(
         "self.model.task != 'seq2seq' || !self.dataset.packing",
@@ -307,8 +206,8 @@ _SPEC = (
         "training.evaluation.generate",
     ),
     Rule(
-        "!has(self.training.evaluation.harness) || self.training.objective != 'reward'",
-        "evaluates language models, and reward trains a model that scores answers: remove it",
+        f"!has(self.training.evaluation.harness) || self.training.objective in {_LANGUAGE_MODELS}",
+        "evaluates language models, and this training.objective trains a model that generates no text: remove it",
         "training.evaluation.harness",
     ),
     Rule(
@@ -453,10 +352,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     EvalSpec: EVAL_RULES,
     MixtureSourceSpec: MIXTURE_SOURCE_RULES,
     DatasetSpec: DATASET_RULES,
-    EvaluationSpec: _EVALUATION,
-    BestSpec: _BEST,
-    HarnessSpec: _HARNESS,
-    TrainingSpec: _TRAINING,
+    **TRAINING_RULES,
     ExecutionSpec: _EXECUTION,
     FinetuneJobSpec: _SPEC,
     JobServingSpec: SERVING_RULES,

@@ -178,17 +178,23 @@ class DatasetSpec(Section):
     messages: str = ""
     """Column with chat messages (role and content), rendered with the tokenizer's chat template."""
     chosen: ColumnTemplate = ""
-    """Template of the preferred answer, such as "{chosen}", for all objectives but sft. With prompt: the
+    """Template of the preferred answer, such as "{chosen}", for dpo, orpo, simpo and reward. With prompt: the
     answer to it. Without prompt: a column with a chat whose last message is the answer."""
     rejected: ColumnTemplate = ""
     """Template of the answer that is not preferred, in the same form as chosen."""
     label: ColumnTemplate = ""
-    """Column with the label of a row, such as "{label}", for the objectives classification and tokenClassification: a
-    name or a number of labels. For tokenClassification a list with the label of each word, and text names the column
-    with the list of words."""
+    """Column with the label of a row, such as "{label}". kto: whether the answer, completion or the last message of
+    messages, is desirable: true or false, 1 or 0. classification: a name or a number of labels. tokenClassification: a
+    list with the label of each word, and text names the column with the list of words."""
     labels: list[str] = Field(default=[], max_length=MAX_LABELS)
-    """Names of all labels, in the order of the model's outputs. A row may name its label by its position here, from
-    0, unless a name is a number itself."""
+    """For classification and tokenClassification: names of all labels, in the order of the model's outputs. A row may
+    name its label by its position here, from 0, unless a name is a number itself."""
+    query: ColumnTemplate = ""
+    """Template of the text that embedding brings near to positive, such as "{question}" or "query: {question}"."""
+    positive: ColumnTemplate = ""
+    """Template of the text that is near to query, such as "{passage}". Those of other rows are not."""
+    negative: ColumnTemplate = ""
+    """Template of a text that resembles positive, but is not near to query (a hard negative)."""
     tools: str = ""
     """Column with the tools that the chat's assistant may call: a list of JSON schemas. Empty or null: none."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
@@ -206,12 +212,17 @@ class DatasetSpec(Section):
     """Credentials for the object store that data is read from."""
 
     @property
-    def row_format(self) -> Literal["completion", "text", "messages", "chosen"] | None:
-        """Which row format is configured; None for shards that need no conversion. chosen: pairs of answers."""
+    def row_format(self) -> Literal["completion", "text", "messages", "chosen", "query"] | None:
+        """Which row format is configured; None for shards that need no conversion.
+
+        chosen: pairs of answers. query: texts with embeddings.
+        """
         if self.completion:
             return "completion"
         if self.chosen:
             return "chosen"
+        if self.query:
+            return "query"
         if self.text:
             return "text"
         return "messages" if self.messages else None
@@ -272,10 +283,13 @@ class DatasetSpec(Section):
         if bool(self.prompt) != bool(self.completion) and not (self.prompt and self.chosen):
             missing = "completion" if self.prompt else "prompt"
             invalid(missing, "prompt and completion must be set together; for plain text use text")
-        given = [name for name in ("completion", "text", "messages", "chosen") if getattr(self, name)]
+        given = [name for name in ("completion", "text", "messages", "chosen", "query") if getattr(self, name)]
         if len(given) > 1:
-            invalid(given[1], "set only one of prompt with completion, text, messages, or chosen with rejected")
-        formats = "set prompt with completion, text, messages, or chosen with rejected"
+            invalid(
+                given[1],
+                "set only one of prompt with completion, text, messages, chosen with rejected, or query with positive",
+            )
+        formats = "set prompt with completion, text, messages, chosen with rejected, or query with positive"
         if not given and self.prepare is not None:
             invalid("prepare", f"requires a row format: {formats}")
         if not given and self.prepared_sources:
@@ -304,6 +318,16 @@ class DatasetSpec(Section):
         if len(set(self.labels)) < len(self.labels):
             [(name, _)] = Counter(self.labels).most_common(1)
             invalid("labels", f"contains {name!r} twice: each label has one output of the model")
+        return self
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        if bool(self.query) != bool(self.positive):
+            invalid("positive" if self.query else "query", "query and positive must be set together")
+        if self.negative and not self.query:
+            invalid("negative", "requires query and positive")
+        if self.query and self.packing:
+            invalid("packing", "is not supported for texts with embeddings: remove it")
         return self
 
     @model_validator(mode="after")

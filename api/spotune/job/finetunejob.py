@@ -20,7 +20,7 @@ from spotune.job.training import LABEL_OBJECTIVES, WHOLE_MATRIX_OPTIMIZERS, Eval
 
 KIND: Final = "FinetuneJob"
 
-ModelKind = Literal["causal", "seq2seq", "reward", "classification", "tokenClassification"]
+ModelKind = Literal["causal", "seq2seq", "reward", "embedding", "classification", "tokenClassification"]
 
 
 class FinetuneJobSpec(Section):
@@ -63,14 +63,19 @@ class FinetuneJobSpec(Section):
 
     @property
     def model_kind(self) -> ModelKind:
-        """What the trained model is: a language model of model.task, or what its head makes of it."""
+        """What the trained model is: a language model of model.task, or what the objective makes of it."""
         objective = self.training.objective
-        return objective if objective in ("reward", "classification", "tokenClassification") else self.model.task
+        return objective if objective in ("reward", "embedding", *LABEL_OBJECTIVES) else self.model.task
+
+    @property
+    def generates_text(self) -> bool:
+        """Whether the trained model is a language model, with a projection to the vocabulary."""
+        return self.model_kind in ("causal", "seq2seq")
 
     @property
     def has_head(self) -> bool:
-        """Whether the model has a head for scores or labels, instead of one that generates text."""
-        return self.model_kind not in ("causal", "seq2seq")
+        """Whether the model has a head for scores or labels. A model with embeddings has none."""
+        return self.model_kind in ("reward", *LABEL_OBJECTIVES)
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -88,36 +93,76 @@ class FinetuneJobSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_objective(self) -> Self:
+    def _check_unused_columns(self) -> Self:
         objective, dataset = self.training.objective, self.dataset
-        if objective == "sft":
-            if dataset.chosen:
-                invalid(
-                    "training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
-                )
-            return self
-        if self.model.task == "seq2seq":
-            invalid("training.objective", f"{objective} is for causal models; model.task is seq2seq")
-        if objective in LABEL_OBJECTIVES:
-            self._check_labelled_rows()
-        elif dataset.row_format not in ("chosen", None):
-            reason = f"{objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
-            invalid(f"dataset.{dataset.row_format}", reason)
-        if self.training.evaluation.generate:
-            invalid("training.evaluation.generate", f"is not supported for {objective}: remove it")
-        if self.has_head:
-            self._check_head()
+        if objective == "sft" and dataset.chosen:
+            invalid(
+                "training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
+            )
+        if objective not in ("kto", *LABEL_OBJECTIVES) and dataset.label:
+            reason = f"is not used by {objective}: set training.objective to kto, classification or tokenClassification"
+            invalid("dataset.label", reason)
+        if objective not in LABEL_OBJECTIVES and dataset.labels:
+            reason = f"is not used by {objective}: set training.objective to classification or tokenClassification"
+            invalid("dataset.labels", reason)
+        if objective != "embedding" and dataset.query:
+            invalid("dataset.query", f"is only used by embedding; training.objective is {objective}")
         return self
 
     @model_validator(mode="after")
-    def _check_labels_are_used(self) -> Self:
-        for field in ("label", "labels"):
-            if self.training.objective not in LABEL_OBJECTIVES and getattr(self.dataset, field):
-                reason = f"is not used by {self.training.objective}: set training.objective to "
-                invalid(f"dataset.{field}", reason + " or ".join(LABEL_OBJECTIVES))
+    def _check_objective(self) -> Self:
+        objective = self.training.objective
+        if objective == "sft":
+            return self
+        if self.model.task == "seq2seq":
+            invalid("training.objective", f"{objective} is for causal models; model.task is seq2seq")
+        match objective:
+            case "kto":
+                self._check_labelled_answers()
+            case "embedding":
+                self._check_embedding()
+            case "classification" | "tokenClassification":
+                self._check_labelled_texts()
+            case _:
+                self._check_pairs()
+        if self.training.evaluation.generate:
+            invalid("training.evaluation.generate", f"is not supported for {objective}: remove it")
+        if not self.generates_text:
+            self._check_without_text()
         return self
 
-    def _check_labelled_rows(self) -> None:
+    def _check_pairs(self) -> None:
+        """Raise if the row format is not that of pairs."""
+        row_format = self.dataset.row_format
+        if row_format not in ("chosen", None):
+            reason = f"{self.training.objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
+            invalid(f"dataset.{row_format}", reason)
+
+    def _check_labelled_answers(self) -> None:
+        """Raise if the row format is not that of kto: an answer, and whether it is desirable."""
+        dataset = self.dataset
+        if dataset.row_format in ("chosen", "text"):
+            reason = (
+                "kto learns from answers with a label: set prompt, completion and label instead, or messages and label"
+            )
+            invalid(f"dataset.{dataset.row_format}", reason)
+        if dataset.row_format is not None and not dataset.label:
+            invalid("dataset.label", "is required by kto: set the column that says whether an answer is desirable")
+        if dataset.packing:
+            invalid("dataset.packing", "is not supported for kto, whose labels belong to one row each: remove it")
+        if dataset.train_on == "all":
+            invalid("dataset.trainOn", "all is not supported for kto, which learns from the last message: remove it")
+
+    def _check_embedding(self) -> None:
+        """Raise if the row format is not that of texts with embeddings, or for an adapter."""
+        dataset = self.dataset
+        if dataset.row_format not in ("query", None):
+            reason = "embedding learns from texts: set query and positive instead"
+            invalid(f"dataset.{dataset.row_format}", reason)
+        if self.adapter is not None:
+            invalid("adapter", "is not supported for embedding: remove it")
+
+    def _check_labelled_texts(self) -> None:
         """Raise unless the dataset has labels, and rows that carry them."""
         objective, dataset = self.training.objective, self.dataset
         if dataset.row_format not in ("text", None):
@@ -139,14 +184,14 @@ class FinetuneJobSpec(Section):
             reason = "entityF1 needs labels in IOB2 format (O, B-TYPE, I-TYPE): use accuracy, or other labels"
             invalid("training.evaluation.best.metric", reason)
 
-    def _check_head(self) -> None:
+    def _check_without_text(self) -> None:
         """Raise for sections that work on a language model only."""
         kind = self.model_kind
         if self.serving is not None:
             invalid("serving", f"is not supported for {kind}: the model generates no text")
         if self.execution.compile is True:
             invalid("execution.compile", f"is not supported for {kind}: use auto or false")
-        if not self.output.merge_adapter:
+        if self.has_head and not self.output.merge_adapter:
             invalid("output.mergeAdapter", f"false is not supported for {kind}: the head is exported with the model")
 
     @model_validator(mode="after")
@@ -173,8 +218,9 @@ class FinetuneJobSpec(Section):
     def _check_harness(self) -> Self:
         if self.training.evaluation.harness is not None:
             field = "training.evaluation.harness"
-            if self.model_kind == "reward":
-                invalid(field, "evaluates language models, and reward trains a model that scores answers: remove it")
+            if not self.generates_text:
+                reason = f"{self.model_kind} trains a model that generates no text: remove it"
+                invalid(field, f"evaluates language models, and {reason}")
             if not self.output.merge_adapter:
                 invalid(field, "evaluates a whole model, not an adapter alone: set output.mergeAdapter to true")
         return self

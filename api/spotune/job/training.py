@@ -23,21 +23,41 @@ class SqlSpec(Section):
 MAX_HARNESS_TASKS = 64
 HarnessTask = Annotated[str, Field(max_length=200)]
 
-Objective = Literal["sft", "dpo", "orpo", "simpo", "reward", "classification", "tokenClassification"]
+Objective = Literal[
+    "sft", "dpo", "orpo", "simpo", "kto", "reward", "embedding", "classification", "tokenClassification"
+]
 LABEL_OBJECTIVES: Final = ("classification", "tokenClassification")
 """Objectives that learn the labels of texts or of words: the model gets a head with one output for each label."""
+PREFERENCE_OBJECTIVES: Final = ("dpo", "orpo", "simpo", "kto")
+"""Objectives of language models that learn from preferences, with the hyperparameters of `PreferenceSpec`."""
 
 
 class PreferenceSpec(Section):
-    """Hyperparameters of the objectives that learn from pairs of a chosen and a rejected answer."""
+    """Hyperparameters of the objectives that learn from preferences."""
 
     beta: Annotated[float, Field(gt=0)] | None = None
-    """dpo: how strongly the model is kept near the reference model (0.1). orpo: weight of the odds ratio loss (0.1).
-    simpo: scale of the reward (2.0). Absent: the value in parentheses."""
+    """dpo and kto: how strongly the model is kept near the reference model (0.1). orpo: weight of the odds ratio loss
+    (0.1). simpo: scale of the reward (2.0). Absent: the value in parentheses."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo: probability that chosen and rejected are swapped in the data (conservative DPO)."""
     target_margin: Annotated[float, Field(ge=0)] | None = None
     """simpo: reward by which chosen answers should exceed rejected ones. Absent: 0.5."""
+    desirable_weight: Annotated[float, Field(gt=0)] = 1.0
+    """kto: weight of the loss of desirable answers."""
+    undesirable_weight: Annotated[float, Field(gt=0)] = 1.0
+    """kto: weight of the loss of undesirable answers."""
+
+
+class EmbeddingSpec(Section):
+    """How the objective embedding makes one vector of a text, and compares two of them."""
+
+    pooling: Literal["mean", "cls", "lastToken"] = "mean"
+    """Which outputs of the last layer become the embedding. mean: the mean over all tokens. cls: that of the first
+    token. lastToken: that of the last token, for decoders."""
+    normalize: bool = True
+    """Scale embeddings to length 1, so that they are compared by the cosine. false: by the dot product."""
+    temperature: Annotated[float, Field(gt=0)] = 0.05
+    """Similarities are divided by this in the loss: 1 / scale of sentence-transformers."""
 
 
 class BestSpec(Section):
@@ -165,11 +185,15 @@ class TrainingSpec(Section):
     """Hyperparameters. Names follow Hugging Face TrainingArguments."""
 
     objective: Objective = "sft"
-    """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. reward: a
-    model that scores answers, chosen ones higher than rejected ones, instead of writing them. classification: a model
-    that gives each text one of dataset.labels. tokenClassification: one of them for each word."""
+    """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. kto: make
+    answers more or less likely by dataset.label. reward: a model that scores answers, chosen ones higher than rejected
+    ones, instead of writing them. embedding: a model whose embeddings are near for dataset.query and positive.
+    classification: a model that gives each text one of dataset.labels. tokenClassification: one of them for each
+    word."""
     preference: PreferenceSpec = PreferenceSpec()
-    """Hyperparameters of dpo, orpo and simpo."""
+    """Hyperparameters of dpo, orpo, simpo and kto."""
+    embedding: EmbeddingSpec = EmbeddingSpec()
+    """Embeddings of the objective embedding."""
     epochs: PositiveInt | None = None
     """Passes over the training data. Set this, maxSteps, or both. An epoch of a mixture has as many samples as its
     sources have together."""
@@ -251,17 +275,31 @@ class TrainingSpec(Section):
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        if self.objective not in ("dpo", "orpo", "simpo") and self.preference != PreferenceSpec():
-            invalid("preference", "is only used by the objectives dpo, orpo and simpo: set objective")
+        if self.objective not in PREFERENCE_OBJECTIVES and self.preference != PreferenceSpec():
+            invalid("preference", "is only used by the objectives dpo, orpo, simpo and kto: set objective")
         if self.preference.label_smoothing and self.objective != "dpo":
             invalid("preference.labelSmoothing", f"is only used by dpo; objective is {self.objective}")
         if self.preference.target_margin is not None and self.objective != "simpo":
             invalid("preference.targetMargin", f"is only used by simpo; objective is {self.objective}")
+        for field, weight in (
+            ("desirableWeight", self.preference.desirable_weight),
+            ("undesirableWeight", self.preference.undesirable_weight),
+        ):
+            if weight != 1.0 and self.objective != "kto":
+                invalid(f"preference.{field}", f"is only used by kto; objective is {self.objective}")
         if self.objective not in ("sft", *LABEL_OBJECTIVES) and self.label_smoothing:
             reason = f"smooths the cross-entropy of sft; objective is {self.objective}: remove it"
             invalid("labelSmoothing", reason)
-        if self.objective in ("reward", *LABEL_OBJECTIVES) and self.neftune_noise_alpha:
+        if self.objective in ("reward", "embedding", *LABEL_OBJECTIVES) and self.neftune_noise_alpha:
             invalid("neftuneNoiseAlpha", f"is not supported for {self.objective}: remove it")
+        if self.objective != "embedding" and self.embedding != EmbeddingSpec():
+            invalid("embedding", f"is only used by the objective embedding; objective is {self.objective}")
+        if self.objective == "embedding" and self.global_batch_size == 1:
+            invalid("globalBatchSize", "must be at least 2: embedding needs other rows in a step as negatives")
+        return self
+
+    @model_validator(mode="after")
+    def _check_best_metric(self) -> Self:
         best = self.evaluation.best
         known = LABEL_METRICS.get(self.objective, ())
         if best is not None and best.metric in set(chain(*LABEL_METRICS.values())).difference(known):

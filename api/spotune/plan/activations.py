@@ -100,6 +100,8 @@ def logits_bytes(architecture: Architecture, workload: Workload) -> int:
     projection's weights.
     """
     tokens = _tokens(architecture, architecture.decoder, workload)
+    if architecture.without_head:
+        return tokens * architecture.decoder.hidden_size * FLOAT32_BYTES  # the output, from which embeddings are made
     if architecture.head_outputs:  # of each token, before the last one's is taken; the loss of words needs all
         loss_bytes = 3 * FLOAT32_BYTES if architecture.head_of_tokens else 0
         return tokens * architecture.head_outputs * (workload.bytes_per_element + loss_bytes)

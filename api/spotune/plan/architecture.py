@@ -74,8 +74,9 @@ class Architecture:
         softcapped_scores: whether the attention scores are soft-capped, which also rules out fused attention.
         encoder_only: whether it is an encoder such as BERT, which can only have a head.
         head_outputs: outputs of the head for scores or labels that replaces the projection to the vocabulary; 0 if the
-            model generates text.
+            model generates text or has no head.
         head_of_tokens: whether each token has these outputs, not the whole text.
+        without_head: whether the output is that of the last layer, as for embeddings.
     """
 
     model_type: str
@@ -95,6 +96,7 @@ class Architecture:
     encoder_only: bool = False
     head_outputs: int = 0
     head_of_tokens: bool = False
+    without_head: bool = False
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

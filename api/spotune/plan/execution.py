@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spotune.job import FinetuneJob
-from spotune.job.training import LABEL_OBJECTIVES
 from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
 from spotune.plan.config_reader import ENCODER_MODEL_TYPES, SUPPORTED_MODEL_TYPES, read_architecture
@@ -129,11 +128,11 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
             architecture,
             head_outputs=(len(spec.dataset.labels) or 1) if spec.has_head else 0,
             head_of_tokens=objective == "tokenClassification",
+            without_head=objective == "embedding",
         ),
         precision=precision_of(spec.model.dtype),
         global_batch_size=spec.training.global_batch_size,
-        # A row of pairs has two documents.
-        sequence_length=spec.dataset.max_length * (1 if objective in ("sft", *LABEL_OBJECTIVES) else 2),
+        sequence_length=spec.dataset.max_length * _documents_of_a_row(job),
         target_length=target_length if architecture.encoder is not None else 0,
         pretrained=spec.model.initialise == "pretrained",
         lora_rank=spec.adapter.lora.r if spec.adapter is not None else None,
@@ -159,6 +158,17 @@ def job_precision(job: FinetuneJob, trained: TrainedParameters) -> Precision:
     """Bytes per parameter of a job that trains these parameters."""
     training = job.spec.training
     return precision_of(job.spec.model.dtype, training.optimizer, trained, ema=training.ema_decay > 0)
+
+
+def _documents_of_a_row(job: FinetuneJob) -> int:
+    """Documents of a row that go through the model together."""
+    match job.spec.training.objective:
+        case "sft" | "kto" | "classification" | "tokenClassification":  # kto's mismatched one goes through it alone
+            return 1
+        case "embedding":
+            return 3 if job.spec.dataset.negative else 2
+        case _:
+            return 2
 
 
 def _is_known(config: Mapping[str, Any]) -> bool:

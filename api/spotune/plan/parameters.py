@@ -89,7 +89,7 @@ def count_parameters(architecture: Architecture, *, pretrained: bool = True) -> 
     word_embedding = architecture.vocabulary_size * architecture.hidden_size
     untied = not architecture.tied_embeddings or (pretrained and architecture.untied_when_loaded)
     encoder = architecture.encoder
-    projection = word_embedding if untied else 0
+    projection = word_embedding if untied and not architecture.without_head else 0
     return ParameterCount(
         embedding=word_embedding + architecture.extra_parameters,
         encoder=_stack_parameters(encoder) if encoder else 0,

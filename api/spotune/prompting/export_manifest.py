@@ -75,6 +75,11 @@ class ExportManifest:
 
     def check_generates(self, directory: Path) -> None:
         """Raise JobError if the model of this manifest, in `directory`, generates no text."""
+        if self.task == "embedding":
+            raise JobError(
+                f"{directory} is a model with embeddings (training.objective: embedding): it generates no text. "
+                "Load it with sentence_transformers.SentenceTransformer."
+            )
         if self.task == "reward":
             raise JobError(
                 f"{directory} is a reward model (training.objective: reward): it scores answers and generates none. "

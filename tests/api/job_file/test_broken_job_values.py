@@ -202,7 +202,10 @@ WRONG_TOGETHER = [
         "two forms of text",
         TRAIN,
         TRAIN + "    text: body\n    messages: chat\n",
-        ":9: spec.dataset.messages: set only one of prompt with completion, text, messages, or chosen with rejected",
+        (
+            ":9: spec.dataset.messages: set only one of prompt with completion, text, messages, chosen with rejected, "
+            "or query with positive"
+        ),
     ),
     (
         "raw data without a form",
@@ -210,7 +213,7 @@ WRONG_TOGETHER = [
         "prepare: {source: rows.jsonl}",
         (
             ":7: spec.dataset.prepare: requires a row format: set prompt with completion, text, "
-            "messages, or chosen with rejected"
+            "messages, chosen with rejected, or query with positive"
         ),
     ),
     (

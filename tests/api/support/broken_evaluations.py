@@ -176,8 +176,19 @@ WRONG_EVALUATIONS = [
         + TRAIN
         + "  training: {objective: reward, evaluation: {harness: {tasks: [arc_easy]}}, ",
         (
-            ":8: spec.training.evaluation.harness: evaluates language models, and reward trains a model that scores "
-            "answers: remove it"
+            ":8: spec.training.evaluation.harness: evaluates language models, and reward trains a model that generates "
+            "no text: remove it"
+        ),
+    ),
+    (
+        "harness for a model with embeddings",
+        "seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {",
+        "causal}\n  dataset:\n"
+        + TRAIN
+        + "  training: {objective: embedding, evaluation: {harness: {tasks: [arc_easy]}}, ",
+        (
+            ":8: spec.training.evaluation.harness: evaluates language models, and embedding trains a model that "
+            "generates no text: remove it"
         ),
     ),
     (

@@ -103,8 +103,8 @@ WRONG_MIXTURES = [
         TRAIN,
         mixture("name: sql, prepare: {source: rows.jsonl}"),
         (
-            ":7: spec.dataset.mixture: has raw data but no row format: set prompt with completion, text, messages, or "
-            "chosen with rejected"
+            ":7: spec.dataset.mixture: has raw data but no row format: set prompt with completion, text, messages, "
+            "chosen with rejected, or query with positive"
         ),
     ),
     (

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 TRAIN = "    train: {source: shards/train}\n"
 PAIRS = '    prompt: "{question}"\n    chosen: "{better}"\n    rejected: "{worse}"\n'
+ANSWERS = '    prompt: "{question}"\n    completion: "{answer}"\n'
+TEXTS = '    query: "{question}"\n    positive: "{passage}"\n'
+EMBEDDING_TRAINING = "    eval: {fraction: 0.1}\n  training: {objective: embedding, "
+KTO_DATASET = "causal}\n  dataset:\n" + TRAIN
+KTO_TRAINING = "    eval: {fraction: 0.1}\n  training: {objective: kto, "
 SEQ2SEQ_DATASET = "seq2seq}\n  dataset:\n" + TRAIN + "    eval: {fraction: 0.1, seed: 1}\n  training: {"
 REWARD_DATASET = TRAIN + PAIRS + "    eval: {fraction: 0.1}\n  training: {objective: reward, "
 
@@ -49,10 +54,118 @@ WRONG_OBJECTIVES = [
         ":12: spec.training.evaluation.generate: is not supported for dpo: remove it",
     ),
     (
+        "labels for cross-entropy",
+        TRAIN,
+        TRAIN + ANSWERS + '    label: "{good}"\n',
+        (
+            ":10: spec.dataset.label: is not used by sft: set training.objective to kto, classification or "
+            "tokenClassification"
+        ),
+    ),
+    (
+        "a label of two columns",
+        TRAIN,
+        TRAIN + ANSWERS + '    label: "{good}{better}"\n',
+        ':10: spec.dataset.label: must be one column in braces, such as "{label}"',
+    ),
+    (
+        "labels that are packed",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + ANSWERS + '    label: "{good}"\n    packing: true\n' + KTO_TRAINING,
+        ":11: spec.dataset.packing: is not supported for kto, whose labels belong to one row each: remove it",
+    ),
+    (
+        "pairs for kto",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + PAIRS + KTO_TRAINING,
+        (
+            ":9: spec.dataset.chosen: kto learns from answers with a label: set prompt, completion and label instead, "
+            "or messages and label"
+        ),
+    ),
+    (
+        "answers without a label for kto",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + ANSWERS + KTO_TRAINING,
+        ":6: spec.dataset.label: is required by kto: set the column that says whether an answer is desirable",
+    ),
+    (
+        "all text of a chat for kto",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + '    messages: chat\n    label: "{good}"\n    trainOn: all\n' + KTO_TRAINING,
+        ":10: spec.dataset.trainOn: all is not supported for kto, which learns from the last message: remove it",
+    ),
+    (
+        "weights of labels for another objective than kto",
+        "epochs: 3",
+        "epochs: 3, objective: dpo, preference: {undesirableWeight: 2.0}",
+        ":9: spec.training.preference.undesirableWeight: is only used by kto; objective is dpo",
+    ),
+    (
+        "a query without a positive text",
+        TRAIN,
+        TRAIN + '    query: "{question}"\n',
+        ":6: spec.dataset.positive: query and positive must be set together",
+    ),
+    (
+        "a negative text without a query",
+        TRAIN,
+        TRAIN + '    negative: "{passage}"\n',
+        ":8: spec.dataset.negative: requires query and positive",
+    ),
+    (
+        "texts with embeddings that are packed",
+        TRAIN,
+        TRAIN + TEXTS + "    packing: true\n",
+        ":10: spec.dataset.packing: is not supported for texts with embeddings: remove it",
+    ),
+    (
+        "texts with embeddings for cross-entropy",
+        TRAIN,
+        TRAIN + TEXTS,
+        ":8: spec.dataset.query: is only used by embedding; training.objective is sft",
+    ),
+    (
+        "answers for embeddings",
+        SEQ2SEQ_DATASET,
+        KTO_DATASET + ANSWERS + EMBEDDING_TRAINING,
+        ":9: spec.dataset.completion: embedding learns from texts: set query and positive instead",
+    ),
+    (
+        "embeddings of a seq2seq model",
+        "epochs: 3",
+        "epochs: 3, objective: embedding",
+        ":9: spec.training.objective: embedding is for causal models; model.task is seq2seq",
+    ),
+    (
+        "embeddings for another objective",
+        "epochs: 3",
+        "epochs: 3, embedding: {pooling: cls}",
+        ":9: spec.training.embedding: is only used by the objective embedding; objective is sft",
+    ),
+    (
+        "embeddings without other rows in a step",
+        "epochs: 3, globalBatchSize: 96",
+        "epochs: 3, globalBatchSize: 1, objective: embedding",
+        ":9: spec.training.globalBatchSize: must be at least 2: embedding needs other rows in a step as negatives",
+    ),
+    (
+        "an adapter of a model with embeddings",
+        SEQ2SEQ_DATASET,
+        "causal}\n  adapter: {lora: {r: 8}}\n  dataset:\n" + TRAIN + TEXTS + EMBEDDING_TRAINING,
+        ":6: spec.adapter: is not supported for embedding: remove it",
+    ),
+    (
+        "a model with embeddings that is served",
+        SEQ2SEQ_DATASET,
+        "causal}\n  serving: {}\n  dataset:\n" + TRAIN + TEXTS + EMBEDDING_TRAINING,
+        ":6: spec.serving: is not supported for embedding: the model generates no text",
+    ),
+    (
         "preference hyperparameters of cross-entropy",
         "epochs: 3",
         "epochs: 3, preference: {beta: 0.2}",
-        ":9: spec.training.preference: is only used by the objectives dpo, orpo and simpo: set objective",
+        ":9: spec.training.preference: is only used by the objectives dpo, orpo, simpo and kto: set objective",
     ),
     (
         "label smoothing of another objective than dpo",
@@ -76,7 +189,7 @@ WRONG_OBJECTIVES = [
         "preference hyperparameters of a reward model",
         "epochs: 3",
         "epochs: 3, objective: reward, preference: {beta: 0.2}",
-        ":9: spec.training.preference: is only used by the objectives dpo, orpo and simpo: set objective",
+        ":9: spec.training.preference: is only used by the objectives dpo, orpo, simpo and kto: set objective",
     ),
     (
         "noise on the embeddings of a reward model",
@@ -105,5 +218,11 @@ COMPILED_REWARDS = [
         SEQ2SEQ_DATASET,
         "causal}\n  execution: {compile: true}\n  dataset:\n" + REWARD_DATASET,
         ":6: spec.execution.compile: is not supported for reward: use auto or false",
+    ),
+    (
+        "a model with embeddings that is compiled",
+        SEQ2SEQ_DATASET,
+        "causal}\n  execution: {compile: true}\n  dataset:\n" + TRAIN + TEXTS + EMBEDDING_TRAINING,
+        ":6: spec.execution.compile: is not supported for embedding: use auto or false",
     ),
 ]

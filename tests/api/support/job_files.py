@@ -34,10 +34,11 @@ spec:
   dataset:    {train: {source: "s3://bucket/wikisql/train", format: mds}, eval: {source: "s3://bucket/wikisql/eval"},
                maxLength: 512, maxCompletionLength: 128, packing: false,
                prompt: "{instruction}: {input}", completion: "{output}", keep: [database], chosen: "", rejected: "",
-               label: "", labels: [],
+               label: "", labels: [], query: "", positive: "", negative: "",
                tools: "", trainOn: assistant, trainTrailingWhitespace: false, maxSkipped: 0,
                prepare: {source: "https://host/raw.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
-  training:   {objective: sft, preference: {labelSmoothing: 0.0}, epochs: 3, maxSteps: 1000,
+  training:   {objective: sft, preference: {labelSmoothing: 0.0, desirableWeight: 1.0, undesirableWeight: 1.0},
+               embedding: {pooling: mean, normalize: true, temperature: 0.05}, epochs: 3, maxSteps: 1000,
                globalBatchSize: 96, learningRate: 1e-4, scheduler: cosine, warmupRatio: 0.03, warmupSteps: 0,
                optimizer: adamw, adamBeta1: 0.9, adamBeta2: 0.98, adamEpsilon: 1.0e-9, muonMomentum: 0.95,
                weightDecay: 0.0, emaDecay: 0.999, maxGradNorm: 1.0, labelSmoothing: 0.1, neftuneNoiseAlpha: 5.0,

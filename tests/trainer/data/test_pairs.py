@@ -12,11 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from spotune.errors import JobError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS, collate
-from spotune_trainer.data.documents import TokenizedDocument
-from spotune_trainer.data.pairs import split_pair
 from spotune_trainer.data.preparation.lengths import measure_lengths
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.documents import TokenizedDocument
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.pairs import split_pair
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from tests.trainer.data.preparation.test_prepare import read, write_jsonl
 
 TEXT = TextOptions("causal", prompt="Q: {q} A:", chosen=" {good}", rejected=" {bad}", max_length=64)

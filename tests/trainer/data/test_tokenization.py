@@ -12,8 +12,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from spotune.prompting.template import RowError
-from spotune_trainer.data.documents import Document, TokenizedDocument
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.documents import Document, TokenizedDocument
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from tests.trainer.data.conftest import CHAT_TEMPLATE
 
 EOS = 1  # </s>

@@ -13,7 +13,9 @@ from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune.prompting.export_manifest import ExportManifest, find_export
 from spotune_trainer.data.batches import collate
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.export.predict import Predictor, parse_question, read_questions
 from spotune_trainer.models.pretrained import build_model, load_tokenizer

@@ -95,7 +95,7 @@ def export_command(
         typer.echo(json.dumps({"checkpoint": str(chosen.name), "export": str(destination), "exportSha256": sha256}))
     else:
         typer.echo(f"{chosen.name} -> {destination}")
-        if job.spec.model_kind != "reward":
+        if job.spec.model_kind not in ("reward", "embedding"):
             typer.echo(f"Try it: spotune predict {destination} QUESTION")
 
 

@@ -42,6 +42,9 @@ def show(
     completion: raw_data.Completion = None,
     chosen: raw_data.Chosen = None,
     rejected: raw_data.Rejected = None,
+    query: raw_data.Query = None,
+    positive: raw_data.Positive = None,
+    negative: raw_data.Negative = None,
     text: raw_data.Text = None,
     label: raw_data.Label = None,
     labels: raw_data.Labels = None,
@@ -71,6 +74,9 @@ def show(
         completion=completion,
         chosen=chosen,
         rejected=rejected,
+        query=query,
+        positive=positive,
+        negative=negative,
         text=text,
         label=label,
         labels=labels or None,
@@ -110,6 +116,9 @@ def stats(
     completion: raw_data.Completion = None,
     chosen: raw_data.Chosen = None,
     rejected: raw_data.Rejected = None,
+    query: raw_data.Query = None,
+    positive: raw_data.Positive = None,
+    negative: raw_data.Negative = None,
     text: raw_data.Text = None,
     label: raw_data.Label = None,
     labels: raw_data.Labels = None,
@@ -138,6 +147,9 @@ def stats(
         completion=completion,
         chosen=chosen,
         rejected=rejected,
+        query=query,
+        positive=positive,
+        negative=negative,
         text=text,
         label=label,
         labels=labels or None,
@@ -185,13 +197,17 @@ def _print(preview: RowPreview, console: Console) -> None:
     counts = f"{preview.tokens:,} tokens, {preview.trained_tokens:,} of them trained"
     cut = f", {preview.cut_tokens:,} more cut" if preview.cut_tokens else ""
     console.print(f"{preview.location}: {counts}{cut}", highlight=False, soft_wrap=True)
-    for name, spans in (("chosen", preview.spans), ("rejected", preview.rejected_spans)):
-        if preview.rejected_spans:
+    documents = {"chosen": preview.spans, "rejected": preview.rejected_spans} | dict(preview.texts)
+    for name, spans in documents.items():
+        if not spans:
+            continue
+        if preview.rejected_spans or preview.texts:
             console.print(f"{name}:", highlight=False)
-        if spans:
-            console.print(_rendered(spans, marked=not console.color_system), soft_wrap=True)
+        console.print(_rendered(spans, marked=not console.color_system), soft_wrap=True)
     if preview.labels:
         console.print(f"label: {' '.join(preview.labels)}", highlight=False, soft_wrap=True)
+    if preview.desirable is not None:
+        console.print("desirable" if preview.desirable else "undesirable", highlight=False)
     for turn, outcome in preview.turns.items():
         if outcome != "trained":
             console.print(f"message {turn}: {outcome}", style="yellow", highlight=False)

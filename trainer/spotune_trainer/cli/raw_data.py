@@ -33,6 +33,9 @@ Prompt = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Prompt: '{
 Completion = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to learn: '{sql}'.")]
 Chosen = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Preferred answer of a pair: '{chosen}'.")]
 Rejected = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Other answer of a pair: '{rejected}'.")]
+Query = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text to embed: '{question}'.")]
+Positive = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text near to the query: '{passage}'.")]
+Negative = Annotated[str | None, typer.Option(metavar="TEMPLATE", help="Text that is not near to it.")]
 Text = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column or template of plain text.")]
 Messages = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of chat messages.")]
 Tools = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the tools of a chat.")]
@@ -40,7 +43,10 @@ TrainOn = Annotated[
     Literal["assistant", "last", "all"] | None,
     typer.Option(help="Text of a chat to learn: every answer (default), the last one, or everything."),
 ]
-Label = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the label of the text: '{label}'.")]
+Label = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Column with the label of the text, or whether the answer is desirable."),
+]
 Labels = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="A label; repeat it for all, in the order of the outputs.")
 ]
@@ -56,6 +62,9 @@ _FIELDS: Final = {
     "completion": "spec.dataset.completion",
     "chosen": "spec.dataset.chosen",
     "rejected": "spec.dataset.rejected",
+    "query": "spec.dataset.query",
+    "positive": "spec.dataset.positive",
+    "negative": "spec.dataset.negative",
     "text": "spec.dataset.text",
     "label": "spec.dataset.label",
     "labels": "spec.dataset.labels",
@@ -84,8 +93,11 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
         JobError: The job file or a value is wrong.
     """
     label_each_word = options.pop("label_each_word", False)
-    if label_each_word or (job is None and (options.get("label") or options.get("labels"))):
-        options["label_each_word"] = "tokenClassification" if label_each_word else "classification"
+    if label_each_word:
+        options["label_each_word"] = "tokenClassification"
+    elif job is None and (options.get("label") or options.get("labels")):
+        answers = options.get("completion") or options.get("messages")
+        options["label_each_word"] = "kto" if answers and not options.get("labels") else "classification"
     given = {_FIELDS[name]: value for name, value in options.items() if value is not None}
     tokenizer = options["tokenizer"]
     if job is not None:
@@ -96,11 +108,13 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
     content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "raw-data"}, "spec": spec}
     if options.get("chosen") or options.get("rejected"):
         given["spec.training.objective"] = "dpo"  # which objective learns from pairs does not matter to their shards
+    if options.get("query") or options.get("positive"):
+        given["spec.training.objective"] = "embedding"
     settings = replace_fields(parse_job(Document(content)), given)
     if settings.spec.dataset.row_format is None:
         raise UsageError(
-            "the columns to learn are missing: give --prompt with --completion, --text, --messages, or --chosen with "
-            "--rejected"
+            "the columns to learn are missing: give --prompt with --completion, --text, --messages, --chosen with "
+            "--rejected, or --query with --positive"
         )
     return settings
 

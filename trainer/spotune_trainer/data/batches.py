@@ -6,7 +6,10 @@ A row is one sample of a shard, with these columns:
 - ``labels``: for seq2seq models the target tokens. For causal models as long as ``input_ids``, with -100 where there is
   no loss; if absent, every token carries loss.
 - ``lengths``: tokens of each document; only in packed rows.
-- ``pair_lengths``: tokens of the chosen and of the rejected document; only in rows with such a pair.
+- ``pair_lengths``: tokens of the two documents of a row: of the chosen and of the rejected one, or of a labelled
+  answer's document and its mismatched one.
+- ``text_lengths``: tokens of each text of a row with embeddings: query, positive and, if any, negative.
+- ``desirable``: whether a labelled answer is desirable, 1 or 0.
 - ``text_label``: instead of labels, the position of the text's label in ``dataset.labels``.
 - ``token_labels``: instead of labels, these positions as long as ``input_ids``, with -100 where there is no loss.
 """
@@ -31,6 +34,19 @@ Tokens = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
+class StepFeatures:
+    """What an objective found out about all samples of a step.
+
+    Attributes:
+        values: ``[samples, features]``, fp32, in the order of the step's samples.
+        first: Position in the step of the first sample of the batch.
+    """
+
+    values: torch.Tensor
+    first: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """Rows as padded tensors, ready for the model.
 
@@ -47,8 +63,14 @@ class Batch:
             counts as one more document. Empty documents extend it to a power of two. ``None`` if rows are not packed.
         chosen_lengths: Tokens of the chosen document of each pair, ``[batch]``; ``None`` if rows are no pairs.
         longest_answer: Tokens of the longest document of all pairs; 0 if rows are no pairs.
-        reference_log_probs: Log-probability of the chosen and of the rejected answer by the reference model, ``[batch,
-            2]``, fp32; ``None`` if the objective has no reference model.
+        reference_log_probs: Log-probability of the answer of both documents of each row by the reference model,
+            ``[batch, 2]``, fp32; ``None`` if the objective has no reference model.
+        desirable: Whether each answer is desirable, ``[batch]``, bool; ``None`` if answers have no label.
+        mismatched: Of labelled answers, each prompt with the answer of another row; ``None`` for other rows. The other
+            fields are those of the labelled answers, except ``tokens``, which counts both.
+        texts: Texts of each sample, each in a row of its own: those of all samples, then all second ones, and so on.
+            1 except for embeddings; ``sample_ids`` are shorter than the other fields by this factor.
+        of_step: What the objective needs to know of all samples of the step; ``None`` if nothing.
         input_lengths: Tokens of each row without padding, ``[batch]``.
         label_lengths: Labels of each row without padding, ``[batch]``.
         loss_tokens: Number of labels that carry loss. For causal language models counted after the shift by one: the
@@ -70,6 +92,10 @@ class Batch:
     chosen_lengths: torch.Tensor | None = None
     longest_answer: int = 0
     reference_log_probs: torch.Tensor | None = None
+    desirable: torch.Tensor | None = None
+    mismatched: Batch | None = None
+    texts: int = 1
+    of_step: StepFeatures | None = None
 
     def model_inputs(self) -> dict[str, Any]:
         """Keyword arguments for the model's ``forward``, with labels."""
@@ -93,18 +119,28 @@ class Batch:
         tensors: dict[str, Any] = {
             name: change(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
         }
-        return dataclasses.replace(self, **tensors)
+        mismatched = self.mismatched._with_tensors(change) if self.mismatched is not None else None
+        return dataclasses.replace(self, mismatched=mismatched, **tensors)
 
     def row_hashes(self) -> list[int]:
         """A 64-bit hash of each row, computed from the tensors; equal to ``row_hash`` of the stored row.
 
         Call it before `to`: tensors on a GPU would be copied back to the host.
         """
-        inputs, labels = self.input_ids.cpu().numpy(), self.labels.cpu().numpy()
+        count = len(self.sample_ids)
+        rows = self._rows()
+        documents = [rows[start : start + count] for start in range(0, len(rows), count)]
+        if self.mismatched is not None:
+            documents.append(self.mismatched._rows())
         return [
-            _hash(int(sample_id), inputs[i, : self.input_lengths[i]], labels[i, : self.label_lengths[i]])
-            for i, sample_id in enumerate(self.sample_ids)
+            _hash(int(sample_id), *map(np.concatenate, zip(*of_sample, strict=True)))
+            for sample_id, *of_sample in zip(self.sample_ids, *documents, strict=True)
         ]
+
+    def _rows(self) -> list[tuple[Tokens, Tokens]]:
+        """Input ids and labels of each row, without padding."""
+        inputs, labels = self.input_ids.cpu().numpy(), self.labels.cpu().numpy()
+        return [(inputs[i, : self.input_lengths[i]], labels[i, : self.label_lengths[i]]) for i in range(len(inputs))]
 
 
 def collate(
@@ -124,8 +160,31 @@ def collate(
         pad_token_id: Padding of ``input_ids``. Labels are padded with -100.
         sample_ids: Ids of the rows; by default their positions in ``rows``.
         pad_to_multiple_of: Sequence lengths are rounded up to a multiple of this.
-        reference_log_probs: Of the pairs, ``[rows, 2]``.
+        reference_log_probs: Of the two documents of each row, ``[rows, 2]``.
     """
+    if "text_lengths" in rows[0]:
+        texts = len(rows[0]["text_lengths"])
+        rows_of_texts = [_document(row, index) for index in range(texts) for row in rows]
+        batch = collate(rows_of_texts, task, pad_token_id, pad_to_multiple_of=pad_to_multiple_of)
+        return _with_texts(batch, texts, np.arange(len(rows)) if sample_ids is None else sample_ids)
+    if "desirable" in rows[0]:
+        own, mismatched = (
+            collate(
+                [_document(row, index) for row in rows],
+                task,
+                pad_token_id,
+                sample_ids,
+                pad_to_multiple_of=pad_to_multiple_of,
+            )
+            for index in (0, 1)
+        )
+        return dataclasses.replace(
+            own,
+            tokens=own.tokens + mismatched.tokens,
+            desirable=torch.tensor([bool(row["desirable"]) for row in rows]),
+            mismatched=mismatched,
+            reference_log_probs=None if reference_log_probs is None else torch.from_numpy(reference_log_probs),
+        )
     inputs = [np.asarray(row["input_ids"], dtype=np.int64) for row in rows]
     labels = [row_labels(row) for row in rows]
     input_ids, input_lengths = _pad(inputs, pad_token_id, pad_to_multiple_of)
@@ -192,6 +251,25 @@ def combine_hashes(hashes: Sequence[int]) -> int:
 def document_starts(lengths: npt.NDArray[np.integer[Any]]) -> Tokens:
     """Offset of each document in a packed row, ``[documents]``, from the documents' lengths."""
     return np.concatenate(([0], np.cumsum(lengths[:-1], dtype=np.int64)))
+
+
+def _with_texts(batch: Batch, texts: int, sample_ids: npt.ArrayLike) -> Batch:
+    """A batch of texts as one of samples, with a mask: an encoder would see the padding."""
+    mask = np.arange(batch.input_ids.shape[1]) < batch.input_lengths[:, None]
+    return dataclasses.replace(
+        batch,
+        sample_ids=np.asarray(sample_ids, dtype=np.int64),
+        texts=texts,
+        attention_mask=torch.from_numpy(mask.astype(np.int64)),
+    )
+
+
+def _document(row: Row, index: int) -> Row:
+    """One of the documents of a row, as a row of its own."""
+    lengths = row.get("pair_lengths", row.get("text_lengths"))
+    start = int(lengths[:index].sum())
+    part = slice(start, start + int(lengths[index]))
+    return {name: row[name][part] for name in ("input_ids", "labels") if name in row}
 
 
 def _hash(sample_id: int, input_ids: npt.NDArray[Any], labels: npt.NDArray[Any]) -> int:

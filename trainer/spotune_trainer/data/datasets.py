@@ -171,16 +171,48 @@ def _check_rows(dataset: ShardedDataset, job: FinetuneJob) -> None:
     objective = job.spec.training.objective
     _check_labels(dataset, objective)
     _check_label_names(dataset.source, job.spec.dataset.labels)
-    has_pairs = "pair_lengths" in dataset.columns
+    _check_texts(dataset, objective)
+    _check_answers(dataset, objective)
+    has_pairs = "pair_lengths" in dataset.columns and "desirable" not in dataset.columns
     if has_pairs and objective == "sft":
         raise JobError(
             f"training.objective: {dataset.source} has pairs of chosen and rejected answers, and sft would learn both: "
             "use dpo, orpo, simpo or reward, or shards of another row format"
         )
-    if not has_pairs and objective not in ("sft", *_LABEL_COLUMNS):
+    if not has_pairs and objective not in ("sft", "kto", "embedding", *_LABEL_COLUMNS):
         raise JobError(
             f"dataset: {objective} learns from pairs, and {dataset.source} has none: write the shards with "
             "dataset.chosen and dataset.rejected"
+        )
+
+
+def _check_texts(dataset: ShardedDataset, objective: str) -> None:
+    """Raise JobError if the objective learns from texts with embeddings and these are none, or the other way round."""
+    has_texts = "text_lengths" in dataset.columns
+    if has_texts and objective != "embedding":
+        raise JobError(
+            f"training.objective: {dataset.source} has texts without an answer, which only embedding learns from: "
+            "use embedding, or shards of another row format"
+        )
+    if not has_texts and objective == "embedding":
+        raise JobError(
+            f"dataset: embedding learns from texts that are near to each other, and {dataset.source} has none: write "
+            "the shards with dataset.query and dataset.positive"
+        )
+
+
+def _check_answers(dataset: ShardedDataset, objective: str) -> None:
+    """Raise JobError if the objective learns from answers with a label and these are none, or the other way round."""
+    are_labelled = "desirable" in dataset.columns
+    if are_labelled and objective != "kto":
+        raise JobError(
+            f"training.objective: {dataset.source} has answers with a label, which only kto learns from: use kto, "
+            "or shards of another row format"
+        )
+    if not are_labelled and objective == "kto":
+        raise JobError(
+            f"dataset: kto learns from answers with a label, and {dataset.source} has none: write the shards with "
+            "dataset.label"
         )
 
 

@@ -4,6 +4,9 @@ The samples are sorted by length and split into batches, independently of the ra
 b mod world_size. Ranks that have no batch left repeat one row and discard its result, so all ranks run the same number
 of forward passes (with ZeRO-3, each gathers weights from all ranks). Results are summed exactly (`math.fsum`) and no
 random numbers are drawn, so the result is the same at any world size.
+
+If the loss of a sample depends on other samples, all batches of the evaluation set, or of a source of a mixture, run
+twice: the first pass computes what each sample's loss needs to know of the others.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ import torch
 from torch import distributed
 
 from spotune.errors import JobError
-from spotune_trainer.data.batches import NO_LOSS, Row, Task, collate, row_labels
+from spotune_trainer.data.batches import NO_LOSS, Batch, Row, StepFeatures, Task, collate, row_labels
 from spotune_trainer.evaluation.custom_metrics import Metric
 from spotune_trainer.evaluation.label_scores import LabelScorer, label_scorer
 from spotune_trainer.evaluation.metrics import METRICS, build_metrics, mean_score
 from spotune_trainer.models.decoding import generate_texts, generation_config_with_special_tokens, greedy_config
 from spotune_trainer.objectives.build import evaluation_objective
-from spotune_trainer.objectives.objective import mean_loss
+from spotune_trainer.objectives.objective import Statistics, StepObjective, mean_loss
 from spotune_trainer.objectives.reference import PairLookup
 
 if TYPE_CHECKING:
@@ -201,14 +204,30 @@ def _evaluate_samples(
 ) -> list[_BatchResult]:
     """The results of all batches of some samples, from all ranks."""
     batches = _make_batches(ids, _gather_lengths(dataset, ids, ranks, evaluator.heartbeat), batch_size)
-    local: list[_BatchResult] = []
     with evaluation_mode(evaluator.model):
-        for index in range(ranks.rank, math.ceil(len(batches) / ranks.world_size) * ranks.world_size, ranks.world_size):
-            if index < len(batches):
-                local.append(evaluator.run(dataset, batches[index]))
-            else:
-                evaluator.run(dataset, batches[-1][-1:])
-    return [result for of_rank in ranks.gather(local) for result in of_rank]
+        values = None
+        if isinstance(evaluator.objective, StepObjective):
+            features = partial(evaluator.features, evaluator.objective)
+            values = torch.cat(_run_batches(features, dataset, batches, batch_size, ranks)).to(evaluator.model.device)
+        return _run_batches(partial(evaluator.run, values), dataset, batches, batch_size, ranks)
+
+
+def _run_batches(
+    run: Callable[[Rows, Sequence[int], int], T],
+    dataset: Rows,
+    batches: Sequence[Sequence[int]],
+    batch_size: int,
+    ranks: RankGroup,
+) -> list[T]:
+    """What `run` returns for each batch and the position of its first sample, in the order of the batches."""
+    local: list[T] = []
+    for index in range(ranks.rank, math.ceil(len(batches) / ranks.world_size) * ranks.world_size, ranks.world_size):
+        if index < len(batches):
+            local.append(run(dataset, batches[index], index * batch_size))
+        else:
+            run(dataset, batches[-1][-1:], (len(batches) - 1) * batch_size)
+    of_ranks = ranks.gather(local)
+    return [of_ranks[index % len(of_ranks)][index // len(of_ranks)] for index in range(len(batches))]
 
 
 class _Evaluator:
@@ -240,13 +259,18 @@ class _Evaluator:
             )
             self.generation = greedy_config(base, settings.max_new_tokens)
 
-    def run(self, dataset: Rows, ids: Sequence[int]) -> _BatchResult:
-        rows = []
-        for sample_id in ids:
-            rows.append(dataset[sample_id])
-            self.heartbeat()
-        reference = self.reference_log_probs(np.asarray(ids)) if self.reference_log_probs else None
-        batch = collate(rows, self.task, int(self.tokenizer.pad_token_id), ids, reference_log_probs=reference)
+    def features(self, objective: StepObjective, dataset: Rows, ids: Sequence[int], first: int) -> torch.Tensor:
+        """Features of the samples of a batch, on the host."""
+        batch = self._collate(self._read(dataset, ids), ids)
+        found = objective.features(self.model, batch.to(self.model.device)).cpu()
+        self.heartbeat()
+        return found
+
+    def run(self, features: torch.Tensor | None, dataset: Rows, ids: Sequence[int], first: int) -> _BatchResult:
+        rows = self._read(dataset, ids)
+        batch = self._collate(rows, ids)
+        if features is not None:
+            batch = replace(batch, of_step=StepFeatures(features, first))
         sums = self.objective(self.model, batch.to(self.model.device))
         self.heartbeat()
         return _BatchResult(
@@ -258,6 +282,17 @@ class _Evaluator:
             if self.scorer is None or sums.predictions is None
             else self.scorer.count(sums.predictions.cpu().numpy(), batch.labels.numpy()),
         )
+
+    def _read(self, dataset: Rows, ids: Sequence[int]) -> list[Row]:
+        rows = []
+        for sample_id in ids:
+            rows.append(dataset[sample_id])
+            self.heartbeat()
+        return rows
+
+    def _collate(self, rows: Sequence[Row], ids: Sequence[int]) -> Batch:
+        reference = self.reference_log_probs(np.asarray(ids)) if self.reference_log_probs else None
+        return collate(rows, self.task, int(self.tokenizer.pad_token_id), ids, reference_log_probs=reference)
 
     def _answer(self, ids: Sequence[int], rows: Sequence[Row]) -> tuple[Prediction, ...]:
         assert self.generation is not None
@@ -326,7 +361,7 @@ def _combine(
     results: Sequence[_BatchResult],
     samples: int,
     metrics: Sequence[str],
-    statistics: Sequence[str],
+    statistics: Statistics,
     scorer: LabelScorer | None,
 ) -> EvaluationResult:
     counts = [sum(of_batches) for of_batches in zip(*(result.counts for result in results), strict=True)]
@@ -337,13 +372,13 @@ def _combine(
     predictions = [prediction for result in results for prediction in result.predictions]
     # fsum is exact, so the order, and with it the number of ranks, does not matter.
     losses = [math.fsum(of_batches) for of_batches in zip(*(result.losses for result in results), strict=True)]
-    means = [math.fsum(of_batches) / samples for of_batches in zip(*(r.statistics for r in results), strict=True)]
+    sums = [math.fsum(of_batches) for of_batches in zip(*(result.statistics for result in results), strict=True)]
     label_counts = tuple(sum(of_batches) for of_batches in zip(*(r.label_counts for r in results), strict=True))
     return EvaluationResult(
         loss=mean_loss(losses, counts),
         samples=samples,
         scores={name: mean_score([prediction.scores[name] for prediction in predictions]) for name in metrics}
-        | dict(zip(statistics, means, strict=True))
+        | dict(statistics.means(sums, samples))
         | (scorer.scores(label_counts) if scorer is not None else {}),
         predictions=tuple(sorted(predictions, key=lambda prediction: prediction.sample_id)[:_MAX_KEPT_PREDICTIONS]),
     )

@@ -1,4 +1,4 @@
-"""Computes the reference model's log-probabilities of pairs, on all ranks."""
+"""Computes the reference model's log-probabilities of both answers of each row, on all ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from spotune_trainer.data.batches import collate
 from spotune_trainer.evaluation.evaluate import RankGroup, Rows, evaluation_mode
-from spotune_trainer.objectives.pair_log_probs import pair_log_probs
+from spotune_trainer.objectives.pair_log_probs import both_log_probs
 from spotune_trainer.objectives.reference import ReferenceLogProbs
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def compute_reference(
 
     Args:
         model: a transformers model, or a DeepSpeed engine's `module`, with the weights of the reference.
-        dataset: rows with pairs.
+        dataset: rows with pairs, or with labelled answers.
         store: what is written.
         missing: the parts to write; the same on all ranks.
         pad_token_id: padding of `input_ids`.
@@ -54,8 +53,7 @@ def compute_reference(
             values = []
             for ids in _batches(store, part, batch_size):
                 batch = collate([dataset[sample_id] for sample_id in ids], "causal", pad_token_id, ids)
-                log_probs = pair_log_probs(model, batch.to(model.device))
-                values.append(torch.stack([log_probs.chosen, log_probs.rejected], dim=1).cpu().numpy())
+                values.append(both_log_probs(model, batch.to(model.device)).cpu().numpy())
                 heartbeat()
             if mine < len(missing):
                 store.write(part, np.concatenate(values)[: len(store.sample_ids(part))])

@@ -22,6 +22,7 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune.prompting.export_manifest import MANIFEST, ExportManifest, previous_export, previous_exports
 from spotune_trainer import files
+from spotune_trainer.export.embedding_modules import write_modules
 from spotune_trainer.export.model_card import model_card
 from spotune_trainer.models.decoding import generation_config_with_special_tokens
 from spotune_trainer.models.lora import attach_trained_adapter
@@ -101,7 +102,7 @@ def _write(
 ) -> None:
     tokenizer = load_tokenizer(job)
     model, saved = _trained_model(parameters, job)
-    if not job.spec.has_head:
+    if job.spec.generates_text:
         pretrained = job.spec.model.initialise == "pretrained"
         config = _saveable_config(generation_config_with_special_tokens(model, tokenizer, pretrained=pretrained))
         model.generation_config = config
@@ -109,6 +110,8 @@ def _write(
     with no_progress_bars():
         saved.save_pretrained(str(directory), max_shard_size=max_shard_size)
     tokenizer.save_pretrained(directory)
+    if job.spec.model_kind == "embedding":
+        write_modules(directory, job, model.config.get_text_config().hidden_size)
     files.write_json(directory / MANIFEST, asdict(ExportManifest.from_job(job, step)))
 
 

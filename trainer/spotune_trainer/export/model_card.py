@@ -18,6 +18,7 @@ _PIPELINES = {
     "reward": "text-classification",
     "classification": "text-classification",
     "tokenClassification": "token-classification",
+    "embedding": "sentence-similarity",
 }
 _AUTO_MODELS = {
     "causal": "AutoModelForCausalLM",
@@ -26,11 +27,26 @@ _AUTO_MODELS = {
     "classification": "AutoModelForSequenceClassification",
     "tokenClassification": "AutoModelForTokenClassification",
 }
+_KINDS = {
+    "causal": "decoder-only model",
+    "seq2seq": "encoder-decoder model",
+    "reward": "reward model",
+    "embedding": "model with embeddings",
+}
 
 _REWARD = (
     "This is a reward model. It generates no text. Its only logit, for a prompt with its answer, is the reward: higher "
     "for answers like those that were preferred. Rewards compare answers to the same prompt."
 )
+
+_EMBEDDING = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(directory)
+queries = model.encode_query(["a question"])
+documents = model.encode_document(["a text", "another text"])
+print(model.similarity(queries, documents))
+```"""
 
 # Field of result.json -> its title in the model card and its number format.
 _RESULT_ROWS: Mapping[str, tuple[str, str]] = {
@@ -78,7 +94,7 @@ def _results(result: Mapping[str, Any]) -> dict[str, str]:
 def _front_matter(job: FinetuneJob) -> dict[str, Any]:
     model = job.spec.model
     matter: dict[str, Any] = {
-        "library_name": "transformers",
+        "library_name": "sentence-transformers" if job.spec.model_kind == "embedding" else "transformers",
         "pipeline_tag": _PIPELINES[job.spec.model_kind],
         "tags": ["spotune", *(["reward-model"] if job.spec.model_kind == "reward" else [])],
     }
@@ -90,8 +106,7 @@ def _front_matter(job: FinetuneJob) -> dict[str, Any]:
 def _origin(job: FinetuneJob) -> str:
     model = job.spec.model
     if model.initialise == "random":
-        kinds = {"seq2seq": "encoder-decoder model", "causal": "decoder-only model", "reward": "reward model"}
-        return f"Trained from scratch ({kinds.get(job.spec.model_kind, 'classifier')})."
+        return f"Trained from scratch ({_KINDS.get(job.spec.model_kind, 'classifier')})."
     return f"Finetuned from `{model.source}` at revision `{model.revision}`."
 
 
@@ -114,6 +129,8 @@ def _settings(job: FinetuneJob) -> dict[str, str]:
 
 def _usage(job: FinetuneJob) -> str:
     prompt = job.spec.dataset.prompt
+    if job.spec.model_kind == "embedding":
+        return _EMBEDDING
     auto_model = _AUTO_MODELS[job.spec.model_kind]
     template = f"The model was trained with this prompt template:\n\n```\n{prompt}\n```\n\n" if prompt else ""
     load = f"""```python

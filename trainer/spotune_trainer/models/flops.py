@@ -84,6 +84,10 @@ class ModelShape:
         decoder = self._stack_flops(self.parameters, self.layers, target, target + sequence)
         return rows * (encoder + decoder)
 
+    def forward_flops(self, rows: int, sequence: float) -> float:
+        """Floating-point operations of a forward pass of a causal model alone; arguments as those of `flops`."""
+        return rows * sequence * (2 * self.parameters + 4 * self.layers * self.hidden_size * sequence)
+
     def _stack_flops(self, parameters: int, layers: int, tokens: float, attended: float) -> float:
         passes = 4 if self.frozen else 6
         return tokens * (passes * parameters + 12 * layers * self.hidden_size * attended)

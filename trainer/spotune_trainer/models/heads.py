@@ -28,6 +28,7 @@ _REWARD_HEAD: Final = "score"
 """Name of transformers' linear head on the last token of a sequence; classes for encoders have other heads."""
 _CLASSIFIERS: Final = ("ForSequenceClassification", "ForTokenClassification")
 _POOLER: Final = "pooler"
+"""The layer on the first token of BERT and others, which only next-sentence prediction has trained."""
 _LEARNED_POSITIONS: Final = ("albert", "bert", "distilbert", "electra", "gpt2")
 _POSITIONS_AFTER_PADDING: Final = ("camembert", "roberta", "xlm-roberta")
 """Model types whose positions count from the id of the padding token plus one."""
@@ -69,12 +70,21 @@ def check_classifier(config: PretrainedConfig, job: FinetuneJob) -> None:
             f"training.objective: {kind} is not supported for {config.model_type} models such as {source!r}. Choose "
             "an encoder, such as one of the types bert, roberta or modernbert, or a decoder, such as llama or qwen2."
         )
-    positions = _learned_positions(config)
-    if positions is not None and job.spec.dataset.max_length > positions:
+    _check_positions(config, job)
+
+
+def check_embedding(config: PretrainedConfig, job: FinetuneJob) -> None:
+    """Check that a model can give embeddings of the job's texts.
+
+    Raises:
+        JobError: it has an encoder and a decoder, or texts may have more tokens than the model has positions.
+    """
+    if config.is_encoder_decoder:
         raise JobError(
-            f"dataset.maxLength: {job.spec.dataset.max_length} tokens are more than the {positions} positions of the "
-            f"{config.model_type} model {source!r}: reduce it to {positions} or less"
+            f"training.objective: embedding is not supported for {config.model_type} models such as "
+            f"{job.spec.model.source!r}, which have an encoder and a decoder: name an encoder or a decoder"
         )
+    _check_positions(config, job)
 
 
 def check_reward_head(model: PreTrainedModel, source: str) -> None:
@@ -105,11 +115,29 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     return [*children, *([f"{model.base_model_prefix}.{_POOLER}"] if has_pooler else [])]
 
 
+def remove_pooler(model: PreTrainedModel) -> None:
+    """Remove the layer on the first token from a base model: embeddings do not use it, so it would get no gradient."""
+    if hasattr(model, _POOLER):
+        setattr(model, _POOLER, None)
+
+
 def may_be_new(parameter: str, model: PreTrainedModel, job: FinetuneJob) -> bool:
-    """Whether the source of the job's model may lack a parameter, because it belongs to the head."""
+    """Whether the source of the job's model may lack a parameter, because it belongs to the head or is not used."""
+    if job.spec.model_kind == "embedding":
+        return parameter.startswith(f"{_POOLER}.")
     if job.spec.model_kind == "reward":
         return parameter.startswith(f"{_REWARD_HEAD}.")
     return job.spec.has_head and parameter.startswith(tuple(f"{name}." for name in head_modules(model)))
+
+
+def _check_positions(config: PretrainedConfig, job: FinetuneJob) -> None:
+    """Raise JobError if rows may have more tokens than the model has positions."""
+    positions = _learned_positions(config)
+    if positions is not None and job.spec.dataset.max_length > positions:
+        raise JobError(
+            f"dataset.maxLength: {job.spec.dataset.max_length} tokens are more than the {positions} positions of the "
+            f"{config.model_type} model {job.spec.model.source!r}: reduce it to {positions} or less"
+        )
 
 
 def _learned_positions(config: PretrainedConfig) -> int | None:

@@ -21,6 +21,7 @@ import torch
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -33,6 +34,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
 )
 from transformers.utils import logging
 
@@ -40,10 +42,12 @@ from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.models.heads import (
     LABEL_MAPPINGS,
     check_classifier,
+    check_embedding,
     check_reward_head,
     configure_head,
     may_be_new,
     no_reward_head,
+    remove_pooler,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +68,7 @@ _AUTO_MODELS: Mapping[str, Any] = {
     "seq2seq": AutoModelForSeq2SeqLM,
     "causal": AutoModelForCausalLM,
     "reward": AutoModelForSequenceClassification,
+    "embedding": AutoModel,
     "classification": AutoModelForSequenceClassification,
     "tokenClassification": AutoModelForTokenClassification,
 }
@@ -80,6 +85,8 @@ def load_config(job: FinetuneJob) -> PretrainedConfig:
     config = read_config(job)
     if job.spec.model_kind in LABEL_MAPPINGS:
         check_classifier(config, job)
+    elif job.spec.model_kind == "embedding":
+        check_embedding(config, job)
     else:
         _check_task(config, job)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
@@ -176,7 +183,7 @@ def _without_weights(job: FinetuneJob) -> PreTrainedModel:
     built: PreTrainedModel = _AUTO_MODELS[job.spec.model_kind].from_config(
         config, dtype=DTYPES[model.dtype], trust_remote_code=model.trust_remote_code
     )
-    if model.initialise == "pretrained" and not job.spec.has_head:
+    if model.initialise == "pretrained" and job.spec.generates_text:
         # If the source has none, the model keeps its default, as in `from_pretrained`.
         with contextlib.suppress(OSError):
             source = resolve_source(model.source, "model.source")
@@ -185,7 +192,7 @@ def _without_weights(job: FinetuneJob) -> PreTrainedModel:
 
 
 def _with_head(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
-    """The model, checked and configured if it is to have a head for scores or labels.
+    """The model, checked and configured for a head for scores or labels, or for embeddings.
 
     The padding token of the tokenizer tells transformers where a text ends. It is set on the finished model: embeddings
     of a token that was known as padding when they were made get no gradient, and it may be the end-of-text token.
@@ -197,6 +204,8 @@ def _with_head(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
         check_reward_head(model, job.spec.model.source)
     if job.spec.has_head:
         model.config.get_text_config().pad_token_id = load_tokenizer(job).pad_token_id
+    if job.spec.model_kind == "embedding":
+        remove_pooler(model)
     return model
 
 
@@ -207,7 +216,7 @@ def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
 
     Raises:
         JobError: the source does not exist or has no tokenizer, or the tokenizer has no end-of-text token, which
-            classifiers do not need if there is one for padding.
+            classifiers and models with embeddings do not need if there is one for padding.
         InfrastructureError: the Hub could not be reached.
     """
     model = job.spec.model
@@ -220,7 +229,7 @@ def load_tokenizer(job: FinetuneJob) -> PreTrainedTokenizerBase:
     # If the files are missing, transformers returns an empty tokenizer for some models: it has special tokens only.
     if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < _MIN_VOCABULARY:
         raise JobError(f"{field}: no tokenizer can be loaded from {source!r}: it has no vocabulary.{_TOKENIZER_HINT}")
-    pads = job.spec.model_kind in LABEL_MAPPINGS and tokenizer.pad_token_id is not None
+    pads = job.spec.model_kind in ("embedding", *LABEL_MAPPINGS) and tokenizer.pad_token_id is not None
     if tokenizer.eos_token_id is None and not pads:
         raise JobError(
             f"{field}: the tokenizer of {source!r} has no end-of-text token (eos_token), so generation would never "
@@ -307,8 +316,8 @@ def _check_task(config: PretrainedConfig, job: FinetuneJob) -> None:
 
 def _check_attention(config: PretrainedConfig, job: FinetuneJob) -> None:
     """Raise JobError if the model or this installation lacks `execution.attention`."""
-    attention = job.spec.execution.attention
-    mapping = LABEL_MAPPINGS.get(job.spec.model_kind, _MAPPINGS[job.spec.model.task])
+    attention, kind = job.spec.execution.attention, job.spec.model_kind
+    mapping = MODEL_MAPPING if kind == "embedding" else LABEL_MAPPINGS.get(kind, _MAPPINGS[job.spec.model.task])
     model = mapping.get(type(config), None)
     support = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}.get(attention)
     if support and model is not None and not getattr(model, support, False):

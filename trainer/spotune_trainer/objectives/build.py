@@ -5,6 +5,8 @@ from __future__ import annotations
 from spotune.job import TrainingSpec
 from spotune_trainer.objectives.classification import Classification, TokenClassification
 from spotune_trainer.objectives.cross_entropy import CrossEntropy
+from spotune_trainer.objectives.embedding import Embedding
+from spotune_trainer.objectives.kto import Kto
 from spotune_trainer.objectives.objective import Objective
 from spotune_trainer.objectives.preference import Dpo, Orpo, SimPo
 from spotune_trainer.objectives.reward import Reward
@@ -21,12 +23,17 @@ def training_objective(training: TrainingSpec) -> Objective:
         case "simpo":
             margin = preference.target_margin
             return SimPo(preference.beta or 2.0, 0.5 if margin is None else margin)
+        case "kto":
+            return Kto(preference.beta or 0.1, preference.desirable_weight, preference.undesirable_weight)
         case "reward":
             return Reward()
         case "classification":
             return Classification(training.label_smoothing)
         case "tokenClassification":
             return TokenClassification(training.label_smoothing)
+        case "embedding":
+            embedding = training.embedding
+            return Embedding(embedding.pooling, embedding.temperature, normalize=embedding.normalize)
         case "sft":
             return CrossEntropy(training.label_smoothing)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from spotune_trainer.data.batches import NO_LOSS, Batch
 from spotune_trainer.models.loss import skip_packing_detection
-from spotune_trainer.objectives.objective import LossSums
+from spotune_trainer.objectives.objective import LossSums, SampleMeans
 
 
 class TokenClassification:
@@ -23,7 +23,7 @@ class TokenClassification:
     """
 
     losses = 1
-    statistics: tuple[str, ...] = ()
+    statistics = SampleMeans()
     needs_reference = False
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
@@ -57,7 +57,7 @@ class TokenClassification:
 class Classification(TokenClassification):
     """Mean cross-entropy over the texts of a step. Its statistic is the accuracy."""
 
-    statistics: tuple[str, ...] = ("accuracy",)
+    statistics = SampleMeans(("accuracy",))
 
     def _statistics(self, predictions: Tensor, batch: Batch) -> Tensor:
         return (predictions == batch.labels).double().sum(0)

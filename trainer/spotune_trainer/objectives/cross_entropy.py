@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import summed_loss
-from spotune_trainer.objectives.objective import LossSums
+from spotune_trainer.objectives.objective import LossSums, SampleMeans
 
 
 class CrossEntropy:
@@ -19,7 +19,7 @@ class CrossEntropy:
     """
 
     losses = 1
-    statistics: tuple[str, ...] = ()
+    statistics = SampleMeans()
     needs_reference = False
 
     def __init__(self, label_smoothing: float = 0.0) -> None:

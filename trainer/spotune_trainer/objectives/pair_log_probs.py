@@ -1,4 +1,4 @@
-"""Log-probabilities of the chosen and rejected answers of a batch of pairs."""
+"""Log-probabilities of answers: of the chosen and rejected ones of pairs, and of answers with a label."""
 
 from __future__ import annotations
 
@@ -40,15 +40,8 @@ def pair_log_probs(model: Any, batch: Batch) -> PairLogProbs:
         batch: has `chosen_lengths`.
     """
     assert batch.chosen_lengths is not None, "only rows with pairs come here"
-    inputs = batch.model_inputs()
-    labels = inputs.pop("labels")
-    logits = run_model(model, batch, inputs)
-    # Position i predicts token i + 1, and the last position nothing.
-    tokens = functional.pad(batch.input_ids[:, 1:], (0, 1))
-    is_answer = functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS) != NO_LOSS
-    loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="none")
-    log_probs = -loss.view_as(tokens)
-    of_chosen = torch.arange(tokens.size(1), device=tokens.device) < batch.chosen_lengths.unsqueeze(1) - 1
+    log_probs, is_answer = _token_log_probs(model, batch)
+    of_chosen = torch.arange(log_probs.size(1), device=log_probs.device) < batch.chosen_lengths.unsqueeze(1) - 1
     chosen, rejected = is_answer & of_chosen, is_answer & ~of_chosen
     return PairLogProbs(
         chosen=_sum_where(chosen, log_probs),
@@ -57,6 +50,42 @@ def pair_log_probs(model: Any, batch: Batch) -> PairLogProbs:
         rejected_tokens=rejected.sum(1).float(),
         chosen_text=_sum_where(of_chosen, log_probs).sum(),
     )
+
+
+def answer_log_probs(model: Any, batch: Batch) -> Tensor:
+    """Log-probability of the answer of each row, summed over its tokens, fp32, ``[batch]``.
+
+    Args:
+        model: a causal transformers model or a DeepSpeed engine around one.
+        batch: rows of one document.
+    """
+    log_probs, is_answer = _token_log_probs(model, batch)
+    return _sum_where(is_answer, log_probs)
+
+
+def both_log_probs(model: Any, batch: Batch) -> Tensor:
+    """Log-probabilities of the answers of both documents of each row, fp32, ``[batch, 2]``.
+
+    Args:
+        model: a causal transformers model or a DeepSpeed engine around one.
+        batch: rows with pairs, or labelled answers with mismatched ones.
+    """
+    if batch.mismatched is not None:
+        return torch.stack([answer_log_probs(model, batch), answer_log_probs(model, batch.mismatched)], dim=1)
+    pairs = pair_log_probs(model, batch)
+    return torch.stack([pairs.chosen, pairs.rejected], dim=1)
+
+
+def _token_log_probs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """At each position, the log-probability of the token after it, and whether that is an answer's."""
+    inputs = batch.model_inputs()
+    labels = inputs.pop("labels")
+    logits = run_model(model, batch, inputs)
+    # Position i predicts token i + 1, and the last position nothing.
+    tokens = functional.pad(batch.input_ids[:, 1:], (0, 1))
+    is_answer = functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS) != NO_LOSS
+    loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="none")
+    return -loss.view_as(tokens), is_answer
 
 
 def _sum_where(mask: Tensor, values: Tensor) -> Tensor:

@@ -13,12 +13,12 @@ from torch.nn.functional import logsigmoid
 
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import summed_loss
-from spotune_trainer.objectives.objective import LossSums
+from spotune_trainer.objectives.objective import LossSums, SampleMeans
 from spotune_trainer.objectives.pair_log_probs import pair_log_probs
 
-REWARDS: Final[tuple[str, ...]] = ("rewardChosen", "rewardRejected", "rewardMargin", "rewardAccuracy")
-"""Statistics of all objectives here: mean rewards of the answers, their mean difference, and the fraction of pairs
-whose chosen answer has the higher reward."""
+REWARDS: Final = SampleMeans(("rewardChosen", "rewardRejected", "rewardMargin", "rewardAccuracy"))
+"""Statistics of all objectives that learn from pairs: mean rewards of the answers, their mean difference, and the
+fraction of pairs whose chosen answer has the higher reward."""
 
 
 class LanguageModelPreference:

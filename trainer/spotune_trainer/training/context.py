@@ -148,7 +148,7 @@ def build_context(
 
     # A checkpoint replaces all weights, except with an adapter: its checkpoints do not contain the frozen weights.
     model = build_uninitialized(job) if restored and job.spec.adapter is None else build_model(job)
-    if execution.attention == "auto" and not job.spec.has_head:  # which has no packed rows
+    if execution.attention == "auto" and job.spec.generates_text:  # others have no packed rows
         enable_packed_attention(model)
     check_vocabulary(model.config, tokenizer)
     shape = ModelShape.from_model(model, frozen=job.spec.adapter is not None)

@@ -11,6 +11,8 @@ results (loss, row hash). The host reads them from the device only after it has 
 device does not idle:
 
     step k:  forward(0) | all-reduce: tokens and flags of k, results of k-1 | backward, forward(1), ..., optimizer step
+
+If the loss of a sample depends on all samples of the step, a pass without gradients comes first (`step_features.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +30,7 @@ import xxhash
 from torch import Tensor, distributed
 
 from spotune.errors import JobError
-from spotune_trainer.data.batches import combine_hashes
+from spotune_trainer.data.batches import StepFeatures, combine_hashes
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
 from spotune_trainer.engine.ema import update_ema
@@ -36,10 +38,11 @@ from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.models.embedding_noise import EmbeddingNoise
 from spotune_trainer.models.loss import zero_weight_batch
 from spotune_trainer.objectives.build import training_objective
-from spotune_trainer.objectives.objective import LossSums, mean_loss
+from spotune_trainer.objectives.objective import LossSums, StepObjective, mean_loss
 from spotune_trainer.observability.progress import StepRecord
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.nonfinite_steps import BadSteps, nan_unless_finite
+from spotune_trainer.training.step_features import agree_on_width, gather_features
 
 _TWO_TO_32 = 1 << 32
 
@@ -134,7 +137,11 @@ class TrainingLoop:
         alpha = self.training.neftune_noise_alpha
         self._noise = EmbeddingNoise(self.engine.module, alpha) if alpha else None
         self._no_counts = StepCounts(0, 0, (0,) * self.objective.losses)
-        self._num_sums = self.objective.losses + len(self.objective.statistics)
+        self._num_sums = self.objective.losses + self.objective.statistics.size
+        self._micro_batch_size = context.plan.micro_batch_size
+        self._step_objective = self.objective if isinstance(self.objective, StepObjective) else None
+        self._step_values: Tensor | None = None
+        self._num_features: int | None = None  # known after the first step
         self._zero_weight_batch = zero_weight_batch(context.job.spec.model.task).to(self.engine.device)
         self._pending: PendingStep | None = None
 
@@ -153,6 +160,8 @@ class TrainingLoop:
         """
         started = time.monotonic()
         for step, micro_batches in enumerate(batches, start=first_step):
+            if self._step_objective is not None:
+                self._step_values = self._gather_features(self._step_objective, step, micro_batches)
             first_loss = self._forward(step, micro_batches, 0)  # the device works while the ranks agree
             counts, flags = self._agree(step, micro_batches, propose_flags(step + 1))
             pending = self._forward_backward_step(step, micro_batches, counts, first_loss)
@@ -173,9 +182,34 @@ class TrainingLoop:
             return LossSums((self.objective.forward(self.engine, self._zero_weight_batch),))
         g, batch = micro_batches[index]
         batch = batch.to(self.engine.device)
+        if self._step_values is not None:
+            batch = replace(batch, of_step=StepFeatures(self._step_values, g * self._micro_batch_size))
         torch.manual_seed(_random_seed(self.training.seed, step, g))
         with self._noise.added(batch) if self._noise else nullcontext():
             return self.objective(self.engine, batch)
+
+    def _gather_features(self, objective: StepObjective, step: int, micro_batches: MicroBatches) -> Tensor:
+        """Features of all samples of a step, ``[samples, features]``, by a pass without gradients on all ranks.
+
+        Its dropout and noise are those of the pass with gradients.
+        """
+        engine, of_rank = self.engine, []
+        with torch.no_grad():
+            for index in range(self.accumulation):
+                if index < len(micro_batches):
+                    g, batch = micro_batches[index]
+                    batch = batch.to(engine.device)
+                    torch.manual_seed(_random_seed(self.training.seed, step, g))
+                    with self._noise.added(batch.mismatched or batch) if self._noise else nullcontext():
+                        of_rank.append(objective.features(engine, batch))
+                else:
+                    objective.forward(engine, self._zero_weight_batch)
+                self.reporter.heartbeat()
+        samples = self.schedule.sample_ids(step).size
+        if self._num_features is None:
+            self._num_features = agree_on_width(of_rank, self.control)
+        shape = self.accumulation, self._micro_batch_size, self._num_features
+        return gather_features(of_rank, shape, samples, engine.device)
 
     def _forward_backward_step(
         self, step: int, micro_batches: MicroBatches, counts: StepCounts, loss: LossSums
@@ -265,7 +299,6 @@ class TrainingLoop:
         """Record a step, given its sums and the hash of its rows over all ranks."""
         terms = len(last.counts.losses)
         loss = mean_loss(sums[:terms], last.counts.losses)
-        statistics = zip(self.objective.statistics, sums[terms:], strict=True)
         grad_norm = float(last.grad_norm) if last.grad_norm is not None else None
         samples = partial(self._samples, last.step - 1)
         skipped = self.bad_steps.record(last.step, loss, grad_norm, samples)
@@ -287,7 +320,7 @@ class TrainingLoop:
             samples=f"{row_hash:016x}",
             skipped=skipped,
             mfu=self.mfu_meter.mfu(last.flops, last.seconds, self.world_size),
-            statistics={name: total / last.samples for name, total in statistics},
+            statistics=dict(self.objective.statistics.means(sums[terms:], last.samples)),
         )
         self.reporter.record_step(record, last.samples, self.total_steps)
 

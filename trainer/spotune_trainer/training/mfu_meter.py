@@ -26,9 +26,15 @@ class MfuMeter:
         return cls(shape, peak_flops(torch.cuda.get_device_name(), dtype) if torch.cuda.is_available() else None)
 
     def flops(self, batch: Batch) -> float:
-        """Floating-point operations of the forward and backward pass of one batch, without its padding."""
+        """Floating-point operations of the forward and backward pass of one batch, without its padding.
+
+        Mismatched documents have a forward pass only.
+        """
         lengths, labels = batch.input_lengths, batch.label_lengths
-        return self._shape.flops(len(lengths), float(lengths.mean()), float(labels.mean()))
+        flops = self._shape.flops(len(lengths), float(lengths.mean()), float(labels.mean()))
+        if batch.mismatched is not None:
+            flops += self._shape.forward_flops(len(lengths), float(batch.mismatched.input_lengths.mean()))
+        return flops
 
     def mfu(self, flops: float, seconds: float, world_size: int) -> float | None:
         """MFU of `flops` operations in `seconds` on `world_size` devices, in [0, 1]; None if the peak is unknown."""

@@ -50,6 +50,17 @@ def test_a_column_called_prompt_is_a_prompt_as_it_is() -> None:
     assert (found.prompt, found.completion) == ("{prompt}", "{completion}")
 
 
+@pytest.mark.parametrize("kinds", [{"prompt": "text", "completion": "text"}, {"messages": "chat"}])
+def test_answers_with_a_label_are_refused_because_all_would_be_learned(kinds: dict[str, Kind]) -> None:
+    with pytest.raises(JobError, match=r"column 'label' is true or false beside an answer.*objective: kto"):
+        choose_row_format(columns(**kinds, label="boolean"), "causal", has_chat_template=True)
+
+
+def test_a_label_that_is_the_answer_is_learned() -> None:
+    found = choose_row_format(columns(text="text", label="boolean"), "causal", has_chat_template=False)
+    assert found.completion == "{label}"
+
+
 def test_a_chat_is_preferred_to_columns_beside_it() -> None:
     both = columns(prompt="text", completion="text", messages="chat")
     assert choose_row_format(both, "causal", has_chat_template=True).messages == "messages"

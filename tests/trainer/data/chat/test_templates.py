@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from tests.trainer.data.chat.support.conversations import CONVERSATIONS, GOLDEN, conversation_row, tokenizer_with
 from tests.trainer.data.chat.support.reference import REFERENCES, Lost, Refused
 

@@ -17,8 +17,8 @@ from spotune_trainer.data.labels.positions import LabelIds, read_word_labels
 from spotune_trainer.data.preparation.lengths import measure_lengths
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
 from spotune_trainer.data.preparation.preview import preview_row
+from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.shards import ShardedDataset
-from spotune_trainer.data.tokenization import TextOptions
 from tests.trainer.support.labelled import TAGS, TOPICS, save_wordpiece_tokenizer, sentences, texts, write_rows
 from tests.trainer.support.tiny import save_tokenizer
 

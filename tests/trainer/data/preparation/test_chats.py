@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from spotune.errors import JobError
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
-from spotune_trainer.data.tokenization import TextOptions
+from spotune_trainer.data.rows.options import TextOptions
 from tests.trainer.data.preparation.test_prepare import Rows, read, write_jsonl
 
 pytestmark = pytest.mark.slow

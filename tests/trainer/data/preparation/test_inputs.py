@@ -20,7 +20,7 @@ from spotune.errors import JobError
 from spotune_trainer.data.preparation.inputs import find_inputs, split_into_parts
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
 from spotune_trainer.data.preparation.readers import read_rows
-from spotune_trainer.data.tokenization import TextOptions
+from spotune_trainer.data.rows.options import TextOptions
 
 Rows = list[dict[str, Any]]
 COLUMNS = frozenset({"q", "a"})

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from spotune.errors import JobError, UsageError
 from spotune_trainer.data.preparation.lengths import LengthSummary, collect_lengths, measure_lengths
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
-from spotune_trainer.data.tokenization import TextOptions
+from spotune_trainer.data.rows.options import TextOptions
 from tests.trainer.data.chat.support.conversations import CONVERSATIONS, conversation_row, tokenizer_with
 
 WORDS = [3, 8, 20, 41, 90, 8]

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotune_trainer.data.documents import TokenizedDocument
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
+from spotune_trainer.data.rows.documents import TokenizedDocument
 
 lengths = st.lists(st.integers(1, 16), max_size=300)
 

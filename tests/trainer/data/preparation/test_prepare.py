@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data.preparation import process_pool as pool
 from spotune_trainer.data.preparation.prepare import PrepareOptions, PrepareProgress, prepare
+from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.shards import ShardedDataset
-from spotune_trainer.data.tokenization import TextOptions
 
 pytestmark = pytest.mark.slow
 

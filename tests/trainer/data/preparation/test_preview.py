@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from spotune.errors import JobError, UsageError
 from spotune_trainer.data.preparation.preview import Span, preview_row
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from tests.trainer.data.chat.support.conversations import CONVERSATIONS, TOOLS, conversation_row, tokenizer_with
 from tests.trainer.data.chat.support.reference import REFERENCES
 

@@ -20,9 +20,9 @@ from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.cli.init.columns import profile_columns
 from spotune_trainer.data.preparation.prepare import PreparedDataset, PrepareOptions, PrepareProgress, prepare
 from spotune_trainer.data.preparation.preview import preview_row
+from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.stores.s3 import S3Store
 from spotune_trainer.data.stores.stored_file import StoredFile
-from spotune_trainer.data.tokenization import TextOptions
 
 TEXT = TextOptions("causal", "{q}", "{a}")
 OPTIONS = PrepareOptions(TEXT, processes=1, part_size=100)
@@ -109,7 +109,7 @@ import sys
 from pathlib import Path
 from transformers import AutoTokenizer
 from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
-from spotune_trainer.data.tokenization import TextOptions
+from spotune_trainer.data.rows.options import TextOptions
 source, folder, tokenizer = sys.argv[1:]
 options = PrepareOptions(TextOptions("causal", "{q}", "{a}"), processes=2, part_size=100)
 prepare([source], Path(folder), options, AutoTokenizer.from_pretrained(tokenizer))

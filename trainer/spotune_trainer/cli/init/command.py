@@ -210,7 +210,7 @@ def _measure(
     """
     from spotune_trainer.data.preparation.lengths import collect_lengths
     from spotune_trainer.data.preparation.parts import skipped_message
-    from spotune_trainer.data.tokenization import TextOptions
+    from spotune_trainer.data.rows.options import TextOptions
 
     try:
         options = TextOptions(

@@ -17,7 +17,9 @@ from spotune.plan.memory import GB
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut, tokens_of
 from spotune_trainer.cli.init.profiles import Choice, ColumnProfile, DataProfile, MachineProfile, ModelProfile
 
-RESERVED_COLUMNS: Final = frozenset({"input_ids", "labels", "lengths", "pair_lengths", "completion"})
+RESERVED_COLUMNS: Final = frozenset(
+    {"input_ids", "labels", "lengths", "pair_lengths", "text_lengths", "desirable", "completion"}
+)
 """Names that shards use themselves, so that `dataset.keep` cannot carry columns of these names along."""
 _MIN_ROWS_TO_HOLD_OUT: Final = 20
 _EVALUATION_ROWS: Final = 1000

@@ -35,6 +35,8 @@ PREFERENCES: Final = (
 )
 """Names of columns that usually hold a preferred answer and one that is not. Names that do not say which one is better,
 such as response_0 and response_1, are not among them: another column says it there, row by row."""
+_LABELS: Final = ("label", "desirable", "good", "liked", "thumbs_up", "accepted", "correct")
+"""Names of columns that, with true and false, usually say whether an answer is desirable."""
 _NO_PROMPT: Final = "source"
 """Beside preference pairs, this column usually names where a row is from."""
 
@@ -64,9 +66,11 @@ def choose_row_format(columns: Sequence[ColumnProfile], task: Task, *, has_chat_
         return _pairs(columns, *answers, has_chat_template=has_chat_template)
     chat = next((column for column in columns if column.kind == "chat"), None)
     if chat is not None and task == "causal" and has_chat_template:
+        _refuse_label(columns, "", f"--messages {chat.name}")
         return chat_format(columns, chat.name)
     completed = _prompt_and_completion(columns, task, answers)
     if completed is not None:
+        _refuse_label(columns, completed.completion, "--prompt and --completion")
         return completed
     if chat is not None:
         raise JobError(_unusable_chat(chat.name, task))
@@ -85,6 +89,24 @@ def choose_row_format(columns: Sequence[ColumnProfile], task: Task, *, has_chat_
             f"{_OPTIONS.split(', with')[0]}"
         )
     return text_format(columns, text.name)
+
+
+def _refuse_label(columns: Sequence[ColumnProfile], completion: str, options: str) -> None:
+    """Raise JobError if a column seems to say of each answer whether it is desirable: sft would learn all of them.
+
+    Args:
+        columns: All columns.
+        completion: Template of the answer; empty for chats.
+        options: Options of the command line that name the answers.
+    """
+    label = next((column for column in columns if column.kind == "boolean" and column.name.lower() in _LABELS), None)
+    if label is None or completion == f"{{{label.name}}}":
+        return
+    raise JobError(
+        f"column {label.name!r} is true or false beside an answer. If it says whether the answer is desirable, write a "
+        f"job with training.objective: kto and dataset.label: '{{{label.name}}}'. If all "
+        f"answers are to be learned, name them with {options}"
+    )
 
 
 def chat_format(columns: Sequence[ColumnProfile], messages: str) -> RowFormat:

@@ -19,10 +19,12 @@ from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import SKIPPED
-from spotune_trainer.data.documents import Document
-from spotune_trainer.data.pairs import split_pair
 from spotune_trainer.data.preparation.inputs import rows_in_order
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.documents import Document
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.pairs import split_pair
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -229,7 +231,7 @@ def collect_lengths(
             if options.task == "seq2seq":
                 rows.add(np.zeros(len(tokens.input_ids), dtype=bool))
                 targets.add(np.ones(len(tokens.labels), dtype=bool))
-            elif options.label and not options.label_each_word:
+            elif options.has_labelled_texts and not options.label_each_word:
                 rows.add(np.zeros(len(tokens.input_ids), dtype=bool))
             else:
                 longest = max(split_pair(tokens), key=lambda answer: len(answer.input_ids))

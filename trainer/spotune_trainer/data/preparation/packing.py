@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spotune_trainer.data.documents import TokenArray, TokenizedDocument
+from spotune_trainer.data.rows.documents import TokenArray, TokenizedDocument
 
 _MAX_OPEN_ROWS = 64  # a higher limit fills rows better, but mixes documents that are further apart in the input
 

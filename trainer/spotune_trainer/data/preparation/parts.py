@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 from streaming.base.format.mds import MDSWriter
 
@@ -23,12 +24,15 @@ from spotune.errors import JobError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import SKIPPED
-from spotune_trainer.data.documents import Document, TokenizedDocument
-from spotune_trainer.data.pairs import teaches
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
 from spotune_trainer.data.preparation.readers import read_rows
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.documents import Document, TokenizedDocument
+from spotune_trainer.data.rows.labelled_answers import with_mismatched
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.pairs import split_pair, teaches
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from spotune_trainer.files import fsync_directory, fsync_file, write_json
 
 if TYPE_CHECKING:
@@ -175,9 +179,12 @@ def _write_documents(
 ) -> None:
     document_tokenizer = DocumentTokenizer(options.text, tokenizer)
     documents = _render_rows(part, RowRenderer(options.text, tokenizer), options.max_skipped)
+    last: list[Document] = []
     while chunk := list(islice(documents, _TOKENIZER_BATCH)):
-        located = zip(chunk, document_tokenizer.tokenize([document for document, _ in chunk]), strict=True)
-        for (document, problems), tokens in located:
+        rendered = [document for document, _ in chunk]
+        if options.text.has_labelled_answers:
+            rendered, last = with_mismatched(rendered, last), rendered[-1:]
+        for document, (_, problems), tokens in zip(rendered, chunk, document_tokenizer.tokenize(rendered), strict=True):
             writers[_assign_split(document, options)].add(document, tokens, problems)
 
 
@@ -244,9 +251,11 @@ class _SplitWriter:
 
     def _pieces(self, tokens: TokenizedDocument) -> Iterator[TokenizedDocument]:
         """What is written of a document: of a long text that is packed, several rows."""
+        if self._text.has_labelled_answers or self._text.query:
+            return iter([tokens])
         if tokens.pair_lengths is not None:
             return iter([tokens] if teaches(tokens) else [])
-        if self._text.task == "seq2seq" or self._text.label:
+        if self._text.task == "seq2seq" or self._text.has_labelled_texts:
             return iter([tokens])
         return split_document(tokens, self._text.max_length)
 
@@ -265,14 +274,18 @@ class _SplitWriter:
 
     def _columns(self) -> dict[str, str]:
         columns = {"input_ids": "ndarray:int32"}
-        if self._text.label:
+        if self._text.has_labelled_texts:
             column = {"token_labels": "ndarray:int32"} if self._text.label_each_word else {"text_label": "int"}
             return columns | column | dict.fromkeys(self._text.keep, "str")
         if self._text.has_labels:
             columns["labels"] = "ndarray:int32"
         if self._packer is not None:
             return columns | {"lengths": "ndarray:int32"}
-        if self._text.chosen:
+        if self._text.query:
+            columns["text_lengths"] = "ndarray:int32"
+        elif self._text.has_labelled_answers:
+            columns |= {"pair_lengths": "ndarray:int32", "desirable": "uint8"}
+        elif self._text.chosen:
             columns["pair_lengths"] = "ndarray:int32"
         elif self._text.has_labels:
             columns["completion"] = "str"
@@ -280,11 +293,14 @@ class _SplitWriter:
 
     def _row(self, document: Document, tokens: TokenizedDocument) -> dict[str, Any]:
         row: dict[str, Any] = {"input_ids": tokens.input_ids, **document.kept}
-        if self._text.label:
+        if self._text.has_labelled_texts:
             labels = {"token_labels": tokens.labels} if document.word_list else {"text_label": int(tokens.labels[0])}
             return row | labels
+        if self._text.query:
+            return row | {"text_lengths": tokens.pair_lengths}
         if tokens.pair_lengths is not None:
-            return row | {"labels": tokens.labels, "pair_lengths": tokens.pair_lengths}
+            label = {} if document.desirable is None else {"desirable": np.uint8(document.desirable)}
+            return row | {"labels": tokens.labels, "pair_lengths": tokens.pair_lengths, **label}
         if self._text.has_labels:
             row |= {"labels": tokens.labels, "completion": document.completion}
         return row
@@ -300,6 +316,8 @@ class _SplitWriter:
         self._counts.samples += 1
 
     def _loss_tokens(self, tokens: TokenizedDocument) -> int:
+        if self._text.has_labelled_answers:
+            tokens = split_pair(tokens)[0]  # nothing is learned from the mismatched document
         # The first token of a causal document is not predicted, because no token precedes it.
-        labels = tokens.labels if self._text.task == "seq2seq" or self._text.label else tokens.labels[1:]
+        labels = tokens.labels if self._text.task == "seq2seq" or self._text.has_labelled_texts else tokens.labels[1:]
         return int((labels != NO_LOSS).sum())

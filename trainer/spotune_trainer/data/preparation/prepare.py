@@ -36,7 +36,9 @@ from spotune_trainer.data.preparation.inputs import Part, find_inputs, split_int
 from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSummary, SplitCounts, skipped_message
 from spotune_trainer.data.preparation.process_pool import write_parts
 from spotune_trainer.data.preparation.raw_files import InputFile
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from spotune_trainer.files import content_hash, content_key, read_json
 
 if TYPE_CHECKING:
@@ -56,6 +58,9 @@ _LATER_OPTIONS: Mapping[str, Any] = {
     "label": "",
     "labels": [],
     "labelEachWord": False,
+    "query": "",
+    "positive": "",
+    "negative": "",
 }
 
 
@@ -111,6 +116,9 @@ class PrepareOptions:
                 label=dataset.label,
                 labels=tuple(dataset.labels) if dataset.label else (),
                 label_each_word=job.spec.training.objective == "tokenClassification",
+                query=dataset.query,
+                positive=dataset.positive,
+                negative=dataset.negative,
             )
         except ValueError as error:
             raise JobError(f"spec.dataset: {error}") from error

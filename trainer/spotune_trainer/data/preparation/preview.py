@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,13 @@ from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TurnOutcome
-from spotune_trainer.data.documents import TokenizedDocument
-from spotune_trainer.data.pairs import split_pair
 from spotune_trainer.data.preparation.inputs import rows_in_order
 from spotune_trainer.data.preparation.readers import RawRow
-from spotune_trainer.data.tokenization import DocumentTokenizer, RowRenderer, TextOptions
+from spotune_trainer.data.rows.documents import TokenizedDocument
+from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.pairs import split_pair
+from spotune_trainer.data.rows.renderer import RowRenderer
+from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,9 +39,11 @@ class RowPreview:
     Attributes:
         location: File and line.
         spans: The input, up to the maximum length. Of a seq2seq model the input, then the target. Of a pair the prompt
-            with the chosen answer.
+            with the chosen answer. Empty for texts with embeddings.
         rejected_spans: Of a pair, the prompt with the rejected answer; empty for others.
         labels: The label of the text, or of each word; empty for others.
+        texts: Of texts with embeddings, each by its name, such as ``query``; empty for others.
+        desirable: Of an answer with a label, whether it is desirable; None for others.
         tokens: Tokens of the spans.
         trained_tokens: Those of them with loss.
         cut_tokens: Tokens beyond the maximum length.
@@ -56,6 +60,8 @@ class RowPreview:
     problems: tuple[str, ...]
     rejected_spans: tuple[Span, ...] = ()
     labels: tuple[str, ...] = ()
+    texts: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    desirable: bool | None = None
 
 
 def preview_row(
@@ -77,18 +83,20 @@ def preview_row(
     except RowError as error:
         raise JobError(f"{location}: {error}") from error
     (encoded,) = encoder.tokenize([document])
-    spans, *rejected = (tuple(_spans(_tokens(each, options), tokenizer)) for each in split_pair(encoded))
+    documents = [tuple(_spans(_tokens(each, options), tokenizer)) for each in split_pair(encoded)]
     chat = document.chat
     return RowPreview(
         location=location,
-        spans=spans,
-        tokens=sum(span.tokens for each in (spans, *rejected) for span in each),
-        trained_tokens=sum(span.tokens for each in (spans, *rejected) for span in each if span.trained),
+        spans=() if options.query else documents[0],
+        tokens=sum(span.tokens for each in documents for span in each),
+        trained_tokens=sum(span.tokens for each in documents for span in each if span.trained),
         cut_tokens=encoded.full_length - len(encoded.input_ids),
         turns={turn + 1: outcome for turn, outcome in chat.outcomes.items()} if chat else {},
         problems=chat.problems if chat else (),
-        rejected_spans=rejected[0] if rejected else (),
+        rejected_spans=documents[1] if options.chosen else (),
         labels=tuple(options.labels[position] for position in document.labels),
+        texts=dict(zip(("query", "positive", "negative"), documents, strict=False)) if options.query else {},
+        desirable=document.desirable,
     )
 
 
@@ -97,7 +105,7 @@ def _tokens(encoded: TokenizedDocument, options: TextOptions) -> list[tuple[int,
     ids, labels = encoded.input_ids.tolist(), encoded.labels.tolist()
     if options.task == "seq2seq":
         return [(token, False) for token in ids] + [(token, True) for token in labels]
-    if options.label and not options.label_each_word:
+    if options.has_labelled_texts and not options.label_each_word:
         return [(token, False) for token in ids]
     return [(token, label != NO_LOSS) for token, label in zip(ids, labels, strict=True)]
 

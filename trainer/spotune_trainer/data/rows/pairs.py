@@ -1,16 +1,20 @@
-"""Pairs of a chosen and a rejected answer to the same prompt: two documents that share a row."""
+"""Documents that share a row: a chosen and a rejected answer to the same prompt."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spotune.prompting.template import RowError, Template
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TrainedChat
-from spotune_trainer.data.documents import Document, Segment, TokenizedDocument
+from spotune_trainer.data.rows.documents import Document, Segment, TokenizedDocument
+
+if TYPE_CHECKING:
+    pass
 
 
 def check_chat_column(answer: Template) -> None:
@@ -40,7 +44,7 @@ def pair_documents(chosen: Document, rejected: Document) -> Document:
             raise RowError(f"{name} is an empty answer: remove the row, or correct it")
         if not any(segment.has_loss for segment in document.segments):
             raise RowError(f"{name}: the last message is not the assistant's, or is flagged not to be trained on")
-    if _prompt(chosen) != _prompt(rejected):
+    if prompt_segments(chosen) != prompt_segments(rejected):
         raise RowError("chosen and rejected answer different prompts: their chats may differ in the last message only")
     if chosen.segments == rejected.segments:
         raise RowError("chosen and rejected are the same answer, so nothing can be learned: remove the row")
@@ -51,31 +55,36 @@ def join_pairs(documents: Iterable[TokenizedDocument]) -> Iterator[TokenizedDocu
     """One row for each two documents, the chosen and the rejected one: their tokens one after the other."""
     alternating = iter(documents)
     for chosen, rejected in zip(alternating, alternating, strict=True):
-        labels = np.concatenate([chosen.labels, rejected.labels])
-        labels[:1] = NO_LOSS  # nothing precedes the first token of a document
-        labels[len(chosen.labels) :][:1] = NO_LOSS
-        yield TokenizedDocument(
-            np.concatenate([chosen.input_ids, rejected.input_ids]),
-            labels,
-            full_length=chosen.full_length + rejected.full_length,
+        yield dataclasses.replace(
+            join_documents(chosen, rejected),
             truncated=chosen.truncated or rejected.truncated,
             cut_turns=max(chosen.cut_turns, rejected.cut_turns),
-            pair_lengths=np.array([len(chosen.input_ids), len(rejected.input_ids)], dtype=np.int32),
             longest=max(chosen.full_length, rejected.full_length),
         )
 
 
+def join_documents(first: TokenizedDocument, second: TokenizedDocument) -> TokenizedDocument:
+    """One row of two documents: their tokens one after the other."""
+    labels = np.concatenate([first.labels, second.labels])
+    labels[:1] = NO_LOSS  # nothing precedes the first token of a document
+    labels[len(first.labels) :][:1] = NO_LOSS
+    return TokenizedDocument(
+        np.concatenate([first.input_ids, second.input_ids]),
+        labels,
+        full_length=first.full_length + second.full_length,
+        truncated=False,
+        pair_lengths=np.array([len(first.input_ids), len(second.input_ids)], dtype=np.int32),
+    )
+
+
 def split_pair(tokens: TokenizedDocument) -> list[TokenizedDocument]:
-    """The chosen and the rejected document of a pair; the document itself if it is no pair."""
+    """The documents of a row, such as the chosen and the rejected one; the document itself if it has one."""
     if tokens.pair_lengths is None:
         return [tokens]
-    middle = int(tokens.pair_lengths[0])
+    places = np.cumsum(tokens.pair_lengths)[:-1]
     return [
         dataclasses.replace(tokens, input_ids=ids, labels=labels, full_length=len(ids), pair_lengths=None, longest=0)
-        for ids, labels in (
-            (tokens.input_ids[:middle], tokens.labels[:middle]),
-            (tokens.input_ids[middle:], tokens.labels[middle:]),
-        )
+        for ids, labels in zip(np.split(tokens.input_ids, places), np.split(tokens.labels, places), strict=True)
     ]
 
 
@@ -103,7 +112,7 @@ def _skipped_pair(chosen: Document, rejected: Document, name: str, chat: Trained
     )
 
 
-def _prompt(document: Document) -> list[Segment]:
+def prompt_segments(document: Document) -> list[Segment]:
     """The segments before the answer."""
     first = next(index for index, segment in enumerate(document.segments) if segment.has_loss)
     return list(document.segments[:first])

@@ -41,6 +41,8 @@ class Document:
         rejected: Of a pair, the document with the rejected answer; this one then has the chosen answer.
         labels: Position in ``dataset.labels`` of the text's label, or of each word's; empty for other formats.
         word_list: Words, each with a label; empty for other formats.
+        desirable: Whether the answer is desirable; None if answers have no label.
+        mismatched: Of a labelled answer, its prompt with the answer of another row, see `with_mismatched`.
     """
 
     segments: tuple[Segment, ...]
@@ -50,6 +52,8 @@ class Document:
     rejected: Document | None = None
     labels: tuple[int, ...] = ()
     word_list: tuple[str, ...] = ()
+    desirable: bool | None = None
+    mismatched: Document | None = None
 
     @property
     def dedup_key(self) -> bytes:
@@ -63,7 +67,9 @@ class Document:
 
 @dataclass(frozen=True)
 class TokenizedDocument:
-    """Token ids and labels of one document, or of the two documents of a pair, the chosen one first.
+    """Token ids and labels of one document, or of two that share a row.
+
+    These are the documents of a pair, the chosen one first, or a labelled answer's document and its mismatched one.
 
     Attributes:
         input_ids: ``[tokens]``.
@@ -72,8 +78,9 @@ class TokenizedDocument:
         full_length: Input tokens before truncation.
         truncated: Whether the input or the target was truncated.
         cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.
-        pair_lengths: Of a pair, the tokens of each document, ``[2]``; None for others.
-        longest: Of a pair, input tokens of its longer document before truncation; 0 for others.
+        pair_lengths: Of two documents, or of the texts of a row with embeddings, the tokens of each; None for one.
+        longest: Of several documents, input tokens, before truncation, of the longest one, or of a labelled answer's
+            one; 0 for one document.
     """
 
     input_ids: TokenArray
