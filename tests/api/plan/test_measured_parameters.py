@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import (
     CONFIG_MAPPING,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -147,6 +148,18 @@ def test_count_of_a_classifier_is_exact(model_type: str, values: dict[str, Any],
     for written in ({"model_type": model_type, **values}, config.to_dict()):
         architecture = replace(read_architecture(written), head_outputs=5, head_of_tokens=of_tokens)
         assert count_parameters(architecture).total == expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"), [*ENCODERS, *(each for each in VARIANTS if each[0] not in ("t5", "mt5", "bart"))]
+)
+def test_count_of_a_model_with_embeddings_is_exact(model_type: str, values: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        built = AutoModel.from_config(CONFIG_MAPPING[model_type](**values))
+    if hasattr(built, "pooler"):
+        built.pooler = None  # as the trainer removes it
+    architecture = replace(read_architecture({"model_type": model_type, **values}), without_head=True)
+    assert count_parameters(architecture).total == built.num_parameters()
 
 
 def test_every_supported_architecture_is_compared() -> None:

@@ -55,6 +55,17 @@ def test_the_answers_of_a_pair_are_shown_apart(tmp_path: Path, capsys: pytest.Ca
     assert found["trainedTokens"] == sum(found[name][1]["tokens"] for name in ("spans", "rejectedSpans"))
 
 
+def test_a_label_is_that_of_an_answer_or_of_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"q": "How many?", "a": " Ten.", "good": True, "mood": "sad"}) + "\n"
+    )
+    options = ["1", "rows.jsonl", "--tokenizer", "tokenizer"]
+    assert show(*options, "--prompt", "{q}", "--completion", "{a}", "--label", "{good}") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "desirable"
+    assert show(*options, "--text", "{q}", "--label", "{mood}", "--labels", "sad", "--labels", "glad") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "label: sad"
+
+
 def test_colours_show_what_is_trained(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
