@@ -17,7 +17,7 @@ MICRO_BATCH = 3
 def gathered(rank: int, world_size: int) -> list[list[float]]:
     """The features of a step that numbers its samples: micro-batches of 3, 3, 3 and 2 samples."""
     step = torch.arange(SAMPLES * 2, dtype=torch.float32).view(SAMPLES, 2)
-    of_rank: list[Tensor] = list(step.split(MICRO_BATCH))[rank::world_size]
+    of_rank: list[Tensor] = list(torch.split(step, MICRO_BATCH))[rank::world_size]
     width = agree_on_width(of_rank, torch.distributed.group.WORLD)
     shape = -(-4 // world_size), MICRO_BATCH, width
     return gather_features(of_rank, shape, SAMPLES, "cpu").tolist()
