@@ -25,7 +25,11 @@ QUESTIONS: list[Row] = [
     for n in range(60)
 ]
 ALPACA: list[Row] = [
-    {"instruction": f"Count to {n}.", "input": "" if n % 2 else "Slowly.", "output": " ".join(map(str, range(1 + n % 9)))}
+    {
+        "instruction": f"Count to {n}.",
+        "input": "" if n % 2 else "Slowly.",
+        "output": " ".join(map(str, range(1 + n % 9))),
+    }
     for n in range(40)
 ]
 TEXTS: list[Row] = [
