@@ -50,7 +50,7 @@ def local_service(gateway: GatewayConfig, model: ModelConfig, host: str, port: i
         JobError: the model cannot be loaded.
         InfrastructureError: Ray does not start, or the service does not become ready.
     """
-    with _bindable_port(host, port, is_shared=gateway.processes > 1) as port:
+    with reserved_port(host, port, is_shared=gateway.processes > 1) as port:
         folder = Path(tempfile.mkdtemp(prefix="spotune-serve-", dir="/tmp"))
         try:
             if gateway.processes > 1:
@@ -65,15 +65,16 @@ def local_service(gateway: GatewayConfig, model: ModelConfig, host: str, port: i
 
 
 @contextmanager
-def _bindable_port(host: str, port: int, *, is_shared: bool) -> Iterator[int]:
-    """A port that no other program uses, as its number.
+def reserved_port(host: str, port: int, *, is_shared: bool) -> Iterator[int]:
+    """A port that no other program uses, as its number; reserved as long as the service runs.
 
-    Processes that share a port would share it with any other process of this user, silently. So a shared port is
-    reserved as long as the service runs: bound without listening. On Linux such a socket gets no connections, and
-    without SO_REUSEADDR it keeps out all that do not set SO_REUSEPORT, such as the check of another service.
+    It is bound without listening. On Linux such a socket gets no connections, and the kernel gives its port to no other
+    program that asks for a free one. Processes that share a port would share it with any other process of this user,
+    silently. So the reservation of a shared port has no SO_REUSEADDR: it keeps out all that do not set SO_REUSEPORT,
+    such as the check of another service.
     """
     try:
-        reservation = socket.create_server((host, port))
+        reservation = socket.create_server((host, port or free_port(host)))
     except OSError as error:
         raise UsageError(
             f"port {port} on {host} cannot be used: {error.strerror}. Choose another one with --port, or a free one "
@@ -84,10 +85,14 @@ def _bindable_port(host: str, port: int, *, is_shared: bool) -> Iterator[int]:
         if is_shared:
             reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-            reservation.shutdown(socket.SHUT_RDWR)  # it stops listening and stays bound
-        else:
-            reservation.close()
+        reservation.shutdown(socket.SHUT_RDWR)  # it stops listening and stays bound
         yield number
+
+
+def free_port(host: str) -> int:
+    """A free port, as its number. The kernel takes back a port that it chose itself when a socket is shut down."""
+    with socket.create_server((host, 0)) as chosen:
+        return int(chosen.getsockname()[1])
 
 
 def _start_ray(folder: Path, *, gpus: bool) -> None:

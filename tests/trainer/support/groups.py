@@ -16,7 +16,7 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
 _POLL_SECONDS = 0.5
-_OTHER_RANKS_SECONDS = 5
+_OTHER_RANKS_SECONDS = 2
 """For the other ranks to fail as well: the one that is reported first has often lost its peer only."""
 
 
