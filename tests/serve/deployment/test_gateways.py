@@ -112,7 +112,10 @@ def test_each_gateway_reports_the_requests_of_all(service: LiveService) -> None:
 
 
 def test_requests_are_answered_while_a_gateway_is_killed_and_comes_back(service: LiveService) -> None:
-    """Only requests that were in the killed process may break. Metrics keep what it has counted."""
+    """Only requests to the killed process may break: one of each client, and more until it has closed its socket.
+
+    Metrics keep what it has counted.
+    """
     before = metric(service, REQUESTS)
     killed, *others = service.gateways()
     stop, dead = threading.Event(), threading.Event()
@@ -144,7 +147,7 @@ def test_requests_are_answered_while_a_gateway_is_killed_and_comes_back(service:
         for each in running:
             each.result()
     assert broken_after == []
-    assert len(broken_before) <= 8, "each client had one request"
+    assert len(broken_before) <= 3 * 8, "only requests that met the process while it died are broken"
     assert killed not in service.gateways()
     assert set(others) < set(service.gateways()), "the other one never restarted"
     counted = metric(service, REQUESTS) - before
