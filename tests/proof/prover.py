@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from tests.trainer.support.labelled import labelled_job
 from tests.trainer.support.preference import preference_job
 from tests.trainer.support.runs import BATCH, STEPS_PER_EPOCH, Runs
 
+_DATA_LOCK = threading.Lock()
+"""Schedules run in threads of one process, and the first of a kind prepares the data of all."""
+
 
 def proof_job(
     runs: Runs, zero_stage: int, world_size: int, epochs: int = EPOCHS, *, data: Data = Data.ROWS
@@ -49,18 +53,19 @@ def proof_job(
         "workers": {"count": world_size, "gpus": 0, "resizeCooldown": "1s"},
         "retry": {"backoff": {"initial": "500ms", "max": "1s"}},
     }
-    if data is Data.LABELS:
-        training = {"epochs": epochs, "globalBatchSize": BATCH, "learningRate": 1e-3}
-        rows = STEPS_PER_EPOCH * BATCH
-        return labelled_job(runs.root / "labels", rows=rows, dropout=0.1, training=training, **sections)
-    if data is Data.PAIRS:
-        training = {"epochs": epochs, "globalBatchSize": BATCH}
-        root = runs.root / "pairs"
-        root.mkdir(exist_ok=True)
-        return preference_job(root, "dpo", pairs=STEPS_PER_EPOCH * BATCH, training=training, **sections)
-    if data is Data.MIXTURE:
-        return mixture_job(runs, epochs * STEPS_PER_EPOCH, **sections)
-    return runs.job(training={"epochs": epochs}, **sections)
+    with _DATA_LOCK:
+        if data is Data.LABELS:
+            training = {"epochs": epochs, "globalBatchSize": BATCH, "learningRate": 1e-3}
+            rows = STEPS_PER_EPOCH * BATCH
+            return labelled_job(runs.root / "labels", rows=rows, dropout=0.1, training=training, **sections)
+        if data is Data.PAIRS:
+            training = {"epochs": epochs, "globalBatchSize": BATCH}
+            root = runs.root / "pairs"
+            root.mkdir(exist_ok=True)
+            return preference_job(root, "dpo", pairs=STEPS_PER_EPOCH * BATCH, training=training, **sections)
+        if data is Data.MIXTURE:
+            return mixture_job(runs, epochs * STEPS_PER_EPOCH, **sections)
+        return runs.job(training={"epochs": epochs}, **sections)
 
 
 _FAILURES = (AssertionError, GroupFailedError, OSError, TimeoutError, ValueError, subprocess.SubprocessError)
