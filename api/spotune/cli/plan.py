@@ -72,7 +72,7 @@ def _least_and_most(job: FinetuneJob, fits: Callable[[int], bool]) -> list[int]:
     workers = job.spec.workers
     least, most = workers.min_world_size, workers.world_size
     if workers.min == "auto":
-        least = next(filter(fits, range(least, most, max(workers.gpus, 1))), most)
+        least = next(filter(fits, workers.world_sizes[:-1]), most)
     return sorted({least, most})
 
 

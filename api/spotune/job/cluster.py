@@ -49,6 +49,11 @@ class WorkersSpec(Section):
         """Number of worker processes in `min_count` pods."""
         return self.min_count * max(self.gpus, 1)
 
+    @property
+    def world_sizes(self) -> range:
+        """Numbers of worker processes in whole pods, from `min_world_size` to `world_size`."""
+        return range(self.min_world_size, self.world_size + 1, max(self.gpus, 1))
+
     @model_validator(mode="after")
     def _check_min(self) -> Self:
         if self.min_count > self.count:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotune.errors import JobError
@@ -228,11 +228,9 @@ def _distilbert(config: _Config) -> Architecture:
     )
 
 
-def _encoder(
-    config: _Config, *, hidden: int, layers: int, heads: int, feed_forward: int, segments: int, dropout: bool
-) -> Architecture:
-    """BERT and descendants: learned positions, layer norms, biases in all matrices, a norm after the embeddings."""
-    stack = Stack(
+def _biased_stack(hidden: int, layers: int, heads: int, feed_forward: int) -> Stack:
+    """Layers with layer norms, biases in all matrices, and no grouped-query attention."""
+    return Stack(
         layers=layers,
         hidden_size=hidden,
         heads=heads,
@@ -244,6 +242,13 @@ def _encoder(
         attention_output_bias=True,
         feed_forward_bias=True,
     )
+
+
+def _encoder(
+    config: _Config, *, hidden: int, layers: int, heads: int, feed_forward: int, segments: int, dropout: bool
+) -> Architecture:
+    """BERT and descendants: learned positions, layer norms, biases in all matrices, a norm after the embeddings."""
+    stack = _biased_stack(hidden, layers, heads, feed_forward)
     positions = config.integer("max_position_embeddings", default=512)
     return Architecture(
         model_type=config.model_type,
@@ -272,18 +277,11 @@ def _biased_decoder(
     eager_attention_only: bool = False,
 ) -> Architecture:
     """GPT-2 and descendants: layer norms, biases in all matrices, no grouped-query attention, a final norm."""
-    stack = Stack(
-        layers=layers,
-        hidden_size=hidden,
-        heads=heads,
-        key_value_heads=heads,
-        head_size=hidden // heads,
-        feed_forward_size=feed_forward,
-        norm="layer",
+    stack = replace(
+        _biased_stack(hidden, layers, heads, feed_forward),
         activation=activation,
         query_key_value_bias=attention_bias,
         attention_output_bias=attention_bias,
-        feed_forward_bias=True,
         rotated_copies=rotated_copies,
         extra_parameters=2 * hidden,
     )

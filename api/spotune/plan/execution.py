@@ -84,16 +84,13 @@ def resolve_minimum(config: Mapping[str, Any], job: FinetuneJob, device_memory_b
         JobError: as in `resolve_execution`.
     """
     workers = job.spec.workers
-    if workers.min != "auto":
-        return MinimumPlan(
-            workers.min_world_size, resolve_execution(config, job, workers.min_world_size, device_memory_bytes)
-        )
-    for world_size in range(workers.min_world_size, workers.world_size, max(workers.gpus, 1)):
+    *smaller, last = workers.world_sizes if workers.min == "auto" else (workers.min_world_size,)
+    for world_size in smaller:
         with suppress(ModelTooLargeError):
             execution = resolve_execution(config, job, world_size, device_memory_bytes)
             if execution.fits:
                 return MinimumPlan(world_size, execution)
-    return MinimumPlan(workers.world_size, resolve_execution(config, job, workers.world_size, device_memory_bytes))
+    return MinimumPlan(last, resolve_execution(config, job, last, device_memory_bytes))
 
 
 def resolve_compile(job: FinetuneJob) -> bool:

@@ -12,16 +12,11 @@ import httpx
 import pytest
 
 from spotune_serve.deployment.http_server import HttpServer
+from spotune_serve.deployment.local import free_port
 
 pytestmark = pytest.mark.anyio
 PATIENCE_SECONDS = 60.0
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 async def closed(port: int) -> None:
@@ -74,7 +69,7 @@ def ask(port: int) -> str:
 
 
 async def test_a_drain_answers_running_requests_and_takes_no_others() -> None:
-    port, app = free_port(), Slow()
+    port, app = free_port("127.0.0.1"), Slow()
     server = server_at(port)
     await server.start(app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
@@ -89,7 +84,7 @@ async def test_a_drain_answers_running_requests_and_takes_no_others() -> None:
 
 
 async def test_connections_are_taken_until_load_balancers_have_noticed_the_drain() -> None:
-    port, app = free_port(), Slow()
+    port, app = free_port("127.0.0.1"), Slow()
     app.finish.set()
     server = server_at(port, linger_seconds=0.5)
     await server.start(app)  # type: ignore[arg-type]
@@ -102,7 +97,7 @@ async def test_connections_are_taken_until_load_balancers_have_noticed_the_drain
 
 async def test_a_port_with_connections_of_a_former_process_can_be_taken_at_once() -> None:
     """A killed process leaves connections that wait a minute for late packets."""
-    port, app = free_port(), Slow()
+    port, app = free_port("127.0.0.1"), Slow()
     app.finish.set()
     first = server_at(port)
     await first.start(app)  # type: ignore[arg-type]
@@ -130,12 +125,12 @@ async def test_a_port_that_another_process_is_about_to_leave_is_waited_for() -> 
 
 
 async def test_a_server_that_never_started_drains_at_once() -> None:
-    await server_at(free_port()).drain()
+    await server_at(free_port("127.0.0.1")).drain()
 
 
 async def test_a_drain_answers_connections_that_have_not_sent_their_request() -> None:
     """Some wait to be accepted when the drain begins, as the event loop has not run since they came."""
-    port, app = free_port(), Named("only")
+    port, app = free_port("127.0.0.1"), Named("only")
     server = server_at(port)
     await server.start(app)  # type: ignore[arg-type]
     await asyncio.sleep(0.2)  # it listens
@@ -152,7 +147,7 @@ async def test_a_drain_answers_connections_that_have_not_sent_their_request() ->
 
 
 async def test_a_drain_does_not_wait_for_a_connection_that_stays_silent() -> None:
-    server = server_at(port := free_port())
+    server = server_at(port := free_port("127.0.0.1"))
     await server.start(Named("only"))  # type: ignore[arg-type]
     await asyncio.sleep(0.2)
     with socket.create_connection(("127.0.0.1", port)):
@@ -160,7 +155,7 @@ async def test_a_drain_does_not_wait_for_a_connection_that_stays_silent() -> Non
 
 
 async def test_servers_share_a_port_and_one_may_leave_it_while_requests_arrive() -> None:
-    port, apps = free_port(), [Named("first"), Named("second")]
+    port, apps = free_port("127.0.0.1"), [Named("first"), Named("second")]
     servers = [server_at(port, shares_port=True) for _ in apps]
     for server, app in zip(servers, apps, strict=True):
         await server.start(app)  # type: ignore[arg-type]
@@ -181,7 +176,7 @@ async def test_servers_share_a_port_and_one_may_leave_it_while_requests_arrive()
 
 
 async def test_a_server_shares_its_port_with_no_other_unless_it_is_told_to() -> None:
-    port = free_port()
+    port = free_port("127.0.0.1")
     with socket.create_server(("127.0.0.1", port), reuse_port=True):
         starting = asyncio.create_task(server_at(port).start(Named("only")))  # type: ignore[arg-type]
         await asyncio.sleep(0.3)

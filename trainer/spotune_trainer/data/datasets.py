@@ -171,8 +171,19 @@ def _check_rows(dataset: ShardedDataset, job: FinetuneJob) -> None:
     objective = job.spec.training.objective
     _check_labels(dataset, objective)
     _check_label_names(dataset.source, job.spec.dataset.labels)
-    _check_texts(dataset, objective)
-    _check_answers(dataset, objective)
+    _check_exclusive(
+        dataset,
+        objective,
+        only="embedding",
+        column="text_lengths",
+        rows="texts without an answer",
+        learned="texts that are near to each other",
+        fields="dataset.query and dataset.positive",
+    )
+    answers = "answers with a label"
+    _check_exclusive(
+        dataset, objective, only="kto", column="desirable", rows=answers, learned=answers, fields="dataset.label"
+    )
     has_pairs = "pair_lengths" in dataset.columns and "desirable" not in dataset.columns
     if has_pairs and objective == "sft":
         raise JobError(
@@ -186,33 +197,29 @@ def _check_rows(dataset: ShardedDataset, job: FinetuneJob) -> None:
         )
 
 
-def _check_texts(dataset: ShardedDataset, objective: str) -> None:
-    """Raise JobError if the objective learns from texts with embeddings and these are none, or the other way round."""
-    has_texts = "text_lengths" in dataset.columns
-    if has_texts and objective != "embedding":
-        raise JobError(
-            f"training.objective: {dataset.source} has texts without an answer, which only embedding learns from: "
-            "use embedding, or shards of another row format"
-        )
-    if not has_texts and objective == "embedding":
-        raise JobError(
-            f"dataset: embedding learns from texts that are near to each other, and {dataset.source} has none: write "
-            "the shards with dataset.query and dataset.positive"
-        )
+def _check_exclusive(
+    dataset: ShardedDataset, objective: str, *, only: str, column: str, rows: str, learned: str, fields: str
+) -> None:
+    """Raise JobError if the one objective that learns from certain rows meets others, or another objective meets these.
 
-
-def _check_answers(dataset: ShardedDataset, objective: str) -> None:
-    """Raise JobError if the objective learns from answers with a label and these are none, or the other way round."""
-    are_labelled = "desirable" in dataset.columns
-    if are_labelled and objective != "kto":
+    Args:
+        dataset: the shards.
+        objective: of the job.
+        only: the objective that learns from these rows.
+        column: that shards of these rows have.
+        rows: what they are, for another objective.
+        learned: what `only` learns from.
+        fields: of the job, with which such shards are written.
+    """
+    has_rows = column in dataset.columns
+    if has_rows and objective != only:
         raise JobError(
-            f"training.objective: {dataset.source} has answers with a label, which only kto learns from: use kto, "
-            "or shards of another row format"
+            f"training.objective: {dataset.source} has {rows}, which only {only} learns from: use {only}, or shards of "
+            "another row format"
         )
-    if not are_labelled and objective == "kto":
+    if not has_rows and objective == only:
         raise JobError(
-            f"dataset: kto learns from answers with a label, and {dataset.source} has none: write the shards with "
-            "dataset.label"
+            f"dataset: {only} learns from {learned}, and {dataset.source} has none: write the shards with {fields}"
         )
 
 

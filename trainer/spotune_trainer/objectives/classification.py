@@ -12,26 +12,15 @@ from torch.nn import functional
 
 from spotune_trainer.data.batches import NO_LOSS, Batch
 from spotune_trainer.models.loss import skip_packing_detection
+from spotune_trainer.objectives.cross_entropy import CrossEntropy
 from spotune_trainer.objectives.objective import LossSums, SampleMeans
 
 
-class TokenClassification:
+class TokenClassification(CrossEntropy):
     """Mean cross-entropy over the words of a step. The model's output at the first token of a word counts.
 
-    Args:
-        label_smoothing: share of the probability spread over all labels (Szegedy et al. 2016, section 7).
+    Label smoothing spreads probability over all labels.
     """
-
-    losses = 1
-    statistics = SampleMeans()
-    needs_reference = False
-
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        self._label_smoothing = label_smoothing
-
-    def counts(self, batch: Batch) -> tuple[int, ...]:
-        """Labels."""
-        return (batch.loss_tokens,)
 
     def __call__(self, model: Any, batch: Batch) -> LossSums:
         """The summed cross-entropy, and the predicted labels."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from typing import Any, Final
 
 from spotune.prompting.template import RowError, column_text
 from spotune_trainer.data.rows.documents import Document, TokenizedDocument
-
-if TYPE_CHECKING:
-    pass
 from spotune_trainer.data.rows.pairs import join_documents, prompt_segments
 
 _LABELS: Final = {"true": True, "1": True, "false": False, "0": False}
@@ -63,10 +61,14 @@ def with_mismatched(documents: Sequence[Document], earlier: Sequence[Document] =
     """
     rows = [*documents, *earlier]
     prompts = [prompt_segments(row) for row in rows]
+
+    def others(number: int) -> Iterator[int]:
+        return chain(range(number + 1, len(documents)), range(number), range(len(documents), len(rows)))
+
     found = []
     for number, document in enumerate(documents):
-        others = (*range(number + 1, len(documents)), *range(number), *range(len(documents), len(rows)))
-        other = next((each for each in others if prompts[each] != prompts[number]), (*others, number)[0])
+        with_another_prompt = (each for each in others(number) if prompts[each] != prompts[number])
+        other = next(with_another_prompt, next(others(number), number))
         segments = (*prompts[number], *rows[other].segments[len(prompts[other]) :])
         mismatched = dataclasses.replace(document, segments=segments)
         found.append(dataclasses.replace(document, mismatched=mismatched))

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from spotune_trainer.data.batches import Task
 from spotune_trainer.data.chat.renderer import TrainOn
-
-if TYPE_CHECKING:
-    pass
 
 _RESERVED = frozenset(
     {

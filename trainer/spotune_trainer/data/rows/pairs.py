@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +11,6 @@ from spotune.prompting.template import RowError, Template
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TrainedChat
 from spotune_trainer.data.rows.documents import Document, Segment, TokenizedDocument
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_chat_column(answer: Template) -> None:
