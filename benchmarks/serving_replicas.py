@@ -6,7 +6,8 @@ Usage:
 A GPT-2 of 124 million random parameters in bfloat16, so nothing is downloaded. Each replica is a process with the
 engine on transformers, started as `Replica` does, but without Ray: it takes its requests from a pipe. All 1,000
 requests are sent at once, each to the replica with the fewest unfinished ones, as Ray Serve would choose. There is no
-gateway, and tokens do not leave the replica one by one. The time ends with the last answer.
+gateway, and tokens do not leave the replica one by one. The time ends with the last answer. The first round loads
+kernels and is not counted; the ratio of 40 to 20 replicas is that of the medians of the rounds after it.
 
 The result is written after each step. `--seconds` ends the measurements early; what is missing then is not in it.
 """
@@ -19,6 +20,7 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 import subprocess
 import tempfile
 import time
@@ -159,12 +161,13 @@ class Benchmark:
                 memory = [replica.read() for replica in replicas]
                 found: dict[str, Any] = {"gpu_bytes_before_requests": gpu_used() - empty}
                 entry[str(count)] = found
-                rounds = 2 if count >= LARGE_COUNTS[0] else 1
+                rounds = self._options.rounds if count >= LARGE_COUNTS[0] else 1
+                found["seconds_of_the_first_round"] = self._round(replicas, memory)
                 found[f"seconds_batch_{DEFAULT_BATCH}"] = [self._round(replicas, memory) for _ in range(rounds)]
                 found["gpu_bytes_after_requests"] = gpu_used() - empty
                 found["pytorch_bytes_a_replica"] = sum(each.get("reserved", 0) for each in memory) // count
                 self.write()
-                if count in LARGE_COUNTS:
+                if count in LARGE_COUNTS and SMALL_BATCH in self._options.batches:
                     for limit in (SMALL_BATCH, DEFAULT_BATCH):
                         memory = self._all(replicas, limit=limit)
                         if limit == SMALL_BATCH:
@@ -173,7 +176,7 @@ class Benchmark:
         for key in (f"seconds_batch_{limit}" for limit in (DEFAULT_BATCH, SMALL_BATCH)):
             at_20, at_40 = (entry.get(str(count), {}).get(key) for count in (20, 40))
             if at_20 and at_40:
-                entry[f"{key}_of_40_by_20"] = round(min(at_40) / min(at_20), 3)
+                entry[f"{key}_of_40_by_20"] = round(statistics.median(at_40) / statistics.median(at_20), 3)
 
     def _all(self, replicas: Sequence[ReplicaProcess], **command: Any) -> list[dict[str, Any]]:
         for replica in replicas:
@@ -280,6 +283,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=250.0, help="time after which no new measurement starts")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script on processors")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of 20 and 40 replicas, after a first round")
+    parser.add_argument("--batches", type=int, nargs="+", choices=(DEFAULT_BATCH, SMALL_BATCH), default=[DEFAULT_BATCH])
     parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--replica", choices=("shared", "own", "plain", "context"), help=argparse.SUPPRESS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import hashlib
 import json
 import os
@@ -34,20 +33,6 @@ def save_model(folder: Path, small: bool) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def block_instead_of_spinning() -> None:
-    """Let this process sleep while it waits for the GPU. By default it spins, and takes a processor from others.
-
-    Raises:
-        RuntimeError: the driver refuses.
-    """
-    driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    blocking_sync = 4  # CU_CTX_SCHED_BLOCKING_SYNC
-    codes = [driver.cuInit(0), driver.cuDeviceGet(ctypes.byref(device), 0)]
-    codes.append(driver.cuDevicePrimaryCtxSetFlags_v2(device, blocking_sync))
-    if any(codes):
-        raise RuntimeError(f"the driver returned {codes}")
-
-
 class Served:
     """What a replica process does."""
 
@@ -66,7 +51,9 @@ class Served:
         torch.set_num_threads(1)
         self._say({"stage": "imported"})
         if self._options.block:
-            block_instead_of_spinning()
+            from spotune_serve.engine.gpu_waits import sleep_during_gpu_waits
+
+            assert sleep_during_gpu_waits()
         if self._cuda:
             torch.zeros(1, device="cuda").add_(1).item()
         self._say({"stage": "context", **self._memory()})

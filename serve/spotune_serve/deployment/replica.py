@@ -25,7 +25,8 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 class Replica:
     """Hosts an engine. Ray Serve starts, watches and drains it.
 
-    With a part of a GPU, the engine on transformers shares one copy of the weights with the other replicas there.
+    With a part of a GPU, the engine on transformers shares one copy of the weights with the other replicas there, and
+    sleeps while it waits for the GPU.
 
     A drain of the Ray node (`ray drain-node`, a spot notice) takes these steps in Ray Serve 2.60:
 
@@ -74,6 +75,7 @@ def start_engine(folder: Path, config: ModelConfig) -> Engine:
     """
     import torch
 
+    from spotune_serve.engine.gpu_waits import sleep_during_gpu_waits
     from spotune_serve.engine.grammar import Grammars
     from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
     from spotune_serve.engine.vllm_engine import start_vllm
@@ -89,6 +91,7 @@ def start_engine(folder: Path, config: ModelConfig) -> Engine:
     torch.set_num_threads(config.threads or available_processors())
     batch_size, grammars = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE, Grammars.of(folder)
     if 0 < config.gpus < 1:
+        sleep_during_gpu_waits()
         model = load_model(folder)
         check = share_or_copy_weights(model, folder, torch.device("cuda", torch.cuda.current_device()))
         loaded = load_adapters(model, config.adapters)
