@@ -25,6 +25,17 @@ def replica_pod_deleted(harness: ServingHarness) -> Pods:
     return pods
 
 
+def spread_replicas(harness: ServingHarness) -> None:
+    """Let each replica have a node of its own: an earlier fault may have left both on one."""
+    pods = harness.service.pods("replicas")
+    on_first = [pod for pod in pods if pod["spec"]["nodeName"] == pods[0]["spec"]["nodeName"]]
+    if len(on_first) > 1:
+        harness.delete(on_first[1:])
+        harness.wait_until_replaced(on_first[1:])
+    nodes = {pod["spec"]["nodeName"] for pod in harness.service.pods("replicas")}
+    assert len(nodes) == len(pods), f"{len(pods)} replicas on {nodes}"
+
+
 def node_of_a_replica_crashed(harness: ServingHarness) -> Pods:
     pods = _on_one_node(harness)
     harness.fault.crash_node(pods[0]["spec"]["nodeName"])
