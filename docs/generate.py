@@ -55,7 +55,8 @@ A service for the model of a FinetuneJob, on one to three spot GPUs:
 ```yaml
 {service}```
 
-`kubectl get ms` shows phase, replicas, version of the model and URL; with `--output wide` also where the model is.
+`kubectl get ms` shows phase, replicas, version of the model, requests per second, the median time to the first token
+and URL; with `--output wide` also where the model is.
 
 """
 SERVICE = """apiVersion: spotune.dev/v1alpha1
