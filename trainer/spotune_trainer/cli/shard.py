@@ -81,7 +81,9 @@ def shard(
     max_completion_length: Annotated[
         int | None, typer.Option(min=0, help="Tokens of a seq2seq target. Default: as --max-length.")
     ] = None,
-    packing: Annotated[bool | None, typer.Option(help="Put several documents, or pairs, into one row; causal only.")] = None,
+    packing: Annotated[
+        bool | None, typer.Option(help="Put several documents, or pairs, into one row; causal only.")
+    ] = None,
     source: raw_data.Source = None,
     eval_fraction: Annotated[
         float, typer.Option(min=0, max=0.99, help="Fraction to hold out: DIR/train and DIR/eval instead of DIR.")
