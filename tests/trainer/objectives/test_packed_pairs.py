@@ -30,7 +30,7 @@ MICRO_BATCH = 3
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[Row]]:
     """The rows of the same pairs, packed and not."""
-    found = {}
+    found: dict[bool, list[Row]] = {}
     for packing in (False, True):
         root = tmp_path_factory.mktemp("packed" if packing else "single")
         preference_job(root, "dpo", dataset={"packing": packing, "maxLength": MAX_LENGTH})
@@ -41,7 +41,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[Row]]:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes)).eval()
 
@@ -138,7 +143,8 @@ def _step(model: Any, objective: Objective, rows: Sequence[Row]) -> dict[str, An
     sums = [objective(model, batch) for batch in batches]
     model.zero_grad()
     losses = [torch.stack(of_batches).sum() for of_batches in zip(*(each.losses for each in sums), strict=True)]
-    torch.stack([loss / count for loss, count in zip(losses, counts, strict=True)]).sum().backward()
+    mean: Any = torch.stack([loss / count for loss, count in zip(losses, counts, strict=True)]).sum()
+    mean.backward()
     totals = torch.stack([each.statistics for each in sums if each.statistics is not None]).sum(0)
     return {
         "counts": counts,

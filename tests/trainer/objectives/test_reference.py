@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from spotune_trainer.objectives.reference import ReferenceLogProbs
+
+Counts = npt.NDArray[np.int64]
 
 ROWS = 40
 """Parts of 16 rows, so the last one is smaller."""
 
 
-def write_all(store: ReferenceLogProbs, counts: np.ndarray) -> np.ndarray:
+def write_all(store: ReferenceLogProbs, counts: Counts) -> npt.NDArray[np.float32]:
     """Write values that count the pairs, ``[pairs, 2]``; returns them."""
     stops = np.cumsum(counts)
     values = np.arange(2 * stops[-1], dtype=np.float32).reshape(-1, 2)
@@ -24,7 +27,7 @@ def write_all(store: ReferenceLogProbs, counts: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("counts", [np.ones(ROWS, dtype=np.int64), np.arange(ROWS) % 5 + 1], ids=["pairs", "packed"])
-def test_rows_have_the_values_of_their_pairs_in_any_order(tmp_path: Path, counts: np.ndarray) -> None:
+def test_rows_have_the_values_of_their_pairs_in_any_order(tmp_path: Path, counts: Counts) -> None:
     values = write_all(ReferenceLogProbs(tmp_path, ROWS), counts)
     of_rows = np.split(values, np.cumsum(counts)[:-1])
     ids = np.array([39, 0, 17, 16, 15, 0])
