@@ -111,6 +111,22 @@ def test_held_out_rows_of_packed_pairs_are_evaluated(tmp_path: Path, runs: Runs)
     assert 0 <= scores["rewardAccuracy"] <= 1
 
 
+def test_packed_and_single_pairs_may_be_mixed(tmp_path: Path, runs: Runs) -> None:
+    folders = {"packed": tmp_path / "packed", "single": tmp_path / "single"}
+    jobs = [packed_job(folder, "dpo", packing=name == "packed") for name, folder in folders.items()]
+    job = jobs[0].model_dump(mode="json", exclude_none=True)
+    sources = [{"name": name, "train": {"source": str(folder / "shards")}} for name, folder in folders.items()]
+    job["spec"]["dataset"] = {"mixture": sources, "maxLength": 256}
+    steps = []
+    for layout in (Layout(1, 0), Layout(2, 3)):
+        directory = runs.empty(f"mixed-{layout.world_size}")
+        train_generation(directory, FinetuneJob.model_validate(job), layout)
+        steps.append(list(surviving_steps(directory)))
+    assert [step["samples"] for step in steps[0]] == [step["samples"] for step in steps[1]]
+    for name in ("loss", "rewardMargin"):
+        assert [step[name] for step in steps[0]] == pytest.approx([step[name] for step in steps[1]], rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
