@@ -107,11 +107,6 @@ DATASET_RULES: Final = (
         for field in ("chosen", "rejected")
     ),
     Rule(
-        "self.chosen == '' || !self.packing",
-        "is not supported for pairs: chosen and rejected already share a row",
-        "packing",
-    ),
-    Rule(
         "self.label == '' || self.label.matches(r'^\\{[^{}]+\\}$')",
         'must be one column in braces, such as "{label}"',
         "label",

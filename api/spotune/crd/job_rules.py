@@ -138,6 +138,11 @@ _SPEC = (
         "dataset.packing",
     ),
     Rule(
+        "self.training.objective != 'reward' || !self.dataset.packing",
+        "is not supported for reward, which scores each answer in its own row: remove it",
+        "dataset.packing",
+    ),
+    Rule(
         "self.training.objective != 'kto' || self.dataset.trainOn != 'all'",
         "all is not supported for kto, which learns from the last message: remove it",
         "dataset.trainOn",

@@ -168,7 +168,8 @@ class DatasetSpec(Section):
     max_completion_length: NonNegativeInt = 0
     """Maximum target length of a seq2seq model in tokens. 0: same as maxLength."""
     packing: bool = False
-    """Pack several short documents into one row of maxLength tokens when shards are created. Causal models only."""
+    """Pack several short documents into one row of maxLength tokens when shards are created, or several pairs into one
+    of 2 * maxLength. Causal models only."""
     prompt: ColumnTemplate = ""
     """Prompt template over the row's columns, such as "{instruction}: {input}". The loss excludes its tokens."""
     completion: ColumnTemplate = ""
@@ -298,8 +299,6 @@ class DatasetSpec(Section):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        if self.chosen and self.packing:
-            invalid("packing", "is not supported for pairs: chosen and rejected already share a row")
         for name in ("chosen", "rejected"):
             template = getattr(self, name)
             if template and not self.prompt and not re.fullmatch(r"\{[^{}]+\}", template):

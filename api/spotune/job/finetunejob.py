@@ -132,11 +132,15 @@ class FinetuneJobSpec(Section):
         return self
 
     def _check_pairs(self) -> None:
-        """Raise if the row format is not that of pairs."""
-        row_format = self.dataset.row_format
+        """Raise if the row format is not that of pairs, or a reward model would get packed ones."""
+        row_format, objective = self.dataset.row_format, self.training.objective
         if row_format not in ("chosen", None):
-            reason = f"{self.training.objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
+            reason = f"{objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
             invalid(f"dataset.{row_format}", reason)
+        if objective == "reward" and self.dataset.packing:
+            invalid(
+                "dataset.packing", "is not supported for reward, which scores each answer in its own row: remove it"
+            )
 
     def _check_labelled_answers(self) -> None:
         """Raise if the row format is not that of kto: an answer, and whether it is desirable."""

@@ -124,8 +124,10 @@ def test_setup_reads_lengths_precision_and_device_from_the_job() -> None:
     assert on_cpu.runtime_bytes == CPU_RUNTIME_BYTES
 
 
-def test_a_row_of_a_preference_objective_is_a_pair_of_sequences() -> None:
-    dataset = {"train": {"source": "shards"}, "maxLength": 128}
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_row_of_a_preference_objective_is_a_pair_of_sequences(packing: bool) -> None:
+    """Packed rows are as long as the longest pair, so they need no other memory."""
+    dataset = {"train": {"source": "shards"}, "maxLength": 128, "packing": packing}
     training = {"epochs": 1, "objective": "dpo"}
     job = a_job(model={"source": "model"}, dataset=dataset, training=training, execution={"compile": True})
     setup = training_setup(read_architecture(KNOWN_CONFIGS["openai-community/gpt2"]), job)

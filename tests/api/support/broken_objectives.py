@@ -21,10 +21,10 @@ WRONG_OBJECTIVES = [
         ":6: spec.dataset.rejected: chosen and rejected must be set together",
     ),
     (
-        "pairs that are packed",
-        TRAIN,
-        TRAIN + PAIRS + "    packing: true\n",
-        ":11: spec.dataset.packing: is not supported for pairs: chosen and rejected already share a row",
+        "packed pairs for a reward model",
+        SEQ2SEQ_DATASET,
+        "causal}\n  dataset:\n" + TRAIN + "    packing: true\n" + REWARD_DATASET.removeprefix(TRAIN),
+        ":8: spec.dataset.packing: is not supported for reward, which scores each answer in its own row: remove it",
     ),
     (
         "pairs for cross-entropy",

@@ -78,6 +78,22 @@ def test_a_job_file_gives_the_missing_options(workplace: Path, capsys: pytest.Ca
     assert "raise maxLength" in capsys.readouterr().out
 
 
+def test_packed_pairs_are_reported_with_the_padding_that_they_save(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    templates = ["--task", "causal", "--prompt", "{question}", "--chosen", "{sql}", "--rejected", "no {sql}"]
+    words = [*templates, "--max-length", "64", "--packing", "--eval-fraction", "0.2"]
+    assert shard("rows.jsonl", "--directory", "out", "--tokenizer", "tokenizer", *words) == 0
+    shown = {line.strip("│ ").split("│")[0].strip(): line for line in capsys.readouterr().out.splitlines()}
+    counts = json.loads((workplace / "out" / "manifest.json").read_text())["splits"]
+    assert counts["train"]["pairs"] == counts["train"]["documents"] > 3 * counts["train"]["samples"]
+    assert re.findall(r"[\d.%]+", shown["pairs in packed rows"]) == [str(counts["train"]["pairs"])]
+    [share] = re.findall(r"[\d.]+%", shown["padding without packing"])
+    assert share == f"{counts['train']['unpackedPadding']:.1%}"
+    assert "pairs" not in counts["eval"], "pairs that are held out keep rows of their own"
+    assert all("pair_lengths" in row for row in read(workplace / "out" / "eval"))
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

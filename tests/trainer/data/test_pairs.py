@@ -151,7 +151,9 @@ def test_a_batch_separates_the_answers_of_a_pair() -> None:
     batch = collate(rows, "causal", 0, reference_log_probs=np.ones((2, 2), dtype=np.float32)).to("cpu")
     assert batch.position_ids is not None
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 0, 1, 2, 0]]
-    assert batch.chosen_lengths is not None
-    assert batch.chosen_lengths.tolist() == [3, 3]
+    assert batch.pairs is not None
+    assert batch.pairs.rows.tolist() == [0, 1]
+    assert batch.pairs.starts.tolist() == [[0, 3], [0, 3]]
+    assert batch.pairs.lengths.tolist() == [[3, 4], [3, 3]]
     assert batch.reference_log_probs is not None
     assert batch.reference_log_probs.shape == (2, 2)

@@ -246,6 +246,12 @@ def test_text_with_a_lone_surrogate_is_rejected(tokenizer: PreTrainedTokenizerBa
         ({"task": "causal", "text": "a", "keep": ("labels",)}, "cannot be called 'labels'"),
         ({"task": "seq2seq", "prompt": "a", "completion": "b", "packing": True}, "packing is for causal"),
         ({"task": "causal", "text": "a", "packing": True, "keep": ("x",)}, "cannot keep columns"),
+        ({"task": "causal", "query": "a", "positive": "b", "packing": True}, "texts with embeddings cannot be packed"),
+        (
+            {"task": "causal", "prompt": "a", "completion": "b", "label": "{c}", "packing": True},
+            "answers with a label cannot be packed",
+        ),
+        ({"task": "seq2seq", "prompt": "a", "chosen": "b", "rejected": "c"}, "are not for seq2seq models"),
     ],
 )
 def test_contradicting_options_are_rejected(options: dict[str, Any], message: str) -> None:

@@ -172,8 +172,8 @@ def test_the_loss_is_that_of_bradley_and_terry(source: Path) -> None:
     assert float(sums.losses[0]) == pytest.approx(float(torch.log1p(torch.exp(rejected - chosen)).sum()), rel=1e-6)
     assert sums.statistics is not None
     margin = chosen - rejected
-    expected = [chosen.sum(), rejected.sum(), margin.sum(), (margin > 0).sum()]
-    assert sums.statistics.tolist() == pytest.approx([float(each) for each in expected], abs=1e-6)
+    expected = [*(float(each) for each in (chosen.sum(), rejected.sum(), margin.sum(), (margin > 0).sum())), 3]
+    assert sums.statistics.tolist() == pytest.approx(expected, abs=1e-6)
     assert Reward().counts(pair_batch(0)) == (3,)
 
 

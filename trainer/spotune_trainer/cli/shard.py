@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,13 @@ _TURNS = {
     "notPlaced": "turns left out: not told from other text",
 }
 
+_PACKED_PAIRS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "pairs in packed rows": lambda counts: f"{counts['pairs']:,}",
+    "pairs in a row, on average": lambda counts: f"{counts['pairs'] / counts['samples']:.1f}",
+    "padding in micro-batches of 8 rows": lambda counts: f"{counts['padding']:.1%}",
+    "padding without packing": lambda counts: f"{counts['unpackedPadding']:.1%}",
+}
+
 Report = Callable[["PrepareProgress"], None]
 
 
@@ -74,7 +81,9 @@ def shard(
     max_completion_length: Annotated[
         int | None, typer.Option(min=0, help="Tokens of a seq2seq target. Default: as --max-length.")
     ] = None,
-    packing: Annotated[bool | None, typer.Option(help="Put several documents into one row; causal only.")] = None,
+    packing: Annotated[
+        bool | None, typer.Option(help="Put several documents, or pairs, into one row; causal only.")
+    ] = None,
     source: raw_data.Source = None,
     eval_fraction: Annotated[
         float, typer.Option(min=0, max=0.99, help="Fraction to hold out: DIR/train and DIR/eval instead of DIR.")
@@ -203,6 +212,13 @@ class _Lines:
             self._console.print(f"{self._activity}: {10 * tenths} % ({part}, {done.documents:,} rows)", highlight=False)
 
 
+def _add_packed_pairs(table: Table, of_splits: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of the summary that only packed pairs have."""
+    if any("pairs" in counts for counts in of_splits):
+        for label, shown in _PACKED_PAIRS.items():
+            table.add_row(label, *(shown(counts) if "pairs" in counts else "" for counts in of_splits))
+
+
 def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     state = "existed already" if dataset.reused else "is written"
     splits = dataset.manifest["splits"]
@@ -216,6 +232,7 @@ def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     for outcome, label in _TURNS.items():
         if any(outcome in found for found in turns):
             table.add_row(label, *(f"{found.get(outcome, 0):,}" for found in turns))
+    _add_packed_pairs(table, list(splits.values()))
     table.add_row("median tokens of a row", *(f"{counts['inputTokens']['p50']:,}" for counts in splits.values()))
     console.print(table)
     longest = dataset.manifest["options"]["text"]["maxLength"]

@@ -8,6 +8,8 @@ A row is one sample of a shard, with these columns:
 - ``lengths``: tokens of each document; only in packed rows.
 - ``pair_lengths``: tokens of the two documents of a row: of the chosen and of the rejected one, or of a labelled
   answer's document and its mismatched one.
+- ``packed_pair_lengths``: instead, in packed rows of pairs, tokens of the chosen and of the rejected document of each
+  pair.
 - ``text_lengths``: tokens of each text of a row with embeddings: query, positive and, if any, negative.
 - ``desirable``: whether a labelled answer is desirable, 1 or 0.
 - ``text_label``: instead of labels, the position of the text's label in ``dataset.labels``.
@@ -32,6 +34,8 @@ NO_LOSS = -100  # the label that PyTorch's cross-entropy ignores
 
 Tokens = npt.NDArray[np.int64]
 
+_DOCUMENT_LENGTHS = ("pair_lengths", "packed_pair_lengths", "lengths")  # columns of rows with several documents
+
 
 @dataclasses.dataclass(frozen=True)
 class StepFeatures:
@@ -44,6 +48,27 @@ class StepFeatures:
 
     values: torch.Tensor
     first: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """The pairs of a batch, in the order of its rows. A packed row has several.
+
+    Attributes:
+        rows: Row of each pair, ascending, ``[pairs]``.
+        starts: Position in its row of the first token of the chosen and of the rejected document, ``[pairs, 2]``.
+        lengths: Tokens of these documents, ``[pairs, 2]``.
+        longest: Tokens of the longest document.
+    """
+
+    rows: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    longest: int
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +86,10 @@ class Batch:
         cu_seq_lens: Cumulative lengths of the packed documents over the flattened batch, int32, as FlashAttention's
             variable-length kernels take them: 0, then the offset after each document. Padding at the end of a row
             counts as one more document. Empty documents extend it to a power of two. ``None`` if rows are not packed.
-        chosen_lengths: Tokens of the chosen document of each pair, ``[batch]``; ``None`` if rows are no pairs.
-        longest_answer: Tokens of the longest document of all pairs; 0 if rows are no pairs.
-        reference_log_probs: Log-probability of the answer of both documents of each row by the reference model,
-            ``[batch, 2]``, fp32; ``None`` if the objective has no reference model.
+        pairs: Where the pairs are in the rows; ``None`` if rows have no pairs.
+        reference_log_probs: Log-probabilities of answers by the reference model, fp32: of both answers of each pair,
+            ``[pairs, 2]``, or of the answer and the mismatched one of each row, ``[batch, 2]``; ``None`` if the
+            objective has no reference model.
         desirable: Whether each answer is desirable, ``[batch]``, bool; ``None`` if answers have no label.
         mismatched: Of labelled answers, each prompt with the answer of another row; ``None`` for other rows. The other
             fields are those of the labelled answers, except ``tokens``, which counts both.
@@ -89,8 +114,7 @@ class Batch:
     label_lengths: npt.NDArray[np.int64]
     loss_tokens: int
     tokens: int
-    chosen_lengths: torch.Tensor | None = None
-    longest_answer: int = 0
+    pairs: Pairs | None = None
     reference_log_probs: torch.Tensor | None = None
     desirable: torch.Tensor | None = None
     mismatched: Batch | None = None
@@ -116,11 +140,12 @@ class Batch:
         return self._with_tensors(torch.Tensor.pin_memory)
 
     def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        tensors: dict[str, Any] = {
-            name: change(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
-        }
-        mismatched = self.mismatched._with_tensors(change) if self.mismatched is not None else None
-        return dataclasses.replace(self, mismatched=mismatched, **tensors)
+        return dataclasses.replace(
+            self,
+            mismatched=self.mismatched._with_tensors(change) if self.mismatched is not None else None,
+            pairs=dataclasses.replace(self.pairs, **_changed(self.pairs, change)) if self.pairs is not None else None,
+            **_changed(self, change),
+        )
 
     def row_hashes(self) -> list[int]:
         """A 64-bit hash of each row, computed from the tensors; equal to ``row_hash`` of the stored row.
@@ -160,7 +185,8 @@ def collate(
         pad_token_id: Padding of ``input_ids``. Labels are padded with -100.
         sample_ids: Ids of the rows; by default their positions in ``rows``.
         pad_to_multiple_of: Sequence lengths are rounded up to a multiple of this.
-        reference_log_probs: Of the two documents of each row, ``[rows, 2]``.
+        reference_log_probs: Of both answers of each pair, ``[pairs, 2]``, or of the two documents of each labelled
+            answer, ``[rows, 2]``.
     """
     if "text_lengths" in rows[0]:
         texts = len(rows[0]["text_lengths"])
@@ -189,9 +215,8 @@ def collate(
     labels = [row_labels(row) for row in rows]
     input_ids, input_lengths = _pad(inputs, pad_token_id, pad_to_multiple_of)
     padded_labels, label_lengths = _pad(labels, NO_LOSS, pad_to_multiple_of)
-    pairs = "pair_lengths" in rows[0]
-    packed = pairs or any("lengths" in row for row in rows)
-    documents = _document_lengths(rows, input_ids.shape[1]) if packed else None
+    several = any(name in row for row in rows for name in _DOCUMENT_LENGTHS)
+    documents = _document_lengths(rows, input_ids.shape[1]) if several else None
     # Without a mask, attention can use its fastest kernel, and the model need not check on the GPU for padding.
     labelled = has_labels(rows[0])  # and a model may be bidirectional
     masked = (task == "seq2seq" or labelled) and int(input_lengths.min()) < input_ids.shape[1]
@@ -210,10 +235,14 @@ def collate(
         label_lengths=label_lengths,
         loss_tokens=int((counted != NO_LOSS).sum()),
         tokens=int(input_lengths.sum() + (label_lengths.sum() if task == "seq2seq" else 0)),
-        chosen_lengths=torch.tensor([int(row["pair_lengths"][0]) for row in rows]) if pairs else None,
-        longest_answer=max(int(max(row["pair_lengths"])) for row in rows) if pairs else 0,
+        pairs=_pairs(rows) if has_pairs(rows[0]) else None,
         reference_log_probs=None if reference_log_probs is None else torch.from_numpy(reference_log_probs),
     )
+
+
+def has_pairs(columns: Container[str]) -> bool:
+    """Whether rows with these columns have pairs of answers."""
+    return ("pair_lengths" in columns and "desirable" not in columns) or "packed_pair_lengths" in columns
 
 
 def has_labels(columns: Container[str]) -> bool:
@@ -251,6 +280,11 @@ def combine_hashes(hashes: Sequence[int]) -> int:
 def document_starts(lengths: npt.NDArray[np.integer[Any]]) -> Tokens:
     """Offset of each document in a packed row, ``[documents]``, from the documents' lengths."""
     return np.concatenate(([0], np.cumsum(lengths[:-1], dtype=np.int64)))
+
+
+def _changed(record: Batch | Pairs, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """The tensors of a batch, or of its pairs, each changed."""
+    return {name: change(value) for name, value in vars(record).items() if isinstance(value, torch.Tensor)}
 
 
 def _with_texts(batch: Batch, texts: int, sample_ids: npt.ArrayLike) -> Batch:
@@ -294,9 +328,18 @@ def _document_lengths(rows: Sequence[Row], width: int) -> list[list[int]]:
     documents = []
     for row in rows:
         tokens = len(row["input_ids"])
-        lengths = row.get("pair_lengths", row.get("lengths", [tokens]))
+        lengths = next((row[name] for name in _DOCUMENT_LENGTHS if name in row), [tokens])
         documents.append([*map(int, lengths), width - tokens])
     return documents
+
+
+def _pairs(rows: Sequence[Row]) -> Pairs:
+    """Where the pairs are in rows that have one or several each."""
+    of_rows = [np.asarray(row.get("pair_lengths", row.get("packed_pair_lengths"))) for row in rows]
+    lengths = torch.from_numpy(np.concatenate(of_rows).astype(np.int64)).view(-1, 2)
+    starts = torch.from_numpy(np.concatenate([document_starts(of_row) for of_row in of_rows])).view(-1, 2)
+    counts = torch.tensor([len(of_row) // 2 for of_row in of_rows])
+    return Pairs(torch.arange(len(rows)).repeat_interleave(counts), starts, lengths, int(lengths.max()))
 
 
 def _position_ids(documents: Sequence[Sequence[int]]) -> Tokens:

@@ -10,7 +10,7 @@ import numpy as np
 
 from spotune.errors import JobError
 from spotune.job import EvalSpec, FinetuneJob, TrainingSpec
-from spotune_trainer.data.batches import has_labels
+from spotune_trainer.data.batches import has_labels, has_pairs
 from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.manifests import MANIFEST, check_agreement, check_label_names, parse_manifest, read_manifest
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
@@ -184,16 +184,21 @@ def _check_rows(dataset: ShardedDataset, job: FinetuneJob) -> None:
     _check_exclusive(
         dataset, objective, only="kto", column="desirable", rows=answers, learned=answers, fields="dataset.label"
     )
-    has_pairs = "pair_lengths" in dataset.columns and "desirable" not in dataset.columns
-    if has_pairs and objective == "sft":
+    pairs = has_pairs(dataset.columns)
+    if pairs and objective == "sft":
         raise JobError(
             f"training.objective: {dataset.source} has pairs of chosen and rejected answers, and sft would learn both: "
             "use dpo, orpo, simpo or reward, or shards of another row format"
         )
-    if not has_pairs and objective not in ("sft", "kto", "embedding", *_LABEL_COLUMNS):
+    if not pairs and objective not in ("sft", "kto", "embedding", *_LABEL_COLUMNS):
         raise JobError(
             f"dataset: {objective} learns from pairs, and {dataset.source} has none: write the shards with "
             "dataset.chosen and dataset.rejected"
+        )
+    if objective == "reward" and "packed_pair_lengths" in dataset.columns:
+        raise JobError(
+            f"dataset: {dataset.source} has packed pairs, and reward scores each answer in a row of its own: write the "
+            "shards with packing: false"
         )
 
 

@@ -38,7 +38,7 @@ class MicroBatchLoader:
         last_step: Global step to stop before.
         prefetch_steps: Steps that are read ahead.
         pad_to_multiple_of: Sequence lengths are rounded up to a multiple of this.
-        reference_log_probs: Returns those of the pairs with these sample ids, ``[ids, 2]``.
+        reference_log_probs: Returns those of the pairs of rows with these sample ids, ``[pairs, 2]``.
 
     Raises:
         JobError: The dataset has no tokenized rows.

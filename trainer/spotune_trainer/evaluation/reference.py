@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from spotune_trainer.data.batches import collate
+from spotune_trainer.data.batches import Batch, collate
 from spotune_trainer.evaluation.evaluate import RankGroup, Rows, evaluation_mode
 from spotune_trainer.objectives.pair_log_probs import both_log_probs
 from spotune_trainer.objectives.reference import ReferenceLogProbs
@@ -40,7 +41,7 @@ def compute_reference(
         store: what is written.
         missing: the parts to write; the same on all ranks.
         pad_token_id: padding of `input_ids`.
-        batch_size: pairs per forward pass.
+        batch_size: rows per forward pass.
         ranks: the ranks that take part.
         heartbeat: called after each forward pass.
     """
@@ -50,18 +51,26 @@ def compute_reference(
             # A rank without a part repeats the last one: with ZeRO-3, all ranks gather weights in each forward pass.
             mine = start + ranks.rank
             part = missing[min(mine, len(missing) - 1)]
-            values = []
+            values, pairs = [], []
             for ids in _batches(store, part, batch_size):
                 batch = collate([dataset[sample_id] for sample_id in ids], "causal", pad_token_id, ids)
                 values.append(both_log_probs(model, batch.to(model.device)).cpu().numpy())
+                pairs.append(_pairs_of_rows(batch))
                 heartbeat()
             if mine < len(missing):
-                store.write(part, np.concatenate(values)[: len(store.sample_ids(part))])
+                of_rows = np.concatenate(pairs)[: len(store.sample_ids(part))]
+                store.write(part, np.concatenate(values)[: of_rows.sum()], of_rows)
     ranks.gather(None)  # all files exist when this returns
 
 
+def _pairs_of_rows(batch: Batch) -> npt.NDArray[np.int64]:
+    """Number of pairs of each row; 1 of labelled answers, which share a row with one mismatched answer."""
+    rows = len(batch.sample_ids)
+    return np.ones(rows, dtype=np.int64) if batch.pairs is None else batch.pairs.rows.bincount(minlength=rows).numpy()
+
+
 def _batches(store: ReferenceLogProbs, part: int, batch_size: int) -> list[Sequence[int]]:
-    """Sample ids of each forward pass of a part; every part has the same number of them, by repeating the last pair."""
+    """Sample ids of each forward pass of a part; every part has the same number of them, by repeating the last row."""
     ids = list(store.sample_ids(part))
     longest = len(store.sample_ids(0))
     ids += [ids[-1]] * (longest - len(ids))

@@ -35,14 +35,21 @@ class PairLogProbs:
 def pair_log_probs(model: Any, batch: Batch) -> PairLogProbs:
     """Run a model on pairs, both answers of a pair in one row.
 
+    Each pair sums over its whole row, with zeros outside of its documents. So packed rows need ``[pairs, sequence]``
+    numbers, far fewer than the logits, and a sum does not depend on the other pairs of the row.
+
     Args:
         model: a causal transformers model or a DeepSpeed engine around one.
-        batch: has `chosen_lengths`.
+        batch: has `pairs`.
     """
-    assert batch.chosen_lengths is not None, "only rows with pairs come here"
-    log_probs, is_answer = _token_log_probs(model, batch)
-    of_chosen = torch.arange(log_probs.size(1), device=log_probs.device) < batch.chosen_lengths.unsqueeze(1) - 1
-    chosen, rejected = is_answer & of_chosen, is_answer & ~of_chosen
+    pairs = batch.pairs
+    assert pairs is not None, "only rows with pairs come here"
+    log_probs, is_answer = (of_rows[pairs.rows] for of_rows in _token_log_probs(model, batch))
+    positions = torch.arange(log_probs.size(1), device=log_probs.device)
+    starts, stops = pairs.starts.unsqueeze(2), (pairs.starts + pairs.lengths - 1).unsqueeze(2)
+    # The last position of a document would predict the first token of the next one.
+    of_chosen, of_rejected = ((positions >= starts) & (positions < stops)).unbind(1)
+    chosen, rejected = is_answer & of_chosen, is_answer & of_rejected
     return PairLogProbs(
         chosen=_sum_where(chosen, log_probs),
         rejected=_sum_where(rejected, log_probs),
@@ -64,7 +71,7 @@ def answer_log_probs(model: Any, batch: Batch) -> Tensor:
 
 
 def both_log_probs(model: Any, batch: Batch) -> Tensor:
-    """Log-probabilities of the answers of both documents of each row, fp32, ``[batch, 2]``.
+    """Log-probabilities of both answers of each pair, ``[pairs, 2]``, or labelled answer, ``[batch, 2]``, fp32.
 
     Args:
         model: a causal transformers model or a DeepSpeed engine around one.

@@ -5,6 +5,7 @@ Each is tested against TRL's implementation on the same rows, model and optimize
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -13,12 +14,25 @@ from torch.nn.functional import logsigmoid
 
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import summed_loss
-from spotune_trainer.objectives.objective import LossSums, SampleMeans
+from spotune_trainer.objectives.objective import LossSums
 from spotune_trainer.objectives.pair_log_probs import pair_log_probs
 
-REWARDS: Final = SampleMeans(("rewardChosen", "rewardRejected", "rewardMargin", "rewardAccuracy"))
-"""Statistics of all objectives that learn from pairs: mean rewards of the answers, their mean difference, and the
-fraction of pairs whose chosen answer has the higher reward."""
+
+class PairRewards:
+    """Statistics of all objectives that learn from pairs: means over the pairs, of which a packed row has several."""
+
+    size: Final = 5
+    """Rewards of the chosen and of the rejected answers, their differences, the number of pairs whose chosen answer has
+    the higher reward, and that of all pairs."""
+
+    def means(self, sums: Sequence[float], samples: int) -> Mapping[str, float]:
+        """Mean rewards, their mean difference, and the fraction of pairs whose chosen answer has the higher reward."""
+        *totals, pairs = sums
+        names = "rewardChosen", "rewardRejected", "rewardMargin", "rewardAccuracy"
+        return {name: total / pairs for name, total in zip(names, totals, strict=True)}
+
+
+REWARDS: Final = PairRewards()
 
 
 class LanguageModelPreference:
@@ -30,7 +44,8 @@ class LanguageModelPreference:
 
     def counts(self, batch: Batch) -> tuple[int, ...]:
         """Pairs."""
-        return (len(batch.sample_ids),)
+        assert batch.pairs is not None, "only rows with pairs come here"
+        return (len(batch.pairs),)
 
     def forward(self, model: Any, batch: Batch) -> Tensor:
         """The summed cross-entropy."""
@@ -84,9 +99,9 @@ class Orpo(LanguageModelPreference):
 
     def counts(self, batch: Batch) -> tuple[int, ...]:
         """Predicted tokens of prompts with chosen answers, and pairs."""
-        assert batch.chosen_lengths is not None
-        pairs = len(batch.sample_ids)
-        return int(batch.chosen_lengths.sum()) - pairs, pairs
+        assert batch.pairs is not None, "only rows with pairs come here"
+        pairs = len(batch.pairs)
+        return int(batch.pairs.lengths[:, 0].sum()) - pairs, pairs
 
     def __call__(self, model: Any, batch: Batch) -> LossSums:
         """The summed cross-entropy, and the weighted odds ratio loss summed over the pairs."""
@@ -127,6 +142,7 @@ def _log1mexp(log_prob: Tensor) -> Tensor:
 
 
 def reward_statistics(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Sums of `REWARDS` over the pairs, ``[4]``, from the rewards of the answers, ``[pairs]``."""
+    """The sums of `PairRewards`, ``[5]``, from the rewards of the answers, ``[pairs]``."""
     chosen, rejected = chosen.detach().double(), rejected.detach().double()
-    return torch.stack([chosen.sum(), rejected.sum(), (chosen - rejected).sum(), (chosen > rejected).double().sum()])
+    better, pairs = (chosen > rejected).double().sum(), chosen.new_full((), len(chosen))
+    return torch.stack([chosen.sum(), rejected.sum(), (chosen - rejected).sum(), better, pairs])

@@ -29,11 +29,11 @@ class Reward:
 
     def counts(self, batch: Batch) -> tuple[int, ...]:
         """Pairs."""
-        return (len(batch.sample_ids),)
+        assert batch.pairs is not None, "only rows with pairs come here"
+        return (len(batch.pairs),)
 
     def __call__(self, model: Any, batch: Batch) -> LossSums:
         """The summed loss of the pairs."""
-        assert batch.chosen_lengths is not None, "only rows with pairs come here"
         chosen, rejected = rewards(model, batch).chunk(2)
         loss = -functional.logsigmoid(chosen - rejected)
         return LossSums((loss.sum(),), reward_statistics(chosen, rejected))
@@ -67,12 +67,12 @@ def split_pairs(batch: Batch, pad_token_id: int) -> Tensor:
     Returns:
         Input ids: of pairs ``[2 * batch, longest answer]``, all chosen ones first; of other rows those of the batch.
     """
-    if batch.chosen_lengths is None:
+    pairs = batch.pairs
+    if pairs is None:
         return batch.input_ids
-    width = batch.longest_answer
+    width = pairs.longest
     padded = functional.pad(batch.input_ids, (0, width), value=pad_token_id)
     positions = torch.arange(width, device=padded.device)
-    starts = batch.chosen_lengths.unsqueeze(1)
-    chosen = padded[:, :width].where(positions < starts, pad_token_id)
-    rejected = padded.gather(1, positions + starts)
-    return torch.cat([chosen, rejected])
+    starts, lengths = pairs.starts.unsqueeze(2), pairs.lengths.unsqueeze(2)
+    documents = padded[pairs.rows.view(-1, 1, 1), positions + starts].where(positions < lengths, pad_token_id)
+    return documents.transpose(0, 1).flatten(0, 1)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
+from collections import Counter
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
+from spotune_trainer.data.preparation.packing import PackedRow, Packer, padding_share, split_document
 from spotune_trainer.data.rows.documents import TokenizedDocument
 
 lengths = st.lists(st.integers(1, 16), max_size=300)
@@ -34,6 +39,14 @@ def test_every_document_is_whole_in_exactly_one_row(sizes: list[int]) -> None:
         if len(set(part.tolist())) == 1
     }
     assert packed == dict(enumerate(sizes))
+
+
+def test_the_share_of_padding_is_that_of_all_micro_batches() -> None:
+    sizes = [1, 1, 2, 6]
+    widths = [max(micro_batch) for micro_batch in itertools.product(sizes, repeat=3)]
+    expected = 1 - statistics.mean(sizes) / statistics.mean(widths)
+    assert padding_share(Counter(sizes), 3) == pytest.approx(expected)
+    assert padding_share(Counter(sizes), 1) == padding_share(Counter({7: 4}), 8) == pytest.approx(0)
 
 
 @given(lengths)

@@ -183,6 +183,14 @@ def test_packed_text_is_not_cut(tmp_path: Path) -> None:
     assert 'class="limit"' not in page
 
 
+def test_packed_pairs_are_counted_with_the_padding_that_is_left(tmp_path: Path) -> None:
+    directory = prepared_job(JobDirectory(tmp_path))
+    write_manifest(directory.data_manifest, packing=True, pairs=1234, padding=0.021, unpackedPadding=0.4)
+    shown = facts(report_of_directory(directory.root))
+    assert shown["pairs in packed rows"] == "1,234"
+    assert shown["padding"] == "2.1% (40.0% without packing)"
+
+
 def test_shards_of_earlier_versions_have_counts_without_a_chart(tmp_path: Path) -> None:
     directory = prepared_job(JobDirectory(tmp_path))
     write_manifest(directory.data_manifest)

@@ -18,7 +18,7 @@ from spotune_trainer.cli.init.lengths import max_length, packed_length, percenti
 from spotune_trainer.cli.init.profiles import Choice, ColumnProfile, DataProfile, MachineProfile, ModelProfile
 
 RESERVED_COLUMNS: Final = frozenset(
-    {"input_ids", "labels", "lengths", "pair_lengths", "text_lengths", "desirable", "completion"}
+    {"input_ids", "labels", "lengths", "pair_lengths", "packed_pair_lengths", "text_lengths", "desirable", "completion"}
 )
 """Names that shards use themselves, so that `dataset.keep` cannot carry columns of these names along."""
 _MIN_ROWS_TO_HOLD_OUT: Final = 20

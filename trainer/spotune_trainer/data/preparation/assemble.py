@@ -11,11 +11,14 @@ from typing import Any
 
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.preparation.lengths import length_histogram
+from spotune_trainer.data.preparation.packing import padding_share
 from spotune_trainer.data.preparation.parts import PartSummary, SplitCounts
 from spotune_trainer.data.shards import INDEX
 from spotune_trainer.files import fsync_directory, write_json, write_text
 
 _QUANTILES = (0.5, 0.9, 0.99)
+_MICRO_BATCH_SIZE = 8
+"""Rows of the micro-batches that padding is counted for. The plan, which chooses their size, needs the model."""
 
 
 def assemble_dataset(
@@ -73,6 +76,18 @@ def statistics(counts: SplitCounts) -> dict[str, Any]:
         "inputTokens": _quantiles(counts.lengths),
         "inputLengths": {str(bound): rows for bound, rows in length_histogram(counts.lengths).items()},
         **chats,
+        **_packed_pairs(counts),
+    }
+
+
+def _packed_pairs(counts: SplitCounts) -> dict[str, Any]:
+    """The number of pairs, and the share of padding that is left in packed rows; empty for other rows."""
+    if not counts.pair_tokens:
+        return {}
+    shares = {"padding": counts.row_tokens, "unpackedPadding": counts.pair_tokens}
+    return {
+        "pairs": counts.pair_tokens.total(),
+        **{name: round(padding_share(lengths, _MICRO_BATCH_SIZE), 4) for name, lengths in shares.items()},
     }
 
 

@@ -1,8 +1,9 @@
-"""Sequence packing: several short documents in one row, so that few of its tokens are padding."""
+"""Sequence packing: several short documents, or pairs of answers, in one row, so that few of its tokens are padding."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -33,6 +34,12 @@ class PackedRow:
     def lengths(self) -> TokenArray:
         """Tokens of each document: ``[documents]``."""
         return np.array([len(document.input_ids) for document in self.documents], dtype=np.int32)
+
+    @property
+    def pair_lengths(self) -> TokenArray:
+        """Of pairs, tokens of the chosen and of the rejected document of each, one after the other: ``[2 * pairs]``."""
+        lengths = [document.pair_lengths for document in self.documents if document.pair_lengths is not None]
+        return np.concatenate(lengths)
 
 
 class Packer:
@@ -72,6 +79,21 @@ class Packer:
         """Yield the rows that are still open, in the order in which they were started."""
         yield from self._rows.values()
         self._rows, self._open = {}, []
+
+
+def padding_share(lengths: Counter[int], micro_batch_size: int) -> float:
+    """Expected fraction of padding in micro-batches of random rows, each padded to the longest of its micro-batch.
+
+    Args:
+        lengths: Number of rows by their tokens.
+        micro_batch_size: Rows of a micro-batch.
+    """
+    rows, tokens = lengths.total(), sum(length * count for length, count in lengths.items())
+    expected_width, not_longer = 0.0, 0
+    for length in sorted(lengths):
+        shorter, not_longer = not_longer, not_longer + lengths[length]
+        expected_width += length * ((not_longer / rows) ** micro_batch_size - (shorter / rows) ** micro_batch_size)
+    return 1 - tokens / rows / expected_width
 
 
 def split_document(document: TokenizedDocument, row_length: int) -> Iterator[TokenizedDocument]:

@@ -82,6 +82,8 @@ class SplitCounts:
         reasoning_removed: Trained turns whose reasoning the chat template removes.
         problems: The first turns that were skipped: file, line and reason.
         lengths: Histogram: number of documents by input tokens before truncation; of a pair those of the longer one.
+        pair_tokens: Histogram, only with packed pairs: number of pairs by the tokens of both of their documents.
+        row_tokens: Histogram, only with packed pairs: number of rows by tokens.
         shards: The shards' entries for ``index.json``.
     """
 
@@ -97,6 +99,8 @@ class SplitCounts:
     reasoning_removed: int = 0
     problems: list[str] = field(default_factory=list)
     lengths: Counter[int] = field(default_factory=Counter)
+    pair_tokens: Counter[int] = field(default_factory=Counter)
+    row_tokens: Counter[int] = field(default_factory=Counter)
     shards: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: SplitCounts) -> None:
@@ -113,6 +117,8 @@ class SplitCounts:
         self.reasoning_removed += other.reasoning_removed
         self.problems = (self.problems + other.problems)[:_MAX_PROBLEMS]
         self.lengths += other.lengths
+        self.pair_tokens += other.pair_tokens
+        self.row_tokens += other.row_tokens
         self.shards += other.shards
 
 
@@ -132,7 +138,8 @@ def read_summary(folder: Path) -> PartSummary | None:
     splits = {name: SplitCounts(**split) for name, split in content.items()}
     for split in splits.values():
         split.turns = Counter(split.turns)
-        split.lengths = Counter({int(length): count for length, count in split.lengths.items()})
+        for name in ("lengths", "pair_tokens", "row_tokens"):
+            setattr(split, name, Counter({int(length): count for length, count in getattr(split, name).items()}))
     return PartSummary(splits)
 
 
@@ -218,7 +225,7 @@ class _SplitWriter:
     def __init__(self, folder: Path, options: PartOptions, *, packing: bool) -> None:
         self._folder = folder
         self._text = options.text
-        self._packer = Packer(options.text.max_length) if options.text.packing and packing else None
+        self._packer = Packer(options.text.row_length) if options.text.packing and packing else None
         self._counts = SplitCounts()
         self._writer = MDSWriter(
             out=str(folder), columns=self._columns(), hashes=[SHARD_HASH], size_limit=options.shard_size
@@ -246,6 +253,8 @@ class _SplitWriter:
             if self._packer is None:
                 self._write(self._row(document, piece))
             else:
+                if piece.pair_lengths is not None:
+                    counts.pair_tokens[len(piece.input_ids)] += 1
                 for row in self._packer.add(piece):
                     self._write_packed(row)
 
@@ -280,7 +289,7 @@ class _SplitWriter:
         if self._text.has_labels:
             columns["labels"] = "ndarray:int32"
         if self._packer is not None:
-            return columns | {"lengths": "ndarray:int32"}
+            return columns | {"packed_pair_lengths" if self._text.chosen else "lengths": "ndarray:int32"}
         if self._text.query:
             columns["text_lengths"] = "ndarray:int32"
         elif self._text.has_labelled_answers:
@@ -306,9 +315,14 @@ class _SplitWriter:
         return row
 
     def _write_packed(self, packed: PackedRow) -> None:
-        row: dict[str, Any] = {"input_ids": packed.input_ids, "lengths": packed.lengths}
+        row: dict[str, Any] = {"input_ids": packed.input_ids}
         if self._text.has_labels:
             row["labels"] = packed.labels
+        if self._text.chosen:
+            row["packed_pair_lengths"] = packed.pair_lengths
+            self._counts.row_tokens[len(packed.input_ids)] += 1
+        else:
+            row["lengths"] = packed.lengths
         self._write(row)
 
     def _write(self, row: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ _RESERVED = frozenset(
         "labels",
         "lengths",
         "pair_lengths",
+        "packed_pair_lengths",
         "text_lengths",
         "text_label",
         "token_labels",
@@ -50,7 +51,8 @@ class TextOptions:
         keep: Columns that are copied into the shards as text.
         max_length: Maximum tokens per row; for seq2seq, of the input.
         max_completion_length: Maximum tokens of a seq2seq target; 0 means ``max_length``.
-        packing: Put several documents into one row. Long plain text is then split over rows instead of truncated.
+        packing: Put several documents, or pairs, into one row. Long plain text is then split over rows instead of
+            truncated.
 
     Raises:
         ValueError: The options contradict each other.
@@ -82,8 +84,8 @@ class TextOptions:
             raise ValueError(
                 "give exactly one of prompt with completion, text, messages, chosen with rejected, query with positive"
             )
-        if self.several_documents and (self.task == "seq2seq" or self.packing):
-            raise ValueError(f"{self.several_documents} are not for seq2seq models, and cannot be packed")
+        if self.several_documents and self.task == "seq2seq":
+            raise ValueError(f"{self.several_documents} are not for seq2seq models")
         if self.label:
             self._check_label()
         if self.task == "seq2seq" and self.text:
@@ -95,9 +97,15 @@ class TextOptions:
         taken = _RESERVED.intersection(self.keep)
         if taken:
             raise ValueError(f"a kept column cannot be called {min(taken)!r}: the shards already use that name")
-        if self.packing and self.task == "seq2seq":
+        if self.packing:
+            self._check_packing()
+
+    def _check_packing(self) -> None:
+        if self.task == "seq2seq":
             raise ValueError("packing is for causal models: the encoder of a seq2seq model would mix the documents")
-        if self.packing and self.keep:
+        if self.several_documents and not self.chosen:
+            raise ValueError(f"{self.several_documents} cannot be packed")
+        if self.keep:
             raise ValueError(
                 "a packed row holds several documents and cannot keep columns of each; remove either keep or packing"
             )
@@ -114,6 +122,11 @@ class TextOptions:
     def has_labels(self) -> bool:
         """Whether labels of tokens are stored. Texts alone need none: all tokens of plain text carry loss."""
         return not (self.text or self.query)
+
+    @property
+    def row_length(self) -> int:
+        """Maximum tokens of a packed row; both documents of a pair have up to ``max_length``."""
+        return 2 * self.max_length if self.chosen else self.max_length
 
     @property
     def several_documents(self) -> str:

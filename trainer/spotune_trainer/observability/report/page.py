@@ -166,6 +166,9 @@ def _data_facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "maximum length", f"{text['maxLength']:,}"
     if text["packing"]:
         yield "packed rows", f"{counts['samples']:,}"
+    if "pairs" in counts:
+        yield "pairs in packed rows", f"{counts['pairs']:,}"
+        yield "padding", f"{counts['padding']:.1%} ({counts['unpackedPadding']:.1%} without packing)"
     yield "rows cut", f"{counts['truncated']:,} ({counts['truncated'] / max(counts['documents'], 1):.1%})"
     cut = counts.get("cutTokens", 0)
     yield "tokens cut", f"{cut:,} ({cut / max(counts['tokens'] + cut, 1):.1%})"
