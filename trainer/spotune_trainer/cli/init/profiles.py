@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from spotune.plan.architecture import Architecture
 
-Kind = Literal["text", "number", "boolean", "chat", "answer", "sharegpt", "list", "object"]
+Kind = Literal["text", "number", "boolean", "chat", "answer", "sharegpt", "texts", "numbers", "list", "object"]
 """Kind of a value. chat: a list of messages with role and content. answer: one of the assistant's messages only, whose
-prompt is in another column. sharegpt: a list of messages with from and value."""
+prompt is in another column. sharegpt: a list of messages with from and value. texts and numbers: lists of them, such as
+words and their labels. list: any other list."""
 
 TEMPLATE_KINDS: frozenset[Kind] = frozenset({"text", "number", "boolean"})
 """Kinds that a template can contain."""
@@ -27,6 +28,8 @@ class ColumnProfile:
         kinds: Number of values by kind.
         missing_at: File and line of the first row without a value; empty if every row has one.
         scripts: Number of letters by Unicode script, in a sample of the rows.
+        values: Number of rows by value, as `dataset.labels` names it; of a column with lists, number of their entries.
+            Empty if there are too many different values, or long ones, for labels.
     """
 
     name: str
@@ -35,6 +38,7 @@ class ColumnProfile:
     kinds: Mapping[Kind, int]
     missing_at: str
     scripts: Mapping[str, int]
+    values: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind | None:
@@ -56,7 +60,8 @@ class ColumnProfile:
 class RowFormat:
     """How a row becomes text: the fields of `dataset` with these names, and the reason for them.
 
-    With `chosen` and `rejected`, rows are preference pairs: two answers to the same prompt.
+    With `chosen` and `rejected`, rows are preference pairs: two answers to the same prompt. With `label`, they are
+    texts or words with labels if `text` is set, or else answers that are desirable or not.
     """
 
     prompt: str = ""
@@ -66,11 +71,45 @@ class RowFormat:
     tools: str = ""
     chosen: str = ""
     rejected: str = ""
+    label: str = ""
+    labels: tuple[str, ...] = ()
+    label_each_word: bool = False
+    query: str = ""
+    positive: str = ""
+    negative: str = ""
     reason: str = ""
+
+    @property
+    def has_labelled_texts(self) -> bool:
+        """Whether rows are texts with a label, or words with one each."""
+        return bool(self.label and self.text)
+
+    @property
+    def has_labelled_answers(self) -> bool:
+        """Whether rows are answers that are desirable or not."""
+        return bool(self.label and not self.text)
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether rows are plain text, which is packed."""
+        return bool(self.text and not self.label)
+
+    @property
+    def templates(self) -> str:
+        """All templates, one after the other; a column that is no template is in braces."""
+        columns = [self.messages, self.tools, *([] if "{" in self.text else [self.text])]
+        named = "".join(f"{{{column}}}" for column in columns if column)
+        answers = self.prompt + self.completion + self.chosen + self.rejected
+        return named + self.text + answers + self.label + self.query + self.positive + self.negative
 
     @property
     def description(self) -> str:
         """What the rows are, for people."""
+        if self.label:
+            answers = "answers with a label"
+            return "words with labels" if self.label_each_word else "texts with a label" if self.text else answers
+        if self.query:
+            return "texts that belong together"
         if self.chosen:
             return "preference pairs"
         return "prompt and completion" if self.completion else "plain text" if self.text else "chats"
@@ -88,7 +127,7 @@ class DataProfile:
         measured_rows: Rows that were tokenized; the lengths are theirs.
         duplicates: Those of them whose text equals that of a row before.
         lengths: Number of rows by their length in tokens. For a seq2seq model it is that of the input, for preference
-            pairs that of the prompt with the longer answer.
+            pairs that of the prompt with the longer answer, for texts that belong together that of the longest.
         target_lengths: The same of a seq2seq model's targets; None for causal models.
         prompt_lengths: Number of rows of a causal model by the tokens before the first one that is trained.
     """
@@ -118,6 +157,9 @@ class ModelProfile:
         max_positions: Most tokens that it has positions for; None without a limit.
         has_weights: False for a folder with a configuration only, which is trained from random weights.
         has_chat_template: Whether the tokenizer has one.
+        is_encoder: Whether it is an encoder such as BERT, which generates no text.
+        classifies_texts: Whether transformers has a class of it with a head for labels of texts.
+        separator: What divides texts of one row: the tokenizer's separator token, or a line break.
     """
 
     source: str
@@ -129,6 +171,9 @@ class ModelProfile:
     max_positions: int | None
     has_weights: bool
     has_chat_template: bool
+    is_encoder: bool = False
+    classifies_texts: bool = True
+    separator: str = "\n"
 
 
 @dataclass(frozen=True)
