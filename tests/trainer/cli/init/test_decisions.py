@@ -28,18 +28,12 @@ from spotune_trainer.cli.init.decisions import (
 )
 from spotune_trainer.cli.init.fit import Training
 from spotune_trainer.cli.init.formats.answers import Task
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 from spotune_trainer.cli.init.hyperparameters import decide_epochs, decide_training
 from spotune_trainer.cli.init.job_file import content_of
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut
 from spotune_trainer.cli.init.machine import find_machine
-from spotune_trainer.cli.init.profiles import (
-    Choice,
-    ColumnProfile,
-    DataProfile,
-    MachineProfile,
-    ModelProfile,
-    RowFormat,
-)
+from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile
 
 GPUS = MachineProfile(8, 80 * 10**9, "a100-80gb")
 CPU = MachineProfile(0, 16 * 10**9, "this machine")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from spotune.errors import JobError
 from spotune_trainer.cli.init.formats.answers import Task
 from spotune_trainer.cli.init.formats.choose import choose_row_format
-from spotune_trainer.cli.init.profiles import ColumnProfile, Kind
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, Kind
 
 
 def columns(**kinds: Kind) -> list[ColumnProfile]:
@@ -51,12 +53,12 @@ def test_a_column_called_prompt_is_a_prompt_as_it_is() -> None:
     assert (found.prompt, found.completion) == ("{prompt}", "{completion}")
 
 
-def with_values(name: str, kind: Kind = "text", **values: int) -> ColumnProfile:
+def with_values(name: str, values: Mapping[str, int], kind: Kind = "text") -> ColumnProfile:
     rows = sum(values.values())
     return ColumnProfile(name, rows, 0, {kind: rows}, "", {}, values)
 
 
-JUDGED = with_values("label", "boolean", true=6, false=4)
+JUDGED = with_values("label", {"true": 6, "false": 4}, "boolean")
 
 
 @pytest.mark.parametrize("kinds", [{"prompt": "text", "completion": "text"}, {"messages": "chat"}])
@@ -84,14 +86,14 @@ TEXT_LABELS: list[tuple[dict[str, Kind], str, str, str]] = [
 def test_a_column_with_few_values_beside_a_text_is_its_label(
     kinds: dict[str, Kind], name: str, text: str, label: str
 ) -> None:
-    rows = [*columns(**kinds), with_values(name, no=10, yes=20)]
+    rows = [*columns(**kinds), with_values(name, {"no": 10, "yes": 20})]
     found = choose_row_format(rows, "causal", has_chat_template=True, separator="|")
     assert (found.text, found.label, found.labels, found.completion) == (text, label, ("no", "yes"), "")
 
 
 def test_a_seq2seq_model_writes_the_label() -> None:
     found = choose_row_format(
-        [*columns(text="text"), with_values("label", no=9, yes=9)], "seq2seq", has_chat_template=False
+        [*columns(text="text"), with_values("label", {"no": 9, "yes": 9})], "seq2seq", has_chat_template=False
     )
     assert (found.completion, found.label) == ("{label}", "")
 
@@ -106,19 +108,19 @@ def test_a_seq2seq_model_writes_the_label() -> None:
 def test_a_category_beside_an_answer_and_texts_of_their_own_are_no_labels(
     kinds: dict[str, Kind], values: dict[str, int], completion: str
 ) -> None:
-    rows = [*columns(**kinds), with_values("category", **values)]
+    rows = [*columns(**kinds), with_values("category", values)]
     assert choose_row_format(rows, "causal", has_chat_template=False).completion == completion
 
 
 def test_an_encoder_classifies_by_an_answer_with_few_values() -> None:
-    rows = [*columns(question="text", passage="text"), with_values("answer", "boolean", true=9, false=9)]
+    rows = [*columns(question="text", passage="text"), with_values("answer", {"true": 9, "false": 9}, "boolean")]
     assert choose_row_format(rows, "causal", has_chat_template=False).completion == "{answer}"
     found = choose_row_format(rows, "causal", has_chat_template=False, is_encoder=True)
     assert (found.text, found.label) == ("{question}\n{passage}", "{answer}")
 
 
 def test_a_model_without_a_head_writes_the_label() -> None:
-    rows = [*columns(text="text"), with_values("label", no=9, yes=9)]
+    rows = [*columns(text="text"), with_values("label", {"no": 9, "yes": 9})]
     found = choose_row_format(rows, "causal", has_chat_template=False, classifies_texts=False)
     assert (found.completion, found.label) == ("{label}", "")
 
@@ -132,7 +134,7 @@ def test_an_anchor_and_a_positive_belong_together(model: str) -> None:
 
 @pytest.mark.parametrize("tags", ["ner_tags", "tags", "labels", "pos_tags"])
 def test_words_beside_tags_are_labelled_one_by_one(tags: str) -> None:
-    rows = [*columns(id="text", tokens="texts"), with_values(tags, "texts", **{"O": 20, "B-X": 9, "I-X": 2, "B-A": 3})]
+    rows = [*columns(id="text", tokens="texts"), with_values(tags, {"O": 20, "B-X": 9, "I-X": 2, "B-A": 3}, "texts")]
     found = choose_row_format(rows, "causal", has_chat_template=False, is_encoder=True)
     assert (found.text, found.label, found.label_each_word) == ("{tokens}", f"{{{tags}}}", True)
     assert found.labels == ("O", "B-A", "B-X", "I-X")

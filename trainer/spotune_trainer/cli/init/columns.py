@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spotune.errors import JobError
-from spotune_trainer.cli.init.profiles import ColumnProfile, Kind
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, Kind
 from spotune_trainer.data.preparation.inputs import columns_of_files, find_inputs, rows_in_order
 
 _SCRIPT_ROWS: Final = 200

@@ -19,18 +19,12 @@ from spotune_trainer.cli import raw_data
 from spotune_trainer.cli.init import decisions, hyperparameters, questions
 from spotune_trainer.cli.init.fit import Training, find_fit
 from spotune_trainer.cli.init.formats.choose import choose_row_format
-from spotune_trainer.cli.init.formats.given import check_model, given_format
+from spotune_trainer.cli.init.formats.given import given_format
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 from spotune_trainer.cli.init.job_file import content_of, render_job_file
 from spotune_trainer.cli.init.machine import find_machine
-from spotune_trainer.cli.init.model import check_head, read_model
-from spotune_trainer.cli.init.profiles import (
-    Choice,
-    ColumnProfile,
-    DataProfile,
-    MachineProfile,
-    ModelProfile,
-    RowFormat,
-)
+from spotune_trainer.cli.init.model import check_format, check_head, read_model
+from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,7 +103,7 @@ def init(
     row_format = given_format(columns, {name: value or "" for name, value in options.items()})
     if row_format is None:
         row_format = _find_format(columns, profile, interactive=interactive)
-    check_model(row_format, profile)
+    check_format(row_format, profile)
     measured = _measure(data, count, columns, row_format, profile, loaded, rows=rows, max_skipped=max_skipped)
     if interactive:
         kept = decisions.samples_of(measured, profile) - decisions.held_out_rows(measured, profile)

@@ -14,8 +14,9 @@ from typing import Final
 from spotune.custom_resource.metadata import MAX_NAME_LENGTH
 from spotune.errors import JobError
 from spotune.plan.memory import GB
+from spotune_trainer.cli.init.formats.profile import ColumnProfile
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut, tokens_of
-from spotune_trainer.cli.init.profiles import Choice, ColumnProfile, DataProfile, MachineProfile, ModelProfile
+from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile
 
 RESERVED_COLUMNS: Final = frozenset(
     {

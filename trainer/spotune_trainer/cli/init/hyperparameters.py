@@ -10,7 +10,8 @@ from typing import Final, Literal
 from spotune.errors import JobError
 from spotune_trainer.cli.init.decisions import held_out_rows, samples_of
 from spotune_trainer.cli.init.formats.labels import desirable_rows, undesirable_rows
-from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile, RowFormat
+from spotune_trainer.cli.init.formats.profile import RowFormat
+from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile
 
 _LARGE_MODEL: Final = 1e9
 _EVALUATIONS_OF_PREFERENCES: Final = 4

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotune.custom_resource import API_VERSION
-from spotune.errors import JobError
+from spotune.errors import JobError, UsageError
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import parse_job, replace_fields
 from spotune.job_file.yaml_file import Document
 from spotune.plan.config_reader import ENCODER_MODEL_TYPES, SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.parameters import count_parameters
+from spotune_trainer.cli.init.formats.profile import RowFormat
 from spotune_trainer.cli.init.profiles import ModelProfile
 
 if TYPE_CHECKING:
@@ -87,6 +88,30 @@ def check_head(job: FinetuneJob, source: str) -> None:
 
     if not job.spec.generates_text:
         load_config(replace_fields(job, {"spec.model.source": source}))
+
+
+def check_format(row_format: RowFormat, model: ModelProfile) -> None:
+    """Check that a model learns from such rows.
+
+    Raises:
+        UsageError: It does not.
+    """
+    answers = row_format.completion or row_format.messages or row_format.chosen
+    if model.is_encoder and (answers or row_format.is_plain_text):
+        raise UsageError(
+            "the model is an encoder, which generates no text: give --text with --label, or --query with --positive, "
+            "or name a causal model"
+        )
+    if model.task == "causal":
+        return
+    if row_format.chosen:
+        raise UsageError(
+            "--chosen and --rejected: learning from preferences needs a causal model, and this is a seq2seq model; "
+            f"learn the preferred answers with --prompt and --completion '{row_format.chosen}'"
+        )
+    if row_format.label or row_format.query:
+        option = "--label" if row_format.label else "--query"
+        raise UsageError(f"{option}: seq2seq models learn completions only; name a causal model or an encoder")
 
 
 def _minimal_job(source: str, tokenizer: str) -> FinetuneJob:

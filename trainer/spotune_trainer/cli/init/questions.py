@@ -16,8 +16,8 @@ from spotune_trainer.cli.init.formats.answers import chat_format, completion_for
 from spotune_trainer.cli.init.formats.fitting import column_named, columns_of, describe
 from spotune_trainer.cli.init.formats.labels import labelled_answer_format, labelled_text_format
 from spotune_trainer.cli.init.formats.preferences import preference_format
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 from spotune_trainer.cli.init.formats.related_texts import related_texts_format
-from spotune_trainer.cli.init.profiles import ColumnProfile, RowFormat
 
 Made = TypeVar("Made")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from spotune_trainer.cli.init.formats.fitting import check_templates, checked_column, columns_of
-from spotune_trainer.cli.init.profiles import ColumnProfile, RowFormat
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 
 Task = Literal["causal", "seq2seq"]
 

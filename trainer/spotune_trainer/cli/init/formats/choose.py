@@ -19,13 +19,13 @@ from spotune_trainer.cli.init.formats.labels import (
     find_desirable,
     find_label,
     find_labelled_text,
-    find_labelled_words,
+    find_token_labels,
     labelled_answer_format,
     refuse_desirable,
 )
 from spotune_trainer.cli.init.formats.preferences import find_answers, pairs_format
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 from spotune_trainer.cli.init.formats.related_texts import find_related_texts
-from spotune_trainer.cli.init.profiles import ColumnProfile, RowFormat
 
 _TO_CHAT = (
     'jq -c \'.{0} |= map({{role: ({{human: "user", gpt: "assistant"}}[.from] // .from), content: .value}})\' '
@@ -74,7 +74,7 @@ def _without_answers(
     """The format for embeddings or labels; None if the columns suggest text that is generated."""
     if find_answers(columns) is not None and not is_encoder:
         return None
-    found = find_related_texts(columns) or find_labelled_words(columns)
+    found = find_related_texts(columns) or find_token_labels(columns)
     has_chat = any(column.kind == "chat" for column in columns)
     if found is not None or not classifies_texts or (has_chat and not is_encoder):
         return found

@@ -7,7 +7,7 @@ from typing import Final
 
 from spotune.errors import JobError
 from spotune.prompting.template import Template
-from spotune_trainer.cli.init.profiles import ColumnProfile
+from spotune_trainer.cli.init.formats.profile import ColumnProfile
 
 OPTIONS: Final = (
     "name the columns with --prompt '{...}' --completion '{...}', with --text COLUMN, with --messages COLUMN, with "

@@ -9,8 +9,8 @@ from spotune.errors import UsageError
 from spotune_trainer.cli.init.formats.answers import chat_format, completion_format, text_format
 from spotune_trainer.cli.init.formats.labels import labelled_answer_format, labelled_text_format
 from spotune_trainer.cli.init.formats.preferences import preference_format
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 from spotune_trainer.cli.init.formats.related_texts import related_texts_format
-from spotune_trainer.cli.init.profiles import ColumnProfile, ModelProfile, RowFormat
 
 _TOGETHER: Final = (("chosen", "rejected"), ("query", "positive"))
 
@@ -63,27 +63,3 @@ def _check_together(given: Mapping[str, str]) -> None:
         raise UsageError(
             "--label needs the text that it is of: --text, or an answer (--prompt with --completion, or --messages)"
         )
-
-
-def check_model(row_format: RowFormat, model: ModelProfile) -> None:
-    """Check that a model learns from such rows.
-
-    Raises:
-        UsageError: It does not.
-    """
-    answers = row_format.completion or row_format.messages or row_format.chosen
-    if model.is_encoder and (answers or row_format.is_plain_text):
-        raise UsageError(
-            "the model is an encoder, which generates no text: give --text with --label, or --query with --positive, "
-            "or name a causal model"
-        )
-    if model.task == "causal":
-        return
-    if row_format.chosen:
-        raise UsageError(
-            "--chosen and --rejected: learning from preferences needs a causal model, and this is a seq2seq model; "
-            f"learn the preferred answers with --prompt and --completion '{row_format.chosen}'"
-        )
-    if row_format.label or row_format.query:
-        option = "--label" if row_format.label else "--query"
-        raise UsageError(f"{option}: seq2seq models learn completions only; name a causal model or an encoder")

@@ -9,11 +9,11 @@ from typing import Final
 from spotune.errors import JobError
 from spotune_trainer.cli.init.formats.answers import prompt_columns
 from spotune_trainer.cli.init.formats.fitting import check_templates, column_named, columns_of
-from spotune_trainer.cli.init.profiles import ColumnProfile, RowFormat
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 
 LABELS: Final = ("label_text", "label", "labels", "sentiment", "category", "class", "intent", "emotion", "stars")
 """Names of columns that usually have a label of the text beside them, those with readable labels first."""
-_WORDS: Final = ("tokens", "words")
+_TOKENS: Final = ("tokens", "words")
 _WORD_LABELS: Final = ("ner_tags", "tags", "labels", "label", "pos_tags", "chunk_tags", "upos")
 _DESIRABLE: Final = ("label", "desirable", "good", "liked", "thumbs_up", "accepted", "correct")
 """Names of columns that usually say whether the answer beside them is desirable."""
@@ -73,9 +73,9 @@ def labelled_text_format(columns: Sequence[ColumnProfile], text: str, label: str
     """
     column = column_named(columns, label.strip("{}"))
     names = columns_of(text) or [text]
-    words = column_named(columns, names[0]).kind == "texts"
+    each_word = column_named(columns, names[0]).kind == "texts"
     template = text if "{" in text else f"{{{text}}}"
-    if words:
+    if each_word:
         if template != f"{{{names[0]}}}":
             raise JobError(f"column {names[0]!r} has lists of words, which are labelled one by one: name it alone")
         if column.kind not in ("texts", "numbers"):
@@ -88,23 +88,23 @@ def labelled_text_format(columns: Sequence[ColumnProfile], text: str, label: str
             raise JobError(f"column {column.name!r} holds values of the kind {column.kind}, which are no labels")
     labels = label_names(column)
     shown = ", ".join(labels[:_SHOWN]) + (", ..." if len(labels) > _SHOWN else "")
-    what = "each word" if words else "a text"
+    what = "each word" if each_word else "a text"
     reason = f"A classifier: {column.name!r} has the label of {what}, {len(labels)} different ones ({shown})."
-    if not words:
+    if not each_word:
         reason += " To let the model write labels as text, use prompt and completion instead, with objective sft."
-    return RowFormat(text=template, label=f"{{{column.name}}}", labels=labels, label_each_word=words, reason=reason)
+    return RowFormat(text=template, label=f"{{{column.name}}}", labels=labels, label_each_word=each_word, reason=reason)
 
 
-def find_labelled_words(columns: Sequence[ColumnProfile]) -> RowFormat | None:
+def find_token_labels(columns: Sequence[ColumnProfile]) -> RowFormat | None:
     """The format for lists of words with a label for each; None if there are no such columns."""
     by_name = {column.name.lower(): column for column in columns}
-    words = next((by_name[name] for name in _WORDS if name in by_name and by_name[name].kind == "texts"), None)
+    tokens = next((by_name[name] for name in _TOKENS if name in by_name and by_name[name].kind == "texts"), None)
     tags = [by_name[name] for name in _WORD_LABELS if name in by_name and by_name[name].kind in ("texts", "numbers")]
     tags = [column for column in tags if len(column.values) > 1]
-    if words is None or not tags:
+    if tokens is None or not tags:
         return None
-    found = labelled_text_format(columns, words.name, tags[0].name)
-    reason = f"By the names of the columns: the model reads {words.name} and learns {tags[0].name} of each word."
+    found = labelled_text_format(columns, tokens.name, tags[0].name)
+    reason = f"By the names of the columns: the model reads {tokens.name} and learns {tags[0].name} of each word."
     return replace(found, reason=f"{reason} {found.reason}")
 
 

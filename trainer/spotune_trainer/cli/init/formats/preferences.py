@@ -10,7 +10,7 @@ from typing import Final
 from spotune.errors import JobError
 from spotune_trainer.cli.init.formats.answers import NO_PROMPT, PROMPTS, prompt_columns, prompt_template, unusable_chat
 from spotune_trainer.cli.init.formats.fitting import check_templates, columns_of
-from spotune_trainer.cli.init.profiles import ColumnProfile, RowFormat
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 
 PREFERENCES: Final = (
     *(("chosen", "rejected"), ("chosen_response", "rejected_response"), ("response_chosen", "response_rejected")),

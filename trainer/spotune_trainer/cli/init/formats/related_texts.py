@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from spotune_trainer.cli.init.formats.fitting import check_templates
-from spotune_trainer.cli.init.profiles import ColumnProfile, RowFormat
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 
 QUERIES: Final = ("anchor", "query", "question", "sentence")
 """Names of columns whose text is brought near to another one, if that is there."""
