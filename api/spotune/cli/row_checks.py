@@ -12,6 +12,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
+
 from spotune.cli.plugins import CommandSource
 from spotune.errors import Problem, UsageError
 from spotune.job import FinetuneJob
@@ -60,10 +62,8 @@ class RowCheck:
         return f"{self.field}: {which} checked{left_out}"
 
 
-def check_rows(
-    job: FinetuneJob, base: Path, max_rows: int | None, *, stores: bool, report: Callable[[str, int], None]
-) -> list[RowCheck]:
-    """Check the raw rows of a job that this machine can read.
+def check_rows(job: FinetuneJob, base: Path, max_rows: int | None, *, stores: bool) -> list[RowCheck]:
+    """Check the raw rows of a job that this machine can read. A terminal shows the progress.
 
     A path that is not here may exist in the cluster, so its rows are not checked. It is a problem if another path of
     raw rows is here: both are relative to the same folder.
@@ -73,7 +73,6 @@ def check_rows(
         base: Folder of the job file.
         max_rows: Rows to read of each source, from the start; None: all.
         stores: Whether to read rows in stores, too.
-        report: Called with a source and the number of its rows that were read.
 
     Returns:
         One for each source of training and evaluation data, those of raw rows first.
@@ -98,22 +97,23 @@ def check_rows(
 
     reasons = {path: not_read(path) for path in sources}
     to_read = {path: source for path, source in sources.items() if not reasons[path]}
-    checked = {check.field: check for check in _read(resolved, to_read, max_rows, report)}
+    checked = {check.field: check for check in _read(resolved, to_read, max_rows)}
     skipped = {path: RowCheck(path, sources[path], not_checked=reason) for path, reason in reasons.items() if reason}
     return [check for path in sources if (check := checked.get(path) or skipped.get(path)) is not None]
 
 
-def _read(
-    job: FinetuneJob, sources: Mapping[str, str], max_rows: int | None, report: Callable[[str, int], None]
-) -> list[RowCheck]:
+def _read(job: FinetuneJob, sources: Mapping[str, str], max_rows: int | None) -> list[RowCheck]:
     """Check rows by the trainer. Without it, they are not checked."""
     if not sources:
         return []
-    try:
-        check = _trainers_check()
-        found: list[RowCheck] = check(job, sources, max_rows, report)
-    except UsageError as error:
-        return [RowCheck(path, source, not_checked=str(error)) for path, source in sources.items()]
+    with Console(stderr=True).status("reading rows") as status:
+        try:
+            check = _trainers_check()
+            found: list[RowCheck] = check(
+                job, sources, max_rows, lambda source, rows: status.update(f"{source}: {rows:,} rows read")
+            )
+        except UsageError as error:
+            return [RowCheck(path, source, not_checked=str(error)) for path, source in sources.items()]
     return found
 
 
@@ -126,8 +126,8 @@ def _trainers_check() -> Callable[..., Any]:
     found = entry_points(group=GROUP, name="raw")
     if not found:
         raise UsageError("the trainer, which reads rows, is not installed: pip install 'spotune[trainer]'")
-    load: Callable[..., Any] = CommandSource("validate", next(iter(found)).value).load()
-    return load
+    check: Callable[..., Any] = CommandSource("validate", next(iter(found)).value).load()
+    return check
 
 
 def _is_relative(source: str) -> bool:

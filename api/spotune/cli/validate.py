@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from spotune.cli.row_checks import RowCheck, check_rows
 from spotune.errors import JobError, Problem, UsageError
@@ -70,15 +69,7 @@ def _check_rows(job: FinetuneJob, document: Document, max_rows: int | None, *, s
     Raises:
         JobError: Rows, or what is needed to read them, are wrong; ``problems`` lists what was found in all sources.
     """
-    base = Path(document.file).absolute().parent
-    with Console(stderr=True).status("reading rows") as status:
-        checks = check_rows(
-            job,
-            base,
-            max_rows,
-            stores=stores,
-            report=lambda source, count: status.update(f"{source}: {count:,} rows read"),
-        )
+    checks = check_rows(job, Path(document.file).absolute().parent, max_rows, stores=stores)
     problems = [_located(problem, document) for check in checks for problem in check.problems]
     if problems:
         raise JobError(problems=problems)
