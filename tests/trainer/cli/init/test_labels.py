@@ -204,6 +204,17 @@ def test_options_name_answers_and_whether_they_are_desirable(capsys: pytest.Capt
     assert (job.spec.training.objective, job.spec.dataset.label) == ("kto", "{up}")
 
 
+@pytest.mark.parametrize(("rows", "model", "options"), [
+    (ANSWERS, "llama", ["--prompt", "{question}", "--completion", "{answer}"]),
+    (CHATS, "chat", ["--messages", "messages"]),
+])  # fmt: skip
+def test_options_without_a_label_learn_all_answers(
+    rows: list[Row], model: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = init(capsys, write(rows), "--model", model, *options)
+    assert (job.spec.training.objective, job.spec.dataset.label) == ("sft", "")
+
+
 def test_options_let_the_model_write_the_label(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--prompt", "{text}\n", "--completion", "{label}"]
     assert init(capsys, write(TOPIC_ROWS), "--model", "llama", *words).spec.training.objective == "sft"

@@ -91,7 +91,7 @@ def labelled_text_format(columns: Sequence[ColumnProfile], text: str, label: str
     what = "each word" if each_word else "a text"
     reason = f"A classifier: {column.name!r} has the label of {what}, {len(labels)} different ones ({shown})."
     if not each_word:
-        reason += " To let the model write labels as text, use prompt and completion instead, with objective sft."
+        reason += " To let the model write labels as text, give init --prompt and --completion."
     return RowFormat(text=template, label=f"{{{column.name}}}", labels=labels, label_each_word=each_word, reason=reason)
 
 
@@ -139,9 +139,10 @@ def labelled_answer_format(columns: Sequence[ColumnProfile], answers: RowFormat,
             f"column {column.name!r} does not say by true or false, 1 or 0, whether an answer is desirable. For labels "
             "of texts give --text with --label"
         )
+    options = "--messages" if answers.messages else "--prompt and --completion"
     reason = (
         f"{answers.reason} {column.name!r} says whether the answer is desirable: {desirable_rows(column):,} are, "
-        f"{undesirable_rows(column):,} are not. To learn all answers, remove label, and set objective: sft."
+        f"{undesirable_rows(column):,} are not. To learn all answers as text, give init {options} without --label."
     )
     return replace(answers, label=f"{{{column.name}}}", reason=reason)
 
