@@ -81,7 +81,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 
 | on one machine | |
 |---|---|
-| `spotune validate FILE.yaml...` | check FinetuneJobs and ModelServices: fields, values, and what goes together |
+| `spotune validate FILE.yaml...` | check FinetuneJobs and ModelServices: fields, values, what goes together, raw rows |
 | `spotune plan JOB.yaml` | memory, ZeRO stage, micro-batch and checkpoint interval per number of workers |
 | `spotune simulate TRACE.csv` | goodput, cost and finishing time on a spot trace, for choices of workers and head |
 | `spotune shard INPUT... --directory DIR` | JSON lines, CSV or Parquet to tokenized MDS shards |

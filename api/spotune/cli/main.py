@@ -9,8 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 import typer.core
@@ -19,10 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from spotune.cli.plugins import CommandSource, find_commands
+from spotune.cli.validate import validate
 from spotune.errors import SpotuneError, UsageError
-from spotune.fingerprint import fingerprint
-from spotune.job import FinetuneJob
-from spotune.job_file.load import load_job_or_service
 
 _HELP = """Finetune language models on spot GPUs, exactly, without losing a step.
 
@@ -155,24 +152,3 @@ def _options(
     ] = False,
 ) -> None:
     """Options of ``spotune`` itself."""
-
-
-def validate(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE.yaml...", help="Files to check: FinetuneJobs and ModelServices.")
-    ],
-    output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
-) -> None:
-    """Validate files of FinetuneJobs and ModelServices: field names, values and combinations of values.
-
-    Example: spotune validate job.yaml
-    """
-    for file in files:
-        found = load_job_or_service(file)
-        content = {"file": str(file), "valid": True, "kind": found.kind, "name": found.metadata.name}
-        text = found.metadata.name
-        if isinstance(found, FinetuneJob):
-            digest = fingerprint(found)
-            content |= {"fingerprint": digest}
-            text += f", fingerprint {digest[:8]}"
-        typer.echo(json.dumps(content) if output == "json" else f"{file}: valid ({text})")

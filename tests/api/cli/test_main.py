@@ -137,7 +137,7 @@ def test_jobs_and_services_are_checked_by_the_same_command(tmp_path: Path, capsy
     service.write_text(SERVICE_FILE)
     code, out, err = run_spotune(capsys, "validate", str(job), str(service))
     assert (code, err) == (0, "")
-    assert out.splitlines()[1] == f"{service}: valid (text-to-sql)"
+    assert out.splitlines()[-1] == f"{service}: valid (text-to-sql)"
     _, out, _ = run_spotune(capsys, "validate", str(job), str(service), "--output", "json")
     found = [json.loads(line) for line in out.splitlines()]
     assert [each["kind"] for each in found] == ["FinetuneJob", "ModelService"]
@@ -244,9 +244,9 @@ def test_a_missing_module_of_this_package_is_a_bug_and_keeps_its_traceback(
     file = tmp_path / "job.yaml"
     file.write_text(JOB_FILE)
 
-    def broken(path: Path) -> None:
+    def broken(path: Path, *kinds: str) -> None:
         raise ModuleNotFoundError("No module named 'spotune.gone'", name="spotune.gone")
 
-    monkeypatch.setattr("spotune.cli.main.load_job_or_service", broken)
+    monkeypatch.setattr("spotune.cli.validate.read_document_of_kind", broken)
     with pytest.raises(ModuleNotFoundError, match=r"spotune\.gone"):
         main(["validate", str(file)])

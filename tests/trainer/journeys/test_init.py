@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,6 +16,7 @@ from spotune.job_file.load import load_job
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests import ROOT
 from tests.command_line import run_spotune
+from tests.trainer.support.labelled import save_model
 from tests.trainer.support.tiny import save_source
 
 pytestmark = pytest.mark.ray
@@ -53,7 +55,42 @@ def save_weights(model: Path) -> None:
     LlamaForCausalLM(LlamaConfig.from_pretrained(model)).save_pretrained(model)
 
 
-@pytest.mark.parametrize(("write", "objective"), [(write_rows, "sft"), (write_pairs, "dpo")])
+def write_derived(derive: Callable[[int, dict[str, str]], dict[str, Any]]) -> Callable[[Path], int]:
+    """A function that writes rows derived from the sections."""
+
+    def write(file: Path) -> int:
+        count = write_rows(file)
+        rows = [derive(n, json.loads(line)) for n, line in enumerate(file.read_text().splitlines())]
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return count
+
+    return write
+
+
+write_texts = write_derived(
+    lambda _, row: {"text": row["answer"], "label": "code" if "`" in row["answer"] else "prose"}
+)
+write_words = write_derived(
+    lambda _, row: {
+        "tokens": row["answer"].split(),
+        "tags": ["B-CODE" if "`" in word else "O" for word in row["answer"].split()],
+    }
+)
+write_judged = write_derived(lambda n, row: {**row, "liked": n % 3 > 0})
+write_related = write_derived(lambda _, row: {"anchor": row["question"], "positive": row["answer"]})
+
+
+@pytest.mark.parametrize(
+    ("write", "objective"),
+    [
+        (write_rows, "sft"),
+        (write_pairs, "dpo"),
+        (write_texts, "classification"),
+        (write_words, "tokenClassification"),
+        (write_judged, "kto"),
+        (write_related, "embedding"),
+    ],
+)
 def test_the_file_of_init_runs_unchanged(
     write: Callable[[Path], int],
     objective: str,
@@ -63,8 +100,11 @@ def test_the_file_of_init_runs_unchanged(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = write(tmp_path / "docs.jsonl")
-    save_source(tmp_path / "model", "causal", max_position_embeddings=4096)
-    if objective == "dpo":  # it needs a model that answers
+    if objective in ("classification", "tokenClassification"):
+        save_model(tmp_path / "model", "bert")
+    else:
+        save_source(tmp_path / "model", "causal", max_position_embeddings=4096)
+    if objective in ("dpo", "kto"):  # they need a model that answers
         save_weights(tmp_path / "model")
     code, out, error = run_spotune(capsys, "init", "docs.jsonl", "--model", "model", "--name", "docs")
     assert code == 0, error
@@ -82,7 +122,8 @@ def test_the_file_of_init_runs_unchanged(
     assert json.loads(directory.result.read_text())["steps"] == 3
     counts = json.loads(directory.data_manifest.read_text())["splits"]["train"]
     assert counts["documents"] == rows > 100
-    assert counts["truncated"] <= rows / 100
+    if objective not in ("classification", "tokenClassification"):  # whose model has few positions
+        assert counts["truncated"] <= rows / 100
     code, _, error = run_spotune(capsys, "report", "runs/docs", "--file", "report.html")
     assert code == 0, error
     assert "Rows by length in tokens" in Path("report.html").read_text()

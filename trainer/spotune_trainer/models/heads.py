@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
 )
@@ -113,6 +114,19 @@ def head_modules(model: PreTrainedModel) -> list[str]:
     ]
     has_pooler = isinstance(getattr(base, _POOLER, None), torch.nn.Module)
     return [*children, *([f"{model.base_model_prefix}.{_POOLER}"] if has_pooler else [])]
+
+
+def is_encoder(config: PretrainedConfig) -> bool:
+    """Whether a model is an encoder such as BERT: it predicts masked tokens, and generates no text."""
+    decodes = config.is_encoder_decoder or getattr(config, "is_decoder", False)
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decodes
+
+
+def max_positions(config: PretrainedConfig) -> int | None:
+    """Most tokens that the model has positions for. Relative positions, as T5's, have no limit."""
+    learned = _learned_positions(config)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) if learned is None else learned
+    return positions if isinstance(positions, int) and positions > 0 else None
 
 
 def remove_pooler(model: PreTrainedModel) -> None:

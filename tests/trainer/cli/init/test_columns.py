@@ -22,7 +22,10 @@ from spotune_trainer.cli.init.columns import kind_of, profile_columns
         (0.5, "number"),
         (True, "boolean"),
         ({"en": "yes"}, "object"),
-        ([1, 2], "list"),
+        ([1, 2.5], "numbers"),
+        (["a", "b"], "texts"),
+        (["a", 1], "list"),
+        ([True], "list"),
         ([], "list"),
         ([{"role": "user", "content": "?"}], "chat"),
         ([{"role": "assistant", "content": "!"}], "answer"),
@@ -56,6 +59,21 @@ def test_scripts_of_letters_are_counted(tmp_path: Path) -> None:
     rows = [{"ru": "Сколько их? ok", "zh": "多少", "n": "12 + 3"}]
     _, (russian, chinese, numbers) = profile_columns(write(tmp_path / "rows.jsonl", rows))
     assert (russian.script, chinese.script, numbers.script) == ("Cyrillic", "CJK", "")
+
+
+def test_values_are_counted_as_labels_name_them(tmp_path: Path) -> None:
+    rows = [
+        {"a": n % 2, "b": n % 2 == 0, "c": ["x", "y"], "d": str(n), "e": "long " * 20, "f": 0.5} for n in range(300)
+    ]
+    _, columns = profile_columns(write(tmp_path / "rows.jsonl", rows))
+    assert {column.name: column.values for column in columns} == {
+        "a": {"0": 150, "1": 150},
+        "b": {"true": 150, "false": 150},
+        "c": {"x": 300, "y": 300},
+        "d": {},
+        "e": {},
+        "f": {},
+    }
 
 
 def test_columns_of_parquet_files_are_those_that_all_have(tmp_path: Path) -> None:

@@ -27,19 +27,13 @@ from spotune_trainer.cli.init.decisions import (
     name_of,
 )
 from spotune_trainer.cli.init.fit import Training
+from spotune_trainer.cli.init.formats.answers import Task
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 from spotune_trainer.cli.init.hyperparameters import decide_epochs, decide_training
 from spotune_trainer.cli.init.job_file import content_of
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut
 from spotune_trainer.cli.init.machine import find_machine
-from spotune_trainer.cli.init.profiles import (
-    Choice,
-    ColumnProfile,
-    DataProfile,
-    MachineProfile,
-    ModelProfile,
-    RowFormat,
-)
-from spotune_trainer.cli.init.row_format import Task
+from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile
 
 GPUS = MachineProfile(8, 80 * 10**9, "a100-80gb")
 CPU = MachineProfile(0, 16 * 10**9, "this machine")
@@ -57,11 +51,28 @@ MODEL = ModelProfile(
 QUESTIONS = RowFormat(prompt="{question}", completion="{answer}")
 PREFERENCES = RowFormat(prompt="{question}", chosen="{better}", rejected="{worse}")
 PREFERRED_CHATS = RowFormat(chosen="{better}", rejected="{worse}")
+TEXT_LABELS = RowFormat(text="{text}", label="{label}", labels=("no", "yes"))
+WORD_LABELS = RowFormat(text="{tokens}", label="{label}", labels=("O", "B-X"), label_each_word=True)
+JUDGED = RowFormat(prompt="{question}", completion="{answer}", label="{label}")
+RELATED = RowFormat(query="{anchor}", positive="{positive}", negative="{negative}")
+LABEL_COLUMN = ColumnProfile("label", 30, 0, {"boolean": 30}, "", {}, {"true": 20, "false": 10})
+ENCODER_CONFIG = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12,
+                  "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512}  # fmt: skip
+ENCODER = replace(
+    MODEL,
+    source="hf://google-bert/bert-base-uncased",
+    model_type="bert",
+    parameters=109_482_240,
+    architecture=read_architecture(ENCODER_CONFIG),
+    max_positions=512,
+    is_encoder=True,
+)
 LENGTHS = st.dictionaries(st.integers(1, 5000), st.integers(1, 1000), min_size=1)
 
 
 def data(rows: int, row_format: RowFormat = QUESTIONS, lengths: Mapping[int, int] | None = None) -> DataProfile:
-    return DataProfile("rows.jsonl", rows, (), row_format, rows, 0, lengths or {100: rows}, None)
+    columns = (LABEL_COLUMN,) if row_format.label else ()
+    return DataProfile("rows.jsonl", rows, columns, row_format, rows, 0, lengths or {100: rows}, None)
 
 
 def job(
@@ -184,6 +195,38 @@ def test_preferences_are_learned_slowly_and_once_by_a_model_that_answers(
     assert found.preference.beta == (0.1 if objective == "dpo" else None)
 
 
+@pytest.mark.parametrize(
+    ("row_format", "model", "training", "objective", "rate", "epochs", "batch"),
+    [
+        (TEXT_LABELS, ENCODER, "full", "classification", 2e-5, 3, 32),
+        (WORD_LABELS, ENCODER, "full", "tokenClassification", 2e-5, 3, 32),
+        (TEXT_LABELS, MODEL, "lora", "classification", 2e-4, 3, 32),
+        (JUDGED, MODEL, "full", "kto", 5e-7, 1, 64),
+        (JUDGED, replace(MODEL, parameters=10**8), "full", "kto", 1e-6, 1, 64),
+        (JUDGED, MODEL, "qlora", "kto", 5e-6, 1, 64),
+        (RELATED, ENCODER, "full", "embedding", 2e-5, 1, 128),
+        (RELATED, MODEL, "full", "embedding", 2e-5, 1, 128),
+    ],
+)
+def test_each_objective_has_its_hyperparameters(
+    row_format: RowFormat,
+    model: ModelProfile,
+    training: Training,
+    objective: str,
+    rate: float,
+    epochs: int,
+    batch: int,
+) -> None:
+    found = job(data(20_000, row_format), model, training=training).spec.training
+    assert (found.objective, found.learning_rate, found.epochs) == (objective, rate, epochs)
+    assert (found.global_batch_size, found.evaluation.every_steps > 0) == (batch, True)
+
+
+def test_rare_answers_get_the_weight_of_frequent_ones() -> None:
+    preference = job(data(1000, JUDGED)).spec.training.preference
+    assert (preference.beta, preference.desirable_weight, preference.undesirable_weight) == (0.1, 1.0, 2.0)
+
+
 def test_preferences_are_evaluated_four_times_an_epoch() -> None:
     training = job(data(10_000, PREFERENCES)).spec.training
     steps = -(-9_500 // training.global_batch_size)
@@ -233,6 +276,7 @@ def test_the_comment_says_how_to_learn_the_preferred_answers_only(
             PREFERRED_CHATS,
             RowFormat(text="text"),
             RowFormat(messages="chat", tools="tools"),
+            *(TEXT_LABELS, WORD_LABELS, RELATED, JUDGED),
         ]
     ),
     st.sampled_from([GPUS, CPU]),
@@ -250,8 +294,10 @@ def test_every_profile_gives_a_valid_job(
     has_weights: bool,
 ) -> None:
     profile = replace(data(rows, row_format, lengths), measured_rows=sum(lengths.values()))
+    has_weights = has_weights or row_format == JUDGED
+    training = "full" if row_format == RELATED else training
     found = job(profile, replace(MODEL, max_positions=positions, has_weights=has_weights), machine, training)
-    assert found.spec.dataset.row_format in ("completion", "text", "messages", "chosen")
+    assert found.spec.dataset.row_format in ("completion", "text", "messages", "chosen", "query")
     assert positions is None or found.spec.dataset.max_length <= positions
 
 

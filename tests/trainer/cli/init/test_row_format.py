@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from spotune.errors import JobError
-from spotune_trainer.cli.init.profiles import ColumnProfile, Kind
-from spotune_trainer.cli.init.row_format import Task, choose_row_format
+from spotune_trainer.cli.init.formats.answers import Task
+from spotune_trainer.cli.init.formats.choose import choose_row_format
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, Kind
 
 
 def columns(**kinds: Kind) -> list[ColumnProfile]:
@@ -50,10 +53,91 @@ def test_a_column_called_prompt_is_a_prompt_as_it_is() -> None:
     assert (found.prompt, found.completion) == ("{prompt}", "{completion}")
 
 
+def with_values(name: str, values: Mapping[str, int], kind: Kind = "text") -> ColumnProfile:
+    rows = sum(values.values())
+    return ColumnProfile(name, rows, 0, {kind: rows}, "", {}, values)
+
+
+JUDGED = with_values("label", {"true": 6, "false": 4}, "boolean")
+
+
 @pytest.mark.parametrize("kinds", [{"prompt": "text", "completion": "text"}, {"messages": "chat"}])
-def test_answers_with_a_label_are_refused_because_all_would_be_learned(kinds: dict[str, Kind]) -> None:
-    with pytest.raises(JobError, match=r"column 'label' is true or false beside an answer.*objective: kto"):
-        choose_row_format(columns(**kinds, label="boolean"), "causal", has_chat_template=True)
+def test_answers_with_a_label_are_not_all_learned(kinds: dict[str, Kind]) -> None:
+    judged = [*columns(**kinds), JUDGED]
+    assert choose_row_format(judged, "causal", has_chat_template=True).label == "{label}"
+    if "completion" in kinds:
+        with pytest.raises(JobError, match=r"'label' says whether an answer is desirable, which only causal models"):
+            choose_row_format(judged, "seq2seq", has_chat_template=False)
+
+
+TEXT_LABELS: list[tuple[dict[str, Kind], str, str, str]] = [
+    ({"text": "text"}, "label", "{text}", "{label}"),
+    ({"text": "text"}, "sentiment", "{text}", "{sentiment}"),
+    ({"text": "text", "source": "text"}, "intent", "{text}", "{intent}"),
+    ({"text": "text", "label": "number"}, "label_text", "{text}", "{label_text}"),
+    ({"title": "text", "text": "text"}, "category", "{title}|{text}", "{category}"),
+    ({"sentence1": "text", "sentence2": "text", "idx": "number"}, "label", "{sentence1}|{sentence2}", "{label}"),
+    ({"review_body": "text", "id": "number"}, "stars", "{review_body}", "{stars}"),
+]
+"""Columns of published datasets: AG News, SetFit's, Banking77, MRPC, Amazon reviews and others."""
+
+
+@pytest.mark.parametrize(("kinds", "name", "text", "label"), TEXT_LABELS)
+def test_a_column_with_few_values_beside_a_text_is_its_label(
+    kinds: dict[str, Kind], name: str, text: str, label: str
+) -> None:
+    rows = [*columns(**kinds), with_values(name, {"no": 10, "yes": 20})]
+    found = choose_row_format(rows, "causal", has_chat_template=True, separator="|")
+    assert (found.text, found.label, found.labels, found.completion) == (text, label, ("no", "yes"), "")
+
+
+def test_a_seq2seq_model_writes_the_label() -> None:
+    found = choose_row_format(
+        [*columns(text="text"), with_values("label", {"no": 9, "yes": 9})], "seq2seq", has_chat_template=False
+    )
+    assert (found.completion, found.label) == ("{label}", "")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "values", "completion"),
+    [
+        ({"instruction": "text", "response": "text"}, {"qa": 9, "chat": 9}, "{response}"),  # Dolly
+        ({"text": "text"}, {f"label{n}": 1 for n in range(18)}, "{category}"),
+    ],
+)
+def test_a_category_beside_an_answer_and_texts_of_their_own_are_no_labels(
+    kinds: dict[str, Kind], values: dict[str, int], completion: str
+) -> None:
+    rows = [*columns(**kinds), with_values("category", values)]
+    assert choose_row_format(rows, "causal", has_chat_template=False).completion == completion
+
+
+def test_an_encoder_classifies_by_an_answer_with_few_values() -> None:
+    rows = [*columns(question="text", passage="text"), with_values("answer", {"true": 9, "false": 9}, "boolean")]
+    assert choose_row_format(rows, "causal", has_chat_template=False).completion == "{answer}"
+    found = choose_row_format(rows, "causal", has_chat_template=False, is_encoder=True)
+    assert (found.text, found.label) == ("{question}\n{passage}", "{answer}")
+
+
+def test_a_model_without_a_head_writes_the_label() -> None:
+    rows = [*columns(text="text"), with_values("label", {"no": 9, "yes": 9})]
+    found = choose_row_format(rows, "causal", has_chat_template=False, classifies_texts=False)
+    assert (found.completion, found.label) == ("{label}", "")
+
+
+@pytest.mark.parametrize("model", ["causal", "encoder"])
+def test_an_anchor_and_a_positive_belong_together(model: str) -> None:
+    rows = columns(anchor="text", positive="text", negative="text", score="number")
+    found = choose_row_format(rows, "causal", has_chat_template=True, is_encoder=model == "encoder")
+    assert (found.query, found.positive, found.negative) == ("{anchor}", "{positive}", "{negative}")
+
+
+@pytest.mark.parametrize("tags", ["ner_tags", "tags", "labels", "pos_tags"])
+def test_words_beside_tags_are_labelled_one_by_one(tags: str) -> None:
+    rows = [*columns(id="text", tokens="texts"), with_values(tags, {"O": 20, "B-X": 9, "I-X": 2, "B-A": 3}, "texts")]
+    found = choose_row_format(rows, "causal", has_chat_template=False, is_encoder=True)
+    assert (found.text, found.label, found.label_each_word) == ("{tokens}", f"{{{tags}}}", True)
+    assert found.labels == ("O", "B-A", "B-X", "I-X")
 
 
 def test_a_label_that_is_the_answer_is_learned() -> None:

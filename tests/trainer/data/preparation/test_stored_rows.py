@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.cli.init.columns import profile_columns
+from spotune_trainer.data.preparation.check import check_rows
 from spotune_trainer.data.preparation.prepare import PreparedDataset, PrepareOptions, PrepareProgress, prepare
 from spotune_trainer.data.preparation.preview import preview_row
 from spotune_trainer.data.rows.options import TextOptions
@@ -149,6 +150,16 @@ def test_a_killed_preparation_downloads_only_the_missing_files(
     assert again.manifest == undisturbed.manifest
     assert prepare([source], tmp_path / "killed", OPTIONS, tokenizer).reused
     assert downloads == ["4.jsonl", "5.jsonl"], "the versions were enough"
+
+
+def test_a_check_of_the_first_rows_downloads_only_their_files(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, upload: Upload, downloads: list[str], cache: Path
+) -> None:
+    source = upload(write(tmp_path / "raw", "jsonl"))
+    found = check_rows([source], OPTIONS, tokenizer, max_rows=10)
+    assert (found.rows, found.complete, found.problems) == (10, False, ())
+    assert downloads == ["0.jsonl", "1.jsonl"]
+    assert [path.name for path in (cache / "raw-rows").iterdir()] == ["lock"]
 
 
 def test_replaced_files_are_prepared_again_from_the_start(

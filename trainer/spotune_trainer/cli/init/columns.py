@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spotune.errors import JobError
-from spotune_trainer.cli.init.profiles import ColumnProfile, Kind
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, Kind
 from spotune_trainer.data.preparation.inputs import columns_of_files, find_inputs, rows_in_order
 
 _SCRIPT_ROWS: Final = 200
 _SCRIPT_CHARACTERS: Final = 400
 _REPORT_EVERY: Final = 1000
+_MAX_VALUES: Final = 200
+"""Most different values of a column that are counted: more are no labels."""
+_MAX_VALUE_CHARACTERS: Final = 80
 
 
 def profile_columns(
@@ -68,16 +71,29 @@ class _Counts:
     empty: int = 0
     kinds: Counter[Kind] = field(default_factory=Counter)
     scripts: Counter[str] = field(default_factory=Counter)
+    values: Counter[str] | None = field(default_factory=Counter)
 
     def add(self, value: Any, *, sample_script: bool) -> None:
         self.rows += 1
         self.empty += value in ("", [])
         self.kinds[kind_of(value)] += 1
+        for entry in value if isinstance(value, list) else [value]:
+            self._add_value(entry)
         if sample_script and isinstance(value, str):
             self.scripts.update(map(_script, filter(str.isalpha, value[:_SCRIPT_CHARACTERS])))
 
     def profile(self, name: str) -> ColumnProfile:
-        return ColumnProfile(name, self.rows, self.empty, dict(self.kinds), self.missing_at, dict(self.scripts))
+        scripts, values = dict(self.scripts), dict(self.values or {})
+        return ColumnProfile(name, self.rows, self.empty, dict(self.kinds), self.missing_at, scripts, values)
+
+    def _add_value(self, value: Any) -> None:
+        if self.values is None:
+            return
+        name = json.dumps(value) if isinstance(value, int) else value
+        if isinstance(name, str) and len(name) <= _MAX_VALUE_CHARACTERS:
+            self.values[name] += 1
+        if not isinstance(name, str) or len(name) > _MAX_VALUE_CHARACTERS or len(self.values) > _MAX_VALUES:
+            self.values = None
 
 
 def _script(letter: str) -> str:
@@ -99,7 +115,14 @@ def _json_list(text: str) -> list[Any]:
 def _kind_of_list(values: list[Any]) -> Kind:
     messages = [value for value in values if isinstance(value, dict)]
     if not values or len(messages) < len(values):
-        return "list"
+        return _kind_of_entries(values)
     if all(isinstance(message.get("role"), str) for message in messages):
         return "answer" if all(message["role"] == "assistant" for message in messages) else "chat"
     return "sharegpt" if all({"from", "value"} <= message.keys() for message in messages) else "list"
+
+
+def _kind_of_entries(values: list[Any]) -> Kind:
+    if values and all(isinstance(value, str) for value in values):
+        return "texts"
+    are_numbers = values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return "numbers" if are_numbers else "list"

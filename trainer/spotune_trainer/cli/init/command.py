@@ -18,24 +18,13 @@ from spotune.job_file.yaml_file import Document
 from spotune_trainer.cli import raw_data
 from spotune_trainer.cli.init import decisions, hyperparameters, questions
 from spotune_trainer.cli.init.fit import Training, find_fit
+from spotune_trainer.cli.init.formats.choose import choose_row_format
+from spotune_trainer.cli.init.formats.given import given_format
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 from spotune_trainer.cli.init.job_file import content_of, render_job_file
 from spotune_trainer.cli.init.machine import find_machine
-from spotune_trainer.cli.init.model import read_model
-from spotune_trainer.cli.init.profiles import (
-    Choice,
-    ColumnProfile,
-    DataProfile,
-    MachineProfile,
-    ModelProfile,
-    RowFormat,
-)
-from spotune_trainer.cli.init.row_format import (
-    chat_format,
-    choose_row_format,
-    completion_format,
-    preference_format,
-    text_format,
-)
+from spotune_trainer.cli.init.model import check_format, check_head, read_model
+from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,6 +57,13 @@ def init(
     rejected: raw_data.Rejected = None,
     text: raw_data.Text = None,
     messages: raw_data.Messages = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Label of --text, or of each word; or whether the answer is desirable."),
+    ] = None,
+    query: raw_data.Query = None,
+    positive: raw_data.Positive = None,
+    negative: raw_data.Negative = None,
     max_skipped: Annotated[
         int, typer.Option(min=0, help="Answers that may be left out because of the chat template.")
     ] = 0,
@@ -88,6 +84,8 @@ def init(
 
     spotune init pairs.jsonl --model models/llama --prompt "{q}" --chosen "{good}" --rejected "{bad}"
 
+    spotune init reviews.csv --model hf://google-bert/bert-base-uncased --text "{review}" --label stars
+
     The file runs as it is: spotune validate, plan and run take it.
     """
     from spotune_trainer.cli.init.columns import profile_columns
@@ -98,12 +96,14 @@ def init(
     profile, loaded = read_model(model, tokenizer or "")
     with Console(stderr=True).status("reading rows") as status:
         count, columns = profile_columns(data, lambda read: status.update(f"{read:,} rows read"))
-    row_format = _given_format(
-        columns, profile.task, prompt=prompt, completion=completion, chosen=chosen, rejected=rejected, text=text,
-        messages=messages,
-    )  # fmt: skip
+    options = {
+        "prompt": prompt, "completion": completion, "text": text, "messages": messages, "chosen": chosen,
+        "rejected": rejected, "label": label, "query": query, "positive": positive, "negative": negative,
+    }  # fmt: skip
+    row_format = given_format(columns, {name: value or "" for name, value in options.items()})
     if row_format is None:
         row_format = _find_format(columns, profile, interactive=interactive)
+    check_format(row_format, profile)
     measured = _measure(data, count, columns, row_format, profile, loaded, rows=rows, max_skipped=max_skipped)
     if interactive:
         kept = decisions.samples_of(measured, profile) - decisions.held_out_rows(measured, profile)
@@ -118,6 +118,7 @@ def init(
     job_name = name or decisions.name_of(data, model)
     choices = _choices(job_name, measured, profile, machine, max_skipped=max_skipped, epochs=epochs)
     job = parse_job(Document(content_of(choices), file="the options"))
+    check_head(job, model)
     commands = _commands(target, job.metadata.name, profile, machine)
     comment = "".join(f"  {line}\n" for line in commands)
     written = render_job_file(choices, _HEAD.format(data=measured.source, model=profile.source, commands=comment))
@@ -144,47 +145,17 @@ def _check_target(target: str, *, force: bool, as_json: bool) -> None:
         raise UsageError(f"{target} exists: give another --output-file, or replace it with --force")
 
 
-def _given_format(
-    columns: Sequence[ColumnProfile],
-    task: Literal["causal", "seq2seq"],
-    *,
-    prompt: str | None,
-    completion: str | None,
-    chosen: str | None,
-    rejected: str | None,
-    text: str | None,
-    messages: str | None,
-) -> RowFormat | None:
-    """The row format of the options; None if they give none."""
-    formats = (completion, chosen or rejected, text, messages)
-    if sum(map(bool, formats)) > 1 or (prompt and (text or messages)):
-        raise UsageError(
-            "give only one of --prompt with --completion, --text, --messages, and --chosen with --rejected"
-        )
-    if text:
-        return text_format(columns, text)
-    if messages:
-        return chat_format(columns, messages)
-    if chosen or rejected:
-        if not chosen or not rejected:
-            raise UsageError("--chosen and --rejected have to be given together")
-        if task == "seq2seq":
-            raise UsageError(
-                "--chosen and --rejected: learning from preferences needs a causal model, and this is a seq2seq model; "
-                f"learn the preferred answers with --prompt and --completion '{chosen}'"
-            )
-        return preference_format(columns, prompt or "", chosen, rejected)
-    if not prompt and not completion:
-        return None
-    if not prompt or not completion:
-        raise UsageError("--prompt and --completion have to be given together; for plain text use --text")
-    return completion_format(columns, prompt, completion)
-
-
 def _find_format(columns: Sequence[ColumnProfile], model: ModelProfile, *, interactive: bool) -> RowFormat:
     """The row format that the columns suggest, or that the user chooses."""
     try:
-        detected = choose_row_format(columns, model.task, has_chat_template=model.has_chat_template)
+        detected = choose_row_format(
+            columns,
+            model.task,
+            has_chat_template=model.has_chat_template,
+            is_encoder=model.is_encoder,
+            classifies_texts=model.classifies_texts,
+            separator=model.separator,
+        )
     except JobError as error:
         if not interactive:
             raise
@@ -215,7 +186,9 @@ def _measure(
     try:
         options = TextOptions(
             model.task, row_format.prompt, row_format.completion, row_format.text, row_format.messages,
-            tools=row_format.tools, chosen=row_format.chosen, rejected=row_format.rejected,
+            tools=row_format.tools, chosen=row_format.chosen, rejected=row_format.rejected, label=row_format.label,
+            labels=row_format.labels, label_each_word=row_format.label_each_word, query=row_format.query,
+            positive=row_format.positive, negative=row_format.negative,
         )  # fmt: skip
     except ValueError as error:
         raise JobError(str(error)) from error
@@ -226,6 +199,7 @@ def _measure(
     if found.skipped > max_skipped:
         raise JobError(skipped_message(found.problems, found.skipped, max_skipped))
     target = found.target.rows_by_length if found.target is not None else None
+    has_prompt = target is None and not (row_format.text or row_format.query)
     return DataProfile(
         source=data,
         rows=count,
@@ -235,7 +209,7 @@ def _measure(
         duplicates=found.duplicates,
         lengths=found.input.rows_by_length,
         target_lengths=target,
-        prompt_lengths=found.input.rows_by_untrained_start if target is None else {},
+        prompt_lengths=found.input.rows_by_untrained_start if has_prompt else {},
     )
 
 
@@ -259,7 +233,7 @@ def _choices(
             *hyperparameters.decide_training(data, model, machine, training, epochs),
         ]
 
-    fit = find_fit(model, machine, without_execution)
+    fit = find_fit(model, machine, without_execution, adapters=not data.format.query)
     return [
         *without_execution(fit.training),
         *fit.execution,

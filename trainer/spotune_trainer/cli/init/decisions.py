@@ -14,17 +14,26 @@ from typing import Final
 from spotune.custom_resource.metadata import MAX_NAME_LENGTH
 from spotune.errors import JobError
 from spotune.plan.memory import GB
+from spotune_trainer.cli.init.formats.profile import ColumnProfile
 from spotune_trainer.cli.init.lengths import max_length, packed_length, percentile, rows_cut, tokens_of
-from spotune_trainer.cli.init.profiles import Choice, ColumnProfile, DataProfile, MachineProfile, ModelProfile
+from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfile, ModelProfile
 
 RESERVED_COLUMNS: Final = frozenset(
-    {"input_ids", "labels", "lengths", "pair_lengths", "packed_pair_lengths", "text_lengths", "desirable", "completion"}
+    {
+        *("input_ids", "labels", "lengths", "pair_lengths", "packed_pair_lengths", "text_lengths", "desirable"),
+        *("completion", "text_label", "token_labels"),
+    }
 )
 """Names that shards use themselves, so that `dataset.keep` cannot carry columns of these names along."""
 _MIN_ROWS_TO_HOLD_OUT: Final = 20
 _EVALUATION_ROWS: Final = 1000
 _NAMED_COLUMNS: Final = 20
 _LONGER: Final = "prompt with its longer answer"
+_LONGEST: Final = "row's longest text"
+_FORMAT_FIELDS: Final = (
+    *("prompt", "completion", "text", "messages", "tools", "chosen", "rejected", "label"),
+    *("query", "positive", "negative"),
+)
 _LORA: Final = {"r": 16, "alpha": 32, "targetModules": "all-linear"}
 
 
@@ -51,7 +60,11 @@ def decide_model(model: ModelProfile, machine: MachineProfile) -> list[Choice]:
             "cluster, at the root of the job's volume.",
         ),
         *([Choice("spec.model.tokenizer", model.tokenizer, "As asked (--tokenizer).")] if model.tokenizer else []),
-        Choice("spec.model.task", model.task, "From the model's configuration."),
+        Choice(
+            "spec.model.task",
+            model.task,
+            "Encoders keep the default." if model.is_encoder else "From the model's configuration.",
+        ),
         Choice("spec.model.dtype", dtype, reason),
         Choice("spec.model.initialise", "pretrained" if model.has_weights else "random", weights),
     ]
@@ -108,7 +121,7 @@ def decide_workers(machine: MachineProfile, minimum: int) -> Iterator[Choice]:
 
 def samples_of(data: DataProfile, model: ModelProfile) -> int:
     """Rows of the shards: fewer than of the input if text is packed."""
-    if not data.format.text:
+    if not data.format.is_plain_text:
         return data.rows
     mean = tokens_of(data.lengths) / data.measured_rows
     return max(math.ceil(mean * data.rows / packed_length(data.lengths, model.max_positions)), 1)
@@ -154,28 +167,41 @@ def _scripts(columns: Sequence[ColumnProfile]) -> str:
 
 def _format_choices(data: DataProfile, max_skipped: int) -> Iterator[Choice]:
     row_format, reason = data.format, data.format.reason
-    for name in ("prompt", "completion", "text", "messages", "tools", "chosen", "rejected"):
+    for name in _FORMAT_FIELDS:
         value = getattr(row_format, name)
         if value:
             yield Choice(f"spec.dataset.{name}", value, reason)
             reason = ""
+    if row_format.labels:
+        reason = "All labels of the rows, in the order of the model's outputs."
+        if row_format.labels == tuple(map(str, range(len(row_format.labels)))):
+            reason += " Better write their names, in this order: rows may then have the numbers."
+        yield Choice("spec.dataset.labels", list(row_format.labels), reason)
     if max_skipped:
         yield Choice("spec.dataset.maxSkipped", max_skipped, "Answers that may be left out, as asked (--max-skipped).")
 
 
 def _length_choices(data: DataProfile, model: ModelProfile) -> Iterator[Choice]:
-    if data.format.text:
+    if data.format.is_plain_text:
         length = packed_length(data.lengths, model.max_positions)
         reason = f"{_lengths_text(data.lengths, 'text')}. They are packed into rows of this length, and none is cut."
         yield Choice("spec.dataset.maxLength", length, reason)
         yield Choice("spec.dataset.packing", True, "Several short texts share a row, and a long one is divided.")
         return
-    what = "row" if data.target_lengths is None else "input"
-    pairs = " A pair has up to twice as many: spotune plan counts with both answers." if data.format.chosen else ""
-    limit = _limit("spec.dataset.maxLength", data.lengths, _LONGER if pairs else what, model.max_positions)
-    yield replace(limit, reason=limit.reason + _left_out(data, limit.value) + pairs)
+    what, more = _measured_text(data)
+    limit = _limit("spec.dataset.maxLength", data.lengths, what, model.max_positions)
+    yield replace(limit, reason=limit.reason + _left_out(data, limit.value) + more)
     if data.target_lengths is not None:
         yield _limit("spec.dataset.maxCompletionLength", data.target_lengths, "target", model.max_positions)
+
+
+def _measured_text(data: DataProfile) -> tuple[str, str]:
+    """What has the lengths of the rows, and a remark on the memory of rows with several texts."""
+    if data.format.chosen:
+        return _LONGER, " A pair has up to twice as many: spotune plan counts with both answers."
+    if data.format.query:
+        return _LONGEST, " Each text of a row may have as many: spotune plan counts with all of them."
+    return ("row" if data.target_lengths is None else "input"), ""
 
 
 def _limit(path: str, lengths: Mapping[int, int], what: str, largest: int | None) -> Choice:
@@ -239,12 +265,8 @@ def _fraction(samples: int) -> float:
 
 def _unused_columns(data: DataProfile) -> Iterator[Choice]:
     """A comment on columns that the row format does not use."""
-    templates = data.format.prompt + data.format.completion + data.format.chosen + data.format.rejected
-    used = templates or f"{{{data.format.text or data.format.messages}}}"
-    others = [
-        column for column in data.columns if f"{{{column.name}}}" not in used and column.name != data.format.tools
-    ]
-    if not others or data.format.text:  # packed rows keep no columns
+    others = [column for column in data.columns if f"{{{column.name}}}" not in data.format.templates]
+    if not others or data.format.is_plain_text:  # packed rows keep no columns
         return
     reason = f"keep: not used are {_names(others)}. keep carries columns into the shards."
     reserved = sorted(column.name for column in others if column.name in RESERVED_COLUMNS)

@@ -37,19 +37,26 @@ class Fit:
     execution: tuple[Choice, ...]
 
 
-def find_fit(model: ModelProfile, machine: MachineProfile, choices: Callable[[Training], Sequence[Choice]]) -> Fit:
+def find_fit(
+    model: ModelProfile,
+    machine: MachineProfile,
+    choices: Callable[[Training], Sequence[Choice]],
+    *,
+    adapters: bool = True,
+) -> Fit:
     """The most that fits: all weights, or else adapters, or else adapters beside weights in 4 bits.
 
     Args:
         model: The model.
         machine: The workers.
         choices: Returns all fields of the job but `execution` and `workers`, which determine the plan.
+        adapters: Whether the objective supports adapters.
 
     Raises:
         JobError: Nothing fits; the message says how much is missing and what would help.
     """
     tried: tuple[Training, ...] = ("full", "lora", "qlora") if machine.gpus else ("full", "lora")
-    if not model.has_weights:
+    if not (model.has_weights and adapters):
         tried = ("full",)  # adapters beside random weights would learn nothing
     if model.architecture is None:
         return _estimated_fit(model, machine, tried)

@@ -15,7 +15,10 @@ from spotune_trainer.cli.init.profiles import Choice
 _WIDTH: Final = 100
 _ENDLESS: Final = 1 << 30
 _PLAIN: Final = frozenset(
-    {"source", "prompt", "completion", "text", "messages", "tools", "chosen", "rejected", "name", "tokenizer"}
+    {
+        *("source", "prompt", "completion", "text", "messages", "tools", "chosen", "rejected", "name", "tokenizer"),
+        *("label", "labels", "query", "positive", "negative"),
+    }
 )
 """Fields with texts of the user, which are always quoted."""
 

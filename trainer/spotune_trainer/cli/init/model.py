@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotune.custom_resource import API_VERSION
-from spotune.errors import JobError
+from spotune.errors import JobError, UsageError
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import parse_job, replace_fields
 from spotune.job_file.yaml_file import Document
-from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
+from spotune.plan.config_reader import ENCODER_MODEL_TYPES, SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.parameters import count_parameters
+from spotune_trainer.cli.init.formats.profile import RowFormat
 from spotune_trainer.cli.init.profiles import ModelProfile
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _PICKLES = (".bin", ".pt", ".pth")
 
@@ -31,17 +32,25 @@ def read_model(source: str, tokenizer: str) -> tuple[ModelProfile, PreTrainedTok
         JobError: The source is not a model that can be trained, or has no usable tokenizer; the message says why.
         InfrastructureError: The Hub could not be reached.
     """
+    from spotune_trainer.models.heads import LABEL_MAPPINGS, is_encoder, max_positions
     from spotune_trainer.models.pretrained import check_vocabulary, load_config, load_tokenizer, read_config
 
     job = _minimal_job(source, tokenizer)
-    task = "seq2seq" if read_config(job).is_encoder_decoder else "causal"
+    found = read_config(job)
+    task = "seq2seq" if found.is_encoder_decoder else "causal"
+    encodes = is_encoder(found)
     has_weights = _has_weights(source)
-    changes = {"spec.model.task": task, "spec.model.initialise": "pretrained" if has_weights else "random"}
+    changes = {
+        "spec.model.task": task,
+        "spec.model.initialise": "pretrained" if has_weights else "random",
+        "spec.training.objective": "embedding" if encodes else "sft",
+    }
     job = replace_fields(job, changes)
     config, loaded = load_config(job), load_tokenizer(job)
     check_vocabulary(config, loaded)
     values = config.to_dict()
-    architecture = read_architecture(values) if config.model_type in SUPPORTED_MODEL_TYPES else None
+    known = (*SUPPORTED_MODEL_TYPES, *ENCODER_MODEL_TYPES)
+    architecture = read_architecture(values) if config.model_type in known else None
     if architecture is not None:
         parameters = count_parameters(architecture, pretrained=has_weights).total
     else:
@@ -55,16 +64,59 @@ def read_model(source: str, tokenizer: str) -> tuple[ModelProfile, PreTrainedTok
         model_type=config.model_type,
         parameters=parameters,
         architecture=architecture,
-        max_positions=_max_positions(config),
+        max_positions=max_positions(config),
         has_weights=has_weights,
         has_chat_template=loaded.chat_template is not None,
+        is_encoder=encodes,
+        classifies_texts=type(config) in LABEL_MAPPINGS["classification"],
+        separator=f" {loaded.sep_token} " if loaded.sep_token else "\n",
     )
     return profile, loaded
 
 
+def check_head(job: FinetuneJob, source: str) -> None:
+    """Check that a model can get the head that a job needs.
+
+    Args:
+        job: The job.
+        source: The model, as it was given.
+
+    Raises:
+        JobError: It cannot; the message says why.
+    """
+    from spotune_trainer.models.pretrained import load_config
+
+    if not job.spec.generates_text:
+        load_config(replace_fields(job, {"spec.model.source": source}))
+
+
+def check_format(row_format: RowFormat, model: ModelProfile) -> None:
+    """Check that a model learns from such rows.
+
+    Raises:
+        UsageError: It does not.
+    """
+    answers = row_format.completion or row_format.messages or row_format.chosen
+    if model.is_encoder and (answers or row_format.is_plain_text):
+        raise UsageError(
+            "the model is an encoder, which generates no text: give --text with --label, or --query with --positive, "
+            "or name a causal model"
+        )
+    if model.task == "causal":
+        return
+    if row_format.chosen:
+        raise UsageError(
+            "--chosen and --rejected: learning from preferences needs a causal model, and this is a seq2seq model; "
+            f"learn the preferred answers with --prompt and --completion '{row_format.chosen}'"
+        )
+    if row_format.label or row_format.query:
+        option = "--label" if row_format.label else "--query"
+        raise UsageError(f"{option}: seq2seq models learn completions only; name a causal model or an encoder")
+
+
 def _minimal_job(source: str, tokenizer: str) -> FinetuneJob:
     model = {"source": source, **({"tokenizer": tokenizer} if tokenizer else {})}
-    spec = {"model": model, "dataset": {"train": {"source": "."}}, "training": {"epochs": 1}}
+    spec = {"model": model, "dataset": {"train": {"source": "."}, "maxLength": 1}, "training": {"epochs": 1}}
     return parse_job(Document({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "init"}, "spec": spec}))
 
 
@@ -86,9 +138,3 @@ def _has_weights(source: str) -> bool:
             "Save the model again with transformers: save_pretrained writes safetensors."
         )
     return False
-
-
-def _max_positions(config: PretrainedConfig) -> int | None:
-    """Most tokens that the model has positions for. Relative positions, as T5's, have no limit."""
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return positions if isinstance(positions, int) and positions > 0 else None

@@ -7,73 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from spotune.plan.architecture import Architecture
-
-Kind = Literal["text", "number", "boolean", "chat", "answer", "sharegpt", "list", "object"]
-"""Kind of a value. chat: a list of messages with role and content. answer: one of the assistant's messages only, whose
-prompt is in another column. sharegpt: a list of messages with from and value."""
-
-TEMPLATE_KINDS: frozenset[Kind] = frozenset({"text", "number", "boolean"})
-"""Kinds that a template can contain."""
-
-
-@dataclass(frozen=True)
-class ColumnProfile:
-    """A column of all rows.
-
-    Attributes:
-        name: Its name.
-        rows: Rows that have a value other than null.
-        empty: Rows whose value is an empty text or list.
-        kinds: Number of values by kind.
-        missing_at: File and line of the first row without a value; empty if every row has one.
-        scripts: Number of letters by Unicode script, in a sample of the rows.
-    """
-
-    name: str
-    rows: int
-    empty: int
-    kinds: Mapping[Kind, int]
-    missing_at: str
-    scripts: Mapping[str, int]
-
-    @property
-    def kind(self) -> Kind | None:
-        """The kind of most values; None if all are null."""
-        return max(self.kinds, key=lambda kind: self.kinds[kind], default=None)
-
-    @property
-    def fits_templates(self) -> bool:
-        """Whether a template can contain every value that is not null."""
-        return bool(self.kinds) and self.kinds.keys() <= TEMPLATE_KINDS and not set("{}") & set(self.name)
-
-    @property
-    def script(self) -> str:
-        """The Unicode script of most letters, such as Latin; empty without letters."""
-        return max(self.scripts, key=lambda script: self.scripts[script], default="")
-
-
-@dataclass(frozen=True)
-class RowFormat:
-    """How a row becomes text: the fields of `dataset` with these names, and the reason for them.
-
-    With `chosen` and `rejected`, rows are preference pairs: two answers to the same prompt.
-    """
-
-    prompt: str = ""
-    completion: str = ""
-    text: str = ""
-    messages: str = ""
-    tools: str = ""
-    chosen: str = ""
-    rejected: str = ""
-    reason: str = ""
-
-    @property
-    def description(self) -> str:
-        """What the rows are, for people."""
-        if self.chosen:
-            return "preference pairs"
-        return "prompt and completion" if self.completion else "plain text" if self.text else "chats"
+from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 
 
 @dataclass(frozen=True)
@@ -88,7 +22,7 @@ class DataProfile:
         measured_rows: Rows that were tokenized; the lengths are theirs.
         duplicates: Those of them whose text equals that of a row before.
         lengths: Number of rows by their length in tokens. For a seq2seq model it is that of the input, for preference
-            pairs that of the prompt with the longer answer.
+            pairs that of the prompt with the longer answer, for texts that belong together that of the longest.
         target_lengths: The same of a seq2seq model's targets; None for causal models.
         prompt_lengths: Number of rows of a causal model by the tokens before the first one that is trained.
     """
@@ -118,6 +52,9 @@ class ModelProfile:
         max_positions: Most tokens that it has positions for; None without a limit.
         has_weights: False for a folder with a configuration only, which is trained from random weights.
         has_chat_template: Whether the tokenizer has one.
+        is_encoder: Whether it is an encoder such as BERT, which generates no text.
+        classifies_texts: Whether transformers has a class of it with a head for labels of texts.
+        separator: What divides texts of one row: the tokenizer's separator token, or a line break.
     """
 
     source: str
@@ -129,6 +66,9 @@ class ModelProfile:
     max_positions: int | None
     has_weights: bool
     has_chat_template: bool
+    is_encoder: bool = False
+    classifies_texts: bool = True
+    separator: str = "\n"
 
 
 @dataclass(frozen=True)

@@ -74,16 +74,21 @@ def split_into_parts(files: Sequence[InputFile], columns: Collection[str], part_
     return [*parts, tuple(part)] if part else parts
 
 
+def as_one_part(files: Sequence[InputFile], columns: Collection[str]) -> Part:
+    """The files as one part, for a process that reads all rows; see `split_into_parts`."""
+    (part,) = split_into_parts(files, columns, _ONE_PART)
+    return part
+
+
 def rows_in_order(sources: Sequence[str | Path], columns: Collection[str]) -> Iterator[tuple[FileRange, int, RawRow]]:
     """All rows of all inputs: the range of a file, the number of the row in it, and the row.
 
     Raises:
         JobError: see `find_inputs`, `split_into_parts` and `read_rows`.
     """
-    for part in split_into_parts(find_inputs(sources), columns, _ONE_PART):
-        for file_range in part:
-            for number, row in read_rows(file_range, columns):
-                yield file_range, number, row
+    for file_range in as_one_part(find_inputs(sources), columns):
+        for number, row in read_rows(file_range, columns):
+            yield file_range, number, row
 
 
 def _expand(source: str) -> list[InputFile]:

@@ -10,7 +10,7 @@ import json
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,8 @@ from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import SKIPPED
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
-from spotune_trainer.data.preparation.readers import read_rows
+from spotune_trainer.data.preparation.raw_files import FileRange
+from spotune_trainer.data.preparation.readers import RawRow, read_rows
 from spotune_trainer.data.rows.documents import Document, TokenizedDocument
 from spotune_trainer.data.rows.labelled_answers import with_mismatched
 from spotune_trainer.data.rows.options import TextOptions
@@ -129,6 +130,20 @@ class PartSummary:
     splits: dict[str, SplitCounts]
 
 
+@dataclass(frozen=True)
+class TokenizedRow:
+    """A row, its tokens, and the problems of its chat with file and line."""
+
+    document: Document
+    tokens: TokenizedDocument
+    problems: Sequence[str]
+
+
+def raise_error(error: JobError) -> None:
+    """Raise the error of a row."""
+    raise error
+
+
 def read_summary(folder: Path) -> PartSummary | None:
     """The summary of a complete part; None if the part is not complete."""
     try:
@@ -181,36 +196,105 @@ def skipped_message(problems: Sequence[str], skipped: int, max_skipped: int) -> 
     )
 
 
-def _write_documents(
-    part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase, writers: dict[str, _SplitWriter]
-) -> None:
+def tokenize_part(
+    part: Part,
+    options: PartOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_rows: int | None = None,
+    refuse: Callable[[JobError], None] = raise_error,
+) -> Iterator[TokenizedRow]:
+    """Read, render and tokenize the rows of a part, in order.
+
+    Args:
+        part: Where the rows are.
+        options: How they become text and tokens.
+        tokenizer: The tokenizer.
+        max_rows: Read so many rows from the start; None reads all.
+        refuse: Called with the error of a row that cannot be rendered, or with which too many turns of chats are left
+            out; the error names file and line. If it returns, the row is left out.
+
+    Raises:
+        JobError: A file is damaged or malformed; the message names file and line.
+        InfrastructureError: A store did not send its file.
+    """
     document_tokenizer = DocumentTokenizer(options.text, tokenizer)
-    documents = _render_rows(part, RowRenderer(options.text, tokenizer), options.max_skipped)
+    documents = _render_rows(part, RowRenderer(options.text, tokenizer), options.max_skipped, max_rows, refuse)
     last: list[Document] = []
     while chunk := list(islice(documents, _TOKENIZER_BATCH)):
         rendered = [document for document, _ in chunk]
         if options.text.has_labelled_answers:
             rendered, last = with_mismatched(rendered, last), rendered[-1:]
         for document, (_, problems), tokens in zip(rendered, chunk, document_tokenizer.tokenize(rendered), strict=True):
-            writers[_assign_split(document, options)].add(document, tokens, problems)
+            yield TokenizedRow(document, tokens, problems)
 
 
-def _render_rows(part: Part, renderer: RowRenderer, max_skipped: int) -> Iterator[tuple[Document, list[str]]]:
-    """Each row's document, and the problems of its chat with file and line."""
-    skipped = 0
+def useful_pieces(tokens: TokenizedDocument, text: TextOptions) -> list[TokenizedDocument]:
+    """What is written of a document: of a long text that is packed, several rows. Without a token with loss, nothing.
+
+    Args:
+        tokens: The document's tokens.
+        text: How rows become text and tokens.
+    """
+    return [piece for piece in _pieces(tokens, text) if _loss_tokens(piece, text)]
+
+
+def _write_documents(
+    part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase, writers: dict[str, _SplitWriter]
+) -> None:
+    for row in tokenize_part(part, options, tokenizer):
+        writers[_assign_split(row.document, options)].add(row.document, row.tokens, row.problems)
+
+
+def _read_part(part: Part, renderer: RowRenderer) -> Iterator[tuple[FileRange, int, RawRow]]:
     for file_range in part:
         for number, row in read_rows(file_range, renderer.columns):
-            try:
-                document = renderer.render(row)
-            except RowError as error:
-                raise JobError(f"{file_range.location(number)}: {error}") from error
-            problems = []
-            if document.chat is not None and document.chat.problems:
-                problems = [f"{file_range.location(number)}: {problem}" for problem in document.chat.problems]
-                skipped += sum(outcome in SKIPPED for outcome in document.chat.outcomes.values())
-                if skipped > max_skipped:
-                    raise JobError(skipped_message(problems[:1], skipped, max_skipped))
-            yield document, problems
+            yield file_range, number, row
+
+
+def _render_rows(
+    part: Part,
+    renderer: RowRenderer,
+    max_skipped: int,
+    max_rows: int | None,
+    refuse: Callable[[JobError], None],
+) -> Iterator[tuple[Document, list[str]]]:
+    """Each row's document, and the problems of its chat with file and line."""
+    skipped = 0
+    for file_range, number, row in islice(_read_part(part, renderer), max_rows):
+        try:
+            document = renderer.render(row)
+        except RowError as error:
+            refused = JobError(f"{file_range.location(number)}: {error}")
+            refused.__cause__ = error
+            refuse(refused)
+            continue
+        problems = []
+        if document.chat is not None and document.chat.problems:
+            problems = [f"{file_range.location(number)}: {problem}" for problem in document.chat.problems]
+            skipped += sum(outcome in SKIPPED for outcome in document.chat.outcomes.values())
+            if skipped > max_skipped:
+                refuse(JobError(skipped_message(problems[:1], skipped, max_skipped)))
+                continue
+        yield document, problems
+
+
+def _pieces(tokens: TokenizedDocument, text: TextOptions) -> Iterator[TokenizedDocument]:
+    if text.has_labelled_answers or text.query:
+        return iter([tokens])
+    if tokens.pair_lengths is not None:
+        return iter([tokens] if teaches(tokens) else [])
+    if text.task == "seq2seq" or text.has_labelled_texts:
+        return iter([tokens])
+    return split_document(tokens, text.max_length)
+
+
+def _loss_tokens(tokens: TokenizedDocument, text: TextOptions) -> int:
+    if text.has_labelled_answers:
+        tokens = split_pair(tokens)[0]  # nothing is learned from the mismatched document
+    # The first token of a causal document is not predicted, because no token precedes it.
+    labels = tokens.labels if text.task == "seq2seq" or text.has_labelled_texts else tokens.labels[1:]
+    return int((labels != NO_LOSS).sum())
 
 
 def _assign_split(document: Document, options: PartOptions) -> str:
@@ -243,12 +327,12 @@ class _SplitWriter:
             counts.turns += Counter(cut=tokens.cut_turns)
             counts.turns -= Counter(trained=tokens.cut_turns)
             counts.reasoning_removed += document.chat.reasoning_removed
-        useful = [piece for piece in self._pieces(tokens) if self._loss_tokens(piece)]
+        useful = useful_pieces(tokens, self._text)
         if not useful:
             counts.dropped += 1
             counts.dropped_tokens += len(tokens.input_ids)
         for piece in useful:
-            counts.loss_tokens += self._loss_tokens(piece)
+            counts.loss_tokens += _loss_tokens(piece, self._text)
             counts.tokens += len(piece.input_ids)
             if self._packer is None:
                 self._write(self._row(document, piece))
@@ -257,16 +341,6 @@ class _SplitWriter:
                     counts.pair_tokens[len(piece.input_ids)] += 1
                 for row in self._packer.add(piece):
                     self._write_packed(row)
-
-    def _pieces(self, tokens: TokenizedDocument) -> Iterator[TokenizedDocument]:
-        """What is written of a document: of a long text that is packed, several rows."""
-        if self._text.has_labelled_answers or self._text.query:
-            return iter([tokens])
-        if tokens.pair_lengths is not None:
-            return iter([tokens] if teaches(tokens) else [])
-        if self._text.task == "seq2seq" or self._text.has_labelled_texts:
-            return iter([tokens])
-        return split_document(tokens, self._text.max_length)
 
     def finish(self) -> SplitCounts:
         if self._packer is not None:
@@ -328,10 +402,3 @@ class _SplitWriter:
     def _write(self, row: dict[str, Any]) -> None:
         self._writer.write(row)
         self._counts.samples += 1
-
-    def _loss_tokens(self, tokens: TokenizedDocument) -> int:
-        if self._text.has_labelled_answers:
-            tokens = split_pair(tokens)[0]  # nothing is learned from the mismatched document
-        # The first token of a causal document is not predicted, because no token precedes it.
-        labels = tokens.labels if self._text.task == "seq2seq" or self._text.has_labelled_texts else tokens.labels[1:]
-        return int((labels != NO_LOSS).sum())

@@ -193,7 +193,7 @@ def prepare(
         InfrastructureError: Another process is preparing the same output, a process was killed, or the disk failed.
             Complete parts are kept; run it again.
     """
-    columns = _needed_columns(options.text, tokenizer)
+    columns = needed_columns(options.text, tokenizer)
     files = find_inputs(inputs)
     staging = output.with_name(f".{output.name}.preparing")
     with _exclusive_staging(staging, output), _staging_cleanup(staging, output):
@@ -228,12 +228,30 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return content_hash([type(tokenizer).__name__, model, special, tokenizer.chat_template])
 
 
-def _needed_columns(text: TextOptions, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+def needed_columns(text: TextOptions, tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """The columns that every row must have.
+
+    Raises:
+        JobError: The options do not fit the tokenizer.
+    """
     try:
         DocumentTokenizer(text, tokenizer)
         return RowRenderer(text, tokenizer).columns
     except ValueError as error:
         raise JobError(f"spec.dataset: {error}") from error
+
+
+def no_rows(inputs: Sequence[str | Path]) -> JobError:
+    """The error for input without any row."""
+    return JobError(f"the input has no rows: {', '.join(map(str, inputs))}")
+
+
+def nothing_to_learn(split: str, text: TextOptions) -> JobError:
+    """The error for rows none of which has a token that carries loss."""
+    return JobError(
+        f"no row of {split} has a token that carries loss: all prompts fill maxLength ({text.max_length} tokens), or "
+        "the texts are empty. Increase maxLength."
+    )
 
 
 @contextmanager
@@ -366,7 +384,7 @@ def _merge_counts(
             total.add(counts)
     _check_skipped([(counts.turns, counts.problems) for counts in merged.values()], options.max_skipped)
     if not any(split.documents for split in merged.values()):
-        raise JobError(f"the input has no rows: {', '.join(map(str, inputs))}")
+        raise no_rows(inputs)
     for split, counts in merged.items():
         if not counts.documents:
             total_documents = sum(other.documents for other in merged.values())
@@ -375,8 +393,5 @@ def _merge_counts(
                 "choose another fraction"
             )
         if not counts.samples:
-            raise JobError(
-                f"no row of {split} has a token that carries loss: all prompts fill maxLength "
-                f"({options.text.max_length} tokens), or the texts are empty. Increase maxLength."
-            )
+            raise nothing_to_learn(split, options.text)
     return merged

@@ -1,0 +1,81 @@
+"""`spotune validate`: checks files of FinetuneJobs and ModelServices, and the rows that a job learns from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from spotune.cli.row_checks import RowCheck, check_rows
+from spotune.errors import JobError, Problem, UsageError
+from spotune.fingerprint import fingerprint
+from spotune.job import KIND, FinetuneJob
+from spotune.job_file.load import parse_job, parse_service, read_document_of_kind
+from spotune.job_file.problems import parse_path
+from spotune.job_file.yaml_file import Document
+from spotune.service import SERVICE_KIND
+
+_ALL = "all"
+
+
+def validate(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE.yaml...", help="Files to check: FinetuneJobs and ModelServices.")
+    ],
+    rows: Annotated[
+        str, typer.Option(metavar="N|all", help="Raw rows to check of each source of a job, from the start; 0: none.")
+    ] = "1000",
+    stores: Annotated[
+        bool, typer.Option("--stores", help="Also check rows in stores. The files they are in are downloaded.")
+    ] = False,
+    output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
+) -> None:
+    """Validate files of FinetuneJobs and ModelServices: fields, values and combinations of values, and raw rows.
+
+    Rows of dataset.prepare and of a mixture that are on this machine are read and tokenized as by spotune shard. For
+    each source the command says which rows were checked.
+
+    Example: spotune validate job.yaml
+    """
+    max_rows = _max_rows(rows)
+    for file in files:
+        document = read_document_of_kind(file, KIND, SERVICE_KIND)
+        found = parse_job(document) if document.kind == KIND else parse_service(document)
+        content = {"file": str(file), "valid": True, "kind": found.kind, "name": found.metadata.name}
+        lines = [f"{file}: valid ({found.metadata.name})"]
+        if isinstance(found, FinetuneJob):
+            digest, checks = fingerprint(found), _check_rows(found, document, max_rows, stores=stores)
+            content |= {"fingerprint": digest, "rows": [check.as_json() for check in checks]}
+            lines = [f"{file}: valid ({found.metadata.name}, fingerprint {digest[:8]})"]
+            lines += [f"  {check}" for check in checks]
+        typer.echo(json.dumps(content) if output == "json" else "\n".join(lines))
+
+
+def _max_rows(text: str) -> int | None:
+    """The most rows to check of a source; None for all."""
+    if text == _ALL:
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--rows {text}: expected a whole number, or {_ALL}.")
+    return int(text)
+
+
+def _check_rows(job: FinetuneJob, document: Document, max_rows: int | None, *, stores: bool) -> list[RowCheck]:
+    """Check the rows of a job.
+
+    Raises:
+        JobError: Rows, or what is needed to read them, are wrong; ``problems`` lists what was found in all sources.
+    """
+    checks = check_rows(job, Path(document.file).absolute().parent, max_rows, stores=stores)
+    problems = [_located(problem, document) for check in checks for problem in check.problems]
+    if problems:
+        raise JobError(problems=problems)
+    return checks
+
+
+def _located(problem: Problem, document: Document) -> Problem:
+    """The problem with file and line of its field."""
+    return dataclasses.replace(problem, file=document.file, line=document.line(parse_path(problem.field)))
