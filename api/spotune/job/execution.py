@@ -29,8 +29,17 @@ class ExecutionSpec(Section):
     """Compile layers and loss with torch.compile. auto: on GPUs if rows are packed and all weights are trained."""
     deterministic: bool = False
     """Use deterministic kernels only. The same number and model of GPUs then produces bitwise identical weights."""
+    reproducible: Literal["none", "worldSize"] = "none"
+    """worldSize: bitwise identical losses and weights at any number of workers, also if it changes. It implies
+    deterministic, requires a microBatchSize, and takes 8 bytes of memory per trained parameter. none: no such
+    promise."""
     flops_profile: NonNegativeInt = 0
     """Step before which one forward pass is profiled with DeepSpeed's FLOPS profiler, once per run. 0: never."""
+
+    @property
+    def has_deterministic_kernels(self) -> bool:
+        """Whether only deterministic kernels are used."""
+        return self.deterministic or self.reproducible == "worldSize"
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
