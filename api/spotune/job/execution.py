@@ -12,6 +12,9 @@ LOWEST_STAGE: Final[Mapping[str, int]] = {"none": 0, "optimizer": 1, "parameters
 """Minimum ZeRO stage that supports each value of `offload`."""
 
 
+_REPRODUCIBLE: Final = "reproducible worldSize"
+
+
 class ExecutionSpec(Section):
     """How the work is distributed over the devices. It may change at any time and applies to the next worker group."""
 
@@ -48,6 +51,17 @@ class ExecutionSpec(Section):
             invalid(
                 "zeroStage", f"{self.zero_stage} does not support offload {self.offload}: use auto or at least {lowest}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_reproducible(self) -> Self:
+        if self.reproducible == "worldSize":
+            if self.micro_batch_size == "auto":
+                invalid("microBatchSize", f"auto depends on the workers, which {_REPRODUCIBLE} must not: set a number")
+            if self.zero_stage == 3:
+                invalid("zeroStage", f"3 is not supported for {_REPRODUCIBLE}: use auto or at most 2")
+            if self.offload != "none":
+                invalid("offload", f"{self.offload} is not supported for {_REPRODUCIBLE}: use none")
         return self
 
     @model_validator(mode="after")

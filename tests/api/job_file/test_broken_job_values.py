@@ -9,6 +9,7 @@ from tests.api.support.broken_labels import LABELS_FOR_MODELS_ALONE, WRONG_LABEL
 from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
 from tests.api.support.broken_optimizers import WRONG_OPTIMIZERS
+from tests.api.support.broken_reproducible import WRONG_REPRODUCIBLE
 from tests.api.support.job_files import check_broken_job
 
 WORKERS = "  workers: {count: 2, min: 1}\n"
@@ -368,6 +369,7 @@ BROKEN = [
     *WRONG_MIXTURES,
     *WRONG_OBJECTIVES,
     *WRONG_OPTIMIZERS,
+    *WRONG_REPRODUCIBLE,
     *WRONG_LABELS,
 ]
 REFUSED_BY_MODELS_ALONE = [

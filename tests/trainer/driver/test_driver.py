@@ -160,7 +160,7 @@ def test_out_of_memory_disables_optional_buffers_before_halving_micro_batch(
 
 def test_out_of_memory_with_a_micro_batch_of_one_is_a_job_error(runs: Runs, directory: JobDirectory) -> None:
     driver = make_driver(runs, directory, SimulatedCluster([ScriptedGroup(OUT_OF_MEMORY)] * 3))
-    with pytest.raises(JobError, match="out of memory at step 0 with a micro-batch of one sample"):
+    with pytest.raises(JobError, match="out of memory at step 0 with the smallest micro-batch"):
         driver.run()
 
 

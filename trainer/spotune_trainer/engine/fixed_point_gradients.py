@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, distributed
 
 from spotune.errors import JobError
+from spotune.plan.memory import FIXED_POINT_ELEMENTS
 from spotune_trainer.engine.fused_step import fused_step_at_stage_1_or_2
 from spotune_trainer.engine.optimizers.elementwise_adamw import elementwise_adamw_step
 from spotune_trainer.engine.sync_free_step import clip_coefficient, skip_step_unless_finite
@@ -41,7 +42,7 @@ _LIMB_BITS = 28
 """Bits of each of the two integers that a square is cut into; 2^34 of them add up without overflow."""
 _GRADIENTS = "fixed_point_gradients"
 """Attribute of an engine that sums gradients in fixed point: its `FixedPointGradients`."""
-_CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
+_CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": FIXED_POINT_ELEMENTS}
 """Elements converted at once: what fits the cache of a CPU, or limits the temporary memory of a GPU."""
 
 
@@ -81,19 +82,17 @@ class FixedPointGradients:
     @torch.no_grad()
     def accumulate(self) -> None:
         """Add the gradients of one backward pass, and free them."""
-        gradients = [parameter.grad for group in self._groups for parameter, _ in group.parameters]
-        found = [gradient for gradient in gradients if gradient is not None]
-        if found:
-            largest = torch.stack(torch._foreach_norm(found, float("inf"), dtype=torch.float32)).amax()
-            self._largest = torch.maximum(self._largest, largest)  # NaN if one of them is
+        largest = [self._largest]
         for group in self._groups:
             for parameter, start in group.parameters:
                 if parameter.grad is not None:
                     gradient, parameter.grad = parameter.grad.reshape(-1), None
+                    largest += [bound.abs().float() for bound in torch.aminmax(gradient)]
                     sums = group.sums[start : start + gradient.numel()]
                     for total, chunk in zip(_chunks(sums), _chunks(gradient), strict=True):
                         # Multiplication by a power of two is exact in any floating-point format.
                         total += chunk.mul(1 / _UNIT).round_().to(torch.int64)
+        self._largest = torch.stack(largest).amax()  # NaN if one of them is
 
     def reduce(self) -> list[Tensor]:
         """Sum over the ranks. Returns each group's sums of this rank's partition, int64. Collective."""
@@ -113,7 +112,7 @@ class FixedPointGradients:
         It is NaN if a gradient was not finite, or so large that the sums may have overflowed.
         """
         bounds = [bound for partition in partitions if partition.numel() for bound in torch.aminmax(partition)]
-        peak = torch.stack([*(bound.abs() for bound in bounds), torch.zeros_like(partitions[0].new_zeros(()))]).amax()
+        peak = torch.stack([partitions[0].new_zeros(()), *(bound.abs() for bound in bounds)]).amax()
         is_invalid = ~(self._largest <= self._limit)
         maxima = torch.stack([peak, is_invalid.to(torch.int64)])
         if not self._is_alone:

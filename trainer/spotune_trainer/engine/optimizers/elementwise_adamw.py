@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spotune.plan.memory import FIXED_POINT_ELEMENTS
 from spotune_trainer.engine.optimizers.adamw8bit import MOMENTS
 from spotune_trainer.engine.optimizers.master_optimizer import Gradients
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 26}
+_CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": FIXED_POINT_ELEMENTS}
 """Elements updated at once: what fits the cache of a CPU, or limits the temporary memory of a GPU."""
 
 
