@@ -164,6 +164,14 @@ def test_out_of_memory_with_a_micro_batch_of_one_is_a_job_error(runs: Runs, dire
         driver.run()
 
 
+def test_a_reproducible_job_keeps_its_micro_batch_and_fails_out_of_memory(runs: Runs, directory: JobDirectory) -> None:
+    cluster = SimulatedCluster([ScriptedGroup(OUT_OF_MEMORY)] * 2)
+    driver = make_driver(runs, directory, cluster, reproducible="worldSize")
+    with pytest.raises(JobError, match=r"out of memory .* with execution\.reproducible, a smaller microBatchSize"):
+        driver.run()
+    assert [task.plan["microBatchSize"] for task in cluster.tasks] == [4]
+
+
 def test_corrupt_checkpoint_is_skipped_and_reported_once(runs: Runs, directory: JobDirectory) -> None:
     corrupt = CorruptCheckpoint("step-00000006.gen-1", "checkpoint step-00000006.gen-1 is corrupt: rank-00000")
     cluster = SimulatedCluster(
