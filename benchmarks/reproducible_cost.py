@@ -1,8 +1,9 @@
 r"""Measures what `execution.reproducible: worldSize` costs: step time with and without it, alternately in one run.
 
 Trains two engines of one Llama with random weights side by side on the same random tokens, each with the trainer's own
-worker: one with the setting, one without. They take turns step by step, so that other load on the machine meets both.
-Does not use Ray: torchrun starts the ranks.
+worker: one with the setting, one without. Both use deterministic kernels, whose cost is measured elsewhere. They take
+turns step by step, so that other load on the machine meets both. On a machine that does other work, processor seconds
+say more than those of the clock. Does not use Ray: torchrun starts the ranks.
 
     PYTHONPATH=. OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/reproducible_cost.py \
         --output benchmarks/results/reproducible_cost.json
@@ -16,8 +17,9 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +44,7 @@ def make_worker_task(root: Path, reproducible: Setting, options: argparse.Namesp
     folder = root / reproducible
     directory = JobDirectory(folder / "job")
     directory.root.mkdir(parents=True)
-    execution = {"microBatchSize": options.micro_batch, "reproducible": reproducible}
+    execution = {"microBatchSize": options.micro_batch, "deterministic": True, "reproducible": reproducible}
     sections = {"execution": execution, "model": {"dtype": options.dtype}}
     job = make_llama_job(folder, options.size, options.batch, options.length, sections, every=1_000_000)
     layout = Layout(world_size, options.zero_stage)
@@ -55,24 +57,42 @@ def steps_of(worker: Worker) -> Iterator[Any]:
     return worker.loop.run(worker.batches(), 0, lambda _step: Flags())
 
 
-def seconds_of_step(steps: Iterator[Any]) -> float:
-    """Seconds in which all ranks take the next step."""
-    distributed.barrier()
-    started = time.perf_counter()
-    next(steps)
-    distributed.barrier()
-    return time.perf_counter() - started
+@dataclass
+class Seconds:
+    """Seconds of each step with one setting: of the clock, and of the processor in this rank."""
+
+    clock: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+    def add_step(self, steps: Iterator[Any]) -> None:
+        """Let all ranks take the next step."""
+        distributed.barrier()
+        clock, processor = time.perf_counter(), time.process_time()
+        next(steps)
+        distributed.barrier()
+        self.clock.append(round(time.perf_counter() - clock, 4))
+        self.processor.append(round(time.process_time() - processor, 4))
 
 
-def measure(of_settings: dict[Setting, Iterator[Any]], steps: int) -> dict[Setting, list[float]]:
-    """Seconds of each step after the warm-up; in each pair of steps another setting comes first."""
-    found: dict[Setting, list[float]] = {name: [] for name in SETTINGS}
+def measure(of_settings: dict[Setting, Iterator[Any]], steps: int) -> dict[Setting, Seconds]:
+    """Take steps after a warm-up; in each pair of steps another setting comes first."""
     for number in range(WARM_UP_STEPS + steps):
+        if number == 0 or number == WARM_UP_STEPS:
+            found = {name: Seconds() for name in SETTINGS}
         for name in SETTINGS if number % 2 else reversed(SETTINGS):
-            seconds = seconds_of_step(of_settings[name])
-            if number >= WARM_UP_STEPS:
-                found[name].append(round(seconds, 4))
+            found[name].add_step(of_settings[name])
     return found
+
+
+def compare(without: Sequence[float], with_it: Sequence[float]) -> dict[str, float]:
+    """Medians of both settings, and by how much the second is larger: of the medians, and the median over pairs."""
+    medians = statistics.median(without), statistics.median(with_it)
+    pairs = [second / first for first, second in zip(without, with_it, strict=True)]
+    return {
+        **dict(zip(SETTINGS, medians, strict=True)),
+        "ratioOfMedians": round(medians[1] / medians[0], 4),
+        "medianRatioOfPairs": round(statistics.median(pairs), 4),
+    }
 
 
 def main() -> None:
@@ -98,7 +118,6 @@ def main() -> None:
             of_settings[name] = steps_of(worker)
         seconds = measure(of_settings, options.steps)
         if root:
-            ratios = [with_it / without for without, with_it in zip(*(seconds[name] for name in SETTINGS), strict=True)]
             shapes = parameter_shapes(worker.context.engine).values()
             found = {
                 "machine": machine(),
@@ -108,12 +127,10 @@ def main() -> None:
                 "zeroStage": options.zero_stage,
                 "tokensPerMicroBatch": options.micro_batch * options.length,
                 "microBatchesPerStep": math.ceil(options.batch / options.micro_batch),
-                "medianStepSeconds": {name: round(statistics.median(seconds[name]), 4) for name in SETTINGS},
-                "ratioOfMedians": round(
-                    statistics.median(seconds["worldSize"]) / statistics.median(seconds["none"]), 4
-                ),
-                "medianRatioOfPairs": round(statistics.median(ratios), 4),
-                "stepSeconds": seconds,
+                "steps": options.steps,
+                "clockSeconds": compare(seconds["none"].clock, seconds["worldSize"].clock),
+                "processorSeconds": compare(seconds["none"].processor, seconds["worldSize"].processor),
+                "eachStep": {name: asdict(of_steps) for name, of_steps in seconds.items()},
             }
             publish(found, options.output)
             shutil.rmtree(root)

@@ -33,8 +33,8 @@ class ExecutionSpec(Section):
     deterministic: bool = False
     """Use deterministic kernels only. The same number and model of GPUs then produces bitwise identical weights."""
     reproducible: Literal["none", "worldSize"] = "none"
-    """worldSize: bitwise identical losses and weights at any number of workers, also if it changes. It implies
-    deterministic, requires a microBatchSize, and takes 8 bytes of memory per trained parameter. none: no such
+    """worldSize: bitwise identical losses and weights at any number of workers of one kind, also if it changes. It
+    implies deterministic, requires a microBatchSize, and takes 8 bytes of memory per trained parameter. none: no such
     promise."""
     flops_profile: NonNegativeInt = 0
     """Step before which one forward pass is profiled with DeepSpeed's FLOPS profiler, once per run. 0: never."""
