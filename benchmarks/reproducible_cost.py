@@ -89,7 +89,7 @@ def compare(without: Sequence[float], with_it: Sequence[float]) -> dict[str, flo
     medians = statistics.median(without), statistics.median(with_it)
     pairs = [second / first for first, second in zip(without, with_it, strict=True)]
     return {
-        **dict(zip(SETTINGS, medians, strict=True)),
+        **{name: round(median, 4) for name, median in zip(SETTINGS, medians, strict=True)},
         "ratioOfMedians": round(medians[1] / medians[0], 4),
         "medianRatioOfPairs": round(statistics.median(pairs), 4),
     }

@@ -17,6 +17,7 @@ import hashlib
 import os
 import random
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -127,6 +128,7 @@ def main() -> None:
         for seed in range(options.first_seed, options.first_seed + options.schedules):
             generations = schedule(seed)
             found = digest(play(runs, job, generations))
+            sys.stderr.write(f"schedule {seed}: {found[:16]}\n")
             played.append({"seed": seed, "generations": [asdict(each) for each in generations], "sha256": found})
         usual = make_job(runs, "none")
         control = [digest(play(runs, usual, [Generation(size, 1)])) for size in (1, 2)]
