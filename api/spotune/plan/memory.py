@@ -316,8 +316,8 @@ def _reduction_bytes(
 ) -> int:
     """DeepSpeed's two reduction buckets at stages 1 and 2: one is filled while the other is reduced.
 
-    At stage 1, the worker's shard of the reduced gradients exists in addition to all gradients. In fixed point there are
-    no buckets, but a copy of some gradients while they are converted.
+    At stage 1, the worker's shard of the reduced gradients exists in addition to all gradients. In fixed point there
+    are no buckets, but a copy of some gradients while they are converted.
     """
     if precision.fixed_point:
         return (precision.gradient_bytes + FIXED_POINT_BYTES) * min(parameters, FIXED_POINT_ELEMENTS)

@@ -78,9 +78,7 @@ def test_eight_ranks_give_the_bits_of_one(runs: Runs) -> None:
 
 
 def test_run_that_shrinks_and_grows_ends_with_the_weights_of_one_that_did_not(runs: Runs) -> None:
-    job = runs.job(
-        "causal", execution=EXECUTION, training={"emaDecay": 0.9}, checkpoint={"every": 2, "keep": STEPS}
-    )
+    job = runs.job("causal", execution=EXECUTION, training={"emaDecay": 0.9}, checkpoint={"every": 2, "keep": STEPS})
     (undisturbed,) = trained(runs, job, [Layout(2, 1)])
     changed = runs.interrupted(undisturbed, step=4)
     train_generation(changed, job, Layout(3, 1))

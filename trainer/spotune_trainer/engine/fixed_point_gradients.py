@@ -1,10 +1,10 @@
 """Gradient sums with the same bits at any world size, for `execution.reproducible: worldSize`.
 
-The gradient of a step is the sum over its micro-batches. In floating point it depends on the order, so on which rank has
-which micro-batches. Here each gradient is rounded to a multiple of 2^-48 and added up in 64-bit integers, whose sum does
-not depend on the order. The norm is a sum of integers as well. AdamW then updates each element by correctly rounded
-operations (`elementwise_adamw.py`), because the fused kernel rounds differently at the end of a vector, and where a
-rank's vectors end depends on the world size.
+The gradient of a step is the sum over its micro-batches. In floating point it depends on the order, so on which rank
+has which micro-batches. Here each gradient is rounded to a multiple of 2^-48 and added up in 64-bit integers, whose sum
+does not depend on the order. The norm is a sum of integers as well. AdamW then updates each element by correctly
+rounded operations (`elementwise_adamw.py`), because the fused kernel rounds differently at the end of a vector, and
+where a rank's vectors end depends on the world size.
 
 Range and resolution. The sum of a step is less than 2^14; a larger gradient counts as not finite, and the step is
 skipped. Rounding moves a gradient by at most 2^-49 = 1.8e-15. AdamW divides by sqrt(v) + epsilon, so for each
@@ -91,7 +91,7 @@ class FixedPointGradients:
                     sums = group.sums[start : start + gradient.numel()]
                     for total, chunk in zip(_chunks(sums), _chunks(gradient), strict=True):
                         # Multiplication by a power of two is exact in any floating-point format.
-                        total += chunk.mul(1 / _UNIT).round_().to(torch.int64)
+                        total.add_(chunk.mul(1 / _UNIT).round_().to(torch.int64))
         self._largest = torch.stack(largest).amax()  # NaN if one of them is
 
     def reduce(self) -> list[Tensor]:
@@ -169,7 +169,7 @@ def install_fixed_point_gradients(engine: Any, terms: int) -> None:
     """
     stage = engine.zero_optimization_stage()
     if stage == 3:
-        raise JobError("execution.reproducible: worldSize is not supported at ZeRO stage 3: set execution.zeroStage to 2")
+        raise JobError("execution.reproducible: worldSize does not support ZeRO stage 3: set execution.zeroStage to 2")
     groups = list(_flat_groups(engine.optimizer) if stage else _whole_parameters(engine.basic_optimizer))
     gradients = FixedPointGradients(groups, terms, engine.data_parallel_group, is_partitioned=stage > 0)
     setattr(engine, _GRADIENTS, gradients)
