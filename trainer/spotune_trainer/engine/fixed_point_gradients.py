@@ -148,7 +148,7 @@ def _sum_of_squares(numbers: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _chunks(tensor: Tensor) -> Sequence[Tensor]:
-    return tensor.split(_CHUNK_ELEMENTS[tensor.device.type])
+    return torch.split(tensor, _CHUNK_ELEMENTS[tensor.device.type])
 
 
 def _int(value: int, like: Tensor) -> Tensor:

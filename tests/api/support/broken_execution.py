@@ -1,9 +1,10 @@
-"""Job files that cannot give the same bits at any world size, but ask for them."""
+"""Job files whose execution contradicts itself, or the rest of the job."""
 
 from __future__ import annotations
 
 from typing import Final
 
+WORKERS: Final = "  workers: {count: 2, min: 1}\n"
 _TRAINING: Final = "epochs: 3, globalBatchSize: 96"
 _NEEDED: Final = "microBatchSize: 8, reproducible: worldSize"
 
@@ -13,7 +14,19 @@ def _execution(fields: str, training: str = "") -> str:
 
 
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
-WRONG_REPRODUCIBLE = [
+WRONG_EXECUTION = [
+    (
+        "offload without ZeRO",
+        WORKERS,
+        "  execution: {offload: optimizer, zeroStage: 0}\n",
+        ":10: spec.execution.zeroStage: 0 does not support offload optimizer: use auto or at least 1",
+    ),
+    (
+        "offload of parameters that are not sharded",
+        WORKERS,
+        "  execution: {offload: parameters, zeroStage: 2}\n",
+        ":10: spec.execution.zeroStage: 2 does not support offload parameters: use auto or at least 3",
+    ),
     (
         "reproducible with a micro-batch that depends on the memory",
         f"{_TRAINING}}}\n",
