@@ -76,8 +76,9 @@ class Seconds:
 
 def measure(of_settings: dict[Setting, Iterator[Any]], steps: int) -> dict[Setting, Seconds]:
     """Take steps after a warm-up; in each pair of steps another setting comes first."""
+    found = {name: Seconds() for name in SETTINGS}
     for number in range(WARM_UP_STEPS + steps):
-        if number == 0 or number == WARM_UP_STEPS:
+        if number == WARM_UP_STEPS:
             found = {name: Seconds() for name in SETTINGS}
         for name in SETTINGS if number % 2 else reversed(SETTINGS):
             found[name].add_step(of_settings[name])
@@ -110,19 +111,19 @@ def main() -> None:
     with torchrun_group() as (rank, world_size), ExitStack() as stack:
         root = Path(tempfile.mkdtemp()) if rank == 0 else None
         tasks = {name: make_worker_task(root, name, options, world_size) for name in SETTINGS} if root else None
-        of_settings = {}
+        of_settings, parameters = {}, 0
         for name, task in from_first_rank(tasks).items():
             logs = JobDirectory(Path(task.directory)).generation_logs(task.generation)
             reporter = stack.enter_context(ProgressReporter(logs, rank, hang_timeout_seconds=600))
             worker = Worker(task, rank, world_size, reporter)
             of_settings[name] = steps_of(worker)
+            parameters = sum(math.prod(shape) for shape in parameter_shapes(worker.context.engine).values())
         seconds = measure(of_settings, options.steps)
         if root:
-            shapes = parameter_shapes(worker.context.engine).values()
             found = {
                 "machine": machine(),
                 "model": options.size,
-                "parameters": sum(math.prod(shape) for shape in shapes),
+                "parameters": parameters,
                 "dtype": options.dtype,
                 "zeroStage": options.zero_stage,
                 "tokensPerMicroBatch": options.micro_batch * options.length,
