@@ -94,7 +94,7 @@ def decide(
         policy: The job's ``retry`` section.
         now: Current time on the clock of ``Failure.time``. Time since the failure is subtracted from the backoff.
         can_use_less_memory: Whether a layout with less memory exists for the last attempt, for example because its
-            micro-batch has more than one sample.
+            micro-batch has more than one sample and is not fixed by `execution.reproducible`.
         gpu_hours: GPU hours used by all attempts so far.
     """
     last = failures[-1]
@@ -131,9 +131,10 @@ def failures_without_progress(failures: Sequence[Failure]) -> list[Failure]:
 def _after_out_of_memory(last: Failure, *, can_use_less_memory: bool) -> Retry | GiveUp:
     if can_use_less_memory:
         return Retry(0.0, use_less_memory=True)
-    what = f"out of memory at step {last.step} with a micro-batch of one sample"
+    what = f"out of memory at step {last.step} with the smallest micro-batch that the job allows"
     remedy = (
-        "use more workers, a higher execution.zeroStage, gradientCheckpointing: true, or a smaller dataset.maxLength"
+        "use more workers, a higher execution.zeroStage, gradientCheckpointing: true, a smaller dataset.maxLength, or, "
+        "with execution.reproducible, a smaller microBatchSize"
     )
     return GiveUp(f"{what}: {remedy}{_with_message(last)}", JobError.exit_code)
 

@@ -111,7 +111,9 @@ def test_out_of_memory_with_one_sample_is_given_up_with_what_to_do() -> None:
     decision = decided([failure], can_use_less_memory=False)
     assert isinstance(decision, GiveUp)
     assert decision.exit_code == 20
-    assert decision.reason.startswith("out of memory at step 5 with a micro-batch of one sample: use more workers")
+    assert decision.reason.startswith(
+        "out of memory at step 5 with the smallest micro-batch that the job allows: use more workers"
+    )
     assert decision.reason.endswith(": CUDA out of memory")
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES
+from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
 from spotune.job import (
@@ -358,8 +359,8 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     MixtureSourceSpec: MIXTURE_SOURCE_RULES,
     DatasetSpec: DATASET_RULES,
     **TRAINING_RULES,
-    ExecutionSpec: _EXECUTION,
-    FinetuneJobSpec: _SPEC,
+    ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
+    FinetuneJobSpec: (*_SPEC, *REPRODUCIBLE_RULES),
     JobServingSpec: SERVING_RULES,
     FinetuneJob: (*NAME_RULES, *_JOB, *_freeze_rules()),
 }

@@ -12,6 +12,9 @@ LOWEST_STAGE: Final[Mapping[str, int]] = {"none": 0, "optimizer": 1, "parameters
 """Minimum ZeRO stage that supports each value of `offload`."""
 
 
+_REPRODUCIBLE: Final = "reproducible worldSize"
+
+
 class ExecutionSpec(Section):
     """How the work is distributed over the devices. It may change at any time and applies to the next worker group."""
 
@@ -29,8 +32,17 @@ class ExecutionSpec(Section):
     """Compile layers and loss with torch.compile. auto: on GPUs if rows are packed and all weights are trained."""
     deterministic: bool = False
     """Use deterministic kernels only. The same number and model of GPUs then produces bitwise identical weights."""
+    reproducible: Literal["none", "worldSize"] = "none"
+    """worldSize: bitwise identical losses and weights at any number of workers of one kind, also if it changes. It
+    implies deterministic, requires a microBatchSize, and takes 8 bytes of memory per trained parameter. none: no such
+    promise."""
     flops_profile: NonNegativeInt = 0
     """Step before which one forward pass is profiled with DeepSpeed's FLOPS profiler, once per run. 0: never."""
+
+    @property
+    def has_deterministic_kernels(self) -> bool:
+        """Whether only deterministic kernels are used."""
+        return self.deterministic or self.reproducible == "worldSize"
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
@@ -39,6 +51,17 @@ class ExecutionSpec(Section):
             invalid(
                 "zeroStage", f"{self.zero_stage} does not support offload {self.offload}: use auto or at least {lowest}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_reproducible(self) -> Self:
+        if self.reproducible == "worldSize":
+            if self.micro_batch_size == "auto":
+                invalid("microBatchSize", f"auto depends on the workers, which {_REPRODUCIBLE} must not: set a number")
+            if self.zero_stage == 3:
+                invalid("zeroStage", f"3 is not supported for {_REPRODUCIBLE}: use auto or at most 2")
+            if self.offload != "none":
+                invalid("offload", f"{self.offload} is not supported for {_REPRODUCIBLE}: use none")
         return self
 
     @model_validator(mode="after")

@@ -16,9 +16,16 @@ from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import FinetuneJobStatus
-from spotune.job.training import LABEL_OBJECTIVES, WHOLE_MATRIX_OPTIMIZERS, EvaluationSpec, TrainingSpec
+from spotune.job.training import (
+    FIXED_POINT_EPSILON,
+    LABEL_OBJECTIVES,
+    WHOLE_MATRIX_OPTIMIZERS,
+    EvaluationSpec,
+    TrainingSpec,
+)
 
 KIND: Final = "FinetuneJob"
+_REPRODUCIBLE: Final = "execution.reproducible worldSize"
 
 ModelKind = Literal["causal", "seq2seq", "reward", "embedding", "classification", "tokenClassification"]
 
@@ -271,6 +278,19 @@ class FinetuneJobSpec(Section):
         if optimizer == "muon" and self.adapter is not None:
             reason = "muon is for whole weight matrices, not for those of an adapter: use another optimizer"
             invalid("training.optimizer", reason)
+        return self
+
+    @model_validator(mode="after")
+    def _check_reproducible(self) -> Self:
+        training = self.training
+        if self.execution.reproducible == "worldSize":
+            if training.optimizer != "adamw":
+                invalid("training.optimizer", f"{training.optimizer} is not supported for {_REPRODUCIBLE}: use adamw")
+            if training.adam_epsilon < FIXED_POINT_EPSILON:
+                reason = f"must be at least {FIXED_POINT_EPSILON:g} for {_REPRODUCIBLE}, which rounds gradients"
+                invalid("training.adamEpsilon", reason)
+            if self.model.dtype == "float16":
+                invalid("model.dtype", f"float16 is not supported for {_REPRODUCIBLE}: use bfloat16 or float32")
         return self
 
     @model_validator(mode="after")

@@ -176,6 +176,8 @@ class EvaluationSpec(Section):
 Optimizer = Literal["adamw", "adamw8bit", "schedule_free_adamw", "muon", "adafactor"]
 WHOLE_MATRIX_OPTIMIZERS: Final[frozenset[Optimizer]] = frozenset({"muon", "adafactor"})
 """Optimizers whose update needs whole matrices: ZeRO stages 0 to 2, without offload."""
+FIXED_POINT_EPSILON: Final = 1e-8
+"""Smallest `adam_epsilon` beside which the rounding of gradients in fixed point does not matter (docs/adr/0051)."""
 SCHEDULE_FREE_SCHEDULERS: Final = ("constant", "constant_with_warmup")
 """Learning rate schedules that schedule-free AdamW supports."""
 _ADAM_FIELDS: Final = ("adam_beta1", "adam_beta2", "adam_epsilon")

@@ -154,7 +154,13 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
 def job_precision(job: FinetuneJob, trained: TrainedParameters) -> Precision:
     """Bytes per parameter of a job that trains these parameters."""
     training = job.spec.training
-    return precision_of(job.spec.model.dtype, training.optimizer, trained, ema=training.ema_decay > 0)
+    return precision_of(
+        job.spec.model.dtype,
+        training.optimizer,
+        trained,
+        ema=training.ema_decay > 0,
+        fixed_point=job.spec.execution.reproducible == "worldSize",
+    )
 
 
 def _documents_of_a_row(job: FinetuneJob) -> int:

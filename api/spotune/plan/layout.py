@@ -129,7 +129,7 @@ def _candidate_stages(setup: TrainingSetup, request: LayoutRequest) -> tuple[Zer
 
     Stage 0 is only used for float32 without offload: DeepSpeed's mixed precision without ZeRO does not restore exactly,
     so the trainer runs it as stage 1. Stage 3 cannot shard quantized weights, compiled layers with frozen weights, or
-    matrices that the optimizer updates as a whole.
+    matrices that the optimizer updates as a whole, and does not sum gradients in fixed point.
     """
     lowest = max(LOWEST_STAGE[setup.offload], 1 if setup.precision.is_mixed else 0)
     every: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -145,7 +145,8 @@ def _candidate_stages(setup: TrainingSetup, request: LayoutRequest) -> tuple[Zer
 
 def _highest_stage(setup: TrainingSetup) -> int:
     compiled_adapter = setup.compiled and setup.lora_rank is not None
-    return 2 if setup.quantised or compiled_adapter or setup.precision.whole_matrices else 3
+    precision = setup.precision
+    return 2 if setup.quantised or compiled_adapter or precision.whole_matrices or precision.fixed_point else 3
 
 
 def _layout_at(
@@ -256,6 +257,8 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
         remedies.append("execution.zeroStage auto")
     if setup.precision.whole_matrices:
         remedies.append("another training.optimizer, which ZeRO stage 3 and execution.offload support")
+    elif setup.precision.fixed_point:
+        remedies.append("execution.reproducible none, which ZeRO stage 3 and execution.offload support")
     elif not setup.quantised and _highest_stage(setup) < 3:
         remedies.append("execution.compile auto (so that stage 3 can shard the frozen weights)")
     if not layout.gradient_checkpointing:
@@ -263,7 +266,8 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
     if not setup.precision.is_mixed:
         remedies.append("model.dtype bfloat16 (half the weights and activations)")
     if layout.micro_batch_size > 1:
-        remedies.append("execution.microBatchSize auto")
+        is_fixed = setup.precision.fixed_point
+        remedies.append("a smaller execution.microBatchSize" if is_fixed else "execution.microBatchSize auto")
     memory = setup.memory(world_size, layout)
     if memory.activations.total_bytes > memory.total_bytes / 4:
         remedies.append("a shorter dataset.maxLength")
@@ -282,7 +286,9 @@ def _fitting_world_size(setup: TrainingSetup, world_size: int, budget: int, layo
 
 def _fitting_offload(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> list[str]:
     """The smallest offload with which `layout` fits, and its host memory; empty for CPU workers or if none fits."""
-    for offload in () if setup.on_cpu or setup.precision.whole_matrices else _FURTHER_OFFLOAD[setup.offload]:
+    precision = setup.precision
+    without = setup.on_cpu or precision.whole_matrices or precision.fixed_point
+    for offload in () if without else _FURTHER_OFFLOAD[setup.offload]:
         if layout.zero_stage >= LOWEST_STAGE[offload]:
             memory = replace(setup, offload=offload).memory(world_size, layout)
             if memory.total_bytes <= budget:

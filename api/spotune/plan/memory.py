@@ -28,6 +28,12 @@ LIVE_PARAMETERS = 1_000_000_000
 PREFETCH_ELEMENTS = 50_000_000
 STEP_ELEMENTS = 1 << 26
 """Number of gradients that the fused optimizer step holds in float32 at once."""
+FIXED_POINT_ELEMENTS = 1 << 24
+"""Number of gradients that `execution.reproducible` converts, squares or applies at once, on GPUs."""
+FIXED_POINT_BYTES = 8
+"""Bytes of a gradient in fixed point."""
+FIXED_POINT_STEP_BYTES = 24
+"""Temporary bytes per gradient that is squared or applied: three numbers of 64 bit, or more of 32."""
 GPU_RUNTIME_BYTES = int(1.5 * GB)
 """Memory of a process apart from its tensors: CUDA context and kernels, NCCL channels, cuBLAS workspaces."""
 CPU_RUNTIME_BYTES = int(1.2 * GB)
@@ -43,7 +49,8 @@ class Precision:
     In float32, the weights are their own master weights, unless DeepSpeed shards the optimizer: it then copies the
     worker's shard (`sharded_master_bytes`). With `fused_step`, at stages 1 to 3, the optimizer reads gradients directly
     from the buffers they were reduced to, and a single worker at stage 1 does not reduce them. DeepSpeed's own step
-    copies them. With `whole_matrices`, the optimizer updates whole matrices, which only stages 0 to 2 allow.
+    copies them. With `whole_matrices`, the optimizer updates whole matrices, which only stages 0 to 2 allow. With
+    `fixed_point`, every worker sums the gradients of its micro-batches in 64-bit integers, at stages 0 to 2.
     """
 
     weight_bytes: int
@@ -53,6 +60,7 @@ class Precision:
     fused_step: bool = False
     checkpoint_bytes: float = CHECKPOINT_BYTES_PER_PARAMETER
     whole_matrices: bool = False
+    fixed_point: bool = False
 
     @property
     def is_mixed(self) -> bool:
@@ -81,6 +89,7 @@ def precision_of(
     trained: TrainedParameters | None = None,
     *,
     ema: bool = False,
+    fixed_point: bool = False,
 ) -> Precision:
     """The precision for a job's `model.dtype` (float32, or 16 bit with float32 masters) and `training.optimizer`.
 
@@ -91,8 +100,11 @@ def precision_of(
         optimizer: `training.optimizer`.
         trained: decides how large the states of Muon and Adafactor are per parameter; not used by other optimizers.
         ema: whether there is a moving average of the weights.
+        fixed_point: whether gradients are summed in fixed point, for `execution.reproducible: worldSize`.
     """
     precision = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}[dtype]
+    if fixed_point:
+        precision = replace(precision, fixed_point=True)
     if optimizer == "adamw" and not ema:
         return precision
     ema_bytes = 4 if ema else 0
@@ -210,7 +222,9 @@ def model_states(
         raise ValueError("stage 3 cannot shard quantised weights")
     weights = _share((parameters + frozen - quantised) * precision.weight_bytes, world_size if zero_stage >= 3 else 1)
     weights += math.ceil(quantised * NF4_BYTES)
-    gradients = _share(parameters * precision.gradient_bytes, world_size if zero_stage >= 2 else 1)
+    sharded = zero_stage >= 2 and not precision.fixed_point
+    gradients = _share(parameters * precision.gradient_bytes, world_size if sharded else 1)
+    gradients += parameters * FIXED_POINT_BYTES if precision.fixed_point else 0
     gradients += parameters * precision.gradient_bytes if whole_gradients else 0
     sharded_master = precision.sharded_master_bytes if zero_stage >= 1 else 0
     optimizer = math.ceil(parameters * (precision.optimizer_bytes + sharded_master))
@@ -286,6 +300,8 @@ def _step_bytes(trained: TrainedParameters, precision: Precision, zero_stage: Ze
 
     DeepSpeed first concatenates the gradients into one tensor; at stage 3 it does this group by group.
     """
+    if precision.fixed_point:
+        return FIXED_POINT_STEP_BYTES * min(trained.count, FIXED_POINT_ELEMENTS)
     whole = WHOLE_MATRIX_STEP_BYTES * trained.largest_matrix if precision.whole_matrices else 0
     if zero_stage == 0:
         return whole
@@ -300,8 +316,11 @@ def _reduction_bytes(
 ) -> int:
     """DeepSpeed's two reduction buckets at stages 1 and 2: one is filled while the other is reduced.
 
-    At stage 1, the worker's shard of the reduced gradients exists in addition to all gradients.
+    At stage 1, the worker's shard of the reduced gradients exists in addition to all gradients. In fixed point there
+    are no buckets, but a copy of some gradients while they are converted.
     """
+    if precision.fixed_point:
+        return (precision.gradient_bytes + FIXED_POINT_BYTES) * min(parameters, FIXED_POINT_ELEMENTS)
     if zero_stage in (0, 3) or (zero_stage == 1 and world_size == 1 and precision.fused_step and offload == "none"):
         return 0
     buckets = 2 * min(parameters, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.support.broken_evaluations import WRONG_EVALUATIONS
+from tests.api.support.broken_execution import WRONG_EXECUTION
 from tests.api.support.broken_labels import LABELS_FOR_MODELS_ALONE, WRONG_LABELS
 from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
@@ -307,18 +308,6 @@ WRONG_TOGETHER = [
         ),
     ),
     (
-        "offload without ZeRO",
-        WORKERS,
-        "  execution: {offload: optimizer, zeroStage: 0}\n",
-        ":10: spec.execution.zeroStage: 0 does not support offload optimizer: use auto or at least 1",
-    ),
-    (
-        "offload of parameters that are not sharded",
-        WORKERS,
-        "  execution: {offload: parameters, zeroStage: 2}\n",
-        ":10: spec.execution.zeroStage: 2 does not support offload parameters: use auto or at least 3",
-    ),
-    (
         "profile that would miss the attention",
         WORKERS,
         "  execution: {attention: flash_attention_2, flopsProfile: 5}\n",
@@ -368,6 +357,7 @@ BROKEN = [
     *WRONG_MIXTURES,
     *WRONG_OBJECTIVES,
     *WRONG_OPTIMIZERS,
+    *WRONG_EXECUTION,
     *WRONG_LABELS,
 ]
 REFUSED_BY_MODELS_ALONE = [

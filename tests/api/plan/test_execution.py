@@ -53,6 +53,18 @@ def test_explicit_values_are_respected() -> None:
     assert plan.memory is not None
 
 
+def test_a_reproducible_job_is_planned_with_its_gradients_in_fixed_point() -> None:
+    execution: dict[str, Any] = {"zeroStage": 1, "microBatchSize": 4, "gradientCheckpointing": False}
+    usual, reproducible = (
+        resolve_execution(TINY, t5_job(execution=execution | {"reproducible": setting}), 2, 80 * GB).memory
+        for setting in ("none", "worldSize")
+    )
+
+    assert usual is not None
+    assert reproducible is not None
+    assert reproducible.states.gradients_bytes == 3 * usual.states.gradients_bytes
+
+
 def test_unknown_model_needs_no_plan_if_the_layout_is_complete() -> None:
     execution = {"zeroStage": 2, "microBatchSize": 3, "gradientCheckpointing": False}
 

@@ -259,6 +259,16 @@ def test_whole_matrices_are_not_sharded_and_the_error_names_the_optimizer() -> N
     assert "execution.offload optimizer" not in str(raised.value)
 
 
+def test_gradients_in_fixed_point_are_not_sharded_and_the_error_names_the_setting() -> None:
+    reproducible = replace(LLAMA_8B, precision=precision_of("bfloat16", fixed_point=True))
+    micro_batch = LayoutRequest(micro_batch_size=2)
+    assert choose_layout(reproducible, 8, 160 * GB, micro_batch).layout.zero_stage == 1
+    with pytest.raises(JobError, match=r"even at ZeRO stage 2.*execution\.reproducible none") as raised:
+        choose_layout(reproducible, 8, 80 * GB, micro_batch)
+    assert "a smaller execution.microBatchSize" in str(raised.value)
+    assert "execution.offload optimizer" not in str(raised.value)
+
+
 def test_quantised_weights_fit_where_whole_ones_do_not_and_are_not_sharded() -> None:
     whole = replace(LLAMA_8B, lora_rank=16)
     quantised = replace(whole, quantised=True)

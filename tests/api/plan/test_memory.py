@@ -152,6 +152,16 @@ def test_8bit_moments_are_a_byte_each_and_their_scales(dtype: str, stage: ZeroSt
     assert states.optimizer_bytes == expected * 256_000 + 2 * 4 * 1000
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_worker_holds_gradients_in_fixed_point_and_those_of_a_micro_batch(dtype: str, stage: ZeroStage) -> None:
+    usual = precision_of(dtype)
+    states = model_states(1000, precision_of(dtype, fixed_point=True), stage, world_size=4)
+
+    assert states.gradients_bytes == (8 + usual.gradient_bytes) * 1000
+    assert states.optimizer_bytes == model_states(1000, usual, stage, world_size=4).optimizer_bytes
+
+
 MATRICES = TrainedParameters(1000, hidden_matrices=600, factored=50)
 
 

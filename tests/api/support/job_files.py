@@ -50,7 +50,7 @@ spec:
                             harness: {tasks: [arc_easy], includePath: /data/tasks, numFewshot: 0, limit: 100,
                                       batchSize: 8, chatTemplate: true}}}
   execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto, attention: auto,
-               compile: auto, deterministic: true, flopsProfile: 10}
+               compile: auto, deterministic: true, reproducible: none, flopsProfile: 10}
   checkpoint: {every: 300s, keep: 2, keepEverySteps: 0}
   tracking:   {tensorboard: true, wandb: {project: x, keySecretRef: {name: wandb, key: key}},
                mlflow: {uri: "http://mlflow:5000", experiment: x}}

@@ -160,8 +160,16 @@ def test_out_of_memory_disables_optional_buffers_before_halving_micro_batch(
 
 def test_out_of_memory_with_a_micro_batch_of_one_is_a_job_error(runs: Runs, directory: JobDirectory) -> None:
     driver = make_driver(runs, directory, SimulatedCluster([ScriptedGroup(OUT_OF_MEMORY)] * 3))
-    with pytest.raises(JobError, match="out of memory at step 0 with a micro-batch of one sample"):
+    with pytest.raises(JobError, match="out of memory at step 0 with the smallest micro-batch"):
         driver.run()
+
+
+def test_a_reproducible_job_keeps_its_micro_batch_and_fails_out_of_memory(runs: Runs, directory: JobDirectory) -> None:
+    cluster = SimulatedCluster([ScriptedGroup(OUT_OF_MEMORY)] * 2)
+    driver = make_driver(runs, directory, cluster, reproducible="worldSize")
+    with pytest.raises(JobError, match=r"out of memory .* with execution\.reproducible, a smaller microBatchSize"):
+        driver.run()
+    assert [task.plan["microBatchSize"] for task in cluster.tasks] == [4]
 
 
 def test_corrupt_checkpoint_is_skipped_and_reported_once(runs: Runs, directory: JobDirectory) -> None:

@@ -127,8 +127,8 @@ def test_the_error_names_the_operation_without_a_deterministic_kernel_and_the_fi
     with pytest.raises(RuntimeError) as raised:
         function()
     assert describe(0, raised.value).message == (
-        f"execution.deterministic: {operation} does not have a deterministic implementation: set it to false, or use "
-        "another model"
+        f"execution.deterministic: {operation} does not have a deterministic implementation: set it to false and "
+        "execution.reproducible to none, or use another model"
     )
 
 

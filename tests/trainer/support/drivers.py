@@ -17,12 +17,13 @@ def make_driver(
     cluster: SimulatedCluster,
     count: int = 2,
     minimum: int | str = 1,
+    reproducible: str = "none",
     **retry: Any,
 ) -> Driver:
     """A driver of a tiny job on a simulated cluster."""
     job = runs.job(
         workers={"count": count, "min": minimum, "gpus": 0},
-        execution={"microBatchSize": 4, "zeroStage": 1},
+        execution={"microBatchSize": 4, "zeroStage": 1, "reproducible": reproducible},
         retry=retry,
     )
     return Driver(directory, job, 1, cluster.dependencies())

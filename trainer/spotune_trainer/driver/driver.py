@@ -348,7 +348,7 @@ class Driver:
             self.ledger.failures_since_change(),
             self.job.spec.retry,
             now=time.time(),
-            can_use_less_memory=plan.can_use_less_memory,
+            can_use_less_memory=plan.can_use_less_memory and self.job.spec.execution.reproducible == "none",
             gpu_hours=gpu_hours,
         )
         if isinstance(decision, GiveUp):

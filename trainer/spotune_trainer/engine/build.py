@@ -18,6 +18,7 @@ from spotune.plan.memory import PREFETCH_ELEMENTS, Offload
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import register_weight
 from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
 from spotune_trainer.engine.ema import create_ema
+from spotune_trainer.engine.fixed_point_gradients import has_fixed_point_gradients, install_fixed_point_gradients
 from spotune_trainer.engine.optimizers.build import build_optimizer
 from spotune_trainer.engine.sync_free_step import install_sync_free_step, skip_step_unless_finite
 from spotune_trainer.engine.zero3_communication import (
@@ -48,6 +49,8 @@ class EngineConfig:
         compile: compile layers and loss with torch.compile.
         gathered_layers: at stage 3, number of layers whose weights stay gathered until the optimizer steps.
         whole_gradients: at stage 3, accumulate whole gradients on every rank and reduce them once a step.
+        fixed_point_terms: if not 0, gradients are summed in fixed point, and this is the number of micro-batches of a
+            step over all ranks. The gradient is then the sum over the ranks, not DeepSpeed's mean.
     """
 
     zero_stage: int
@@ -59,6 +62,7 @@ class EngineConfig:
     compile: bool = False
     gathered_layers: int = 0
     whole_gradients: bool = False
+    fixed_point_terms: int = 0
 
 
 def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:
@@ -108,7 +112,10 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     create_states(engine)
     if training.ema_decay:
         create_ema(engine)
-    install_sync_free_step(engine)
+    if config.fixed_point_terms:
+        install_fixed_point_gradients(engine, config.fixed_point_terms)
+    else:
+        install_sync_free_step(engine)
     if engine.zero_optimization_stage() == 3:
         _configure_stage_3(engine, config, gathered)
     else:
@@ -186,10 +193,10 @@ def set_learning_rate(engine: Any, value: float) -> None:
 def gradient_norm_before_update(engine: Any) -> torch.Tensor | None:
     """Norm of the reduced gradient at stage 0, a scalar tensor; call it just before the optimizer steps.
 
-    It also makes the optimizer skip the step if the norm is not finite. At stages 1 to 3 the step itself does
-    both, and this returns None.
+    It also makes the optimizer skip the step if the norm is not finite. At stages 1 to 3, and with gradients in fixed
+    point, the step itself does both, and this returns None.
     """
-    if engine.zero_optimization_stage() > 0:
+    if engine.zero_optimization_stage() > 0 or has_fixed_point_gradients(engine):
         return None
     gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)

@@ -10,7 +10,7 @@ exists in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,12 @@ from spotune_trainer.engine.optimizers.fused_adamw import fused_adamw_step
 from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer
 
 
-def fused_step_at_stage_1_or_2(zero: Any, optimizer: torch.optim.Optimizer, clip: Tensor) -> None:
+def fused_step_at_stage_1_or_2(
+    zero: Any,
+    optimizer: torch.optim.Optimizer,
+    clip: Tensor,
+    adamw_step: Callable[..., None] = fused_adamw_step,
+) -> None:
     """Update this rank's fp32 masters, gather the new weights of all ranks, and free the gradients.
 
     Does what DeepSpeedZeroOptimizer.step does in stage_1_and_2.py (DeepSpeed 0.19), in the same order.
@@ -31,9 +36,11 @@ def fused_step_at_stage_1_or_2(zero: Any, optimizer: torch.optim.Optimizer, clip
         zero: DeepSpeed's optimizer around `optimizer` at stage 1 or 2, in bfloat16 and without offload.
         optimizer: AdamW, AdamW8bit or a MasterOptimizer; it skips the step if its `found_inf` is not zero.
         clip: scalar that gradients are multiplied by.
+        adamw_step: one step of torch.optim.AdamW; it has the arguments of `fused_adamw_step`.
     """
     for index, master in enumerate(zero.single_partition_of_fp32_groups):
-        _update_master(optimizer, optimizer.param_groups[index], master, zero.averaged_gradients[index], clip)
+        group, gradients = optimizer.param_groups[index], zero.averaged_gradients[index]
+        _update_master(optimizer, group, master, gradients, clip, adamw_step)
         zero.free_grad_in_param_list(zero.bit16_groups[index])
         zero.averaged_gradients[index] = zero.all_grad_tensors[index] = None
         rank = distributed.get_rank(zero.real_dp_process_group[index])
@@ -59,7 +66,7 @@ def fused_step_at_stage_3(zero: Any, optimizer: torch.optim.Optimizer, clip: Ten
     """Update this rank's fp32 masters and its partition of the weights; the arguments are those of stages 1 and 2."""
     for index, master in enumerate(zero.fp32_partitioned_groups_flat):
         group = optimizer.param_groups[zero.sub_group_to_group_id[index]]
-        _update_master(optimizer, group, master, zero.averaged_gradients[index], clip)
+        _update_master(optimizer, group, master, zero.averaged_gradients[index], clip, fused_adamw_step)
         zero.averaged_gradients[index] = None
         zero._reassign_or_swap_out_partitioned_parameters(index)
 
@@ -75,14 +82,19 @@ def skip_gradient_reduction(zero: Any) -> None:
 
 
 def _update_master(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], master: Tensor, gradients: Sequence[Tensor], clip: Tensor
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    master: Tensor,
+    gradients: Sequence[Tensor],
+    clip: Tensor,
+    adamw_step: Callable[..., None],
 ) -> None:
     """One optimizer step of a flat master tensor; the concatenated `gradients` are its gradient."""
     if isinstance(optimizer, AdamW8bit | MasterOptimizer):
         optimizer.update(group, master, _with_offsets(gradients), clip)
         return
     found_inf = getattr(optimizer, "found_inf", None)
-    fused_adamw_step(group, optimizer.state[master], master, _with_offsets(gradients), clip, found_inf)
+    adamw_step(group, optimizer.state[master], master, _with_offsets(gradients), clip, found_inf)
 
 
 def _with_offsets(gradients: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:

@@ -156,7 +156,7 @@ def _stream_wait_for_synchronize(reduction: Any) -> Iterator[None]:
 
 
 def _clip_coefficient(zero: Any, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Clip coefficient min(1, max_norm / norm) as a scalar on the device.
+    """Clip coefficient of the reduced gradients as a scalar on the device.
 
     It also makes the optimizer skip the step if the norm is not finite, and sets the attributes by which DeepSpeed
     reports the outcome of a step.
@@ -165,7 +165,12 @@ def _clip_coefficient(zero: Any, optimizer: torch.optim.Optimizer) -> Tensor:
     norm = _global_norm(gradients, zero.dp_process_group, zero.device)
     skip_step_unless_finite(optimizer, norm)
     zero.overflow, zero._global_grad_norm = False, norm
-    return (zero.clip_grad / (norm + _CLIP_EPSILON)).clamp(max=1.0) if zero.clip_grad > 0 else torch.ones_like(norm)
+    return clip_coefficient(norm, zero.clip_grad)
+
+
+def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
+    """min(1, max_norm / norm), a scalar on the device; 1 if `max_norm` is 0."""
+    return (max_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0) if max_norm > 0 else torch.ones_like(norm)
 
 
 def _is_padding(gradient: Tensor) -> bool:

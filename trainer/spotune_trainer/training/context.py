@@ -60,6 +60,7 @@ class TrainContext:
             objective has none.
         loader: this rank's micro-batches, from `first_step` on.
         accumulation: forward passes of each rank in a step.
+        micro_batches: of a step over all ranks; the last step of an epoch may have fewer.
         mfu_meter: counts floating-point operations.
         compile_cache: kernels that torch.compile has made; None if the plan does not compile.
         engine: DeepSpeed's engine around the model.
@@ -79,6 +80,7 @@ class TrainContext:
     references: References
     loader: MicroBatchLoader
     accumulation: int
+    micro_batches: int
     mfu_meter: MfuMeter
     compile_cache: CompileCache | None
     engine: Any
@@ -130,7 +132,7 @@ def build_context(
     """
     training, execution = job.spec.training, job.spec.execution
     plan, directory = RunPlan.from_json(task.plan), task.job_directory
-    use_deterministic_kernels(enabled=execution.deterministic)
+    use_deterministic_kernels(enabled=execution.has_deterministic_kernels)
     control: Any = distributed.new_group(backend="gloo")
     extend_timeouts(job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, control)
     build_metrics(training.evaluation)  # checked here too: this node may have other packages than the driver's
@@ -166,6 +168,7 @@ def build_context(
         compile=plan.compile,
         gathered_layers=plan.gathered_layers,
         whole_gradients=plan.whole_gradients,
+        fixed_point_terms=micro_batches if execution.reproducible == "worldSize" else 0,
     )
     compile_cache = CompileCache(directory.compiled, writes=rank == 0) if plan.compile else None
     if compile_cache is not None:
@@ -188,6 +191,7 @@ def build_context(
         references=references,
         loader=loader,
         accumulation=config.accumulation,
+        micro_batches=micro_batches,
         mfu_meter=MfuMeter.for_this_device(shape, job.spec.model.dtype),
         compile_cache=compile_cache,
         engine=engine,

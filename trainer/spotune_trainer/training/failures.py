@@ -53,7 +53,8 @@ def _message(error: BaseException) -> str:
         return str(error)
     refused = re.search(rf"(\w+)[^\n\"']*? {NO_DETERMINISTIC_KERNEL}", str(error))  # torch.compile quotes the message
     if refused:
-        return f"execution.deterministic: {refused[1]} {NO_DETERMINISTIC_KERNEL}: set it to false, or use another model"
+        remedy = "set it to false and execution.reproducible to none, or use another model"
+        return f"execution.deterministic: {refused[1]} {NO_DETERMINISTIC_KERNEL}: {remedy}"
     return f"{type(error).__name__}: {error}"
 
 

@@ -1,9 +1,10 @@
 """The training loop: micro-batches -> loss over the step's tokens -> backward -> clip -> step -> agree on flags.
 
 Exactness at every world size. Micro-batch g of a step belongs to rank g mod world size; a rank without one runs a batch
-of zero weight, since collectives need all ranks. The loss is the sum over the step's label tokens (or pairs) divided by
-their number, not a mean of means. Dropout and NEFTune's noise are seeded by (seed, step, g), and the learning rate is a
-function of the step, so no random state and no scheduler state needs saving.
+of zero weight, since collectives need all ranks. The loss is the exact sum of the micro-batches' losses divided by the
+step's number of label tokens (or pairs), not a mean of means. Dropout and NEFTune's noise are seeded by (seed, step,
+g), and the learning rate is a function of the step, so no random state and no scheduler state needs saving. With
+`execution.reproducible: worldSize` gradients are exact sums, too (`engine/fixed_point_gradients.py`).
 
 One small all-reduce per step, on the host. It carries, for the step that starts, its numbers of tokens and the flags of
 all ranks (commit, notice, stop, leave), so that all ranks act after the same step. For the step before, it carries the
@@ -34,6 +35,7 @@ from spotune_trainer.data.batches import StepFeatures, combine_hashes
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
 from spotune_trainer.engine.ema import update_ema
+from spotune_trainer.engine.fixed_point_gradients import has_fixed_point_gradients
 from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.models.embedding_noise import EmbeddingNoise
 from spotune_trainer.models.loss import zero_weight_batch
@@ -71,8 +73,9 @@ class PendingStep:
         learning_rate: of the step.
         counts: of the step, over all ranks.
         samples: samples of the step, over all ranks.
-        sums: of this rank's rows: the losses, then the statistics of the objective, fp64; they stay on the device until
-            the next step reads them.
+        sums: over the rows of each micro-batch: the losses, then the statistics of the objective, fp64,
+            ``[micro-batch, losses + statistics]``, zero for those of other ranks. They stay on the device until the
+            next step reads them.
         row_hash: combined hash of the rows that went through backward.
         flops: floating-point operations of this rank's rows, by the MFU formula (`models/flops.py`).
         grad_norm: norm of the gradient before clipping, the same on all ranks; None if it is not computed.
@@ -139,6 +142,8 @@ class TrainingLoop:
         self._no_counts = StepCounts(0, 0, (0,) * self.objective.losses)
         self._num_sums = self.objective.losses + self.objective.statistics.size
         self._micro_batch_size = context.plan.micro_batch_size
+        self._shape_of_sums = (context.micro_batches, self._num_sums)
+        self._sums_are_exact = has_fixed_point_gradients(self.engine)
         self._step_objective = self.objective if isinstance(self.objective, StepObjective) else None
         self._step_values: Tensor | None = None
         self._num_features: int | None = None  # known after the first step
@@ -179,6 +184,8 @@ class TrainingLoop:
     def _forward(self, step: int, micro_batches: MicroBatches, index: int) -> LossSums:
         """Loss of this rank's micro-batch `index`; of a batch of zero weight if it has fewer micro-batches."""
         if index >= len(micro_batches):
+            if self._sums_are_exact:  # no collective needs this rank
+                return LossSums(())
             return LossSums((self.objective.forward(self.engine, self._zero_weight_batch),))
         g, batch = micro_batches[index]
         batch = batch.to(self.engine.device)
@@ -224,19 +231,20 @@ class TrainingLoop:
         """
         rate = self.learning_rate(step)
         set_learning_rate(self.engine, rate)
-        sums = torch.zeros(self._num_sums, dtype=torch.float64, device=self.engine.device)
+        sums = torch.zeros(self._shape_of_sums, dtype=torch.float64, device=self.engine.device)
         pending = PendingStep(step + 1, rate, counts, self.schedule.sample_ids(step).size, sums)
-        weights = [self.world_size / count for count in counts.losses]  # DeepSpeed averages gradients over the ranks
+        averaged = 1 if self._sums_are_exact else self.world_size  # DeepSpeed averages gradients over the ranks
+        weights = [averaged / count for count in counts.losses]
         for index in range(self.accumulation):
             if index > 0:
                 loss = self._forward(step, micro_batches, index)
             if index < len(micro_batches):
-                batch = micro_batches[index][1]
+                g, batch = micro_batches[index]
                 self.engine.backward(_weighted(loss, weights), scale_wrt_gas=False)
-                pending.sums += _detached(loss)
+                pending.sums[g] = _detached(loss)
                 pending.row_hash = combine_hashes([pending.row_hash, *batch.row_hashes()])
                 pending.flops += self.mfu_meter.flops(batch)
-            else:
+            elif loss.losses:
                 self.engine.backward(loss.losses[0] * 0.0, scale_wrt_gas=False)
             if index == self.accumulation - 1:
                 pending.grad_norm = gradient_norm_before_update(self.engine)
@@ -267,7 +275,7 @@ class TrainingLoop:
 
     def _all_reduce(self, counts: StepCounts, proposed: Flags) -> tuple[StepCounts, Flags]:
         """Sum counts and flags over the ranks. The same all-reduce sums the results of the pending step, if any."""
-        last = self._pending
+        last, num_sums = self._pending, math.prod(self._shape_of_sums)
         values = torch.tensor(
             [
                 counts.labels,
@@ -281,13 +289,14 @@ class TrainingLoop:
                 last.flops if last else 0.0,
                 counts.tokens,
                 *counts.losses,
-                *(last.sums.tolist() if last else [0.0] * self._num_sums),
+                *(last.sums.flatten().tolist() if last else [0.0] * num_sums),  # each of one rank: exact, too
             ],
             dtype=torch.float64,
         )
         distributed.all_reduce(values, group=self.control)
         labels, commit, notice, stop, leave, low, high, flops, tokens, *others = values.tolist()
-        losses, sums = others[: -self._num_sums], others[-self._num_sums :]
+        losses, of_micro_batches = others[:-num_sums], others[-num_sums:]
+        sums = [_exact_sum(of_micro_batches[index :: self._num_sums]) for index in range(self._num_sums)]
         self._pending = None
         if last is not None:
             last.flops = flops
@@ -341,6 +350,11 @@ def _detached(loss: LossSums) -> Tensor:
     """Losses and statistics without gradients, fp64, ``[losses + statistics]``."""
     losses = torch.stack([each.detach().double() for each in loss.losses])
     return losses if loss.statistics is None else torch.cat([losses, loss.statistics])
+
+
+def _exact_sum(values: Sequence[float]) -> float:
+    """The correctly rounded sum, which does not depend on the order; infinite or NaN if a value is."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def _random_seed(seed: int, step: int, micro_batch: int) -> int:
