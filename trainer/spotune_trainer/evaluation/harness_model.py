@@ -67,7 +67,7 @@ class WorkersModel(HFLM):  # type: ignore[misc]
         question = {
             "prompts": [row[mask.bool()].tolist() for row, mask in zip(context, attention_mask, strict=True)],
             "stop": stop,
-            "maxNewTokens": max_length - context.size(1) if causal else max_length,
+            "maxNewTokens": max_length - context.size(1),
             "options": options,
         }
         answers: list[list[int]] = self._ask({"generate": question})

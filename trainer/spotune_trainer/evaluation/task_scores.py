@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
-Key = TypeVar("Key")
+Row = TypeVar("Row")
 
 _SECONDS_BETWEEN_BROADCASTS = 2.0
 
@@ -60,7 +60,8 @@ class _Generate:
     Attributes:
         prompts: token ids.
         stop: texts that end an answer.
-        max_new_tokens: of each answer.
+        max_new_tokens: of each answer. That of a seq2seq model may be longer by the longest prompt of its batch: so it
+            is in the harness's own class, which counts the prompt for all models.
         options: further fields of the generation configuration.
     """
 
@@ -200,27 +201,31 @@ class _Answers:
 
     def _log_likelihoods(self, question: _LogLikelihoods) -> list[LogLikelihood]:
         """Pairs with the same inputs, such as answers of one token to a question, share a forward pass if causal."""
-        rows: dict[tuple[Tokens, ...], list[Tokens]] = {}
-        places = []
+        rows: dict[tuple[Tokens, ...], tuple[Tokens, list[Tokens]]] = {}
         for inputs, target in question.pairs:
             key = (inputs, target) if self.model.config.is_encoder_decoder else (inputs,)
-            targets = rows.setdefault(key, [])
+            targets = rows.setdefault(key, (inputs, []))[1]
             if target not in targets:
                 targets.append(target)
-            places.append((key, targets.index(target)))
 
-        def run(keys: Sequence[tuple[Tokens, ...]]) -> list[list[LogLikelihood]]:
+        def run(batch: Sequence[tuple[Tokens, list[Tokens]]]) -> list[list[LogLikelihood]]:
             self.heartbeat()
-            return log_likelihoods(self.model, [key[0] for key in keys], [rows[key] for key in keys])
+            return log_likelihoods(self.model, [inputs for inputs, _ in batch], [targets for _, targets in batch])
 
-        found = self._run(run, list(rows), length=lambda key: len(key[0]))
-        return [found[key][index] for key, index in places]
+        results = self._run(run, list(rows.values()), length=lambda row: len(row[0]))
+        found = {
+            (inputs, target): value
+            for (inputs, targets), values in zip(rows.values(), results, strict=True)
+            for target, value in zip(targets, values, strict=True)
+        }
+        return [found[pair] for pair in question.pairs]
 
     def _generate(self, question: _Generate) -> list[list[int]]:
-        config = greedy_config(self.base, question.max_new_tokens)
-        config.update(**question.options)
-
         def run(prompts: Sequence[Tokens]) -> list[list[int]]:
+            # The decoder's first token counts, too.
+            further = max(map(len, prompts)) - 1 if self.model.config.is_encoder_decoder else 0
+            config = greedy_config(self.base, question.max_new_tokens + further)
+            config.update(**question.options)
             return generate_tokens(
                 self.model,
                 self.tokenizer,
@@ -231,14 +236,14 @@ class _Answers:
                 synced_gpus=self.synced_gpus,
             )
 
-        found = self._run(run, list(dict.fromkeys(question.prompts)), length=len)
-        return [found[prompt] for prompt in question.prompts]
+        return self._run(run, question.prompts, length=len)
 
     def _run(
-        self, run: Callable[[Sequence[Key]], Sequence[T]], rows: Sequence[Key], length: Callable[[Key], int]
-    ) -> dict[Key, T]:
+        self, run: Callable[[Sequence[Row]], Sequence[T]], rows: Sequence[Row], length: Callable[[Row], int]
+    ) -> list[T]:
         """The result of each row. Batches have rows of similar length, longest first."""
-        ordered = sorted(rows, key=length, reverse=True)
+        ordered = sorted(range(len(rows)), key=lambda index: -length(rows[index]))
         batches = [ordered[start : start + self.batch_size] for start in range(0, len(ordered), self.batch_size)]
-        results = run_batches(lambda batch, _: run(batch), batches, self.ranks)
-        return dict(zip(ordered, chain.from_iterable(results), strict=True))
+        results = run_batches(lambda batch, _: run([rows[index] for index in batch]), batches, self.ranks)
+        found = dict(zip(ordered, chain.from_iterable(results), strict=True))
+        return [found[index] for index in range(len(rows))]
