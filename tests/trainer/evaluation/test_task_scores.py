@@ -144,10 +144,20 @@ def test_training_is_the_same_with_scores_and_a_resume_neither_repeats_nor_loses
     ]
 
 
-def test_an_adapter_is_scored_as_it_is_exported(runs: Runs, tasks: Path) -> None:
-    job = harness_job(runs, tasks, STEPS, ALL_TASKS, adapter={"lora": {"r": 4}}, output={"export": "last"})
-    directory = runs.empty("scored-adapter")
-    train_generation(directory, job, Layout(1, 0), timeout=TIMEOUT)
+@pytest.mark.parametrize(
+    ("layout", "sections"),
+    [
+        (Layout(1, 0), {"adapter": {"lora": {"r": 4}}}),
+        (Layout(1, 3), {"execution": {"compile": True}}),
+    ],
+    ids=["adapter", "compiled"],
+)
+def test_the_model_in_training_is_scored_as_it_is_exported(
+    layout: Layout, sections: dict[str, Any], runs: Runs, tasks: Path
+) -> None:
+    job = harness_job(runs, tasks, STEPS, ALL_TASKS, output={"export": "last"}, **sections)
+    directory = runs.empty("scored-once")
+    train_generation(directory, job, layout, timeout=TIMEOUT)
     last, exported = events_of(directory, 1)
     assert last["scores"] == pytest.approx(exported["scores"], rel=1e-5)
 

@@ -158,7 +158,7 @@ class _Harness:
                 return None
             self._last_line = time.monotonic()
             return TaskScores(harness_scores(process.results())) if line is None else _question(json.loads(line))
-        except (SpotuneError, OSError) as error:
+        except (SpotuneError, OSError, ValueError) as error:  # ValueError: a configuration that cannot be saved
             return TaskScores(problem=str(error))
 
     def answer(self, value: Any) -> None:
