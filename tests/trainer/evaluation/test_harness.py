@@ -112,10 +112,8 @@ def test_a_task_that_samples_is_refused_during_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("best", "expected"),
     [
-        ({"metric": f"{TASK}/acc"}, None),
         ({"metric": f"{GENERATING_TASK}/chrf/whole"}, None),
         ({"metric": f"{ROLLING_TASK}/byte_perplexity"}, None),
-        ({"metric": "loss"}, None),
         (
             {"metric": f"{TASK}/accuracy"},
             r"^training\.evaluation\.best\.metric: the tasks have no score singers/accuracy: .* such as singers/acc",
@@ -125,7 +123,7 @@ def test_a_task_that_samples_is_refused_during_training(tmp_path: Path) -> None:
             r"^training\.evaluation\.best\.mode: lower values of lyrics/byte_perplexity are better: set min",
         ),
     ],
-    ids=["metric", "metric with a filter", "lower is better", "not of a task", "unknown metric", "wrong mode"],
+    ids=["metric with a filter", "lower is better", "unknown metric", "wrong mode"],
 )
 def test_the_best_is_compared_by_a_score_that_the_tasks_have(
     best: dict[str, str], expected: str | None, tmp_path: Path

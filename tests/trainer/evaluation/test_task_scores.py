@@ -147,10 +147,9 @@ def test_training_is_the_same_with_scores_and_a_resume_neither_repeats_nor_loses
 @pytest.mark.parametrize(
     ("layout", "sections"),
     [
-        (Layout(1, 0), {"adapter": {"lora": {"r": 4}}}),
-        (Layout(1, 3), {"execution": {"compile": True}}),
+        pytest.param(Layout(1, 0), {"adapter": {"lora": {"r": 4}}}, id="adapter"),
+        pytest.param(Layout(1, 3), {"execution": {"compile": True}}, id="compiled", marks=pytest.mark.long),
     ],
-    ids=["adapter", "compiled"],
 )
 def test_the_model_in_training_is_scored_as_it_is_exported(
     layout: Layout, sections: dict[str, Any], runs: Runs, tasks: Path
