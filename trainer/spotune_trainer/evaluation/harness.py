@@ -137,7 +137,7 @@ class HarnessProcess:
                 stderr=stack.enter_context(self._log.open("wb")),
                 env={name: value for name, value in os.environ.items() if name not in _OF_THE_GROUP},
             )
-            stack.callback(self._end)
+            stack.callback(self._stop)
             self._reader = threading.Thread(target=self._read, name="harness", daemon=True)
             self._reader.start()
             self.write({**self._request, "output": str(self._results)})
@@ -195,7 +195,7 @@ class HarnessProcess:
             self._lines.put(line)
         self._lines.put(None)
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         self._process.kill()
         self._reader.join()
         with suppress(BrokenPipeError), self._process:  # closes its pipes

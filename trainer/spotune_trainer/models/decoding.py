@@ -46,8 +46,8 @@ class StopTextCriteria(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
         """Whether each sequence of `input_ids` [batch, sequence] is finished."""
         start = max(self._prompt_tokens, input_ids.size(1) - self._last_tokens)
-        ends = [self._tokenizer.decode(answer) for answer in input_ids[:, start:].tolist()]
-        finished = [any(text in end for text in self._texts) for end in ends]
+        suffixes = [self._tokenizer.decode(answer) for answer in input_ids[:, start:].tolist()]
+        finished = [any(text in suffix for text in self._texts) for suffix in suffixes]
         return torch.tensor(finished, dtype=torch.bool, device=input_ids.device)
 
 
