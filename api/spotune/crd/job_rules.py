@@ -51,12 +51,14 @@ _LANGUAGE_MODELS: Final = ["sft", *PREFERENCE_OBJECTIVES]
 
 
 def _default_evaluation() -> str:
-    """CEL expression that is true if the evaluation section has only default values, but for harness."""
+    """CEL expression that is true if the evaluation section has only default values, but for what harness needs."""
     defaults = EvaluationSpec().model_dump(mode="json", exclude_none=True)
     spelled = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
+    of_harness = ("harness", "best", "earlyStopping")  # earlyStopping requires best
     given = [f"self.training.evaluation.{name} == {value}" for name, value in spelled.items()]
-    absent = [f"!has(self.training.evaluation.{name})" for name in _optional(EvaluationSpec) if name != "harness"]
-    return " && ".join([*given, *absent])
+    absent = [f"!has(self.training.evaluation.{name})" for name in _optional(EvaluationSpec) if name not in of_harness]
+    best = "self.training.evaluation.best"
+    return " && ".join([*given, *absent, f"(!has({best}) || {best}.metric.contains('/'))"])
 
 
 def _optional(section: type[BaseModel]) -> list[str]:

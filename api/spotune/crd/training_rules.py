@@ -19,6 +19,8 @@ def _name_in_cel(metric: str) -> str:
 _LABEL_METRICS: Final = sorted({metric for metrics in LABEL_METRICS.values() for metric in metrics})
 _LABELS: Final = list(LABEL_OBJECTIVES)
 
+_OF_HARNESS: Final = "self.best.metric.contains('/')"
+
 _EVALUATION = (
     Rule(
         "self.generate || !self.metrics.exists(metric, metric != 'loss')",
@@ -51,22 +53,32 @@ _EVALUATION = (
         "earlyStopping",
     ),
     Rule(
-        "!has(self.best) || self.everySteps > 0",
+        f"!has(self.best) || {_OF_HARNESS} || self.everySteps > 0",
         "must be at least 1, because best compares evaluations during training",
         "everySteps",
     ),
     Rule(
         "!has(self.best) || self.best.metric == 'loss' || self.best.metric in self.metrics || "
-        f"self.best.metric in {_LABEL_METRICS}",
+        f"self.best.metric in {_LABEL_METRICS} || {_OF_HARNESS}",
         "is not evaluated: add it to metrics",
         "best.metric",
+    ),
+    Rule(
+        f"!has(self.best) || !{_OF_HARNESS} || has(self.harness)",
+        "is a score of lm-evaluation-harness: set harness.tasks",
+        "best.metric",
+    ),
+    Rule(
+        f"!has(self.best) || !{_OF_HARNESS} || !has(self.harness) || self.harness.everySteps > 0",
+        "must be at least 1, because best compares scores of its tasks during training",
+        "harness.everySteps",
     ),
 )
 
 _BEST = (
     Rule(
         f"self.mode == 'auto' || !(self.metric in {[*BUILT_IN, *_LABEL_METRICS]})",
-        "is only for functions: remove this field",
+        "is only for functions and tasks: remove this field",
         "mode",
     ),
 )

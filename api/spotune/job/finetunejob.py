@@ -11,7 +11,7 @@ from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.lifecycle import CleanupSpec, RetrySpec
-from spotune.job.metric import is_iob2
+from spotune.job.metric import is_harness_metric, is_iob2
 from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.serving import JobServingSpec
@@ -208,7 +208,9 @@ class FinetuneJobSpec(Section):
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
         evaluation, dataset = self.training.evaluation, self.dataset
-        of_data = evaluation.model_copy(update={"harness": None})
+        best = evaluation.best
+        of_tasks = ["harness", *(["best", "early_stopping"] if best and is_harness_metric(best.metric) else [])]
+        of_data = evaluation.model_copy(update=dict.fromkeys(of_tasks))
         if not dataset.has_evaluation and of_data != EvaluationSpec():
             invalid("training.evaluation", "has no evaluation data: set dataset.eval.source or dataset.eval.fraction")
         if evaluation.generate and dataset.row_format == "text":

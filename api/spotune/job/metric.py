@@ -17,7 +17,10 @@ LABEL_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Metrics of the predicted labels, by the objective that always evaluates them."""
 
+MAX_METRIC_CHARACTERS: Final = 400
 _MAX_CHARACTERS: Final = 200
+_LOWER_IS_BETTER: Final = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter")
+"""Metrics that lm-eval registers with `higher_is_better=False`."""
 _NAME: Final = "[A-Za-z_][A-Za-z0-9_]*"
 _ENTRY_POINT: Final = rf"{_NAME}([.]{_NAME})*:{_NAME}"
 _EXPECTED: Final = f"{', '.join(BUILT_IN)} or a function of your own as package.module:function"
@@ -34,12 +37,17 @@ Metric = Annotated[
 
 def metric_name(metric: str) -> str:
     """The name that a metric's scores are reported under: its own name, or that of the function."""
-    return metric.rpartition(":")[2]
+    return metric.rpartition(":")[2] if is_function(metric) else metric
 
 
 def is_function(metric: str) -> bool:
     """Whether a metric is a function of the user."""
-    return ":" in metric
+    return ":" in metric and not is_harness_metric(metric)
+
+
+def is_harness_metric(metric: str) -> bool:
+    """Whether a metric is a score of lm-evaluation-harness: task/metric, or task/metric/filter."""
+    return "/" in metric
 
 
 def is_iob2(labels: Sequence[str]) -> bool:
@@ -48,5 +56,5 @@ def is_iob2(labels: Sequence[str]) -> bool:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether lower values of a built-in metric are better."""
-    return metric == "loss"
+    """Whether lower values of a built-in metric, or of a metric of lm-evaluation-harness, are better."""
+    return metric == "loss" or (is_harness_metric(metric) and metric.split("/")[1] in _LOWER_IS_BETTER)

@@ -8,7 +8,17 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, Source, invalid
-from spotune.job.metric import BUILT_IN, LABEL_METRICS, MAX_METRICS, Metric, is_function, lower_is_better, metric_name
+from spotune.job.metric import (
+    BUILT_IN,
+    LABEL_METRICS,
+    MAX_METRIC_CHARACTERS,
+    MAX_METRICS,
+    Metric,
+    is_function,
+    is_harness_metric,
+    lower_is_better,
+    metric_name,
+)
 
 
 class SqlSpec(Section):
@@ -63,10 +73,12 @@ class EmbeddingSpec(Section):
 class BestSpec(Section):
     """Which evaluation is the best. The checkpoint of its step is kept."""
 
-    metric: str = "loss"
-    """loss, or one of metrics. classification: also accuracy or macroF1. tokenClassification: accuracy or entityF1."""
+    metric: Annotated[str, Field(max_length=MAX_METRIC_CHARACTERS)] = "loss"
+    """loss, or one of metrics. classification: also accuracy or macroF1. tokenClassification: accuracy or entityF1.
+    With harness.everySteps also a score of its tasks, such as arc_easy/acc."""
     mode: Literal["auto", "min", "max"] = "auto"
-    """Whether lower (min) or higher (max) values of your own function are better. auto: max; for loss, min."""
+    """Whether lower (min) or higher (max) values of your own function, or of a task's score, are better. auto: max; for
+    loss, min; for a task's score, what lm-evaluation-harness has."""
 
     @property
     def prefers_lower(self) -> bool:
@@ -75,9 +87,10 @@ class BestSpec(Section):
 
     @model_validator(mode="after")
     def _check_mode(self) -> Self:
-        if self.mode != "auto" and not is_function(self.metric):
+        if self.mode != "auto" and not (is_function(self.metric) or is_harness_metric(self.metric)):
             better = "lower" if lower_is_better(self.metric) else "higher"
-            invalid("mode", f"is only for functions; {better} values of {self.metric} are better: remove this field")
+            reason = f"is only for functions and tasks; {better} values of {self.metric} are better"
+            invalid("mode", f"{reason}: remove this field")
         return self
 
 
@@ -91,10 +104,12 @@ class EarlyStoppingSpec(Section):
 
 
 class HarnessSpec(Section):
-    """Tasks of lm-evaluation-harness that the exported model is evaluated on at the end."""
+    """Tasks of lm-evaluation-harness that the exported model is evaluated on at the end, and the model in training."""
 
     tasks: list[HarnessTask] = Field(min_length=1, max_length=MAX_HARNESS_TASKS)
     """Names of tasks, groups or tags: those of the package lm-eval, or of includePath."""
+    every_steps: NonNegativeInt = 0
+    """Also evaluate the model in training every this many steps, on all workers. 0: only at the end."""
     include_path: Source | None = None
     """Folder with task files (*.yaml) of your own. Relative paths in them begin in this folder."""
     num_fewshot: NonNegativeInt | None = None
@@ -141,11 +156,26 @@ class EvaluationSpec(Section):
     """Tasks of lm-evaluation-harness for the exported model. They need no dataset.eval, but the extra
     spotune[lm-eval]."""
 
+    @property
+    def compared_every_steps(self) -> int:
+        """Steps between the evaluations that best compares; 0: none."""
+        if self.best is None:
+            return 0
+        if is_harness_metric(self.best.metric):
+            return self.harness.every_steps if self.harness is not None else 0
+        return self.every_steps
+
     @model_validator(mode="after")
     def _check_best(self) -> Self:
         if self.early_stopping is not None and self.best is None:
             invalid("earlyStopping", "requires the metric that evaluations are compared by: set best.metric")
-        if self.best is not None:
+        if self.best is not None and is_harness_metric(self.best.metric):
+            if self.harness is None:
+                invalid("best.metric", f"{self.best.metric} is a score of lm-evaluation-harness: set harness.tasks")
+            if not self.harness.every_steps:
+                reason = "must be at least 1, because best compares scores of its tasks during training"
+                invalid("harness.everySteps", reason)
+        elif self.best is not None:
             if not self.every_steps:
                 invalid("everySteps", "must be at least 1, because best compares evaluations during training")
             if self.best.metric not in ("loss", *self.metrics, *chain(*LABEL_METRICS.values())):

@@ -229,6 +229,16 @@ def test_all_sections_share_the_rules_of_section() -> None:
     assert all(issubclass(section, Section) for section in all_sections())
 
 
+def test_tasks_choose_the_best_and_the_stop_without_evaluation_data() -> None:
+    harness = {"tasks": ["arc_easy"], "everySteps": 50}
+    of_tasks = {"harness": harness, "best": {"metric": "arc_easy/acc"}, "earlyStopping": {"patience": 2}}
+    evaluation = a_job(training={"epochs": 1, "evaluation": of_tasks}).spec.training.evaluation
+    assert evaluation.compared_every_steps == 50
+    for further in ({"everySteps": 10}, {"best": {"metric": "loss"}, "everySteps": 10}):
+        with pytest.raises(JobError, match=r"training\.evaluation: has no evaluation data"):
+            a_job(training={"epochs": 1, "evaluation": {**of_tasks, **further}})
+
+
 def test_the_service_of_a_job_is_called_like_the_job_unless_it_has_a_name() -> None:
     assert a_job().service_name == ""
     assert a_job(serving={}).service_name == "job"

@@ -120,7 +120,7 @@ WRONG_EVALUATIONS = [
         "epochs: 3",
         "epochs: 3, evaluation: {everySteps: 10, best: {metric: loss, mode: max}}",
         (
-            ":9: spec.training.evaluation.best.mode: is only for functions; lower values of loss are better: "
+            ":9: spec.training.evaluation.best.mode: is only for functions and tasks; lower values of loss are better: "
             "remove this field"
         ),
     ),
@@ -168,6 +168,30 @@ WRONG_EVALUATIONS = [
         "epochs: 3",
         'epochs: 3, evaluation: {harness: {tasks: [arc_easy], includePath: "s3://bucket/tasks"}}',
         (":9: spec.training.evaluation.harness.includePath: must be a folder: task files are not read from stores"),
+    ),
+    (
+        "best by a task without a harness",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, best: {metric: arc_easy/acc}}",
+        (
+            ":9: spec.training.evaluation.best.metric: arc_easy/acc is a score of lm-evaluation-harness: set "
+            "harness.tasks"
+        ),
+    ),
+    (
+        "best by a task that is only evaluated at the end",
+        "epochs: 3",
+        "epochs: 3, evaluation: {everySteps: 10, best: {metric: arc_easy/acc}, harness: {tasks: [arc_easy]}}",
+        (
+            ":9: spec.training.evaluation.harness.everySteps: must be at least 1, because best compares scores of its "
+            "tasks during training"
+        ),
+    ),
+    (
+        "tasks every minus one steps",
+        "epochs: 3",
+        "epochs: 3, evaluation: {harness: {tasks: [arc_easy], everySteps: -1}}",
+        ":9: spec.training.evaluation.harness.everySteps: expected at least 0, not -1",
     ),
     (
         "harness for a reward model",

@@ -118,8 +118,8 @@ WRONG_LABELS = [
         SEQ2SEQ_DATASET,
         _classifier(end=_END + "evaluation: {everySteps: 5, best: {metric: accuracy, mode: min}}, "),
         (
-            ":12: spec.training.evaluation.best.mode: is only for functions; higher values of accuracy are better: "
-            "remove this field"
+            ":12: spec.training.evaluation.best.mode: is only for functions and tasks; higher values of accuracy are "
+            "better: remove this field"
         ),
     ),
 ]

@@ -47,8 +47,8 @@ spec:
                             metrics: [loss, exactMatch, executionAccuracy, "my_metrics:bleu"],
                             sql: {databases: "s3://bucket/databases", column: database},
                             best: {metric: "my_metrics:bleu", mode: max}, earlyStopping: {patience: 3, minDelta: 0.01},
-                            harness: {tasks: [arc_easy], includePath: /data/tasks, numFewshot: 0, limit: 100,
-                                      batchSize: 8, chatTemplate: true}}}
+                            harness: {tasks: [arc_easy], everySteps: 400, includePath: /data/tasks, numFewshot: 0,
+                                      limit: 100, batchSize: 8, chatTemplate: true}}}
   execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto, attention: auto,
                compile: auto, deterministic: true, reproducible: none, flopsProfile: 10}
   checkpoint: {every: 300s, keep: 2, keepEverySteps: 0}

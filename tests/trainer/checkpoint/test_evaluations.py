@@ -15,6 +15,7 @@ from spotune.job import BestSpec, EvaluationSpec
 from spotune_trainer.checkpoint.evaluations import (
     Evaluation,
     best_evaluation,
+    current_scores,
     describe_early_stop,
     with_evaluation,
 )
@@ -166,3 +167,55 @@ def test_history_survives_json() -> None:
     history = (Evaluation.of(10, 20, math.nan, {"exactMatch": None, "bleu": 0.1 + 0.2}), *losses(1 / 3))
     stored = json.loads(json.dumps([each.to_json() for each in history], allow_nan=False))
     assert tuple(map(Evaluation.from_json, stored)) == history
+
+
+ACCURACY = "arc_easy/acc"
+
+
+def of_tasks(step: int, accuracy: float) -> Evaluation:
+    return Evaluation.of_tasks(step, TOTAL, {ACCURACY: accuracy})
+
+
+def by_accuracy(patience: int) -> EvaluationSpec:
+    values = {"metric": ACCURACY}
+    harness = {"tasks": ["arc_easy"], "everySteps": 20}
+    return EvaluationSpec.model_validate(
+        {"harness": harness, "best": values, "earlyStopping": {"patience": patience}, "everySteps": 10}
+    )
+
+
+def test_evaluations_of_data_and_of_tasks_at_one_step_are_one_evaluation() -> None:
+    [of_data] = losses(2.0)
+    for history in ((of_data, of_tasks(10, 0.5)), (of_tasks(10, 0.5), of_data)):
+        combined: tuple[Evaluation, ...] = ()
+        for each in history:
+            combined = with_evaluation(combined, each)
+        assert combined == (Evaluation(10, TOTAL, 2.0, {ACCURACY: 0.5}),)
+    assert Evaluation.from_json(json.loads(json.dumps(of_tasks(10, 0.5).to_json()))) == of_tasks(10, 0.5)
+
+
+def test_evaluations_that_do_not_have_the_metric_neither_improve_nor_lose_patience() -> None:
+    data = losses(5, 4, 4.5, 4.2)
+    history = data
+    for step, accuracy in ((20, 0.5), (25, 0.4), (40, 0.6)):
+        history = with_evaluation(history, of_tasks(step, accuracy))
+    assert describe_early_stop(history, settings(patience=3), TOTAL) is None, "two evaluations of the data after 4"
+    assert describe_early_stop(history, by_accuracy(patience=2), TOTAL) is None
+    assert best_evaluation(history, BestSpec(metric=ACCURACY)) == history[-1]
+    stopped = with_evaluation(with_evaluation(history, of_tasks(45, 0.6)), of_tasks(60, 0.1))
+    reason = describe_early_stop(stopped, by_accuracy(patience=2), TOTAL)
+    assert reason is not None
+    assert "arc_easy/acc has not improved in 2 evaluations; best 0.6 after step 40" in reason
+
+
+def test_lower_perplexities_of_tasks_are_better() -> None:
+    assert BestSpec(metric="wikitext/word_perplexity").prefers_lower
+    assert not BestSpec(metric=ACCURACY).prefers_lower
+    assert BestSpec.model_validate({"metric": ACCURACY, "mode": "min"}).prefers_lower
+
+
+def test_current_scores_are_the_newest_of_the_data_and_of_the_tasks() -> None:
+    history = with_evaluation(scores(0.1, 0.2, 0.3), of_tasks(20, 0.5))
+    assert current_scores(history) == {"exactMatch": 0.3, ACCURACY: 0.5}
+    assert current_scores(with_evaluation(history, of_tasks(40, 0.6))) == {"exactMatch": 0.3, ACCURACY: 0.6}
+    assert current_scores(()) == {}

@@ -18,7 +18,8 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer.data.batches import Task, collate
 from spotune_trainer.engine.build import EngineConfig, build_engine
-from spotune_trainer.evaluation.evaluate import EvaluationResult, RankGroup, evaluate
+from spotune_trainer.evaluation.evaluate import EvaluationResult, evaluate
+from spotune_trainer.evaluation.ranks import RankGroup
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.models.pretrained import build_model, load_tokenizer
 from tests.trainer.support.groups import run_group

@@ -13,13 +13,13 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spotune.errors import JobError
-from spotune.job import HarnessSpec
+from spotune.job import BestSpec, HarnessSpec
 from spotune_trainer import files
 from spotune_trainer.driver.driver import Driver, DriverDependencies
 from spotune_trainer.evaluation import harness
 from spotune_trainer.evaluation.harness import check_tasks, evaluate_export, harness_scores
 from spotune_trainer.observability.tracking.tracker import harness_point
-from tests.trainer.support.harness_tasks import TASK, write_task
+from tests.trainer.support.harness_tasks import GENERATING_TASK, ROLLING_TASK, TASK, write_task, write_tasks
 from tests.trainer.support.runs import Layout, Runs, train_generation
 from tests.trainer.support.tiny import save_source
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def harness_spec(folder: Path, *tasks: str, **values: Any) -> HarnessSpec:
-    return HarnessSpec.model_validate({"tasks": tasks or [TASK], "includePath": str(folder), **values})
+    return HarnessSpec.model_validate({"tasks": list(tasks) or [TASK], "includePath": str(folder), **values})
 
 
 def scores_of_its_own_command(export: Path, folder: Path, output: Path) -> dict[str, float]:
@@ -98,6 +98,42 @@ def test_a_task_that_runs_what_the_model_writes_is_refused(tmp_path: Path) -> No
         file.write("unsafe_code: true\n")
     with pytest.raises(JobError, match=r"harness\.tasks: singers runs code that the model writes: remove it"):
         check_tasks(harness_spec(folder))
+
+
+def test_a_task_that_samples_is_refused_during_training(tmp_path: Path) -> None:
+    folder = write_tasks(tmp_path / "tasks")
+    path = folder / "answers.yaml"
+    path.write_text(path.read_text().replace("do_sample: false", "do_sample: true"))
+    check_tasks(harness_spec(folder, TASK, GENERATING_TASK))
+    with pytest.raises(JobError, match=r"harness\.tasks: answers samples its answers \(do_sample\), which everySteps"):
+        check_tasks(harness_spec(folder, TASK, GENERATING_TASK, everySteps=10))
+
+
+@pytest.mark.parametrize(
+    ("best", "expected"),
+    [
+        ({"metric": f"{GENERATING_TASK}/chrf/whole"}, None),
+        ({"metric": f"{ROLLING_TASK}/byte_perplexity"}, None),
+        (
+            {"metric": f"{TASK}/accuracy"},
+            r"^training\.evaluation\.best\.metric: the tasks have no score singers/accuracy: .* such as singers/acc",
+        ),
+        (
+            {"metric": f"{ROLLING_TASK}/byte_perplexity", "mode": "max"},
+            r"^training\.evaluation\.best\.mode: lower values of lyrics/byte_perplexity are better: set min",
+        ),
+    ],
+    ids=["metric with a filter", "lower is better", "unknown metric", "wrong mode"],
+)
+def test_the_best_is_compared_by_a_score_that_the_tasks_have(
+    best: dict[str, str], expected: str | None, tmp_path: Path
+) -> None:
+    spec = harness_spec(write_tasks(tmp_path / "tasks"), TASK, ROLLING_TASK, GENERATING_TASK, everySteps=10)
+    if expected is None:
+        check_tasks(spec, BestSpec.model_validate(best))
+    else:
+        with pytest.raises(JobError, match=expected):
+            check_tasks(spec, BestSpec.model_validate(best))
 
 
 def test_relative_data_files_begin_in_the_folder_of_the_tasks(tmp_path: Path) -> None:

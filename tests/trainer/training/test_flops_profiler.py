@@ -16,7 +16,7 @@ from spotune.errors import JobError
 from spotune_trainer import files
 from spotune_trainer.data.batches import Batch, Task, collate
 from spotune_trainer.engine.build import EngineConfig, build_engine
-from spotune_trainer.evaluation.evaluate import evaluation_mode
+from spotune_trainer.evaluation.ranks import evaluation_mode
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.flops import ModelShape
 from spotune_trainer.models.lora import attach_adapter

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spotune.job import BestSpec, EvaluationSpec
-from spotune.job.metric import metric_name
+from spotune.job.metric import is_harness_metric, metric_name
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,35 @@ class Evaluation:
     Attributes:
         step: optimizer steps done before it.
         total_steps: optimizer steps of the whole run, as planned at that time.
-        loss: None if it was not finite.
+        loss: None if it was not finite, or if there is none.
         scores: by metric name, without the loss. None if no answer counted, or if the score was not finite.
+        has_loss: whether the evaluation data was evaluated; False if only tasks of lm-evaluation-harness were.
     """
 
     step: int
     total_steps: int
     loss: float | None
     scores: Mapping[str, float | None] = field(default_factory=dict)
+    has_loss: bool = True
 
     @classmethod
     def of(cls, step: int, total_steps: int, loss: float, scores: Mapping[str, float | None]) -> Evaluation:
         """An evaluation whose values are None where they are not finite, which JSON cannot represent."""
         return cls(step, total_steps, _finite(loss), {name: _finite(score) for name, score in scores.items()})
+
+    @classmethod
+    def of_tasks(cls, step: int, total_steps: int, scores: Mapping[str, float]) -> Evaluation:
+        """An evaluation on tasks of lm-evaluation-harness alone."""
+        return cls(step, total_steps, None, dict(scores), has_loss=False)
+
+    @property
+    def task_scores(self) -> dict[str, float | None]:
+        """The scores of lm-evaluation-harness; empty if its tasks were not evaluated, or failed."""
+        return {name: score for name, score in self.scores.items() if is_harness_metric(name)}
+
+    def evaluates(self, metric: str) -> bool:
+        """Whether a metric was evaluated, perhaps without a value. Tasks and data need not be due at the same steps."""
+        return metric in self.scores if is_harness_metric(metric) else self.has_loss
 
     def value(self, metric: str) -> float | None:
         """The value of a metric of `training.evaluation`; None if it is not known."""
@@ -43,18 +59,37 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {"step": self.step, "totalSteps": self.total_steps, "loss": self.loss, "scores": dict(self.scores)}
+        only_tasks = {} if self.has_loss else {"hasLoss": False}
+        values = {"step": self.step, "totalSteps": self.total_steps, "loss": self.loss, "scores": dict(self.scores)}
+        return {**values, **only_tasks}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Evaluation:
         """Inverse of `to_json`."""
-        return cls(value["step"], value["totalSteps"], value["loss"], value["scores"])
+        has_loss = value.get("hasLoss", True)
+        return cls(value["step"], value["totalSteps"], value["loss"], value["scores"], has_loss)
 
 
 def with_evaluation(history: Sequence[Evaluation], evaluation: Evaluation) -> tuple[Evaluation, ...]:
-    """The history with one more evaluation, ordered by step; it replaces an earlier one of the same step."""
-    others = (each for each in history if each.step != evaluation.step)
-    return tuple(sorted((*others, evaluation), key=lambda each: each.step))
+    """The history with one more evaluation, ordered by step; its values replace earlier ones of the same step."""
+    by_step = {each.step: each for each in history}
+    if evaluation.step in by_step:
+        earlier = by_step[evaluation.step]
+        evaluation = replace(
+            evaluation,
+            loss=evaluation.loss if evaluation.has_loss else earlier.loss,
+            scores={**earlier.scores, **evaluation.scores},
+            has_loss=evaluation.has_loss or earlier.has_loss,
+        )
+    return tuple(sorted({**by_step, evaluation.step: evaluation}.values(), key=lambda each: each.step))
+
+
+def current_scores(history: Sequence[Evaluation]) -> dict[str, float]:
+    """The newest known scores: those of the last evaluation of the data, and of the last one of the tasks."""
+    of_data = next((each.scores for each in reversed(history) if each.has_loss), {})
+    of_tasks = next((each.task_scores for each in reversed(history) if each.task_scores), {})
+    own = {name: score for name, score in of_data.items() if not is_harness_metric(name)}
+    return {name: score for name, score in {**own, **of_tasks}.items() if score is not None}
 
 
 def best_evaluation(history: Sequence[Evaluation], best: BestSpec) -> Evaluation | None:
@@ -77,7 +112,7 @@ def describe_early_stop(history: Sequence[Evaluation], settings: EvaluationSpec,
     by more than `minDelta` than that of the last one that improved, so slow progress adds up (as in Keras' and
     Lightning's `EarlyStopping`). An evaluation without a value does not improve. Evaluations of a run that was planned
     with another number of steps set the value to improve on, but do not count as lost patience: whoever makes a run
-    longer gets at least `patience` more evaluations.
+    longer gets at least `patience` more evaluations. Evaluations that did not evaluate the metric are passed over.
 
     Args:
         history: all evaluations so far, by step.
@@ -91,6 +126,8 @@ def describe_early_stop(history: Sequence[Evaluation], settings: EvaluationSpec,
     improved: float | None = None
     without = 0
     for evaluation in history:
+        if not evaluation.evaluates(best.metric):
+            continue
         value = evaluation.value(best.metric)
         if value is not None and (improved is None or sign * (improved - value) > stopping.min_delta):
             improved, without = value, 0

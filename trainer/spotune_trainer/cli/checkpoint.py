@@ -210,10 +210,13 @@ def _verify(entry: CatalogueEntry) -> CatalogueEntry:
 def _evaluation_results(run: JobDirectory, step: int) -> dict[str, Any]:
     """Loss and scores of the evaluation after a step, for the model card; None and empty without one."""
     evaluated: Mapping[str, Any] = {}
+    of_tasks: Mapping[str, float] = {}
     for record in files.read_lines(run.ledger):
         if record["event"] == "evaluated" and record.get("step") == step:
             evaluated = record
-    return {"steps": step, "evalLoss": evaluated.get("loss"), "scores": scores_of(evaluated)}
+        elif record["event"] == "harness" and record.get("step") == step:
+            of_tasks = record["scores"]
+    return {"steps": step, "evalLoss": evaluated.get("loss"), "scores": {**scores_of(evaluated), **of_tasks}}
 
 
 def _print(entries: Sequence[CatalogueEntry], output: str) -> None:

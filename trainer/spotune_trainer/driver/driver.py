@@ -122,7 +122,7 @@ class Driver:
                 evaluation = self.job.spec.training.evaluation
                 build_metrics(evaluation)
                 if evaluation.harness is not None and not has_commits(self.directory):
-                    check_tasks(evaluation.harness)
+                    check_tasks(evaluation.harness, evaluation.best)
                 with upload_checkpoints(self.job, self.directory):
                     self._prepare()
                     while not self._run_generation():

@@ -1,9 +1,7 @@
 """Evaluation on all ranks: the loss of the job's objective, and metrics of greedily decoded answers.
 
-The samples are sorted by length and split into batches, independently of the ranks. Batch b goes to rank
-b mod world_size. Ranks that have no batch left repeat one row and discard its result, so all ranks run the same number
-of forward passes (with ZeRO-3, each gathers weights from all ranks). Results are summed exactly (`math.fsum`) and no
-random numbers are drawn, so the result is the same at any world size.
+The samples are sorted by length and split into batches, independently of the ranks, which share them (`ranks.py`).
+Results are summed exactly (`math.fsum`) and no random numbers are drawn, so the result is the same at any world size.
 
 If the loss of a sample depends on other samples, all batches of the evaluation set, or of a source of a mixture, run
 twice: the first pass computes what each sample's loss needs to know of the others.
@@ -12,21 +10,20 @@ twice: the first pass computes what each sample's loss needs to know of the othe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from torch import distributed
 
 from spotune.errors import JobError
 from spotune_trainer.data.batches import NO_LOSS, Batch, Row, StepFeatures, Task, collate, row_labels
 from spotune_trainer.evaluation.custom_metrics import Metric
 from spotune_trainer.evaluation.label_scores import LabelScorer, label_scorer
 from spotune_trainer.evaluation.metrics import METRICS, build_metrics, mean_score
+from spotune_trainer.evaluation.ranks import RankGroup, evaluation_mode, run_batches
 from spotune_trainer.models.decoding import generate_texts, generation_config_with_special_tokens, greedy_config
 from spotune_trainer.objectives.build import evaluation_objective
 from spotune_trainer.objectives.objective import Statistics, StepObjective, mean_loss
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from spotune.job import FinetuneJob
-
-T = TypeVar("T")
 
 _MAX_KEPT_PREDICTIONS = 5
 
@@ -111,23 +106,6 @@ class EvaluationResult:
     def defined_scores(self) -> dict[str, float]:
         """Scores by metric, without those that are None."""
         return {name: score for name, score in self.scores.items() if score is not None}
-
-
-@dataclass(frozen=True)
-class RankGroup:
-    """The ranks that evaluate together: this process's rank, the world size, and the group (None: the default one)."""
-
-    rank: int = 0
-    world_size: int = 1
-    group: distributed.ProcessGroup | None = None
-
-    def gather(self, value: T) -> list[T]:
-        """The `value` of every rank, ordered by rank. Collective: every rank must call it."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(values, value, group=self.group)
-        return values
 
 
 @dataclass(frozen=True)
@@ -207,27 +185,9 @@ def _evaluate_samples(
     with evaluation_mode(evaluator.model):
         values = None
         if isinstance(evaluator.objective, StepObjective):
-            features = partial(evaluator.features, evaluator.objective)
-            values = torch.cat(_run_batches(features, dataset, batches, batch_size, ranks)).to(evaluator.model.device)
-        return _run_batches(partial(evaluator.run, values), dataset, batches, batch_size, ranks)
-
-
-def _run_batches(
-    run: Callable[[Rows, Sequence[int], int], T],
-    dataset: Rows,
-    batches: Sequence[Sequence[int]],
-    batch_size: int,
-    ranks: RankGroup,
-) -> list[T]:
-    """What `run` returns for each batch and the position of its first sample, in the order of the batches."""
-    local: list[T] = []
-    for index in range(ranks.rank, math.ceil(len(batches) / ranks.world_size) * ranks.world_size, ranks.world_size):
-        if index < len(batches):
-            local.append(run(dataset, batches[index], index * batch_size))
-        else:
-            run(dataset, batches[-1][-1:], (len(batches) - 1) * batch_size)
-    of_ranks = ranks.gather(local)
-    return [of_ranks[index % len(of_ranks)][index // len(of_ranks)] for index in range(len(batches))]
+            features = partial(evaluator.features, evaluator.objective, dataset)
+            values = torch.cat(run_batches(features, batches, ranks)).to(evaluator.model.device)
+        return run_batches(partial(evaluator.run, values, dataset, batch_size), batches, ranks)
 
 
 class _Evaluator:
@@ -259,18 +219,20 @@ class _Evaluator:
             )
             self.generation = greedy_config(base, settings.max_new_tokens)
 
-    def features(self, objective: StepObjective, dataset: Rows, ids: Sequence[int], first: int) -> torch.Tensor:
+    def features(self, objective: StepObjective, dataset: Rows, ids: Sequence[int], _: int) -> torch.Tensor:
         """Features of the samples of a batch, on the host."""
         batch = self._collate(self._read(dataset, ids), ids)
         found = objective.features(self.model, batch.to(self.model.device)).cpu()
         self.heartbeat()
         return found
 
-    def run(self, features: torch.Tensor | None, dataset: Rows, ids: Sequence[int], first: int) -> _BatchResult:
+    def run(
+        self, features: torch.Tensor | None, dataset: Rows, batch_size: int, ids: Sequence[int], index: int
+    ) -> _BatchResult:
         rows = self._read(dataset, ids)
         batch = self._collate(rows, ids)
         if features is not None:
-            batch = replace(batch, of_step=StepFeatures(features, first))
+            batch = replace(batch, of_step=StepFeatures(features, index * batch_size))
         sums = self.objective(self.model, batch.to(self.model.device))
         self.heartbeat()
         return _BatchResult(
@@ -382,16 +344,3 @@ def _combine(
         | (scorer.scores(label_counts) if scorer is not None else {}),
         predictions=tuple(sorted(predictions, key=lambda prediction: prediction.sample_id)[:_MAX_KEPT_PREDICTIONS]),
     )
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode without gradients, and restore the mode of each module afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spotune_trainer.data.batches import Batch, collate
-from spotune_trainer.evaluation.evaluate import RankGroup, Rows, evaluation_mode
+from spotune_trainer.evaluation.evaluate import Rows
+from spotune_trainer.evaluation.ranks import RankGroup, evaluation_mode
 from spotune_trainer.objectives.pair_log_probs import both_log_probs
 from spotune_trainer.objectives.reference import ReferenceLogProbs
 

@@ -27,6 +27,30 @@ class HeartbeatCriteria(StoppingCriteria):
         return torch.zeros(input_ids.size(0), dtype=torch.bool, device=input_ids.device)
 
 
+class StopTextCriteria(StoppingCriteria):
+    """Ends a sequence once its answer contains one of some texts.
+
+    Args:
+        tokenizer: decodes the answers.
+        texts: that end a sequence.
+        prompt_tokens: tokens before the answers, with padding.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], prompt_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+        self._prompt_tokens = prompt_tokens
+        longest = max((len(tokenizer.encode(text, add_special_tokens=False)) for text in texts), default=0)
+        self._last_tokens = longest + 2  # a text may be tokenized otherwise within an answer
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        """Whether each sequence of `input_ids` [batch, sequence] is finished."""
+        start = max(self._prompt_tokens, input_ids.size(1) - self._last_tokens)
+        suffixes = [self._tokenizer.decode(answer) for answer in input_ids[:, start:].tolist()]
+        finished = [any(text in suffix for text in self._texts) for suffix in suffixes]
+        return torch.tensor(finished, dtype=torch.bool, device=input_ids.device)
+
+
 def generation_config_with_special_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pretrained: bool
 ) -> GenerationConfig:
@@ -63,15 +87,16 @@ def greedy_config(base: GenerationConfig, max_new_tokens: int) -> GenerationConf
     return config
 
 
-def generate_texts(
+def generate_tokens(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     config: GenerationConfig,
     *,
+    stop: Sequence[str] = (),
     heartbeat: Callable[[], None] = lambda: None,
     synced_gpus: bool = False,
-) -> list[str]:
+) -> list[list[int]]:
     """Generate an answer to each prompt, in one batch.
 
     Args:
@@ -79,11 +104,12 @@ def generate_texts(
         tokenizer: the model's; it must have a padding token.
         prompts: token ids of any lengths; padded here, on the left for causal models, on the right for seq2seq.
         config: see `greedy_config`.
+        stop: texts that end an answer; it contains them.
         heartbeat: called once a token; an exception from it ends the generation.
         synced_gpus: continue until every rank is done, which ZeRO stage 3 requires.
 
     Returns:
-        The answers as text, without special tokens.
+        The token ids of the answers, with special tokens and padding.
     """
     causal = not model.config.is_encoder_decoder
     width = max(len(prompt) for prompt in prompts)
@@ -93,16 +119,33 @@ def generate_texts(
         place = slice(width - len(prompt), width) if causal else slice(0, len(prompt))
         input_ids[row, place] = torch.as_tensor(prompt, dtype=torch.long)
         mask[row, place] = 1
+    criteria: list[StoppingCriteria] = [HeartbeatCriteria(heartbeat)]
+    if stop:
+        criteria.append(StopTextCriteria(tokenizer, stop, width if causal else 0))
     generate: Any = model.generate
     tokens: Tensor = generate(
         input_ids=input_ids.to(model.device),
         attention_mask=mask.to(model.device),
         generation_config=config,
-        stopping_criteria=StoppingCriteriaList([HeartbeatCriteria(heartbeat)]),
+        stopping_criteria=StoppingCriteriaList(criteria),
         synced_gpus=synced_gpus,
     )
-    answers = tokens[:, width:] if causal else tokens
+    answers: list[list[int]] = (tokens[:, width:] if causal else tokens).tolist()
+    return answers
+
+
+def generate_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    heartbeat: Callable[[], None] = lambda: None,
+    synced_gpus: bool = False,
+) -> list[str]:
+    """The answers of `generate_tokens` as text, without special tokens."""
+    answers = generate_tokens(model, tokenizer, prompts, config, heartbeat=heartbeat, synced_gpus=synced_gpus)
     return [
         str(tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        for answer in answers.tolist()
+        for answer in answers
     ]

@@ -7,13 +7,19 @@ evaluation and on early stopping without a collective.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotune.job.metric import metric_name
+from spotune.job.metric import is_harness_metric, metric_name
 from spotune_trainer.checkpoint.best import find_best_checkpoint
-from spotune_trainer.checkpoint.evaluations import Evaluation, best_evaluation, describe_early_stop, with_evaluation
+from spotune_trainer.checkpoint.evaluations import (
+    Evaluation,
+    best_evaluation,
+    current_scores,
+    describe_early_stop,
+    with_evaluation,
+)
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
 from spotune_trainer.evaluation.evaluate import EvaluationResult
 from spotune_trainer.training.context import TrainContext
@@ -42,18 +48,25 @@ class Evaluations:
     Args:
         context: of the rank.
         run: evaluates the model after a step, on all ranks together; None if there is no evaluation data.
+        run_tasks: scores of the tasks of lm-evaluation-harness after a step, on all ranks together; empty if they fail.
 
     Attributes:
         history: all evaluations of this run so far, by step; those after the restored checkpoint are repeated.
         stopped_early: why training stopped early; None if it did not.
     """
 
-    def __init__(self, context: TrainContext, run: Callable[[int], EvaluationResult | None]) -> None:
+    def __init__(
+        self,
+        context: TrainContext,
+        run: Callable[[int], EvaluationResult | None],
+        run_tasks: Callable[[int], Mapping[str, float]],
+    ) -> None:
         self.context = context
         self.settings = context.job.spec.training.evaluation
         self.history: tuple[Evaluation, ...] = ()
         self.stopped_early: str | None = None
         self._run = run
+        self._run_tasks = run_tasks
         self._last: tuple[int, EvaluationResult | None] | None = None
 
     def restore(self, history: tuple[Evaluation, ...]) -> None:
@@ -63,10 +76,26 @@ class Evaluations:
 
     def is_due(self, step: int) -> bool:
         """Whether to evaluate between steps, after `step`. The last step is evaluated in any case, by `finalize`."""
-        every = self.settings.every_steps
-        between = 0 < step < self.context.total_steps and self.context.datasets.evaluation is not None
-        known = any(each.step == step for each in self.history)
-        return between and every > 0 and step % every == 0 and not known
+        return 0 < step < self.context.total_steps and (self._data_is_due(step) or self._tasks_are_due(step))
+
+    def evaluate(self, step: int) -> None:
+        """Make the evaluations that are due after `step`, the current one."""
+        if self._data_is_due(step):
+            self.result_after(step)
+        if self._tasks_are_due(step):
+            self._score_tasks(step)
+
+    def evaluate_last(self, step: int) -> EvaluationResult | None:
+        """Evaluate after the last step; scores tasks only if these choose the export, which they are scored on."""
+        result = self.result_after(step)
+        best = self.settings.best
+        if best is not None and is_harness_metric(best.metric) and not self._tasks_are_known(step):
+            self._score_tasks(step)
+        return result
+
+    def after(self, step: int) -> Evaluation | None:
+        """The evaluation after `step` in the history."""
+        return next((each for each in self.history if each.step == step), None)
 
     def result_after(self, step: int) -> EvaluationResult | None:
         """The result of the evaluation after `step`, the current one. Evaluates unless this process has done so."""
@@ -78,6 +107,25 @@ class Evaluations:
                 self.history = with_evaluation(self.history, evaluation)
                 self._report()
         return self._last[1]
+
+    def _data_is_due(self, step: int) -> bool:
+        every, found = self.settings.every_steps, self.after(step)
+        has_data = self.context.datasets.evaluation is not None
+        return has_data and every > 0 and step % every == 0 and not (found is not None and found.has_loss)
+
+    def _tasks_are_due(self, step: int) -> bool:
+        every = self.settings.harness.every_steps if self.settings.harness is not None else 0
+        return every > 0 and step % every == 0 and not self._tasks_are_known(step)
+
+    def _tasks_are_known(self, step: int) -> bool:
+        found = self.after(step)
+        return found is not None and bool(found.task_scores)
+
+    def _score_tasks(self, step: int) -> None:
+        if scores := self._run_tasks(step):
+            evaluation = Evaluation.of_tasks(step, self.context.total_steps, scores)
+            self.history = with_evaluation(self.history, evaluation)
+            self._report()
 
     def is_best(self, step: int) -> bool:
         """Whether the evaluation after `step` is the best so far, by `training.evaluation.best`."""
@@ -129,3 +177,5 @@ class Evaluations:
 
     def _report(self) -> None:
         self.context.reporter.update(**self.summary())
+        if self.history:
+            self.context.reporter.update(evalScores=current_scores(self.history))

@@ -21,9 +21,11 @@ from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.reader import read_ema, read_trained_weights
 from spotune_trainer.data.schedule import Schedule
 from spotune_trainer.engine.zero_state import evaluation_weights
-from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, RankGroup, evaluate
+from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, evaluate
 from spotune_trainer.evaluation.harness import evaluate_export, harness_scores
 from spotune_trainer.evaluation.metrics import METRICS
+from spotune_trainer.evaluation.ranks import RankGroup
+from spotune_trainer.evaluation.task_scores import score_tasks
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.export.model_card import model_card
 from spotune_trainer.job_directory.status import Phase
@@ -53,7 +55,7 @@ def finalize(
     Raises:
         SupersededError: a later generation has started; nothing is exported.
     """
-    evaluation = evaluations.result_after(checkpoint.step)
+    evaluation = evaluations.evaluate_last(checkpoint.step)
     summary: dict[str, Any] = {
         "peakMemoryBytes": _peak_memory_bytes(context.control),
         **(_evaluation_summary(evaluation) if evaluation else {}),
@@ -71,8 +73,8 @@ def finalize(
     summary |= {"exportStep": step, "exportProblem": chosen.problem}
     if chosen.evaluation is not None:  # the results are those of the exported model
         summary |= _summary_of_earlier(chosen.evaluation)
-        scores = {name: score for name, score in chosen.evaluation.scores.items() if score is not None}
-        context.reporter.update(evalLoss=chosen.evaluation.loss, evalScores=scores)
+        context.reporter.update(evalLoss=chosen.evaluation.loss)
+    context.reporter.update(evalScores=scores_of(summary))
     if context.job.spec.training.ema_decay:  # first, because `export` is what a finished run is known by
         export_model(
             read_ema(chosen.checkpoint),
@@ -149,7 +151,7 @@ def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
             reference_log_probs=context.references.evaluation,
         )
     by_source = _scores_by_source(result)
-    context.reporter.update(evalLoss=result.loss, evalScores=result.defined_scores, **by_source)
+    context.reporter.update(evalLoss=result.loss, **by_source)
     context.reporter.record_event(
         "evaluated",
         step=step,
@@ -160,6 +162,36 @@ def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
         predictions=[_shortened(prediction) for prediction in result.predictions],
     )
     return result
+
+
+def run_tasks(context: TrainContext, step: int) -> Mapping[str, float]:
+    """Scores of the tasks of lm-evaluation-harness after `step` optimizer steps, on all ranks; empty if they fail.
+
+    A task that fails does not end the training. `harnessProblem` says what happened.
+    """
+    spec = context.job.spec.training.evaluation.harness
+    assert spec is not None
+    context.reporter.set_phase(Phase.EVALUATING)
+    with evaluation_weights(context.engine):
+        result = score_tasks(
+            spec,
+            context.engine.module,
+            context.tokenizer,
+            pretrained=context.job.spec.model.initialise == "pretrained",
+            batch_size=context.plan.evaluation_batch_size,
+            ranks=RankGroup(context.rank, context.world_size, context.control),
+            zero_stage=context.engine.zero_optimization_stage(),
+            heartbeat=context.reporter.heartbeat,
+            silent_seconds=context.job.spec.retry.hang_timeout.seconds,
+        )
+    problem = f"after step {step}: {result.problem}" if result.problem is not None else None
+    context.reporter.update(harnessProblem=problem)
+    if problem is None:
+        context.reporter.record_event("harness", step=step, scores=dict(result.scores))
+    else:
+        logger.warning("%s", problem)
+        context.reporter.record_event("harness-failed", step=step, reason=problem)
+    return result.scores
 
 
 def _shortened(prediction: Prediction) -> dict[str, Any]:
@@ -213,7 +245,7 @@ def _scores_by_source(result: EvaluationResult) -> dict[str, Any]:
 
 
 def _summary_of_earlier(evaluation: Evaluation) -> dict[str, Any]:
-    """The fields of `_evaluation_summary` for an evaluation of the history."""
+    """The fields of `_evaluation_summary` for an evaluation of the history, with scores of lm-evaluation-harness."""
     built_in = {name: evaluation.scores.get(name) for name in METRICS}
     custom = {name: score for name, score in evaluation.scores.items() if name not in METRICS}
     return {"evalLoss": evaluation.loss, **built_in, "scores": custom}

@@ -23,7 +23,7 @@ from torch.nn import functional
 from spotune.errors import JobError
 from spotune_trainer import files
 from spotune_trainer.data.batches import Batch
-from spotune_trainer.evaluation.evaluate import evaluation_mode
+from spotune_trainer.evaluation.ranks import evaluation_mode
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.models.nf4 import Linear4bit

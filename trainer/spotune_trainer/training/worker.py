@@ -21,7 +21,7 @@ from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.determinism import allow_nondeterministic_kernels
-from spotune_trainer.evaluation.evaluate import RankGroup
+from spotune_trainer.evaluation.ranks import RankGroup
 from spotune_trainer.evaluation.reference import compute_reference
 from spotune_trainer.job_directory.notice import Flags, NoticeWatch
 from spotune_trainer.job_directory.status import Phase
@@ -32,7 +32,7 @@ from spotune_trainer.training.checkpointing import Checkpointing
 from spotune_trainer.training.context import TrainContext, build_context
 from spotune_trainer.training.evaluations import Evaluations
 from spotune_trainer.training.failures import describe, record_failure
-from spotune_trainer.training.finalize import finalize, run_evaluation
+from spotune_trainer.training.finalize import finalize, run_evaluation, run_tasks
 from spotune_trainer.training.flops_profiler import FlopsProfile
 from spotune_trainer.training.loop import TrainingLoop
 from spotune_trainer.training.nonfinite_steps import BadSteps
@@ -99,7 +99,7 @@ class Worker:
         """Build data, model and engine, and what works on them: checkpointing, training loop, profiler."""
         self.context = context = build_context(self.task, self.job, self.rank, self.world_size, self.reporter)
         bad_steps = BadSteps(self.job.spec.training.max_bad_steps, loss_is_scaled=context.engine.fp16_enabled())
-        self.evaluations = Evaluations(context, partial(run_evaluation, context))
+        self.evaluations = Evaluations(context, partial(run_evaluation, context), partial(run_tasks, context))
         self.checkpointing = Checkpointing(context, self.policy, bad_steps, self.evaluations)
         self.loop = TrainingLoop(context, bad_steps, before_update=self.checkpointing.wait_for_staging)
         self.profile = FlopsProfile(
@@ -227,7 +227,7 @@ class Worker:
         self.loop.log_pending_step()
         self.checkpointing.wait_for_staging()  # the weights that are evaluated may replace those that are being copied
         with self.reporter.stopwatch.measure(Part.EVALUATION), allow_nondeterministic_kernels():
-            self.evaluations.result_after(step)
+            self.evaluations.evaluate(step)
         last_commit = self.checkpointing.last_commit
         if self.evaluations.is_best(step) and (last_commit is None or last_commit.step < step):
             self.commit(step)

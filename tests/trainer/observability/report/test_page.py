@@ -98,6 +98,17 @@ def test_summary_has_each_step_once_and_the_outcome_of_each_worker_group(eventfu
     assert (running.first_step, running.seconds(summary.updated), running.description) == (4, 30.0, "running")
 
 
+def test_scores_of_tasks_are_in_the_table_of_evaluations_by_their_step(eventful: JobDirectory) -> None:
+    for step, accuracy in ((8, 0.125), (10, 0.25), (10, 0.375)):
+        Ledger(eventful).append("harness", generation=2, step=step, scores={"arc_easy/acc": accuracy})
+    of_tasks, both = read_summary(eventful.root).evaluations
+    assert (of_tasks["step"], of_tasks["scores"]) == (8, {"arc_easy/acc": 0.125})
+    assert (both["step"], both["loss"], both["scores"]) == (10, 0.5, {"bleu": 41.25, "arc_easy/acc": 0.375})
+    page = report_of_directory(eventful.root)
+    assert "<th>arc_easy/acc</th>" in page
+    assert [f"<td>{value}</td>" in page for value in ("0.125", "0.25", "0.375")] == [True, False, True]
+
+
 def test_a_mixture_has_a_chart_of_the_loss_of_each_source(eventful: JobDirectory) -> None:
     by_source = {"evalBySource": {"sql": {"loss": 0.25}, "chat": {"loss": 0.75, "exactMatch": 0.5}}}
     Ledger(eventful).append_record(

@@ -73,6 +73,9 @@ def test_best_checkpoint_needs_space_of_its_own(tmp_path: Path) -> None:
         tmp_path, MILLION, training={"maxSteps": 4, "evaluation": evaluation}, checkpoint={"keep": 2, "every": 4}
     )
     assert few.new_checkpoints == 3, "one by its interval, two by evaluations"
+    of_tasks = {"harness": {"tasks": ["arc_easy"], "everySteps": 4}, "best": {"metric": "arc_easy/acc"}}
+    few = need(tmp_path, MILLION, training={"maxSteps": 4, "evaluation": of_tasks}, checkpoint={"keep": 2, "every": 4})
+    assert few.new_checkpoints == 2, "one by its interval, one by an evaluation of tasks"
 
 
 def test_run_of_few_commits_needs_space_for_those_only(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ def _evaluated(event: Mapping[str, Any]) -> str:
     return f"evaluation after step {event['step']}: {evaluation(event.get('loss'), scores_of(event))}"
 
 
+def _harness(event: Mapping[str, Any]) -> str:
+    return f"lm-evaluation-harness after step {event['step']}: {evaluation(None, event['scores'])}"
+
+
 def _exported(event: Mapping[str, Any]) -> str:
     return f"exported the model of step {event['step']}" if "step" in event else "exported the model"
 
@@ -64,6 +68,8 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
         f"step {event['step']} was skipped: its loss or gradient is not finite (samples {event['samples']})"
     ),
     "evaluated": _evaluated,
+    "harness": _harness,
+    "harness-failed": lambda event: str(event["reason"]),
     "stopped-early": lambda event: str(event["reason"]),
     "best-unusable": lambda event: str(event["reason"]),
     "exported": _exported,

@@ -66,7 +66,8 @@ class RunSummary:
         steps: Records of the steps that led to the model, in order, each step once.
         groups: Worker groups in order.
         commits: Events `committed` in order.
-        evaluations: Events `evaluated` by step, each step once: a later worker group may have repeated one.
+        evaluations: Events `evaluated` by step, each step once: a later worker group may have repeated one. The scores
+            contain those of the events `harness`.
         data: `manifest.json` of the training shards; empty if they are in a bucket, or were not made by spotune.
     """
 
@@ -107,7 +108,7 @@ def read_summary(root: Path) -> RunSummary:
         steps=steps,
         groups=_worker_groups(events),
         commits=[event for event in events if event["event"] == "committed"],
-        evaluations=_by_step(event for event in events if event["event"] == "evaluated"),
+        evaluations=_evaluations(events),
         data=_read_manifest(job, directory),
     )
 
@@ -124,9 +125,18 @@ def _read_manifest(job: Mapping[str, Any], directory: JobDirectory) -> Mapping[s
     return {}
 
 
-def _by_step(evaluated: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The last event of each step, by step."""
-    newest = {event["step"]: event for event in evaluated}
+def _evaluations(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The last event `evaluated` of each step, by step, with the scores of the last event `harness`."""
+    newest: dict[int, dict[str, Any]] = {}
+    tasks: dict[int, Mapping[str, float]] = {}
+    for event in events:
+        if event["event"] == "evaluated":
+            newest[event["step"]] = dict(event)
+        elif event["event"] == "harness":
+            tasks[event["step"]] = event["scores"]
+    for step, scores in tasks.items():
+        evaluation = newest.setdefault(step, {"step": step})
+        evaluation["scores"] = {**(evaluation.get("scores") or {}), **scores}
     return [newest[step] for step in sorted(newest)]
 
 

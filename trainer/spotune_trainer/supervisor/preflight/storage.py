@@ -108,8 +108,8 @@ def _commits(job: FinetuneJob) -> int | None:
     steps, every = job.spec.training.max_steps, job.spec.checkpoint.every
     if steps is None:
         return None
-    evaluation = job.spec.training.evaluation
-    best = steps // evaluation.every_steps if evaluation.best is not None else 0
+    compared_every = job.spec.training.evaluation.compared_every_steps
+    best = steps // compared_every if compared_every else 0
     return min(steps, math.ceil(steps / (every if isinstance(every, int) else 1)) + best)
 
 
