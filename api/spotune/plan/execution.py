@@ -21,6 +21,8 @@ from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION
 class ExecutionPlan:
     """A job's `execution` section with all `auto` values resolved, except attention; `reason` is for display.
 
+    `memory_copies` is `checkpoint.memoryCopies`, resolved.
+
     `memory` is the estimate per worker. It is `None` if the job sets all fields and the model type is not supported by
     the plan. `fits` is false only for a layout that the user has set completely.
     """
@@ -34,6 +36,7 @@ class ExecutionPlan:
     whole_gradients: bool = False
     memory: MemoryEstimate | None = None
     fits: bool = True
+    memory_copies: int = 1
 
 
 def resolve_execution(
@@ -55,7 +58,8 @@ def resolve_execution(
     if request.complete and not _is_known(config):
         return _plan(job, request.layout(), "as set in execution")
     choice = choose_layout(training_setup(read_architecture(config), job), world_size, device_memory_bytes, request)
-    return replace(_plan(job, choice.layout, choice.reason, choice.memory), fits=choice.fits)
+    plan = _plan(job, choice.layout, choice.reason, choice.memory)
+    return replace(plan, fits=choice.fits, memory_copies=choice.memory_copies)
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,13 @@ def resolve_compile(job: FinetuneJob) -> bool:
 
 
 def layout_request(job: FinetuneJob) -> LayoutRequest:
-    """The layout fields of the job's `execution` section."""
+    """The layout fields of the job's `execution` section, and the number of commits in memory."""
     execution = job.spec.execution
     return LayoutRequest(
         zero_stage=execution.zero_stage,
         micro_batch_size=execution.micro_batch_size,
         gradient_checkpointing=execution.gradient_checkpointing,
+        memory_copies=job.spec.checkpoint.memory_copies,
     )
 
 

@@ -36,6 +36,7 @@ class TrainingSetup:
         runtime_bytes: memory of a worker process apart from its tensors.
         usable_fraction: fraction of the device's memory that the plan may use.
         on_cpu: whether the workers run on CPUs, so that device memory is host memory.
+        commit_copies: number of host copies of a commit.
     """
 
     architecture: Architecture
@@ -54,6 +55,7 @@ class TrainingSetup:
     runtime_bytes: int = GPU_RUNTIME_BYTES
     usable_fraction: float = GPU_USABLE_FRACTION
     on_cpu: bool = False
+    commit_copies: int = 1
 
     def budget_bytes(self, device_bytes: int) -> int:
         """The bytes that the plan may use on a device of `device_bytes`."""
@@ -92,6 +94,7 @@ class TrainingSetup:
             trained=self.trained,
             runtime_bytes=self.runtime_bytes,
             on_cpu=self.on_cpu,
+            commit_copies=self.commit_copies,
         )
 
 

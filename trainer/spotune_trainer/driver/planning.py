@@ -75,6 +75,12 @@ def plan_run(
     return plan
 
 
+def memory_copies(job: FinetuneJob, plan: RunPlan) -> int:
+    """Number of commits that each worker keeps in memory. Unlike the plan's other values, it may change at any time."""
+    asked = job.spec.checkpoint.memory_copies
+    return plan.memory_copies if asked == "auto" else asked
+
+
 def save_plan(directory: JobDirectory, plan: RunPlan) -> None:
     """Write `plan.json`."""
     files.write_json(directory.plan, plan.to_json())
@@ -105,6 +111,7 @@ def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_
         gathered_layers=execution.gathered_layers,
         whole_gradients=execution.whole_gradients,
         min_world_size=minimum.world_size,
+        memory_copies=execution.memory_copies,
         reason=execution.reason,
         data=datasets.index_hashes,
         requested=asked,
