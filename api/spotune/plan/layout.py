@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from spotune.errors import JobError
 from spotune.job.execution import LOWEST_STAGE
-from spotune.plan.memory import GB, MemoryEstimate, Offload, ZeroStage
+from spotune.plan.memory import CPU_RUNTIME_BYTES, GB, MemoryEstimate, Offload, ZeroStage
 from spotune.plan.training_setup import Layout, TrainingSetup
 
 SATURATING_TOKENS = 2048
@@ -79,8 +79,7 @@ def choose_layout(
 ) -> LayoutChoice:
     """Choose the lowest ZeRO stage that fits `device_bytes` on each of `world_size` workers, and a micro-batch size.
 
-    With `memory_copies` auto, each worker keeps a second commit in memory if it fits beside that layout. On GPU workers
-    the commits are in host memory, which the node measures.
+    With `memory_copies` auto, each worker keeps a second commit in memory if it fits beside that layout.
 
     Raises:
         ModelTooLargeError: No layout fits; the message says what is missing and what would help.
@@ -88,7 +87,11 @@ def choose_layout(
     """
     if request.memory_copies == "auto":
         choice = choose_layout(setup, world_size, device_bytes, replace(request, memory_copies=1))
-        return _add_memory_copy(setup, world_size, device_bytes, request, choice)
+        memory = memory_with_second_copy(setup, world_size, device_bytes, choice.layout)
+        if memory is None:
+            return choice
+        reason = choice.reason if request.complete else _reason(choice.layout, memory, device_bytes, request)
+        return replace(choice, memory=memory, reason=reason, memory_copies=2)
     setup = replace(setup, commit_copies=max(1, request.memory_copies))
     budget = setup.budget_bytes(device_bytes)
     stages = _candidate_stages(setup, request)
@@ -102,6 +105,22 @@ def choose_layout(
             reason = _reason(layout, memory, device_bytes, request)
             return LayoutChoice(layout, memory, reason, memory_copies=request.memory_copies)
     raise ModelTooLargeError(_does_not_fit(setup, world_size, device_bytes, request))
+
+
+def memory_with_second_copy(
+    setup: TrainingSetup, world_size: int, device_bytes: int, layout: Layout
+) -> MemoryEstimate | None:
+    """The memory of a worker that keeps two commits in memory; None if that does not fit.
+
+    On GPU workers, both are in host memory. If its size is not known, they fit here, and the node itself decides.
+    """
+    memory = replace(setup, commit_copies=2).memory(world_size, layout)
+    if setup.on_cpu:
+        fits = memory.total_bytes <= setup.budget_bytes(device_bytes)
+    else:  # it also holds the process, and the weights while they are loaded
+        needed = memory.host_bytes + memory.states.weights_bytes + CPU_RUNTIME_BYTES
+        fits = setup.host_memory_bytes is None or needed <= setup.host_memory_bytes
+    return memory if fits else None
 
 
 def balanced_micro_batch_size(
@@ -228,17 +247,6 @@ def _explicit_choice(setup: TrainingSetup, world_size: int, device_bytes: int, r
         reason += f"; it may run out of memory: {_gb(memory.total_bytes)} estimated, the device has {_gb(device_bytes)}"
     assert request.memory_copies != "auto", "resolved before"
     return LayoutChoice(layout, memory, reason, fits, request.memory_copies)
-
-
-def _add_memory_copy(
-    setup: TrainingSetup, world_size: int, device_bytes: int, request: LayoutRequest, choice: LayoutChoice
-) -> LayoutChoice:
-    """The same layout with a second commit in memory, if that fits."""
-    memory = replace(setup, commit_copies=2).memory(world_size, choice.layout)
-    if memory.total_bytes > setup.budget_bytes(device_bytes):
-        return choice
-    reason = choice.reason if request.complete else _reason(choice.layout, memory, device_bytes, request)
-    return replace(choice, memory=memory, reason=reason, memory_copies=2)
 
 
 def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: LayoutRequest) -> str:

@@ -37,6 +37,7 @@ class TrainingSetup:
         usable_fraction: fraction of the device's memory that the plan may use.
         on_cpu: whether the workers run on CPUs, so that device memory is host memory.
         commit_copies: number of host copies of a commit.
+        host_memory_bytes: host memory of one GPU worker, as its pod requests it; None if it does not say.
     """
 
     architecture: Architecture
@@ -56,6 +57,7 @@ class TrainingSetup:
     usable_fraction: float = GPU_USABLE_FRACTION
     on_cpu: bool = False
     commit_copies: int = 1
+    host_memory_bytes: int | None = None
 
     def budget_bytes(self, device_bytes: int) -> int:
         """The bytes that the plan may use on a device of `device_bytes`."""

@@ -275,7 +275,7 @@ class Driver:
             plan=plan.to_json(),
             seconds_to_preemption=seconds_to_preemption(self.ledger.worker_seconds(), self.ledger.workers_lost()),
             commit_seconds=self.ledger.last_commit_seconds(),
-            memory_copies=memory_copies(self.job, plan),
+            memory_copies=memory_copies(self.job, plan, world_size),
         )
 
     def _worker_memory_bytes(self) -> int:
