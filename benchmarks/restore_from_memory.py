@@ -7,8 +7,8 @@ one before, makes a step, commits and leaves. The groups take turns in where the
 * page cache: the volume, whose files this machine has just written, so that its page cache has them;
 * disk: the volume, after the files were dropped from the page cache, as on another machine.
 
-The time is the part `restore` of a group's start: reading, verifying and publishing the weights to the model. The volume
-is a local disk; a network volume is slower.
+The time is the part `restore` of a group's start: reading, verifying and publishing the weights to the model. The
+volume is a local disk.
 
     python -m benchmarks.restore_from_memory --output benchmarks/results/restore_from_memory.json
 """

@@ -12,7 +12,7 @@ from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
 from spotune.plan.config_reader import ENCODER_MODEL_TYPES, SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.layout import LayoutRequest, ModelTooLargeError, choose_layout, memory_with_second_copy
-from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, Precision, precision_of
+from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, Precision, ZeroStage, precision_of
 from spotune.plan.parameters import TrainedParameters
 from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, TrainingSetup
 
@@ -25,7 +25,7 @@ class ExecutionPlan:
     the plan. `fits` is false only for a layout that the user has set completely.
     """
 
-    zero_stage: int
+    zero_stage: ZeroStage
     micro_batch_size: int
     gradient_checkpointing: bool
     compile: bool

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -337,7 +337,8 @@ def test_a_second_commit_is_kept_in_memory_where_it_fits_beside_the_chosen_layou
     assert (enough.layout, enough.memory_copies) == (once.layout, 2)
     assert enough.memory.total_bytes - once.memory.total_bytes == once.memory.commit_bytes
     needed = math.ceil(enough.memory.total_bytes / setup.usable_fraction)
-    complete = LayoutRequest(*astuple(once.layout)[:3], memory_copies="auto")
+    layout = once.layout
+    complete = LayoutRequest(layout.zero_stage, layout.micro_batch_size, layout.gradient_checkpointing, "auto")
     assert choose_layout(setup, 2, needed + 1, complete).memory_copies == 2
     assert choose_layout(setup, 2, needed - 100, complete).memory_copies == 1
     assert f"{enough.memory.total_bytes / GB:.1f} GB of 40.0 GB" in enough.reason

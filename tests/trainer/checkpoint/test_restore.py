@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,7 @@ class Job:
         for step in steps:
             name, state = CheckpointName(step, 1), make_state(step)
             for rank, checkpointer in reversed(list(enumerate(ranks))):
-                fragments = fragments_of_rank(state, WROTE, rank)
-                checkpointer.save(name, fragments, lambda entries, name=name: make_manifest(name, entries))
+                checkpointer.save(name, fragments_of_rank(state, WROTE, rank), partial(make_manifest, name))
             for checkpointer in ranks:
                 checkpointer.wait()
 

@@ -16,14 +16,13 @@ from ray._private import ray_constants
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import choose_checkpoint
-from spotune_trainer.checkpoint.memory.segment import MEMORY_FILE
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.supervisor.ray_head import local as local_ray
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
 from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.agent_pool import AgentPool
 from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Stopped, Trained
-from tests.trainer.support.live import process_name
+from tests.trainer.support.live import held_segments, process_name
 from tests.trainer.support.runs import STEPS, Layout, Runs, make_task, start_generation
 from tests.trainer.support.waiting import wait_until
 
@@ -114,15 +113,6 @@ def cluster(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
         finally:
             ray.shutdown()
             head.shut_down()
-
-
-def held_segments(process: Process) -> list[Path]:
-    """The segments of shared memory that a process has open."""
-    try:
-        links = list(Path(f"/proc/{process.pid}/fd").iterdir())
-        return [link for link in links if MEMORY_FILE in str(link.readlink())]
-    except OSError:  # it has ended, or closed a file meanwhile
-        return []
 
 
 def kill(process: Process, number: int = signal.SIGKILL) -> None:

@@ -62,7 +62,7 @@ def test_the_next_group_keeps_what_it_starts_from_and_writes_beside_it() -> None
 
 def test_a_group_that_starts_from_elsewhere_finds_nothing() -> None:
     node = NodeMemory()
-    commit(*share(node), 5)
+    commit(share(node)[0], 5)
     (following,) = share(node, restore=7)
     assert following.node == ()
     assert allocated(node) == 0
@@ -70,7 +70,7 @@ def test_a_group_that_starts_from_elsewhere_finds_nothing() -> None:
 
 def test_nothing_is_kept_without_copies() -> None:
     node = NodeMemory()
-    commit(*share(node), 5)
+    commit(share(node)[0], 5)
     assert node.share(2, 0, CheckpointName(5, 1)) == [None, None]
     assert allocated(node) == 0
 
@@ -90,7 +90,7 @@ def test_segments_of_ranks_that_are_gone_are_freed_when_a_commit_replaces_them(c
 
 def test_preparing_allocates_but_destroys_nothing_that_is_needed() -> None:
     node = NodeMemory()
-    commit(*share(node, copies=1), 5)
+    commit(share(node, copies=1)[0], 5)
     (following,) = share(node, copies=1, restore=5)
     assert following.prepare(SIZE) is following.own[0]
     assert following.prepare(2 * SIZE) is None

@@ -62,7 +62,8 @@ def test_freeing_gives_the_memory_back() -> None:
     segment.label = LABEL
     assert segment.allocated_bytes >= 1 << 20
     segment.free()
-    assert (segment.allocated_bytes, segment.content_bytes, segment.label) == (0, 0, None)
+    assert (segment.allocated_bytes, segment.content_bytes) == (0, 0)
+    assert segment.label is None
 
 
 def test_resizing_keeps_a_content_of_the_same_size_only() -> None:

@@ -105,8 +105,10 @@ class RankMemory:
         other = self._other_than(self._newest)
         if self.copies == 2:
             needed = (LABEL_BYTES + content_bytes - other.allocated_bytes) * self.ranks
+            if needed <= 0:
+                return other
             free = self.free_bytes()
-            if needed <= 0 or free - needed >= _SPARE_FRACTION * machine_memory_bytes():
+            if free - needed >= _SPARE_FRACTION * machine_memory_bytes():
                 return other
             self._keep_one(
                 f"a second one of each of {self.ranks} ranks needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
