@@ -135,12 +135,6 @@ WRONG_VALUES = [
         ),
     ),
     (
-        "commits in memory",
-        WORKERS,
-        "  checkpoint: {memoryCopies: 3}\n",
-        ":10: spec.checkpoint.memoryCopies: expected auto, 0, 1 or 2, not 3",
-    ),
-    (
         "duration without a unit",
         WORKERS,
         "  retry: {hangTimeout: 1800}\n",

@@ -12,7 +12,7 @@ import torch
 from spotune.job import CheckpointSpec
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
 from spotune_trainer.checkpoint.generations import claim
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint, rank_file
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, file_label, open_checkpoint, rank_file
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Segment
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
@@ -52,7 +52,7 @@ class Job:
         return found
 
     def next_group(self, step: int, ranks: int = WROTE) -> list[RankMemory]:
-        return [each for each in self.node.share(ranks, 2, CheckpointName(step, 1)) if each is not None]
+        return [each for each in self.node.share(ranks, 2, str(CheckpointName(step, 1))) if each is not None]
 
     def wipe_volume(self, step: int) -> None:
         """Overwrite the files: whoever reads them notices."""
@@ -75,6 +75,10 @@ def restore(checkpoint: Checkpoint, memories: list[RankMemory] | list[None]) -> 
     files = sorted(set().union(*(each.volume_files for each in restores)))
     read = [each.read(files[rank :: len(memories)]) for rank, each in enumerate(restores)]
     return state, sum(read, RestoredBytes())
+
+
+def holding(memory: RankMemory, checkpoint: Checkpoint) -> dict[str, Segment]:
+    return memory.holding(file_label(checkpoint.name, entry) for entry in checkpoint.manifest.files)
 
 
 def same(first: State, second: State) -> bool:
@@ -115,7 +119,7 @@ def test_what_another_node_holds_is_read_from_the_volume_and_verified(job: Job) 
     job.commit(5)
     memories = job.next_group(5)
     first = memories[0]
-    held = first.holding(job.checkpoint(5))[rank_file(0)]
+    held = holding(first, job.checkpoint(5))[rank_file(0)]
     first.node = (held,)
     state, read = restore(job.checkpoint(5), [first])
     assert same(state, make_state(5))
@@ -130,7 +134,7 @@ def test_what_another_node_holds_is_read_from_the_volume_and_verified(job: Job) 
 def test_a_flipped_bit_anywhere_in_memory_falls_back_to_the_volume(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     job.commit(5)
     memories = job.next_group(5)
-    segment = memories[0].holding(job.checkpoint(5))[rank_file(1)]
+    segment = holding(memories[0], job.checkpoint(5))[rank_file(1)]
     for position in range(0, segment.content_bytes, 41):
         caplog.clear()
         flip(segment, position)
@@ -145,7 +149,7 @@ def test_a_flipped_bit_anywhere_in_memory_falls_back_to_the_volume(job: Job, cap
 def test_damaged_memory_and_a_damaged_file_are_a_corrupt_checkpoint(job: Job) -> None:
     job.commit(5)
     memories = job.next_group(5)
-    flip(memories[0].holding(job.checkpoint(5))[rank_file(1)], 300)
+    flip(holding(memories[0], job.checkpoint(5))[rank_file(1)], 300)
     job.wipe_volume(5)
     with pytest.raises(CorruptCheckpointError):
         restore(job.checkpoint(5), memories)
@@ -158,7 +162,7 @@ def test_memory_with_another_checksum_than_the_manifest_is_not_used(job: Job) ->
     manifest = json.loads(path.read_text())
     manifest["files"][1]["xxh3"] = "0" * 16
     path.write_text(json.dumps(manifest))
-    assert set(memories[0].holding(job.checkpoint(5))) == {rank_file(0)}
+    assert set(holding(memories[0], job.checkpoint(5))) == {rank_file(0)}
 
 
 def test_without_shared_memory_all_is_read_from_the_volume(job: Job) -> None:

@@ -207,9 +207,8 @@ def train_generation(
 
     With `memory`, all ranks are on one node and keep two commits each in its shared memory.
     """
-    generation = start_generation(directory)
-    task = make_task(directory, job, layout, generation, micro_batch_size)
-    memories = memory.share(layout.world_size, 2, generation.restored) if memory else [None] * layout.world_size
+    task = make_task(directory, job, layout, start_generation(directory), micro_batch_size)
+    memories = memory.share(layout.world_size, 2, task.restore) if memory else [None] * layout.world_size
     result: TrainResult = run_group(layout.world_size, train_rank, task, worker, memories, timeout=timeout)[0]
     return result
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from spotune_trainer.checkpoint.fragment import Fragment
-from spotune_trainer.checkpoint.layout import Checkpoint
+from spotune_trainer.checkpoint.layout import Checkpoint, file_label
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, is_intact, verify
 
@@ -47,7 +47,8 @@ class Restore:
         self._checkpoint = checkpoint
         self._fragments = fragments
         self._entries = {entry.name: entry for entry in checkpoint.manifest.files}
-        self._segments = memory.holding(checkpoint) if memory is not None else {}
+        labels = [file_label(checkpoint.name, entry) for entry in checkpoint.manifest.files]
+        self._segments = memory.holding(labels) if memory is not None else {}
         try:
             self._open()
         except CorruptCheckpointError as error:

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from spotune_trainer.checkpoint.fragment import Elements, Fragment, FragmentSource
-from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry
-from spotune_trainer.checkpoint.memory.host_buffer import HostBuffer, PrivateBuffer, SharedBuffer
+from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, file_label
+from spotune_trainer.checkpoint.memory.host_buffer import Content, HostBuffer, PrivateBuffer, SharedBuffer
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
-from spotune_trainer.checkpoint.writer import tensor_sizes
+from spotune_trainer.checkpoint.writer import file_header, tensor_sizes
 
 _SPARE_FRACTION = 0.1
 """Share of the device's memory that a copy must leave free: a longer batch than any so far may need it."""
@@ -56,20 +56,20 @@ class Snapshot:
     def reserve(self, fragments: Sequence[FragmentSource]) -> None:
         """Allocate the host memory of the first snapshot now; otherwise ``take`` does, while training waits."""
         self._device = next((state.device for state in _states(fragments)), None)
-        self._host.prepare(tensor_sizes(fragments))
+        self._host.prepare(_content(fragments))
 
     def reserve_next(self) -> None:
         """Allocate the host memory of the snapshot after the last one, if that is other memory."""
-        self._host.prepare(tensor_sizes(self._copy))
+        self._host.prepare(_content(self._copy))
 
     def complete(self, name: CheckpointName, entry: FileEntry) -> None:
         """The last snapshot was written to this file of a checkpoint. Shared memory keeps it from now on."""
-        self._host.complete(name, entry)
+        self._host.complete(file_label(name, entry))
 
     def take(self, fragments: Sequence[FragmentSource]) -> None:
         """Take a snapshot of the fragments as they are now. Call ``wait_for_staging`` before they are changed."""
         self._device = next((state.device for state in _states(fragments)), None)
-        self._buffer = self._host.begin(tensor_sizes(fragments))
+        self._buffer = self._host.begin(_content(fragments))
         self._staged.clear()
         self._copy = _views(fragments, self._buffer)
         self._sources = _states(fragments)
@@ -136,6 +136,12 @@ class Snapshot:
 def _states(fragments: Sequence[FragmentSource]) -> list[Elements]:
     """All states of the fragments, in the order of the buffer."""
     return [state for fragment in fragments for state in fragment.states.values()]
+
+
+def _content(fragments: Sequence[FragmentSource]) -> Content:
+    """The file of these fragments."""
+    sizes = tensor_sizes(fragments)
+    return Content(file_header(sizes), sum(elements for _, elements in sizes))
 
 
 def _chunks(sources: Iterable[Elements], buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

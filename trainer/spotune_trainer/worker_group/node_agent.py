@@ -22,7 +22,6 @@ from multiprocessing.connection import Connection
 import ray.util
 
 from spotune.plan.devices import machine_memory_bytes
-from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
 from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.rank_process import has_hung, run_rank
@@ -85,8 +84,7 @@ class NodeAgent:
 
     def run_ranks(self, task: WorkerTask, placements: Sequence[RankPlacement]) -> list[RankResult]:
         """Run ranks on this node until all have exited. Once one fails, the others have `GRACE_SECONDS`."""
-        restore = CheckpointName.parse(task.restore) if task.restore else None
-        memories = self._memory.share(len(placements), task.memory_copies, restore)
+        memories = self._memory.share(len(placements), task.memory_copies, task.restore)
         ranks = [_Rank(task, place, memory) for place, memory in zip(placements, memories, strict=True)]
         while running := [rank for rank in ranks if rank.status is None]:
             for rank in running:

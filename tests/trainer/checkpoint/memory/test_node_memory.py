@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from spotune.plan.devices import machine_memory_bytes
-from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
 from spotune_trainer.checkpoint.memory.segment import Label, Segment
 
 SIZE = 10_000
 
 
-def label(step: int, rank: int = 0, generation: int = 1) -> Label:
-    return Label(CheckpointName(step, generation), FileEntry(f"rank-{rank:05d}.safetensors", SIZE, "ab"))
+def label(step: int, rank: int = 0) -> Label:
+    return Label(f"step-{step}", f"rank-{rank}", SIZE, "ab")
 
 
 def commit(memory: RankMemory, step: int, rank: int = 0, size: int = SIZE) -> Segment:
@@ -25,7 +24,7 @@ def commit(memory: RankMemory, step: int, rank: int = 0, size: int = SIZE) -> Se
 
 
 def share(node: NodeMemory, ranks: int = 1, copies: int = 2, restore: int | None = None) -> list[RankMemory]:
-    name = CheckpointName(restore, 1) if restore else None
+    name = f"step-{restore}" if restore else None
     return [memory for memory in node.share(ranks, copies, name) if memory is not None]
 
 
@@ -71,7 +70,7 @@ def test_a_group_that_starts_from_elsewhere_finds_nothing() -> None:
 def test_nothing_is_kept_without_copies() -> None:
     node = NodeMemory()
     commit(share(node)[0], 5)
-    assert node.share(2, 0, CheckpointName(5, 1)) == [None, None]
+    assert node.share(2, 0, "step-5") == [None, None]
     assert allocated(node) == 0
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, MEMORY_FILE, Label, Segment
 
-LABEL = Label(CheckpointName(10, 3), FileEntry("rank-00001.safetensors", 5, "00ff"))
+LABEL = Label("step-00000010.gen-3", "rank-00001.safetensors", 5, "00ff")
 _FORKING = multiprocessing.get_context("forkserver")
 
 

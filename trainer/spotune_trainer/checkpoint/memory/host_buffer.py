@@ -6,17 +6,16 @@ A segment gets the same bytes as the rank's file: first the header, then the ele
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segment
-from spotune_trainer.checkpoint.writer import file_header
 
 logger = logging.getLogger("spotune.worker")
 
@@ -24,20 +23,30 @@ _ELEMENT_BYTES = 4
 _REFUSED = (OSError, RuntimeError)
 """Errors of the kernel, and of CUDA, if memory cannot be allocated, mapped or page-locked."""
 
-Sizes = Sequence[tuple[str, int]]
-"""Name and number of elements of every tensor of a commit, in the order of the file."""
+
+@dataclass(frozen=True)
+class Content:
+    """What a commit needs memory for: the header of the rank's file, and the number of fp32 elements after it."""
+
+    header: bytes
+    elements: int
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file."""
+        return len(self.header) + _ELEMENT_BYTES * self.elements
 
 
 class HostBuffer(Protocol):
     """Memory for one commit after another."""
 
-    def prepare(self, sizes: Sizes) -> None:
+    def prepare(self, content: Content) -> None:
         """Allocate the memory of the next commit in advance."""
 
-    def begin(self, sizes: Sizes) -> Tensor:
+    def begin(self, content: Content) -> Tensor:
         """Memory for all elements of a commit that begins now: `[elements]`, fp32, in host memory."""
 
-    def complete(self, name: CheckpointName, entry: FileEntry) -> None:
+    def complete(self, label: Label) -> None:
         """The commit that began last has been copied, and written to this file."""
 
 
@@ -52,19 +61,19 @@ class PrivateBuffer:
         self._on_allocated = on_allocated
         self._buffer = torch.empty(0, dtype=torch.float32)
 
-    def prepare(self, sizes: Sizes) -> None:
+    def prepare(self, content: Content) -> None:
         """See `HostBuffer`."""
-        elements = _elements(sizes)
+        elements = content.elements
         if self._buffer.numel() != elements:
             self._buffer = torch.empty(elements, dtype=torch.float32)
             self._on_allocated(self._buffer)
 
-    def begin(self, sizes: Sizes) -> Tensor:
+    def begin(self, content: Content) -> Tensor:
         """See `HostBuffer`."""
-        self.prepare(sizes)
+        self.prepare(content)
         return self._buffer
 
-    def complete(self, name: CheckpointName, entry: FileEntry) -> None:
+    def complete(self, label: Label) -> None:
         """Nothing to do: the memory ends with this process."""
 
 
@@ -85,24 +94,24 @@ class SharedBuffer:
         self._current: Segment | None = None
         self._private: PrivateBuffer | None = None
 
-    def prepare(self, sizes: Sizes) -> None:
+    def prepare(self, content: Content) -> None:
         """See `HostBuffer`."""
-        segment = self._memory.prepare(_content_bytes(sizes)) if self._private is None else None
+        segment = self._memory.prepare(content.file_bytes) if self._private is None else None
         if segment is not None:
             with suppress(*_REFUSED):  # `begin` tries again
-                self._map(segment, sizes)
+                self._map(segment, content)
 
-    def begin(self, sizes: Sizes) -> Tensor:
+    def begin(self, content: Content) -> Tensor:
         """See `HostBuffer`."""
         if self._private is None:
             try:
-                self._current = self._memory.begin(_content_bytes(sizes))
-                mapped = self._map(self._current, sizes)
+                self._current = self._memory.begin(content.file_bytes)
+                mapped = self._map(self._current, content)
             except _REFUSED as error:
                 logger.warning(
                     "the snapshots of commits are not kept in shared memory: %.1f GB cannot be allocated (%s). "
                     "Worker groups that start after a loss read the volume",
-                    _content_bytes(sizes) / 1e9,
+                    content.file_bytes / 1e9,
                     error,
                 )
                 self._current = None
@@ -110,29 +119,21 @@ class SharedBuffer:
                 self._memory.give_up()
                 self._private = PrivateBuffer(self._on_allocated)
             else:
-                header = file_header(sizes)
-                mapped[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
-                return mapped[len(header) :].view(torch.float32)
-        return self._private.begin(sizes)
+                start = len(content.header)
+                mapped[:start].copy_(torch.frombuffer(bytearray(content.header), dtype=torch.uint8))
+                return mapped[start:].view(torch.float32)
+        return self._private.begin(content)
 
-    def complete(self, name: CheckpointName, entry: FileEntry) -> None:
+    def complete(self, label: Label) -> None:
         """See `HostBuffer`."""
         if self._current is not None:
-            self._memory.complete(self._current, Label(name, entry))
+            self._memory.complete(self._current, label)
 
-    def _map(self, segment: Segment, sizes: Sizes) -> Tensor:
-        """The content of a segment as bytes: `[content_bytes]`, uint8."""
+    def _map(self, segment: Segment, content: Content) -> Tensor:
+        """The content of a segment as bytes: `[file_bytes]`, uint8."""
         found = self._mapped.get(segment)
-        if found is None or found.numel() != _content_bytes(sizes):
+        if found is None or found.numel() != content.file_bytes:
             found = torch.frombuffer(segment.map(), dtype=torch.uint8, offset=LABEL_BYTES)
             self._on_allocated(found)
             self._mapped[segment] = found
         return found
-
-
-def _elements(sizes: Sizes) -> int:
-    return sum(elements for _, elements in sizes)
-
-
-def _content_bytes(sizes: Sizes) -> int:
-    return len(file_header(sizes)) + _ELEMENT_BYTES * _elements(sizes)

@@ -7,11 +7,10 @@ next one is written. Where memory is short, it has one segment, and nothing is i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from spotune.plan.devices import free_memory_bytes, machine_memory_bytes
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segment
 
 logger = logging.getLogger("spotune.worker")
@@ -45,15 +44,11 @@ class RankMemory:
     def __post_init__(self) -> None:
         self._newest = next((segment for segment in self.own if segment.label is not None), None)
 
-    def holding(self, checkpoint: Checkpoint) -> dict[str, Segment]:
-        """The segments that hold files of a checkpoint by the labels of both, by the name of the file."""
-        found: dict[str, Segment] = {}
-        entries = set(checkpoint.manifest.files)
-        for segment in self.node:
-            label = segment.label
-            if label is not None and label.checkpoint == checkpoint.name and label.entry in entries:
-                found[label.entry.name] = segment
-        return found
+    def holding(self, files: Iterable[Label]) -> dict[str, Segment]:
+        """The segments with the labels of these files, by the name of the file. Their content is not verified."""
+        files = set(files)
+        labelled = ((segment.label, segment) for segment in self.node)
+        return {label.file: segment for label, segment in labelled if label in files and label is not None}
 
     def prepare(self, content_bytes: int) -> Segment | None:
         """Allocate the segment of the next commit; None if this would destroy what it holds, or is not possible."""
@@ -133,13 +128,13 @@ class NodeMemory:
     def __init__(self) -> None:
         self._by_rank: list[tuple[Segment, Segment]] = []
 
-    def share(self, ranks: int, copies: int, restore: CheckpointName | None) -> list[RankMemory | None]:
+    def share(self, ranks: int, copies: int, restore: str | None) -> list[RankMemory | None]:
         """Distribute the segments over the ranks of the next group. Frees those that it cannot start from.
 
         Args:
             ranks: number of ranks on this node.
             copies: number of snapshots that each of them may keep; 0 frees everything.
-            restore: the checkpoint that the group starts from.
+            restore: name of the checkpoint that the group starts from.
 
         Returns:
             The memory of each rank by its local rank; None without shared memory.

@@ -21,8 +21,6 @@ from io import FileIO
 from multiprocessing import reduction
 from typing import Any
 
-from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry
-
 LABEL_BYTES = 4096
 """Size of the label, which the content follows. A page, so that mapped content has the alignment of the file."""
 MEMORY_FILE = "spotune-snapshot"
@@ -31,10 +29,19 @@ MEMORY_FILE = "spotune-snapshot"
 
 @dataclass(frozen=True)
 class Label:
-    """What a segment contains: a rank's file of a checkpoint, with the size and the checksum of the written file."""
+    """What a segment contains: the bytes of a file of a checkpoint.
 
-    checkpoint: CheckpointName
-    entry: FileEntry
+    Attributes:
+        checkpoint: name of the checkpoint.
+        file: name of the file.
+        size: of the file, in bytes.
+        xxh3: checksum of its content, in hex.
+    """
+
+    checkpoint: str
+    file: str
+    size: int
+    xxh3: str
 
 
 class Segment:
@@ -73,14 +80,13 @@ class Segment:
         if not text:
             return None
         try:
-            value = json.loads(text)
-            return Label(CheckpointName.parse(value["checkpoint"]), FileEntry(**value["entry"]))
-        except (ValueError, KeyError, TypeError):
+            return Label(**json.loads(text))
+        except (ValueError, TypeError):
             return None
 
     @label.setter
     def label(self, label: Label | None) -> None:
-        value = b"" if label is None else json.dumps(_to_json(label)).encode()
+        value = b"" if label is None else json.dumps(asdict(label)).encode()
         assert len(value) <= LABEL_BYTES, "names of checkpoints and files are short"
         if self.content_bytes:
             os.pwrite(self._descriptor, value.ljust(LABEL_BYTES, b"\0"), 0)
@@ -119,10 +125,6 @@ class Segment:
 
     def __del__(self) -> None:
         os.close(self._descriptor)
-
-
-def _to_json(label: Label) -> dict[str, Any]:
-    return {"checkpoint": str(label.checkpoint), "entry": asdict(label.entry)}
 
 
 def _receive(sent: Any) -> Segment:
