@@ -77,7 +77,7 @@ class RankMemory:
         try:
             segment.resize(content_bytes)
         except OSError as error:
-            if self.copies == 1:
+            if self.copies == 1 or self._newest is None:
                 raise
             self._keep_one(str(error))
             return self.begin(content_bytes)
