@@ -16,6 +16,12 @@ _MEASURED = {
     "Now: ranks are forked ([ADR 18](adr/0018-ranks-are-forked.md))": _RESULTS / "recovery.json",
     "Before: each worker group imported all modules again": _RESULTS / "recovery_before.json",
 }
+_LOADING = _RESULTS / "restore_from_memory.json"
+_SOURCES = {
+    "memory": "shared memory of the node",
+    "page cache": "the volume, a local disk, in the page cache of the machine",
+    "disk": "the volume, a local disk",
+}
 _LOSSES = {
     "firstStart": "none: first start",
     "headPodDeleted": "head pod deleted",
@@ -44,7 +50,8 @@ Compare the parts within one table.
 
 def page() -> str:
     """Return the page as Markdown."""
-    return "\n".join([_TEXT, *(line for title, path in _MEASURED.items() for line in _table(title, path))])
+    tables = [line for title, path in _MEASURED.items() for line in _table(title, path)]
+    return "\n".join([_TEXT, *tables, *_loading()])
 
 
 def _table(title: str, path: Path) -> Iterator[str]:
@@ -60,6 +67,25 @@ def _table(title: str, path: Path) -> Iterator[str]:
     for loss, found in losses.items():
         seconds = " | ".join(f"{found['median'][part]:.1f}" for part in parts)
         yield f"| {_LOSSES[loss]} | {seconds} |"
+    yield ""
+
+
+def _loading() -> Iterator[str]:
+    """What the part `load` reads, and from where."""
+    measured = json.loads(_LOADING.read_text())
+    yield "## Loading from memory ([ADR 52](adr/0052-commits-stay-in-memory.md))"
+    yield ""
+    yield "The part `load` contains reading the checkpoint. If only processes are lost, the next worker group"
+    yield "reads it from the memory of its nodes."
+    yield ""
+    megabytes, cores = measured["stateBytes"] / 1e6, measured["machine"]["cores"]
+    yield f"{megabytes:.0f} MB, two ranks, {cores} cores that other work shares,"
+    yield f"`benchmarks/results/{_LOADING.name}`."
+    yield ""
+    yield "| the checkpoint is read from | seconds |"
+    yield "|---|---|"
+    for source, seconds in measured["medianSeconds"].items():
+        yield f"| {_SOURCES[source]} | {seconds:.1f} |"
     yield ""
 
 

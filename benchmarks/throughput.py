@@ -218,7 +218,7 @@ def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dic
 
 
 def _without_spare_memory(plan: ExecutionPlan, setup: TrainingSetup, world_size: int) -> ExecutionPlan:
-    layout = PlannedLayout(plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing)  # type: ignore[arg-type]
+    layout = PlannedLayout(plan.zero_stage, plan.micro_batch_size, plan.gradient_checkpointing)
     return replace(plan, **MOST_MEMORY_SAVING, memory=setup.memory(world_size, layout))
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from spotune_trainer.checkpoint import async_checkpointer, writer
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn
 from spotune_trainer.checkpoint.reader import CheckpointReader
+from spotune_trainer.checkpoint.restore import RestoredBytes
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule
@@ -161,8 +162,10 @@ class TrustingWorker(Worker):
     """Believes that a checkpoint holds what its manifest says."""
 
     def restore(self) -> None:
-        def load_unverified(checkpoint: Checkpoint) -> None:
+        def load_unverified(checkpoint: Checkpoint | Torn) -> RestoredBytes:
+            assert isinstance(checkpoint, Checkpoint)
             CheckpointReader(checkpoint).restore(zero_state.fragments_to_load(self.context.engine))
+            return RestoredBytes()
 
         self.checkpointing._load = load_unverified  # type: ignore[method-assign]
         super().restore()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from spotune_trainer.checkpoint.generations import latest_generation
 from spotune_trainer.checkpoint.layout import MANIFEST
+from spotune_trainer.checkpoint.memory.segment import MEMORY_FILE
 from spotune_trainer.supervisor.ray_head.processes import Process
 from tests.proof.history import committed, read_generations, segments
 from tests.proof.schedules import COMPARED_STEPS, InjectionPoint
@@ -46,9 +48,18 @@ def _steps(run: LiveRun, generation: int) -> int:
 
 
 def _reads_checkpoint(rank: Process, run: LiveRun) -> bool:
-    """Whether a process has a file of a checkpoint open."""
+    """Whether a process has a file of a checkpoint open, or a segment of shared memory for reading only."""
     try:
-        opened = [str(link.readlink()) for link in Path(f"/proc/{rank.pid}/fd").iterdir()]
+        opened = {link.name: str(link.readlink()) for link in Path(f"/proc/{rank.pid}/fd").iterdir()}
+        return any(
+            path.startswith(f"{run.directory.checkpoints}/") or (MEMORY_FILE in path and _is_read_only(rank, name))
+            for name, path in opened.items()
+        )
     except OSError:  # the process exited or closed the file meanwhile
         return False
-    return any(path.startswith(f"{run.directory.checkpoints}/") for path in opened)
+
+
+def _is_read_only(process: Process, descriptor: str) -> bool:
+    lines = Path(f"/proc/{process.pid}/fdinfo/{descriptor}").read_text().splitlines()
+    flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
+    return flags & os.O_ACCMODE == os.O_RDONLY

@@ -23,7 +23,7 @@ from tests.proof import nodes
 from tests.proof.injected.slow_volume import VOLUME, Latency, set_latency
 from tests.proof.injection_points import has_comparable_steps, is_at, newest_generation
 from tests.proof.schedules import Fault, FaultKind, InjectionPoint, Schedule
-from tests.trainer.support.live import LiveRun, kill
+from tests.trainer.support.live import LiveRun, held_segments, kill
 
 _INJECTED = Path(__file__).parent / "injected"
 _PATIENCE_SECONDS = 600.0
@@ -97,6 +97,12 @@ class FaultInjector:
                 break
             self._inject(fault)
         return self.run.wait()
+
+    def left_behind(self) -> list[str]:
+        """Findings: processes of the ended run that still have snapshots of commits in shared memory."""
+        family = ProcessFamily(None, boot_id(), process_marker(self.run.directory.root))
+        left = [process.pid for process in family.members() if held_segments(process)]
+        return [f"shared memory is left behind by processes {left}"] if left else []
 
     def clean_up(self) -> None:
         """Kill all processes of the run."""

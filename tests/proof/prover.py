@@ -188,12 +188,13 @@ class Prover:
             if code != 0:
                 self.log(f"seed {schedule.seed} exited with {code}: {output[-2000:]}")
             references = self.references[schedule.data]
+            left = injector.left_behind()
             evidence = collect_evidence(directory, references, schedule.zero_stage, code)
         except _FAILURES as error:
             return None, [f"{type(error).__name__}: {error}"[:_LONGEST]]
         finally:
             injector.clean_up()
-        return evidence, findings(evidence)
+        return evidence, [*findings(evidence), *left]
 
     def _control_record(
         self, name: str, caught_by: str, found: list[str], began: float, *, live: bool

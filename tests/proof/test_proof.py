@@ -91,6 +91,7 @@ def test_model_is_bit_identical_after_kills_and_a_corrupt_checkpoint(runner: Sch
     assert only.same_bits, "the SHA-256 of the undisturbed run"
     assert [injection.fault for injection in injector.injections] == list(KEEPS_ITS_WORLD_SIZE)
     assert injector.injections[0].hit, "the worker was killed while it saved"
+    assert injector.left_behind() == []
     assert set(evidence.causes) >= {"workerLost", "headLost"}
     assert flipped.damaged is not None
     assert flipped.damaged.name in output

@@ -62,9 +62,9 @@ _Cell = Callable[[WorkersPlan], str]
 
 def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
     offloaded = ("Host memory for offload", _of_choice(lambda choice: _gb(choice.memory.states.host_bytes)))
-    # On CPU workers the copy is part of the total.
+    # On CPU workers the copies are part of the total.
     copied = (
-        "Copy for commits" if plan.setup.on_cpu else "Host memory for commits",
+        "Copies for commits" if plan.setup.on_cpu else "Host memory for commits",
         _of_choice(lambda choice: _gb(choice.memory.commit_bytes)),
     )
     return [
@@ -96,6 +96,7 @@ def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
         ("Gradient checkpointing", _of_choice(lambda choice: "yes" if choice.layout.gradient_checkpointing else "no")),
         *([gathered] if any(layout.gathered_layers for layout in layouts) else []),
         *([reduced] if any(layout.whole_gradients for layout in layouts) else []),
+        ("Commits kept in memory", _of_choice(lambda choice: str(choice.memory_copies))),
         *([("Compiled layers", _of_choice(lambda _choice: "yes"))] if plan.setup.compiled else []),
     ]
 

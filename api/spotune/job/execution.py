@@ -78,7 +78,7 @@ CheckpointEvery = Annotated[
 
 
 class CheckpointSpec(Section):
-    """How often checkpoints are saved, and how many are kept."""
+    """How often checkpoints are saved, how many are kept, and how many of them also in memory."""
 
     every: CheckpointEvery = "auto"
     """Checkpoint interval. auto: from the Young/Daly formula; or a duration such as 300s; or a number of steps."""
@@ -86,3 +86,5 @@ class CheckpointSpec(Section):
     """Number of most recent checkpoints to keep."""
     keep_every_steps: NonNegativeInt = 0
     """Also keep every checkpoint whose step is a multiple of this number. 0: none."""
+    memory_copies: Annotated[Literal["auto", 0, 1, 2], expecting("auto, 0, 1 or 2")] = "auto"
+    """Commits that each worker's node keeps in memory to resume from. auto: 2, or 1 where memory is short. 0: none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from spotune.errors import UsageError
@@ -29,7 +30,41 @@ DEVICE_MEMORY_BYTES = {
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+_MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class CgroupMemory:
+    """Files that show the memory of a control group.
+
+    Attributes:
+        limit: bytes that it may use, or a word or a huge number without a limit.
+        usage: bytes that it uses, page cache included.
+        statistics: bytes by kind.
+        cache: the kind of page cache that the kernel gives up first.
+    """
+
+    limit: Path
+    usage: Path
+    statistics: Path
+    cache: str
+
+    def free_bytes(self) -> int | None:
+        """What is left of the limit; None without a limit."""
+        if not self.limit.is_file() or not (limit := self.limit.read_text().strip()).isdigit():
+            return None
+        kinds = dict(line.split() for line in self.statistics.read_text().splitlines())
+        return int(limit) - int(self.usage.read_text()) + int(kinds.get(self.cache, 0))
+
+
+_V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+_CGROUPS = (
+    CgroupMemory(_V2 / "memory.max", _V2 / "memory.current", _V2 / "memory.stat", "inactive_file"),
+    CgroupMemory(
+        _V1 / "memory.limit_in_bytes", _V1 / "memory.usage_in_bytes", _V1 / "memory.stat", "total_inactive_file"
+    ),
+)
 
 
 def device_memory_bytes(name: str) -> int:
@@ -62,3 +97,9 @@ def machine_memory_bytes(limit_files: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [int(text) for file in limit_files if file.is_file() and (text := file.read_text().strip()).isdigit()]
     return min([physical, *limits])
+
+
+def free_memory_bytes(meminfo: Path = _MEMINFO, groups: tuple[CgroupMemory, ...] = _CGROUPS) -> int:
+    """Memory that processes on this machine can still get: of the machine, or of the container if that is less."""
+    (available,) = (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return min([int(available) * 1024, *(free for group in groups if (free := group.free_bytes()) is not None)])

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotune.job import FinetuneJob
+from spotune.job import FinetuneJob, WorkersSpec
 from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
 from spotune.plan.config_reader import ENCODER_MODEL_TYPES, SUPPORTED_MODEL_TYPES, read_architecture
-from spotune.plan.layout import LayoutRequest, ModelTooLargeError, choose_layout
-from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, Precision, precision_of
+from spotune.plan.layout import LayoutRequest, ModelTooLargeError, choose_layout, memory_with_second_copy
+from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, Precision, ZeroStage, precision_of
 from spotune.plan.parameters import TrainedParameters
 from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, TrainingSetup
 
@@ -25,7 +25,7 @@ class ExecutionPlan:
     the plan. `fits` is false only for a layout that the user has set completely.
     """
 
-    zero_stage: int
+    zero_stage: ZeroStage
     micro_batch_size: int
     gradient_checkpointing: bool
     compile: bool
@@ -34,6 +34,17 @@ class ExecutionPlan:
     whole_gradients: bool = False
     memory: MemoryEstimate | None = None
     fits: bool = True
+
+    @property
+    def layout(self) -> Layout:
+        """How the work is distributed over the workers."""
+        return Layout(
+            self.zero_stage,
+            self.micro_batch_size,
+            self.gradient_checkpointing,
+            self.gathered_layers,
+            self.whole_gradients,
+        )
 
 
 def resolve_execution(
@@ -65,10 +76,13 @@ class MinimumPlan:
     Attributes:
         world_size: smallest number of workers that training continues with.
         execution: the plan for that number, which more workers use too.
+        second_copy_from: number of workers from which each keeps a second commit in memory, if
+            `checkpoint.memoryCopies` is auto; None if it fits on no number of the job's workers.
     """
 
     world_size: int
     execution: ExecutionPlan
+    second_copy_from: int | None = None
 
 
 def resolve_minimum(config: Mapping[str, Any], job: FinetuneJob, device_memory_bytes: int) -> MinimumPlan:
@@ -89,8 +103,20 @@ def resolve_minimum(config: Mapping[str, Any], job: FinetuneJob, device_memory_b
         with suppress(ModelTooLargeError):
             execution = resolve_execution(config, job, world_size, device_memory_bytes)
             if execution.fits:
-                return MinimumPlan(world_size, execution)
-    return MinimumPlan(last, resolve_execution(config, job, last, device_memory_bytes))
+                return _with_second_copy(config, job, MinimumPlan(world_size, execution), device_memory_bytes)
+    minimum = MinimumPlan(last, resolve_execution(config, job, last, device_memory_bytes))
+    return _with_second_copy(config, job, minimum, device_memory_bytes)
+
+
+def _with_second_copy(
+    config: Mapping[str, Any], job: FinetuneJob, minimum: MinimumPlan, device_memory_bytes: int
+) -> MinimumPlan:
+    if not _is_known(config):
+        return minimum
+    setup, layout = training_setup(read_architecture(config), job), minimum.execution.layout
+    sizes = (size for size in job.spec.workers.world_sizes if size >= minimum.world_size)
+    fitting = (size for size in sizes if memory_with_second_copy(setup, size, device_memory_bytes, layout))
+    return replace(minimum, second_copy_from=next(fitting, None))
 
 
 def resolve_compile(job: FinetuneJob) -> bool:
@@ -106,12 +132,13 @@ def resolve_compile(job: FinetuneJob) -> bool:
 
 
 def layout_request(job: FinetuneJob) -> LayoutRequest:
-    """The layout fields of the job's `execution` section."""
+    """The layout fields of the job's `execution` section, and the number of commits in memory."""
     execution = job.spec.execution
     return LayoutRequest(
         zero_stage=execution.zero_stage,
         micro_batch_size=execution.micro_batch_size,
         gradient_checkpointing=execution.gradient_checkpointing,
+        memory_copies=job.spec.checkpoint.memory_copies,
     )
 
 
@@ -147,8 +174,15 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         runtime_bytes=CPU_RUNTIME_BYTES if on_cpu else GPU_RUNTIME_BYTES,
         usable_fraction=CPU_USABLE_FRACTION if on_cpu else GPU_USABLE_FRACTION,
         on_cpu=on_cpu,
+        host_memory_bytes=None if on_cpu else _host_memory_bytes(spec.workers),
     )
     return replace(setup, precision=job_precision(job, setup.trained))
+
+
+def _host_memory_bytes(workers: WorkersSpec) -> int | None:
+    """Memory of a pod's Ray container for each of its GPUs; None if the job does not say."""
+    amounts = workers.resources.limits | workers.resources.requests
+    return int(amounts["memory"].value / workers.gpus) if "memory" in amounts else None
 
 
 def job_precision(job: FinetuneJob, trained: TrainedParameters) -> Precision:

@@ -216,6 +216,7 @@ def _layout_json(choice: LayoutChoice, accumulation: int, *, compiled: bool) -> 
         "compile": compiled,
         "gatheredLayers": choice.layout.gathered_layers,
         "wholeGradients": choice.layout.whole_gradients,
+        "memoryCopies": choice.memory_copies,
     }
 
 

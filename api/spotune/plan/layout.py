@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from spotune.errors import JobError
 from spotune.job.execution import LOWEST_STAGE
-from spotune.plan.memory import GB, MemoryEstimate, Offload, ZeroStage
+from spotune.plan.memory import CPU_RUNTIME_BYTES, GB, MemoryEstimate, Offload, ZeroStage
 from spotune.plan.training_setup import Layout, TrainingSetup
 
 SATURATING_TOKENS = 2048
@@ -40,15 +40,16 @@ class ModelTooLargeError(JobError):
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """The layout fields of a job's `execution`; the plan resolves `auto`."""
+    """The layout fields of a job's `execution`, and `checkpoint.memoryCopies`; the plan resolves `auto`."""
 
     zero_stage: Literal["auto"] | ZeroStage = "auto"
     micro_batch_size: Literal["auto"] | int = "auto"
     gradient_checkpointing: Literal["auto"] | bool = "auto"
+    memory_copies: Literal["auto", 0, 1, 2] = 1
 
     @property
     def complete(self) -> bool:
-        """Whether no field is `auto`."""
+        """Whether no field of the layout is `auto`."""
         return "auto" not in (self.zero_stage, self.micro_batch_size, self.gradient_checkpointing)
 
     def layout(self) -> Layout:
@@ -63,12 +64,14 @@ class LayoutChoice:
     """A layout, its memory per worker, and the reason for choosing it, for display.
 
     `fits` is false only for a layout that the user has set completely: an estimate does not overrule it.
+    `memory_copies` is the number of commits that each worker keeps in memory.
     """
 
     layout: Layout
     memory: MemoryEstimate
     reason: str
     fits: bool = True
+    memory_copies: int = 1
 
 
 def choose_layout(
@@ -76,10 +79,20 @@ def choose_layout(
 ) -> LayoutChoice:
     """Choose the lowest ZeRO stage that fits `device_bytes` on each of `world_size` workers, and a micro-batch size.
 
+    With `memory_copies` auto, each worker keeps a second commit in memory if it fits beside that layout.
+
     Raises:
         ModelTooLargeError: No layout fits; the message says what is missing and what would help.
         JobError: `request` contradicts the offload.
     """
+    if request.memory_copies == "auto":
+        choice = choose_layout(setup, world_size, device_bytes, replace(request, memory_copies=1))
+        memory = memory_with_second_copy(setup, world_size, device_bytes, choice.layout)
+        if memory is None:
+            return choice
+        reason = choice.reason if request.complete else _reason(choice.layout, memory, device_bytes, request)
+        return replace(choice, memory=memory, reason=reason, memory_copies=2)
+    setup = replace(setup, commit_copies=max(1, request.memory_copies))
     budget = setup.budget_bytes(device_bytes)
     stages = _candidate_stages(setup, request)
     if request.complete:
@@ -89,8 +102,25 @@ def choose_layout(
         if layout is not None:
             layout = _use_spare_memory(setup, world_size, budget, layout)
             memory = setup.memory(world_size, layout)
-            return LayoutChoice(layout, memory, _reason(layout, memory, device_bytes, request))
+            reason = _reason(layout, memory, device_bytes, request)
+            return LayoutChoice(layout, memory, reason, memory_copies=request.memory_copies)
     raise ModelTooLargeError(_does_not_fit(setup, world_size, device_bytes, request))
+
+
+def memory_with_second_copy(
+    setup: TrainingSetup, world_size: int, device_bytes: int, layout: Layout
+) -> MemoryEstimate | None:
+    """The memory of a worker that keeps two commits in memory; None if that does not fit.
+
+    On GPU workers, both are in host memory. If its size is not known, they fit here, and the node itself decides.
+    """
+    memory = replace(setup, commit_copies=2).memory(world_size, layout)
+    if setup.on_cpu:
+        fits = memory.total_bytes <= setup.budget_bytes(device_bytes)
+    else:  # it also holds the process, and the weights while they are loaded
+        needed = memory.host_bytes + memory.states.weights_bytes + CPU_RUNTIME_BYTES
+        fits = setup.host_memory_bytes is None or needed <= setup.host_memory_bytes
+    return memory if fits else None
 
 
 def balanced_micro_batch_size(
@@ -216,7 +246,8 @@ def _explicit_choice(setup: TrainingSetup, world_size: int, device_bytes: int, r
     reason = "as set in execution"
     if not fits:
         reason += f"; it may run out of memory: {_gb(memory.total_bytes)} estimated, the device has {_gb(device_bytes)}"
-    return LayoutChoice(layout, memory, reason, fits)
+    assert request.memory_copies != "auto", "resolved before"
+    return LayoutChoice(layout, memory, reason, fits, request.memory_copies)
 
 
 def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: LayoutRequest) -> str:
@@ -268,6 +299,8 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
     if layout.micro_batch_size > 1:
         is_fixed = setup.precision.fixed_point
         remedies.append("a smaller execution.microBatchSize" if is_fixed else "execution.microBatchSize auto")
+    if setup.on_cpu and setup.commit_copies > 1:
+        remedies.append("checkpoint.memoryCopies auto")
     memory = setup.memory(world_size, layout)
     if memory.activations.total_bytes > memory.total_bytes / 4:
         remedies.append("a shorter dataset.maxLength")

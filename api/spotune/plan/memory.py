@@ -157,7 +157,7 @@ class MemoryEstimate:
         reduction_bytes: buckets and reduced gradients of stages 1 and 2, which replace the logits in the backward pass.
         step_bytes: float32 gradients of the worker's shard during the optimizer step, when activations are freed.
         runtime_bytes: memory of the process apart from its tensors.
-        commit_bytes: host copy that a checkpoint is written from (see `commit_bytes`).
+        commit_bytes: host copies that checkpoints are written from (see `commit_bytes`).
         on_cpu: whether the worker runs on a CPU, so that device memory is host memory.
     """
 
@@ -178,12 +178,12 @@ class MemoryEstimate:
 
     @property
     def other_bytes(self) -> int:
-        """Device memory for neither states nor activations; on a CPU worker it includes the copy for commits."""
+        """Device memory for neither states nor activations; on a CPU worker it includes the copies for commits."""
         return self.buffers_bytes + self.runtime_bytes + (self.commit_bytes if self.on_cpu else 0)
 
     @property
     def host_bytes(self) -> int:
-        """Required host memory besides the device's: offloaded states, and the page-locked copy of a commit."""
+        """Required host memory besides the device's: offloaded states, and the page-locked copies of commits."""
         return self.states.host_bytes + (0 if self.on_cpu else self.commit_bytes)
 
 
@@ -263,11 +263,13 @@ def estimate_memory(
     trained: TrainedParameters | None = None,
     runtime_bytes: int = GPU_RUNTIME_BYTES,
     on_cpu: bool = False,
+    commit_copies: int = 1,
 ) -> MemoryEstimate:
     """Estimate the memory of one worker that trains a model.
 
     `trained` limits which parameters are trained; None means all. `gathered_layers` and `whole_gradients` are for stage
-    3 only (see `Layout`). Raises ValueError as `model_states` does.
+    3 only (see `Layout`). With two `commit_copies`, the last complete commit stays in memory while the next is written.
+    Raises ValueError as `model_states` does.
     """
     trained = trained or trained_parameters(architecture)
     count = trained.count
@@ -290,7 +292,7 @@ def estimate_memory(
         reduction_bytes=_reduction_bytes(count, precision, zero_stage, world_size, offload),
         step_bytes=_step_bytes(trained, precision, zero_stage, world_size) if offload == "none" else 0,
         runtime_bytes=runtime_bytes,
-        commit_bytes=commit_bytes(count, world_size, precision),
+        commit_bytes=commit_copies * commit_bytes(count, world_size, precision),
         on_cpu=on_cpu,
     )
 

@@ -36,6 +36,8 @@ class TrainingSetup:
         runtime_bytes: memory of a worker process apart from its tensors.
         usable_fraction: fraction of the device's memory that the plan may use.
         on_cpu: whether the workers run on CPUs, so that device memory is host memory.
+        commit_copies: number of host copies of a commit.
+        host_memory_bytes: host memory of one GPU worker, as its pod requests it; None if it does not say.
     """
 
     architecture: Architecture
@@ -54,6 +56,8 @@ class TrainingSetup:
     runtime_bytes: int = GPU_RUNTIME_BYTES
     usable_fraction: float = GPU_USABLE_FRACTION
     on_cpu: bool = False
+    commit_copies: int = 1
+    host_memory_bytes: int | None = None
 
     def budget_bytes(self, device_bytes: int) -> int:
         """The bytes that the plan may use on a device of `device_bytes`."""
@@ -92,6 +96,7 @@ class TrainingSetup:
             trained=self.trained,
             runtime_bytes=self.runtime_bytes,
             on_cpu=self.on_cpu,
+            commit_copies=self.commit_copies,
         )
 
 

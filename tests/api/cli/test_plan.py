@@ -68,7 +68,9 @@ def test_table_has_a_column_per_number_of_workers_and_names_what_was_assumed(pla
     assert [part.strip() for part in lines["Accumulation"].strip("│").split("│")][-1] == "2"
     assert "34.22 GB" in lines["Checkpoint, all workers"]
     copies = [part.strip() for part in lines["Host memory for commits"].strip("│").split("│")]
-    assert copies == ["Host memory for commits", "34.22 GB", "17.11 GB", "8.55 GB"]
+    assert copies == ["Host memory for commits", "68.44 GB", "34.22 GB", "17.11 GB"]
+    kept = [part.strip() for part in lines["Commits kept in memory"].strip("│").split("│")]
+    assert kept == ["Commits kept in memory", "2", "2", "2"]
     assert "Host memory for offload" not in lines
     assert "preempted every 6.0 h on average" in out
 
@@ -98,6 +100,7 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
         "compile": False,
         "gatheredLayers": 0,
         "wholeGradients": False,
+        "memoryCopies": 2,
     }
     memory = workers["memoryPerWorker"]
     assert memory["optimizerBytes"] == 12 * 2_851_598_336 // 4
@@ -105,7 +108,7 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
     activations = memory["activationsBytes"] + memory["reductionBytes"]
     others = ("weightsBytes", "gradientsBytes", "optimizerBytes", "buffersBytes", "runtimeBytes")
     assert memory["totalBytes"] == sum(memory[name] for name in others) + activations
-    assert memory["hostBytes"] == memory["commitBytes"] == 12 * 2_851_598_336 // 4
+    assert memory["hostBytes"] == memory["commitBytes"] == 2 * 12 * 2_851_598_336 // 4
     checkpoint = workers["checkpoint"]
     assert checkpoint["bytes"] == 12 * 2_851_598_336
     assert checkpoint["intervalSteps"] == round(checkpoint["intervalSeconds"] / 2)
@@ -234,7 +237,7 @@ def test_offloaded_states_are_shown_as_host_memory(planner: Planner) -> None:
     planner.job(more="  execution: {offload: optimizer}\n")
 
     assert "Host memory for offload" in planner.run()[1]
-    assert planner.json("--workers", "1")["workers"][0]["memoryPerWorker"]["hostBytes"] == (16 + 12) * 2_851_598_336
+    assert planner.json("--workers", "1")["workers"][0]["memoryPerWorker"]["hostBytes"] == (16 + 2 * 12) * 2_851_598_336
 
 
 def test_8bit_moments_take_a_quarter_and_commits_what_they_took(planner: Planner) -> None:
@@ -243,7 +246,7 @@ def test_8bit_moments_take_a_quarter_and_commits_what_they_took(planner: Planner
     memory = planner.json("--workers", "1")["workers"][0]["memoryPerWorker"]
 
     assert whole["optimizerBytes"] - memory["optimizerBytes"] == (8 - 2 - 8 / 256) * 2_851_598_336
-    assert memory["hostBytes"] == whole["hostBytes"] == 12 * 2_851_598_336
+    assert memory["hostBytes"] == whole["hostBytes"] == 2 * 12 * 2_851_598_336
 
 
 @pytest.mark.parametrize(
@@ -258,7 +261,7 @@ def test_checkpoints_have_the_states_of_the_optimizer(
 
     assert plan["checkpoint"]["bytes"] / 2_851_598_336 == pytest.approx(bytes_per_parameter, abs=0.03)
     assert plan["memoryPerWorker"]["optimizerBytes"] == pytest.approx(plan["checkpoint"]["bytes"] / 4, rel=1e-6)
-    assert plan["memoryPerWorker"]["hostBytes"] == pytest.approx(plan["checkpoint"]["bytes"] / 4, rel=1e-6)
+    assert plan["memoryPerWorker"]["hostBytes"] == pytest.approx(2 * plan["checkpoint"]["bytes"] / 4, rel=1e-6)
 
 
 def test_interval_of_the_job_is_used_where_it_sets_one(planner: Planner) -> None:

@@ -209,6 +209,14 @@ def test_the_unmodified_job_file_is_valid(tmp_path: Path, capsys: pytest.Capture
     assert run_validate(capsys, str(tmp_path / "job.yaml")) == (0, "")
 
 
+def test_more_than_two_commits_in_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = "  checkpoint: {memoryCopies: 3}\n  workers:"
+    line = ":10: spec.checkpoint.memoryCopies: expected auto, 0, 1 or 2, not 3"
+    check_broken_job("  workers:", broken, line, tmp_path, monkeypatch, capsys)
+
+
 def test_all_problems_are_listed_in_the_order_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

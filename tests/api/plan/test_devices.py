@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from spotune.errors import UsageError
-from spotune.plan.devices import GIB, device_memory_bytes, machine_memory_bytes, parse_bytes
+from spotune.plan.devices import (
+    GIB,
+    CgroupMemory,
+    device_memory_bytes,
+    free_memory_bytes,
+    machine_memory_bytes,
+    parse_bytes,
+)
 
 
 def test_device_memory_is_slightly_less_than_nominal() -> None:
@@ -49,3 +56,18 @@ def test_container_limit_counts_where_it_is_lower_than_the_machine(tmp_path: Pat
 
     assert machine_memory_bytes((limited, unlimited)) == 104_857_600
     assert machine_memory_bytes((unlimited, absurd, missing)) == machine_memory_bytes(()) > 104_857_600
+
+
+def test_free_memory_is_that_of_the_container_where_it_is_less(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       2000 kB\nMemAvailable:   1000 kB\n")
+    limit, usage, statistics = (tmp_path / name for name in ("limit", "usage", "statistics"))
+    group = CgroupMemory(limit, usage, statistics, "inactive_file")
+    assert free_memory_bytes(meminfo, (group,)) == 1_024_000, "there is no such group"
+    usage.write_text("700000\n")
+    statistics.write_text("anon 300000\ninactive_file 100000\n")
+    limit.write_text("max\n")
+    assert free_memory_bytes(meminfo, (group,)) == 1_024_000
+    limit.write_text("800000\n")
+    assert free_memory_bytes(meminfo, (group,)) == 200_000, "page cache that is not in use can be had"
+    assert free_memory_bytes() > 0

@@ -124,6 +124,22 @@ def test_auto_with_a_whole_layout_is_the_smallest_number_that_the_estimate_allow
     assert not resolve_execution(T5_3B, job, found.world_size - 1, 40 * GB).fits
 
 
+def test_a_second_commit_is_kept_from_the_number_of_workers_on_which_it_fits() -> None:
+    execution = {"zeroStage": 1, "microBatchSize": 1, "gradientCheckpointing": True}
+    job = t5_job(workers={"count": 4, "min": 1, "gpus": 0}, execution=execution)
+    found = [resolve_minimum(T5_SMALL, job, memory).second_copy_from for memory in range(GB, 8 * GB, GB // 20)]
+
+    assert list(dict.fromkeys(found)) == [None, 4, 3, 2, 1], "the more memory, the fewer workers"
+
+
+def test_pods_with_gpus_share_the_memory_that_they_request() -> None:
+    workers = {"count": 2, "gpus": 4, "resources": {"requests": {"memory": "64Gi"}, "limits": {"memory": "80Gi"}}}
+    setup = training_setup(read_architecture(T5_SMALL), t5_job(workers=workers))
+
+    assert setup.host_memory_bytes == 16 * 2**30
+    assert training_setup(read_architecture(T5_SMALL), t5_job()).host_memory_bytes is None
+
+
 def test_setup_reads_lengths_precision_and_device_from_the_job() -> None:
     architecture = read_architecture(T5_SMALL)
     on_gpu = training_setup(architecture, t5_job())

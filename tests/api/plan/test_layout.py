@@ -1,5 +1,6 @@
 """The choice of ZeRO stage, micro-batch and gradient checkpointing, and the error if nothing fits."""
 
+import math
 import re
 from dataclasses import replace
 from typing import Any, Literal
@@ -335,3 +336,47 @@ def test_no_other_micro_batch_makes_a_shorter_step(
 
     assert 1 <= chosen <= largest
     assert step(chosen) == min(step(size) for size in range(1, min(largest, -(-batch // workers)) + 1))
+
+
+def test_a_second_commit_is_kept_in_memory_where_it_fits_beside_the_chosen_layout() -> None:
+    setup = replace(setup_for("google-t5/t5-small", precision=FLOAT32), on_cpu=True)
+    once = choose_layout(setup, 2, 40 * GB)
+    auto = LayoutRequest(memory_copies="auto")
+    enough = choose_layout(setup, 2, 40 * GB, auto)
+
+    assert (enough.layout, enough.memory_copies) == (once.layout, 2)
+    assert enough.memory.total_bytes - once.memory.total_bytes == once.memory.commit_bytes
+    needed = math.ceil(enough.memory.total_bytes / setup.usable_fraction)
+    layout = once.layout
+    complete = LayoutRequest(layout.zero_stage, layout.micro_batch_size, layout.gradient_checkpointing, "auto")
+    assert choose_layout(setup, 2, needed + 1, complete).memory_copies == 2
+    assert choose_layout(setup, 2, needed - 100, complete).memory_copies == 1
+    assert f"{enough.memory.total_bytes / GB:.1f} GB of 40.0 GB" in enough.reason
+
+
+@pytest.mark.parametrize(("host_gigabytes", "copies"), [(None, 2), (200, 2), (110, 1)])
+def test_commits_of_gpu_workers_fit_what_their_pods_request(host_gigabytes: int | None, copies: int) -> None:
+    """Llama 8B on two workers: 48 GB for each commit, and 16 GB for the weights while they are loaded."""
+    host = None if host_gigabytes is None else host_gigabytes * GB
+    setup = replace(LLAMA_8B, host_memory_bytes=host)
+
+    assert choose_layout(setup, 2, 141 * GB, LayoutRequest(memory_copies="auto")).memory_copies == copies
+
+
+def test_two_commits_that_were_asked_for_count_in_the_layout_or_are_refused() -> None:
+    setup = replace(setup_for("google-t5/t5-small", precision=FLOAT32), on_cpu=True)
+    two = LayoutRequest(memory_copies=2)
+    least = choose_layout(setup, 1, 40 * GB, LayoutRequest(micro_batch_size=1, gradient_checkpointing=True))
+    budget = int(least.memory.total_bytes / setup.usable_fraction) + GB // 100
+
+    assert choose_layout(setup, 1, 40 * GB, two).memory_copies == 2
+    assert choose_layout(setup, 1, budget, LayoutRequest(memory_copies="auto")).memory_copies == 1
+    with pytest.raises(JobError, match=r"checkpoint\.memoryCopies auto"):
+        choose_layout(setup, 1, budget, two)
+
+
+def test_without_copies_in_memory_there_is_still_one_to_write_from() -> None:
+    none = choose_layout(T5_SMALL, 2, 80 * GB, LayoutRequest(memory_copies=0))
+
+    assert none.memory_copies == 0
+    assert none.memory.commit_bytes == choose_layout(T5_SMALL, 2, 80 * GB).memory.commit_bytes

@@ -1,8 +1,8 @@
 """A volume and a network as slow as real ones, so that a step, a save, a restore and an export can be hit.
 
 What the product does is not touched: the calls of the operating system by which it reads and writes its job directory,
-and the all-reduce between the ranks at the end of a step, take a while, as long as a file beside the directory says,
-which may change at any time.
+or reads shared memory, and the all-reduce between the ranks at the end of a step, take a while, as long as a file
+beside the directory says, which may change at any time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 VOLUME = "SPOTUNE_PROOF_VOLUME"
 """Variable that names the job directory."""
+_SHARED_MEMORY = "/memfd:spotune-snapshot"
 _LOOP = "spotune_trainer.training.loop"
 
 
@@ -84,7 +85,7 @@ def _wait(directory: str, descriptor: int, what: str) -> None:
         path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
     except OSError:
         return
-    if path.startswith(directory):
+    if path.startswith((directory, _SHARED_MEMORY)):
         time.sleep(_seconds(directory, what))
 
 

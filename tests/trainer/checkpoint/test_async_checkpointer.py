@@ -21,7 +21,7 @@ from spotune_trainer.checkpoint import async_checkpointer, writer
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer, CommitResult
 from spotune_trainer.checkpoint.fragment import Fragment, FragmentSource
 from spotune_trainer.checkpoint.generations import choose_checkpoint, claim
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint, rank_ok
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, open_checkpoint, rank_ok
 from spotune_trainer.checkpoint.reader import read_parameters, verify
 from spotune_trainer.checkpoint.snapshot import Snapshot
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -49,9 +49,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Blocks all writes of fragments until the event is set."""
     opened = threading.Event()
 
-    def blocked_write(*arguments: object) -> None:
+    def blocked_write(*arguments: object) -> FileEntry:
         assert opened.wait(30)
-        writer.write_fragments(*arguments)  # type: ignore[arg-type]
+        return writer.write_fragments(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(async_checkpointer, "write_fragments", blocked_write)
     yield opened

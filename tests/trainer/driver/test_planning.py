@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from spotune.errors import JobError
 from spotune_trainer.driver import planning
-from spotune_trainer.driver.planning import plan_run
+from spotune_trainer.driver.planning import memory_copies, plan_run
 from spotune_trainer.job_directory.run_plan import RunPlan
-from tests.trainer.support.runs import Runs
+from tests.trainer.support.runs import Layout, Runs, make_plan
 
 GB = 10**9
 PACKED = {"packing": True, "maxLength": 64}
@@ -40,3 +41,21 @@ def test_requested_compilation_without_a_compiler_is_a_job_error(runs: Runs, mon
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(JobError, match=r"execution\.compile: torch\.compile needs a compiler \(gcc\)"):
         planned(runs, compile=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "second_from", "copies"),
+    [("auto", None, [1, 1, 1]), ("auto", 2, [1, 2, 2]), (0, 1, [0, 0, 0]), (2, None, [2, 2, 2])],
+)
+def test_auto_keeps_two_commits_in_memory_from_the_planned_number_of_workers(
+    runs: Runs, asked: str | int, second_from: int | None, copies: list[int]
+) -> None:
+    job = runs.job(checkpoint={"memoryCopies": asked})
+    plan = replace(make_plan(Layout(1, 2)), second_copy_from=second_from)
+    assert [memory_copies(job, plan, workers) for workers in (1, 2, 3)] == copies
+
+
+def test_plan_of_an_older_version_keeps_one_commit_in_memory(runs: Runs) -> None:
+    value = make_plan(Layout(1, 2)).to_json()
+    del value["secondCopyFrom"]
+    assert memory_copies(runs.job(), RunPlan.from_json(value), 4) == 1

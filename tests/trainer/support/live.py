@@ -17,6 +17,7 @@ from typing import Any
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import latest_generation
+from spotune_trainer.checkpoint.memory.segment import MEMORY_FILE
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.supervisor.ray_head.local import RunningRay
@@ -182,3 +183,12 @@ def process_name(process: Process) -> str:
         return Path(f"/proc/{process.pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def held_segments(process: Process) -> list[Path]:
+    """The segments of shared memory that a process has open, as paths in /proc."""
+    try:
+        links = list(Path(f"/proc/{process.pid}/fd").iterdir())
+        return [link for link in links if MEMORY_FILE in str(link.readlink())]
+    except OSError:  # it has ended, or closed a file meanwhile
+        return []

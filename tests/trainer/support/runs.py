@@ -22,6 +22,7 @@ from streaming.base.format.mds import MDSWriter
 from spotune.job import ExecutionSpec, FinetuneJob
 from spotune_trainer.checkpoint.generations import Generation, choose_checkpoint, claim, surviving_steps
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
+from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
 from spotune_trainer.data.batches import row_hash
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -200,17 +201,28 @@ def train_generation(
     worker: type[Worker] | None = None,
     micro_batch_size: int = MICRO_BATCH,
     timeout: float = 120.0,
+    memory: NodeMemory | None = None,
 ) -> TrainResult:
-    """Run the next generation to its end; returns the result of rank 0."""
+    """Run the next generation to its end; returns the result of rank 0.
+
+    With `memory`, all ranks are on one node and keep two commits each in its shared memory.
+    """
     task = make_task(directory, job, layout, start_generation(directory), micro_batch_size)
-    result: TrainResult = run_group(layout.world_size, train_rank, task, worker, timeout=timeout)[0]
+    memories = memory.share(layout.world_size, 2, task.restore) if memory else [None] * layout.world_size
+    result: TrainResult = run_group(layout.world_size, train_rank, task, worker, memories, timeout=timeout)[0]
     return result
 
 
-def train_rank(rank: int, world_size: int, task: WorkerTask, worker: type[Worker] | None = None) -> TrainResult:
+def train_rank(
+    rank: int,
+    world_size: int,
+    task: WorkerTask,
+    worker: type[Worker] | None = None,
+    memories: Sequence[RankMemory | None] = (),
+) -> TrainResult:
     """Run one rank, with another worker class if one is given."""
     if worker is None:
-        return run_worker(task, rank, world_size)
+        return run_worker(task, rank, world_size, memories[rank] if memories else None)
     logs = JobDirectory(Path(task.directory)).generation_logs(task.generation)
     with ProgressReporter(logs, rank, hang_timeout_seconds=600) as reporter:
         return worker(task, rank, world_size, reporter).train()

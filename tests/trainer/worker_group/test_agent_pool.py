@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,14 @@ from ray._private import ray_constants
 
 from spotune.retry import FailureCause
 from spotune_trainer import files
+from spotune_trainer.checkpoint.generations import choose_checkpoint
+from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.supervisor.ray_head import local as local_ray
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
 from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.agent_pool import AgentPool
-from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Trained
-from tests.trainer.support.live import process_name
+from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Stopped, Trained
+from tests.trainer.support.live import held_segments, process_name
 from tests.trainer.support.runs import STEPS, Layout, Runs, make_task, start_generation
 from tests.trainer.support.waiting import wait_until
 
@@ -50,6 +52,10 @@ class Cluster:
         """The process of the agent."""
         (found,) = self._named("ray::NodeAgent").values()
         return found
+
+    def agent_memory_bytes(self) -> int:
+        """Memory of the segments that the agent holds."""
+        return sum(segment.stat().st_blocks * 512 for segment in held_segments(self.agent()))
 
     def _named(self, start: str) -> dict[str, Process]:
         named = {process_name(process): process for process in self.family.members()}
@@ -133,6 +139,45 @@ def test_killed_rank_is_reported_lost_and_the_other_ranks_are_killed(cluster: Cl
     assert group.result() == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
     assert not cluster.ranks()
     assert cluster.agent() == agent
+
+
+def test_next_group_restores_the_commit_of_a_killed_rank_from_memory(cluster: Cluster) -> None:
+    """The checkpoint's files on the volume are wiped, so that only memory has their bytes."""
+    cluster.ensure()
+    directory = cluster.runs.empty("memory")
+    job = cluster.runs.job(training={"epochs": 10_000}, checkpoint={"every": 4}, workers={"count": 2, "gpus": 0})
+
+    def task() -> WorkerTask:
+        return replace(make_task(directory, job, LAYOUT, start_generation(directory)), memory_copies=2)
+
+    group = Group(cluster.agents, task())
+    until(lambda: choose_checkpoint(directory).checkpoint)
+    kill(cluster.ranks()["spotune-rank-1"])
+    assert isinstance(group.result(), Failed)
+    assert cluster.agent_memory_bytes() > 0, "the agent keeps what the killed ranks had committed"
+    checkpoint = choose_checkpoint(directory).checkpoint
+    assert checkpoint is not None
+    for entry in checkpoint.manifest.files:
+        (checkpoint.path / entry.name).write_bytes(bytes(entry.size))
+    following = Group(cluster.agents, task())
+    until(lambda: len(list(files.read_lines(following.task.logs.steps))) > 3)
+    restored = next(event for event in files.read_lines(following.task.logs.events) if event["event"] == "restored")
+    assert restored["checkpoint"] == str(checkpoint.name)
+    assert restored["volumeBytes"] == 0 < restored["memoryBytes"]
+    write_notice(directory.notice, seconds=30, stop=True, reason="the test ends")
+    assert isinstance(following.result(), Stopped)
+    assert cluster.agent_memory_bytes() == 0, "no group follows"
+
+
+def test_memory_of_a_killed_agent_is_freed(cluster: Cluster) -> None:
+    cluster.ensure()
+    group = Group(cluster.agents, replace(cluster.task(epochs=10_000), memory_copies=2))
+    until(lambda: cluster.agent_memory_bytes() > 0)
+    kill(cluster.agent())
+    group.result()
+    until(lambda: not cluster.ranks())
+    until(lambda: not any(held_segments(process) for process in cluster.family.members()))
+    cluster.ensure()
 
 
 def test_suspended_rank_is_killed_after_another_rank_failed(cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ from spotune.job import BestSpec, CheckpointSpec
 from spotune_trainer.checkpoint.fragment import FragmentSource
 from spotune_trainer.checkpoint.generations import raise_if_superseded
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
+from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.snapshot import Snapshot
 from spotune_trainer.checkpoint.writer import commit, prune, write_fragments, write_progress
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -74,6 +75,7 @@ class AsyncCheckpointer:
         world_size: number of ranks.
         checkpoint: how many checkpoints to keep.
         best: which evaluation is the best, whose checkpoint is kept as well; None: none is.
+        memory: shared memory that keeps the snapshots of commits for the next worker group; None: nothing does.
         clock: seconds, monotonic.
     """
 
@@ -84,6 +86,7 @@ class AsyncCheckpointer:
         world_size: int,
         checkpoint: CheckpointSpec,
         best: BestSpec | None = None,
+        memory: RankMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
@@ -92,7 +95,7 @@ class AsyncCheckpointer:
         self._checkpoint = checkpoint
         self._best = best
         self._clock = clock
-        self._snapshot = Snapshot()
+        self._snapshot = Snapshot(memory)
         self._reservation: threading.Thread | None = None
         self._pending: _PendingSave | None = None
         self._last_progress: object = None
@@ -155,7 +158,10 @@ class AsyncCheckpointer:
             self._reservation = None
         self._snapshot.take(fragments)
         self._pending = pending
-        threading.Thread(target=self._run, args=(pending, make_manifest), name="commit", daemon=True).start()
+        self._reservation = threading.Thread(
+            target=self._run, args=(pending, make_manifest), name="commit", daemon=True
+        )
+        self._reservation.start()
         pending.stall_seconds = self._clock() - pending.started
 
     def wait_for_staging(self) -> None:
@@ -193,7 +199,8 @@ class AsyncCheckpointer:
         try:
             folder = self._directory.checkpoints / str(pending.name)
             fragments = self._snapshot.fragments()
-            self._retry(pending, lambda: write_fragments(folder, self._rank, fragments))
+            entry = self._retry(pending, lambda: write_fragments(folder, self._rank, fragments))
+            self._snapshot.complete(pending.name, entry)
             if self._rank == 0:
                 raise_if_superseded(self._directory, pending.name.generation)
                 pending.manifest = self._retry(
@@ -205,6 +212,8 @@ class AsyncCheckpointer:
         finally:
             pending.seconds = self._clock() - pending.started
             pending.done.set()
+        if pending.error is None:
+            self._snapshot.reserve_next()
 
     def _prune(self, generation: int) -> None:
         prune(self._directory, generation, self._checkpoint.keep, self._checkpoint.keep_every_steps, self._best)

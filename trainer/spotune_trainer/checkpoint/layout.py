@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from spotune_trainer import files
 from spotune_trainer.checkpoint.evaluations import Evaluation
+from spotune_trainer.checkpoint.memory.segment import Label
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -118,6 +119,11 @@ class Manifest:
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
+
+
+def file_label(name: CheckpointName, entry: FileEntry) -> Label:
+    """The label of a segment of shared memory that holds this file of a checkpoint."""
+    return Label(str(name), entry.name, entry.size, entry.xxh3)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 A reader takes from the headers of the ranks' files where each fragment lies, and reads only the requested ranges,
 directly into their tensors. It uses `pread`, not `mmap`: a volume that fails then raises an error instead of SIGBUS.
+A file of which a segment of shared memory holds the bytes is read there.
 
 Checksums (XXH3-64, as fast as memory) cover whole files. `verify` takes a subset of the files, so the ranks of a
 worker group can share the work and hash each byte once.
@@ -13,11 +14,12 @@ import json
 import os
 import struct
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,11 +31,14 @@ from spotune.errors import SpotuneError
 from spotune.job import TrainingSpec
 from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
+from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Segment
 
 _HASH_BLOCK_BYTES = 16 << 20
 _ELEMENT_BYTES = 4
 _CHUNK_ELEMENTS = 1 << 24
 """64 MiB: the pinned host buffer of each thread, for data on its way to a device."""
+_INVALID_HEADER = (OSError, OverflowError, MemoryError, ValueError, KeyError, TypeError, AttributeError, struct.error)
+"""What a header raises that cannot be read, or that is damaged."""
 _READER_THREADS = 4
 """A single thread would wait for each response of the volume and for each copy to a device."""
 
@@ -62,12 +67,31 @@ class _StoredRange:
 
 
 @dataclass(frozen=True)
+class _Source:
+    """An open file or segment: its descriptor, and the byte at which the file's content begins."""
+
+    descriptor: int
+    start: int
+
+
+@dataclass(frozen=True)
 class _Read:
     """One read: from byte `position` of a file into the 1-D fp32 view `out`."""
 
     file: str
     position: int
     out: Tensor
+
+
+def is_intact(segment: Segment, entry: FileEntry) -> bool:
+    """Whether the content of a segment has the size and the checksum of a file of a checkpoint."""
+    if segment.content_bytes != entry.size:
+        return False
+    digest = xxhash.xxh3_64()
+    with memoryview(segment.map()) as mapped, mapped[LABEL_BYTES:] as content:
+        for start in range(0, entry.size, _HASH_BLOCK_BYTES):
+            digest.update(content[start : start + _HASH_BLOCK_BYTES])
+    return digest.hexdigest() == entry.xxh3
 
 
 def verify(checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None) -> None:
@@ -89,10 +113,16 @@ def verify(checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None) -
 
 
 class CheckpointReader:
-    """Random access to the fragments of one checkpoint."""
+    """Random access to the fragments of one checkpoint.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    Args:
+        checkpoint: the checkpoint.
+        segments: segments of shared memory that hold some of its files, by the name of the file.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, segments: Mapping[str, Segment] = MappingProxyType({})) -> None:
         self.checkpoint = checkpoint
+        self._segments = segments
         self._stored: dict[tuple[str, str], list[_StoredRange]] = defaultdict(list)
         for entry in checkpoint.manifest.files:
             for parameter, state, stored in self._read_header(entry.name):
@@ -112,14 +142,27 @@ class CheckpointReader:
         Raises:
             CorruptCheckpointError: the files do not cover a fragment, or cannot be read.
         """
-        reads = [
+        # In this order each file is read roughly from front to back.
+        self._execute(sorted(self._plan_all(fragments), key=lambda read: (read.file, read.position)))
+
+    def bytes_by_file(self, fragments: Iterable[Fragment]) -> dict[str, int]:
+        """How many bytes `restore` reads from each file.
+
+        Raises:
+            CorruptCheckpointError: the files do not cover a fragment.
+        """
+        counts: Counter[str] = Counter()
+        for read in self._plan_all(fragments):
+            counts[read.file] += read.out.numel() * _ELEMENT_BYTES
+        return dict(counts)
+
+    def _plan_all(self, fragments: Iterable[Fragment]) -> list[_Read]:
+        return [
             read
             for fragment in fragments
             for state, tensor in fragment.states.items()
             for read in self._plan(fragment.parameter, state, fragment.offset, tensor)
         ]
-        # In this order each file is read roughly from front to back.
-        self._execute(sorted(reads, key=lambda read: (read.file, read.position)))
 
     def _plan(self, parameter: str, state: str, offset: int, out: Tensor) -> list[_Read]:
         """The reads that fill `out`: the overlaps of its range with the stored ranges."""
@@ -141,8 +184,8 @@ class CheckpointReader:
     def _execute(self, reads: Sequence[_Read]) -> None:
         pinned = _PinnedBuffer()
         with ExitStack() as opened, ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="restore") as threads:
-            descriptors = {file: self._open(file, opened) for file in dict.fromkeys(read.file for read in reads)}
-            pending = [threads.submit(self._read, read, descriptors[read.file], pinned) for read in reads]
+            sources = {file: self._open(file, opened) for file in dict.fromkeys(read.file for read in reads)}
+            pending = [threads.submit(self._read, read, sources[read.file], pinned) for read in reads]
             try:
                 for each in pending:
                     each.result()
@@ -150,35 +193,42 @@ class CheckpointReader:
                 threads.shutdown(cancel_futures=True)
                 raise
 
-    def _open(self, file: str, opened: ExitStack) -> int:
-        """Open a file and return its descriptor; `opened` closes it."""
+    def _open(self, file: str, opened: ExitStack) -> _Source:
+        """Open a file, or the segment that holds its bytes; `opened` closes it."""
+        segment = self._segments.get(file)
+        if segment is not None:
+            return _Source(opened.enter_context(segment.open()).fileno(), LABEL_BYTES)
         try:
-            return opened.enter_context((self.checkpoint.path / file).open("rb", buffering=0)).fileno()
+            return _Source(opened.enter_context((self.checkpoint.path / file).open("rb", buffering=0)).fileno(), 0)
         except OSError as error:
             raise self._corrupt(f"{file} cannot be read: {error}") from error
 
-    def _read(self, read: _Read, descriptor: int, pinned: _PinnedBuffer) -> None:
+    def _read(self, read: _Read, source: _Source, pinned: _PinnedBuffer) -> None:
         try:
-            _read_into(read.out, descriptor, read.position, pinned)
+            _read_into(read.out, source.descriptor, source.start + read.position, pinned)
         except OSError as error:
             raise self._corrupt(f"{read.file} cannot be read: {error}") from error
 
-    def _read_header(self, file: str) -> Iterator[tuple[str, str, _StoredRange]]:
+    def _read_header(self, file: str) -> list[tuple[str, str, _StoredRange]]:
         """Parameter, state and range of every tensor in a file."""
         try:
-            with (self.checkpoint.path / file).open("rb", buffering=0) as stream:
-                (length,) = struct.unpack("<Q", stream.read(8))
-                header: dict[str, Any] = json.loads(stream.read(length))
-        except (OSError, ValueError, struct.error) as error:
+            with ExitStack() as opened:
+                source = self._open(file, opened)
+                (length,) = struct.unpack("<Q", os.pread(source.descriptor, 8, source.start))
+                header = json.loads(os.pread(source.descriptor, length, source.start + 8))
+            return [_stored_tensor(file, 8 + length, name, value) for name, value in header.items()]
+        except _INVALID_HEADER as error:
             raise self._corrupt(f"{file} cannot be read: {error}") from error
-        for name, value in header.items():
-            parameter, offset, state = name.rsplit("|", 2)
-            start, end = value["data_offsets"]
-            elements = (end - start) // _ELEMENT_BYTES
-            yield parameter, state, _StoredRange(file, 8 + length + start, int(offset), elements)
 
     def _corrupt(self, reason: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(str(self.checkpoint.name), reason)
+
+
+def _stored_tensor(file: str, data: int, name: str, value: Any) -> tuple[str, str, _StoredRange]:
+    """Parameter, state and range of an entry of a header; `data` is the byte at which the data begins."""
+    parameter, offset, state = name.rsplit("|", 2)
+    start, end = value["data_offsets"]
+    return parameter, state, _StoredRange(file, data + start, int(offset), (end - start) // _ELEMENT_BYTES)
 
 
 def read_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -24,6 +24,10 @@ import torch
 from torch import Tensor
 
 from spotune_trainer.checkpoint.fragment import Elements, Fragment, FragmentSource
+from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, file_label
+from spotune_trainer.checkpoint.memory.host_buffer import Content, HostBuffer, PrivateBuffer, SharedBuffer
+from spotune_trainer.checkpoint.memory.node_memory import RankMemory
+from spotune_trainer.checkpoint.writer import file_header, tensor_sizes
 
 _SPARE_FRACTION = 0.1
 """Share of the device's memory that a copy must leave free: a longer batch than any so far may need it."""
@@ -32,31 +36,40 @@ _CHUNK_ELEMENTS = 1 << 24
 
 
 class Snapshot:
-    """A host copy of one rank's fragments. Its memory is allocated once and reused."""
+    """A host copy of one rank's fragments. Its memory is allocated once and reused.
 
-    def __init__(self) -> None:
+    Args:
+        memory: shared memory that keeps the copy for the next worker group; None: the copy ends with this process.
+    """
+
+    def __init__(self, memory: RankMemory | None = None) -> None:
+        allocate = self._prepare_for_device
+        self._host: HostBuffer = SharedBuffer(memory, allocate) if memory is not None else PrivateBuffer(allocate)
         self._buffer = torch.empty(0, dtype=torch.float32)
         self._copy: list[Fragment] = []
         self._sources: list[Elements] = []
+        self._device: torch.device | None = None
         self._stream: Any = None
         self._reads_originals = False
         self._staged = threading.Event()
 
     def reserve(self, fragments: Sequence[FragmentSource]) -> None:
-        """Allocate the host memory for these fragments now; otherwise the first ``take`` does, while training waits."""
-        elements = sum(state.numel() for state in _states(fragments))
-        if self._buffer.numel() == elements:
-            return
-        self._buffer = torch.empty(elements, dtype=torch.float32)
-        device = next((state.device for state in _states(fragments)), None)
-        if device is not None and device.type == "cuda":
-            with torch.cuda.device(device):  # a new thread starts on device 0
-                _lock_pages(self._buffer)
-                self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        """Allocate the host memory of the first snapshot now; otherwise ``take`` does, while training waits."""
+        self._device = next((state.device for state in _states(fragments)), None)
+        self._host.prepare(_content(fragments))
+
+    def reserve_next(self) -> None:
+        """Allocate the host memory of the snapshot after the last one, if that is other memory."""
+        self._host.prepare(_content(self._copy))
+
+    def complete(self, name: CheckpointName, entry: FileEntry) -> None:
+        """The last snapshot was written to this file of a checkpoint. Shared memory keeps it from now on."""
+        self._host.complete(file_label(name, entry))
 
     def take(self, fragments: Sequence[FragmentSource]) -> None:
         """Take a snapshot of the fragments as they are now. Call ``wait_for_staging`` before they are changed."""
-        self.reserve(fragments)
+        self._device = next((state.device for state in _states(fragments)), None)
+        self._buffer = self._host.begin(_content(fragments))
         self._staged.clear()
         self._copy = _views(fragments, self._buffer)
         self._sources = _states(fragments)
@@ -90,6 +103,13 @@ class Snapshot:
                 self._release_sources()
         return self._copy
 
+    def _prepare_for_device(self, buffer: Tensor) -> None:
+        """Lock the pages of new host memory, if copies come from a GPU."""
+        if self._device is not None and self._device.type == "cuda":
+            with torch.cuda.device(self._device):  # a new thread starts on device 0
+                _lock_pages(buffer)
+                self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
     def _copy_to_host(self) -> None:
         for target, chunk in _chunks(self._sources, self._buffer):
             target.copy_(chunk, non_blocking=True)
@@ -116,6 +136,12 @@ class Snapshot:
 def _states(fragments: Sequence[FragmentSource]) -> list[Elements]:
     """All states of the fragments, in the order of the buffer."""
     return [state for fragment in fragments for state in fragment.states.values()]
+
+
+def _content(fragments: Sequence[FragmentSource]) -> Content:
+    """The file of these fragments."""
+    sizes = tensor_sizes(fragments)
+    return Content(file_header(sizes), sum(elements for _, elements in sizes))
 
 
 def _chunks(sources: Iterable[Elements], buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

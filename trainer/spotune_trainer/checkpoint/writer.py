@@ -22,7 +22,7 @@ from torch import Tensor
 from spotune.job import BestSpec
 from spotune_trainer import files
 from spotune_trainer.checkpoint.evaluations import best_evaluation
-from spotune_trainer.checkpoint.fragment import Fragment
+from spotune_trainer.checkpoint.fragment import Fragment, FragmentSource
 from spotune_trainer.checkpoint.generations import in_lineage, list_generations
 from spotune_trainer.checkpoint.layout import (
     MANIFEST,
@@ -43,22 +43,45 @@ def tensor_name(parameter: str, offset: int, state: str) -> str:
     return f"{parameter}|{offset}|{state}"
 
 
-def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> None:
+def tensor_sizes(fragments: Sequence[FragmentSource]) -> list[tuple[str, int]]:
+    """Name and number of elements of every tensor in a file of these fragments, in the order of the file."""
+    return [
+        (tensor_name(fragment.parameter, fragment.offset, state), elements.numel())
+        for fragment in fragments
+        for state, elements in fragment.states.items()
+    ]
+
+
+def file_header(sizes: Sequence[tuple[str, int]]) -> bytes:
+    """What a safetensors file of these tensors begins with. Their fp32 elements follow, one tensor after another.
+
+    Args:
+        sizes: name and number of elements of every tensor.
+    """
+    header: dict[str, Any] = {}
+    position = 0
+    for name, elements in sizes:
+        start, position = position, position + elements * 4
+        header[name] = {"dtype": "F32", "shape": [elements], "data_offsets": [start, position]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> FileEntry:
     """Write this rank's file and then its `.ok` file. Both are durable on return.
+
+    Returns:
+        The file's entry in the manifest.
 
     Raises:
         OSError: the volume refuses it. A partial file is removed, which frees space on a full volume.
     """
-    tensors = [
-        (tensor_name(fragment.parameter, fragment.offset, state), tensor)
-        for fragment in fragments
-        for state, tensor in fragment.states.items()
-    ]
-    sizes = [(name, tensor.numel()) for name, tensor in tensors]
-    write_tensors(folder, rank, sizes, (tensor for _, tensor in tensors))
+    tensors = (tensor for fragment in fragments for tensor in fragment.states.values())
+    return write_tensors(folder, rank, tensor_sizes(fragments), tensors)
 
 
-def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], tensors: Iterable[Tensor]) -> None:
+def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], tensors: Iterable[Tensor]) -> FileEntry:
     """Like `write_fragments`, for tensors that do not fit into memory together.
 
     Args:
@@ -68,30 +91,24 @@ def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], ten
         tensors: the tensors in the same order; each is taken from the iterator after the previous one was written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    header: dict[str, Any] = {}
-    position = 0
-    for name, elements in sizes:
-        start, position = position, position + elements * 4
-        header[name] = {"dtype": "F32", "shape": [elements], "data_offsets": [start, position]}
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    header = file_header(sizes)
     path = folder / rank_file(rank)
     try:
-        checksum = _write_tensors(path, encoded, tensors)
+        checksum = _write_tensors(path, header, tensors)
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    entry = FileEntry(path.name, 8 + len(encoded) + position, checksum)
+    entry = FileEntry(path.name, len(header) + 4 * sum(elements for _, elements in sizes), checksum)
     files.write_json(folder / rank_ok(rank), {"name": entry.name, "size": entry.size, "xxh3": entry.xxh3})
+    return entry
 
 
 def _write_tensors(path: Path, header: bytes, tensors: Iterable[Tensor]) -> str:
     """Write a safetensors file; returns its XXH3-64 checksum in hex."""
     digest = xxhash.xxh3_64()
     with path.open("wb", buffering=0) as stream:
-        for block in (struct.pack("<Q", len(header)), header):
-            digest.update(block)
-            _write_all(stream.fileno(), memoryview(block))
+        digest.update(header)
+        _write_all(stream.fileno(), memoryview(header))
         for tensor in tensors:
             elements: Any = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
             data = memoryview(elements).cast("B")

@@ -28,7 +28,7 @@ from spotune_trainer.checkpoint.generations import (
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.node_watch import NodeWatch
-from spotune_trainer.driver.planning import plan_run, save_plan, unprepared_sources
+from spotune_trainer.driver.planning import memory_copies, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.results import write_result
 from spotune_trainer.driver.scaling import choose_world_size
 from spotune_trainer.driver.status_publisher import StatusPublisher
@@ -275,6 +275,7 @@ class Driver:
             plan=plan.to_json(),
             seconds_to_preemption=seconds_to_preemption(self.ledger.worker_seconds(), self.ledger.workers_lost()),
             commit_seconds=self.ledger.last_commit_seconds(),
+            memory_copies=memory_copies(self.job, plan, world_size),
         )
 
     def _worker_memory_bytes(self) -> int:

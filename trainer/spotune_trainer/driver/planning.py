@@ -75,6 +75,14 @@ def plan_run(
     return plan
 
 
+def memory_copies(job: FinetuneJob, plan: RunPlan, world_size: int) -> int:
+    """Number of commits that each of `world_size` workers keeps in memory."""
+    asked = job.spec.checkpoint.memory_copies
+    if asked != "auto":
+        return asked
+    return 2 if plan.second_copy_from is not None and world_size >= plan.second_copy_from else 1
+
+
 def save_plan(directory: JobDirectory, plan: RunPlan) -> None:
     """Write `plan.json`."""
     files.write_json(directory.plan, plan.to_json())
@@ -105,6 +113,7 @@ def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_
         gathered_layers=execution.gathered_layers,
         whole_gradients=execution.whole_gradients,
         min_world_size=minimum.world_size,
+        second_copy_from=minimum.second_copy_from,
         reason=execution.reason,
         data=datasets.index_hashes,
         requested=asked,

@@ -38,6 +38,8 @@ class RunPlan:
         whole_gradients: at stage 3, reduce gradients once a step.
         min_world_size: number of workers that these values were planned for; 1 in older plans. With `workers.min: auto`
             a worker group has at least as many.
+        second_copy_from: number of workers from which each keeps a second commit in memory, if
+            `checkpoint.memoryCopies` is auto; None: none does, as in older plans.
         reason: explanation of these values for people.
         data: hash of each data set's index by role (train, eval).
         requested: `execution` of the job as last applied.
@@ -59,6 +61,7 @@ class RunPlan:
     gathered_layers: int = 0
     whole_gradients: bool = False
     min_world_size: int = 1
+    second_copy_from: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

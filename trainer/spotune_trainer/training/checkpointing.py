@@ -1,27 +1,31 @@
 """A rank's checkpoints while it trains: restore the one that the generation starts from, commit new ones.
 
 A commit copies the state to host memory and returns; `AsyncCheckpointer` writes the files meanwhile. Rank 0 publishes
-the manifest once the files of all ranks are durable. Commits do not overlap: a new one waits for the last one.
+the manifest once the files of all ranks are durable. Commits do not overlap: a new one waits for the last one. With
+shared memory, the copy outlives this process, and the next worker group restores from it.
 """
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import distributed
 
 from spotune.goodput import Part
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer, CommitResult
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, open_checkpoint
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, Torn, open_checkpoint
+from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
-from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
+from spotune_trainer.checkpoint.reader import CorruptCheckpointError
+from spotune_trainer.checkpoint.restore import Restore, RestoredBytes
 from spotune_trainer.engine import zero_state
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.evaluations import Evaluations
 from spotune_trainer.training.nonfinite_steps import BadSteps
+
+T = TypeVar("T")
 
 
 class Checkpointing:
@@ -32,6 +36,7 @@ class Checkpointing:
         policy: decides on rank 0 when to commit.
         bad_steps: counts of non-finite steps, which checkpoints contain.
         evaluations: so far, which checkpoints contain.
+        memory: shared memory of the node; None without.
 
     Attributes:
         last_commit: newest checkpoint that was committed or restored, perhaps not durable yet; None before the first.
@@ -39,15 +44,21 @@ class Checkpointing:
     """
 
     def __init__(
-        self, context: TrainContext, policy: CommitPolicy, bad_steps: BadSteps, evaluations: Evaluations
+        self,
+        context: TrainContext,
+        policy: CommitPolicy,
+        bad_steps: BadSteps,
+        evaluations: Evaluations,
+        memory: RankMemory | None = None,
     ) -> None:
         self.context = context
         self.policy = policy
         self.bad_steps = bad_steps
         self.evaluations = evaluations
+        self.memory = memory
         spec = context.job.spec
         self.checkpointer = AsyncCheckpointer(
-            context.directory, context.rank, context.world_size, spec.checkpoint, spec.training.evaluation.best
+            context.directory, context.rank, context.world_size, spec.checkpoint, spec.training.evaluation.best, memory
         )
         self.last_commit = context.restore_from
         self.commit_seconds = context.task.commit_seconds
@@ -66,9 +77,8 @@ class Checkpointing:
         if name is None:
             return
         checkpoint = open_checkpoint(self.context.directory.checkpoints / str(name))
-        problem = self._load(checkpoint) if isinstance(checkpoint, Checkpoint) else checkpoint.reason
-        self._agree_on(problem)
-        assert isinstance(checkpoint, Checkpoint)
+        restored = self._load(checkpoint)
+        assert isinstance(checkpoint, Checkpoint), "a torn one has been refused"
         manifest = checkpoint.manifest
         zero_state.set_optimizer_step(engine, manifest.optimizer_step, manifest.optimizer_scalars)
         if manifest.loss_scale is not None:
@@ -78,7 +88,13 @@ class Checkpointing:
         self.bad_steps.restore(manifest.bad_steps, skipped)
         self.evaluations.restore(manifest.evaluations)
         reporter.update(skippedSteps=skipped)
-        reporter.record_event("restored", step=name.step, checkpoint=str(name))
+        reporter.record_event(
+            "restored",
+            step=name.step,
+            checkpoint=str(name),
+            memoryBytes=restored.memory,
+            volumeBytes=restored.volume,
+        )
         reporter.record_startup("restore")
 
     def is_due(self, step: int) -> bool:
@@ -168,26 +184,37 @@ class Checkpointing:
             bytes=sum(entry.size for entry in result.manifest.files),
         )
 
-    def _load(self, checkpoint: Checkpoint) -> str | None:
-        """Verify this rank's share of the files and read its fragments at the same time.
+    def _load(self, checkpoint: Checkpoint | Torn) -> RestoredBytes:
+        """Read this rank's fragments. The ranks share the work of verifying the files that any of them reads.
 
         Returns:
-            What is wrong with the checkpoint; None if nothing is.
-        """
-        share = checkpoint.manifest.files[self.context.rank :: self.context.world_size]
-        with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
-            verified = verifier.submit(verify, checkpoint, share)
-            try:
-                CheckpointReader(checkpoint).restore(zero_state.fragments_to_load(self.context.engine))
-                verified.result()
-            except CorruptCheckpointError as error:
-                return error.reason
-        return None
+            How many bytes all ranks have read.
 
-    def _agree_on(self, problem: str | None) -> None:
-        """Raise on all ranks if one of them found a problem in the checkpoint."""
-        problems: list[str | None] = [None] * self.context.world_size
-        distributed.all_gather_object(problems, problem, group=self.context.control)
-        reasons = [reason for reason in problems if reason]
-        if reasons:
-            raise CorruptCheckpointError(str(self.context.restore_from), reasons[0])
+        Raises:
+            CorruptCheckpointError: on all ranks.
+        """
+        context = self.context
+        restore, problem, read = None, None, RestoredBytes()
+        try:
+            if isinstance(checkpoint, Torn):
+                problem = checkpoint.reason
+            else:
+                restore = Restore(checkpoint, zero_state.fragments_to_load(context.engine), self.memory)
+        except CorruptCheckpointError as error:
+            problem = error.reason
+        files = sorted(set().union(*self._agree_on(problem, restore.volume_files if restore else set[str]())))
+        assert restore is not None, "there is no problem"
+        try:
+            read = restore.read(files[context.rank :: context.world_size])
+        except CorruptCheckpointError as error:
+            problem = error.reason
+        return sum(self._agree_on(problem, read), RestoredBytes())
+
+    def _agree_on(self, problem: str | None, value: T) -> list[T]:
+        """Exchange a value; returns those of all ranks. Raises on all of them if one has found a problem."""
+        found: list[tuple[str | None, T]] = [(None, value)] * self.context.world_size
+        distributed.all_gather_object(found, (problem, value), group=self.context.control)
+        problems = [problem for problem, _ in found if problem]
+        if problems:
+            raise CorruptCheckpointError(str(self.context.restore_from), problems[0])
+        return [each for _, each in found]

@@ -110,6 +110,7 @@ class WorkerTask:
         plan: the plan as JSON.
         seconds_to_preemption: mean time until a worker is preempted, estimated from this run.
         commit_seconds: how long the last commit took until it was durable; None if there was none.
+        memory_copies: number of snapshots of commits that each rank keeps in shared memory of its node, 0 to 2.
     """
 
     directory: str
@@ -119,6 +120,7 @@ class WorkerTask:
     plan: dict[str, Any]
     seconds_to_preemption: float = SECONDS_TO_PREEMPTION
     commit_seconds: float | None = None
+    memory_copies: int = 0
 
     @property
     def job_directory(self) -> JobDirectory:

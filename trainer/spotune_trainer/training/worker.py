@@ -18,6 +18,7 @@ from spotune.errors import JobError
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import CheckpointName
+from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.determinism import allow_nondeterministic_kernels
@@ -62,6 +63,7 @@ class Worker:
         rank: of this process, 0-based.
         world_size: number of ranks.
         reporter: writes progress, step records and events.
+        memory: shared memory of the node for snapshots of commits; None without.
     """
 
     context: TrainContext
@@ -70,12 +72,20 @@ class Worker:
     loop: TrainingLoop
     profile: FlopsProfile
 
-    def __init__(self, task: WorkerTask, rank: int, world_size: int, reporter: ProgressReporter) -> None:
+    def __init__(
+        self,
+        task: WorkerTask,
+        rank: int,
+        world_size: int,
+        reporter: ProgressReporter,
+        memory: RankMemory | None = None,
+    ) -> None:
         self.task = task
         self.job = FinetuneJob.model_validate(task.job)
         self.rank = rank
         self.world_size = world_size
         self.reporter = reporter
+        self.memory = memory
         self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
         self.notices = NoticeWatch([task.job_directory.notice, reporter.logs.notice])
 
@@ -100,7 +110,7 @@ class Worker:
         self.context = context = build_context(self.task, self.job, self.rank, self.world_size, self.reporter)
         bad_steps = BadSteps(self.job.spec.training.max_bad_steps, loss_is_scaled=context.engine.fp16_enabled())
         self.evaluations = Evaluations(context, partial(run_evaluation, context), partial(run_tasks, context))
-        self.checkpointing = Checkpointing(context, self.policy, bad_steps, self.evaluations)
+        self.checkpointing = Checkpointing(context, self.policy, bad_steps, self.evaluations, self.memory)
         self.loop = TrainingLoop(context, bad_steps, before_update=self.checkpointing.wait_for_staging)
         self.profile = FlopsProfile(
             context.directory, self.job.spec.execution.flops_profile, self.rank, context.control
@@ -235,7 +245,7 @@ class Worker:
         return True
 
 
-def run_worker(task: WorkerTask, rank: int, world_size: int) -> TrainResult:
+def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory | None = None) -> TrainResult:
     """Train as `rank` of a process group. An exception is logged and recorded in the failure file, then raised."""
     logs = task.logs
     job = FinetuneJob.model_validate(task.job)
@@ -250,7 +260,7 @@ def run_worker(task: WorkerTask, rank: int, world_size: int) -> TrainResult:
         try:
             if not distributed.is_initialized():
                 _init_process_group()
-            result = Worker(task, rank, world_size, reporter).train()
+            result = Worker(task, rank, world_size, reporter, memory).train()
         except BaseException as error:
             logger.exception("rank %d failed", rank)
             record_failure(logs, describe(rank, error))

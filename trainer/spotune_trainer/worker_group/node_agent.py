@@ -2,7 +2,7 @@
 
 Starting a rank is slow because of the imports of torch, DeepSpeed and transformers. A fork server on each node imports
 them once, while the driver plans. Ranks are processes forked from it, so their exit frees everything they hold: GPU
-memory as well as broken process groups.
+memory as well as broken process groups. Only the snapshots of their commits stay in memory: the agent owns that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection
 import ray.util
 
 from spotune.plan.devices import machine_memory_bytes
-from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
+from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
+from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.rank_process import has_hung, run_rank
 
 GRACE_SECONDS = 2.0
@@ -59,6 +60,7 @@ class NodeAgent:
         _FORKING.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
         forkserver.ensure_running()
         self._deadlines: dict[int, float] = {}
+        self._memory = NodeMemory()
 
     def info(self) -> NodeInfo:
         """Address and memory of this node."""
@@ -82,7 +84,8 @@ class NodeAgent:
 
     def run_ranks(self, task: WorkerTask, placements: Sequence[RankPlacement]) -> list[RankResult]:
         """Run ranks on this node until all have exited. Once one fails, the others have `GRACE_SECONDS`."""
-        ranks = [_Rank(task, place) for place in placements]
+        memories = self._memory.share(len(placements), task.memory_copies, task.restore)
+        ranks = [_Rank(task, place, memory) for place, memory in zip(placements, memories, strict=True)]
         while running := [rank for rank in ranks if rank.status is None]:
             for rank in running:
                 rank.poll()
@@ -92,7 +95,10 @@ class NodeAgent:
                     rank.kill()
             connection.wait([handle for rank in running for handle in rank.wait_handles()], _POLL_SECONDS)
         self._deadlines.pop(task.generation, None)
-        return [rank.result() for rank in ranks]
+        results = [rank.result() for rank in ranks]
+        if any(result.exit in (RankExit.TRAINED, RankExit.STOPPED) for result in results):  # no group follows
+            self._memory.free()
+        return results
 
     def abort(self, generation: int) -> None:
         """A rank of this generation has failed, here or elsewhere: kill the others after `GRACE_SECONDS`."""
@@ -106,12 +112,12 @@ class _Rank:
         status: exit status, negative for a signal; None while it runs.
     """
 
-    def __init__(self, task: WorkerTask, place: RankPlacement) -> None:
+    def __init__(self, task: WorkerTask, place: RankPlacement, memory: RankMemory | None) -> None:
         self._rank = place.rank
         self._logs = task.logs
         self._reported: RankResult | None = None
         self._receiver, sender = _FORKING.Pipe(duplex=False)
-        self._process = _FORKING.Process(target=run_rank, args=(task, place, sender))
+        self._process = _FORKING.Process(target=run_rank, args=(task, place, sender, memory))
         self._process.start()
         sender.close()
         self._killed = False

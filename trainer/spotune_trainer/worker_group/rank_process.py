@@ -11,6 +11,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
+from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.job_directory.layout import GenerationLogs
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
 
@@ -24,7 +25,7 @@ def has_hung(logs: GenerationLogs, rank: int) -> bool:
     return stacks.exists() and stacks.stat().st_size > 0
 
 
-def run_rank(task: WorkerTask, place: RankPlacement, results: Connection) -> None:
+def run_rank(task: WorkerTask, place: RankPlacement, results: Connection, memory: RankMemory | None = None) -> None:
     """Main function of the process: train, and send the `RankResult` through `results`."""
     _name_and_tie_to_parent(f"spotune-rank-{place.rank}")
     os.environ |= place.environment()
@@ -32,7 +33,7 @@ def run_rank(task: WorkerTask, place: RankPlacement, results: Connection) -> Non
     from spotune_trainer.training.worker import run_worker
 
     try:
-        result = run_worker(task, place.rank, place.world_size)
+        result = run_worker(task, place.rank, place.world_size, memory)
     except BaseException as error:  # run_worker has logged it in full
         results.send(RankResult(place.rank, 1, failure=describe(place.rank, error)))
         _exit(1)

@@ -1,0 +1,173 @@
+"""The shared memory of one node: its agent owns the segments, each rank gets its share of them.
+
+A rank writes its snapshots of commits to two segments in turn. So the last complete commit stays in memory while the
+next one is written. Where memory is short, it has one segment, and nothing is in memory while a commit is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from spotune.plan.devices import free_memory_bytes, machine_memory_bytes
+from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segment
+
+logger = logging.getLogger("spotune.worker")
+
+_SPARE_FRACTION = 0.1
+"""Share of the node's memory that a second snapshot must leave free: later steps may need more than those so far."""
+
+
+@dataclass
+class RankMemory:
+    """What one rank may use of its node's segments.
+
+    Attributes:
+        own: the two segments that it writes to in turn.
+        node: all segments of the node that hold a file of the checkpoint to start from, for reading.
+        surplus: segments of ranks that the node no longer has; this rank frees them once its own commits replace them.
+        copies: number of snapshots that it may keep, 1 or 2.
+        ranks: number of ranks on the node, which share its free memory.
+        free_bytes: returns the free memory of the node.
+    """
+
+    own: tuple[Segment, Segment]
+    node: tuple[Segment, ...]
+    surplus: tuple[Segment, ...]
+    copies: int
+    ranks: int
+    free_bytes: Callable[[], int] = free_memory_bytes
+    _newest: Segment | None = field(default=None, init=False)
+    _has_committed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._newest = next((segment for segment in self.own if segment.label is not None), None)
+
+    def holding(self, files: Iterable[Label]) -> dict[str, Segment]:
+        """The segments with the labels of these files, by the name of the file. Their content is not verified."""
+        files = set(files)
+        labelled = ((segment.label, segment) for segment in self.node)
+        return {label.file: segment for label, segment in labelled if label in files and label is not None}
+
+    def prepare(self, content_bytes: int) -> Segment | None:
+        """Allocate the segment of the next commit; None if this would destroy what it holds, or is not possible."""
+        segment = self._next_segment(content_bytes)
+        if segment.label is not None and segment.content_bytes != content_bytes:
+            return None
+        try:
+            segment.resize(content_bytes)
+        except OSError:
+            return None  # `begin` tries again
+        return segment
+
+    def begin(self, content_bytes: int) -> Segment:
+        """The segment for a commit that begins now. What it held is lost.
+
+        Raises:
+            OSError: there is not enough memory.
+        """
+        segment = self._next_segment(content_bytes)
+        segment.label = None
+        if self.copies == 1 or self._has_committed:
+            for each in self.surplus:
+                each.free()
+        if self.copies == 1:
+            self._other_than(segment).free()
+        try:
+            segment.resize(content_bytes)
+        except OSError as error:
+            if self.copies == 1 or self._newest is None:
+                raise
+            self._keep_one(str(error))
+            return self.begin(content_bytes)
+        return segment
+
+    def complete(self, segment: Segment, label: Label) -> None:
+        """The segment's content is complete, and its file is written."""
+        segment.label = label
+        self._newest = segment
+        self._has_committed = True
+
+    def give_up(self) -> None:
+        """Free all that this rank would replace: it keeps its snapshots elsewhere."""
+        for segment in (*self.own, *self.surplus):
+            segment.free()
+
+    def _next_segment(self, content_bytes: int) -> Segment:
+        if self._newest is None:
+            return self.own[0]
+        other = self._other_than(self._newest)
+        if self.copies == 2:
+            needed = (LABEL_BYTES + content_bytes - other.allocated_bytes) * self.ranks
+            if needed <= 0:
+                return other
+            free = self.free_bytes()
+            if free - needed >= _SPARE_FRACTION * machine_memory_bytes():
+                return other
+            self._keep_one(
+                f"a second one of each of {self.ranks} ranks needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+            )
+        return self._newest
+
+    def _keep_one(self, reason: str) -> None:
+        self.copies = 1
+        logger.warning(
+            "one snapshot of a commit is kept in memory instead of two: %s. A worker group that starts after a loss "
+            "during a commit reads the volume",
+            reason,
+        )
+
+    def _other_than(self, segment: Segment) -> Segment:
+        return self.own[1] if segment is self.own[0] else self.own[0]
+
+
+class NodeMemory:
+    """The segments of one node. Not thread-safe: the ranks of one group end before those of the next start."""
+
+    def __init__(self) -> None:
+        self._by_rank: list[tuple[Segment, Segment]] = []
+
+    def share(self, ranks: int, copies: int, restore: str | None) -> list[RankMemory | None]:
+        """Distribute the segments over the ranks of the next group. Frees those that it cannot start from.
+
+        Args:
+            ranks: number of ranks on this node.
+            copies: number of snapshots that each of them may keep; 0 frees everything.
+            restore: name of the checkpoint that the group starts from.
+
+        Returns:
+            The memory of each rank by its local rank; None without shared memory.
+        """
+        for segment in self._segments():
+            label = segment.label
+            if copies == 0 or label is None or label.checkpoint != restore:
+                segment.free()
+        if copies == 0:
+            return [None] * ranks
+        try:
+            while len(self._by_rank) < ranks:
+                self._by_rank.append((Segment.create(), Segment.create()))
+        except OSError as error:
+            logger.warning("snapshots of commits are not kept in shared memory: %s", error)
+            return [None] * ranks
+        held = tuple(segment for segment in self._segments() if segment.label is not None)
+        gone = self._by_rank[ranks:]
+        return [
+            RankMemory(
+                own=self._by_rank[rank],
+                node=held,
+                surplus=tuple(segment for pair in gone[rank::ranks] for segment in pair),
+                copies=copies,
+                ranks=ranks,
+            )
+            for rank in range(ranks)
+        ]
+
+    def free(self) -> None:
+        """Give all memory back."""
+        for segment in self._segments():
+            segment.free()
+
+    def _segments(self) -> list[Segment]:
+        return [segment for pair in self._by_rank for segment in pair]
