@@ -284,14 +284,7 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
     if sufficient is not None:
         remedies.append(f"{sufficient} workers of this size")
     remedies += _fitting_offload(setup, world_size, budget, layout)
-    if layout.zero_stage < _highest_stage(setup):
-        remedies.append("execution.zeroStage auto")
-    if setup.precision.whole_matrices:
-        remedies.append("another training.optimizer, which ZeRO stage 3 and execution.offload support")
-    elif setup.precision.fixed_point:
-        remedies.append("execution.reproducible none, which ZeRO stage 3 and execution.offload support")
-    elif not setup.quantised and _highest_stage(setup) < 3:
-        remedies.append("execution.compile auto (so that stage 3 can shard the frozen weights)")
+    remedies += _stage_remedies(setup, layout)
     if not layout.gradient_checkpointing:
         remedies.append("execution.gradientCheckpointing auto")
     if not setup.precision.is_mixed:
@@ -305,6 +298,19 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
     if memory.activations.total_bytes > memory.total_bytes / 4:
         remedies.append("a shorter dataset.maxLength")
     return [*remedies, "a device with more memory, or a smaller model"]
+
+
+def _stage_remedies(setup: TrainingSetup, layout: Layout) -> list[str]:
+    """What would let the states be divided further."""
+    highest = _highest_stage(setup)
+    remedies = ["execution.zeroStage auto"] if layout.zero_stage < highest else []
+    if setup.precision.whole_matrices:
+        remedies.append("another training.optimizer, which ZeRO stage 3 and execution.offload support")
+    elif setup.precision.fixed_point:
+        remedies.append("execution.reproducible none, which ZeRO stage 3 and execution.offload support")
+    elif not setup.quantised and highest < 3:
+        remedies.append("execution.compile auto (so that stage 3 can shard the frozen weights)")
+    return remedies
 
 
 def _fitting_world_size(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> int | None:

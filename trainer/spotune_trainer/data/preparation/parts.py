@@ -11,7 +11,7 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,21 +106,9 @@ class SplitCounts:
 
     def add(self, other: SplitCounts) -> None:
         """Add the counts of another part."""
-        self.documents += other.documents
-        self.samples += other.samples
-        self.tokens += other.tokens
-        self.loss_tokens += other.loss_tokens
-        self.truncated += other.truncated
-        self.dropped += other.dropped
-        self.cut_tokens += other.cut_tokens
-        self.dropped_tokens += other.dropped_tokens
-        self.turns += other.turns
-        self.reasoning_removed += other.reasoning_removed
-        self.problems = (self.problems + other.problems)[:_MAX_PROBLEMS]
-        self.lengths += other.lengths
-        self.pair_tokens += other.pair_tokens
-        self.row_tokens += other.row_tokens
-        self.shards += other.shards
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        del self.problems[_MAX_PROBLEMS:]
 
 
 @dataclass
