@@ -131,6 +131,7 @@ class ServiceChild:
         cluster_digest: The annotation with the hash of that part of it whose change makes another cluster.
         deleting: Whether it is being deleted.
         ray: Of a RayService: what KubeRay reports.
+        not_accepted: Of an HTTPRoute: why a Gateway does not accept it; empty if none reports that.
     """
 
     kind: str
@@ -144,6 +145,7 @@ class ServiceChild:
     cluster_digest: str = ""
     deleting: bool = False
     ray: RayServiceState | None = None
+    not_accepted: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,11 @@ class ObservedService:
         """What KubeRay reports; empty without a RayService."""
         child = self.ray_service
         return (child.ray if child is not None else None) or RayServiceState()
+
+    @property
+    def route_not_accepted(self) -> str:
+        """Why a Gateway does not accept the HTTPRoute; empty if none reports that."""
+        return next((child.not_accepted for child in self.children.values() if child.not_accepted), "")
 
     @property
     def pod_problem(self) -> PodProblem | None:
@@ -282,7 +289,19 @@ def service_child_view(raw: Mapping[str, Any], kind: str) -> ServiceChild:
         cluster_digest=annotations.get(CLUSTER_ANNOTATION, ""),
         deleting="deletionTimestamp" in metadata,
         ray=_ray_service_state(raw) if kind == "RayService" else None,
+        not_accepted=_not_accepted(raw) if kind == "HTTPRoute" else "",
     )
+
+
+def _not_accepted(raw: Mapping[str, Any]) -> str:
+    """Why a Gateway does not accept the current spec of an HTTPRoute; empty if none reports that."""
+    for parent in (raw.get("status") or {}).get("parents") or ():
+        for condition in parent.get("conditions") or ():
+            is_current = condition.get("observedGeneration") == raw["metadata"].get("generation")
+            if condition["type"] == "Accepted" and condition["status"] == "False" and is_current:
+                reason, message = condition.get("reason", ""), condition.get("message", "")
+                return f"the Gateway {parent['parentRef']['name']} does not accept the HTTPRoute: {reason}: {message}"
+    return ""
 
 
 def _ray_service_state(raw: Mapping[str, Any]) -> RayServiceState:

@@ -319,6 +319,43 @@ def test_a_refused_child_is_tried_again() -> None:
     assert "rejected the Ingress: the host is taken" in scenario.condition("Stalled").message
 
 
+HTTP_ROUTE = {"hostnames": ["sql.example.org"], "parentRefs": [{"name": "public"}]}
+
+
+def test_a_removed_http_route_is_deleted() -> None:
+    scenario = Scenario(a_service(httpRoute=HTTP_ROUTE))
+    scenario.serves()
+    assert "HTTPRoute" in kinds(scenario.decide())
+    route = ServiceChild("HTTPRoute", "team", "spotunems-answers", "uid-r", "answers", "1")
+    scenario.observe(children={**scenario.observed.children, ("HTTPRoute", route.name): route})
+    assert scenario.decide().delete == []
+    scenario.edit()
+    assert scenario.decide().delete == [route]
+
+
+def test_without_the_gateway_api_the_service_answers_and_the_condition_names_the_remedy() -> None:
+    scenario = Scenario(a_service(httpRoute=HTTP_ROUTE))
+    scenario.serves()
+    scenario.observe(refused={"HTTPRoute": "the server could not find the requested resource"})
+    scenario.decide()
+    stalled = scenario.condition("Stalled")
+    assert (stalled.status, stalled.reason) == ("True", "Refused")
+    assert "needs the Gateway API (v1): install it with a controller, or use spec.ingress" in stalled.message
+    assert scenario.condition("Ready").status == "True"
+
+
+def test_an_http_route_that_a_gateway_does_not_accept_stalls_the_service() -> None:
+    scenario = Scenario(a_service(httpRoute=HTTP_ROUTE))
+    scenario.serves()
+    reason = "the Gateway public does not accept the HTTPRoute: UnsupportedValue: timeouts are not supported"
+    route = ServiceChild("HTTPRoute", "team", "spotunems-answers", "uid-r", "answers", "1", not_accepted=reason)
+    scenario.observe(children={**scenario.observed.children, ("HTTPRoute", route.name): route})
+    scenario.decide()
+    stalled = scenario.condition("Stalled")
+    assert (stalled.status, stalled.reason, stalled.message) == ("True", "RouteNotAccepted", reason)
+    assert scenario.condition("Ready").status == "True"
+
+
 def test_a_service_that_scaled_to_zero_is_ready() -> None:
     scenario = Scenario(a_service(replicas={"min": 0, "max": 3}))
     scenario.job(OUTPUT, 120, "Complete")
