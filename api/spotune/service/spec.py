@@ -270,7 +270,8 @@ class ServingSpec(Section):
     priority_class_name: str = ""
     """PriorityClass of the replicas. With a higher priority than training, replicas may take GPUs of training jobs."""
     service_account_name: str = ""
-    """Service account of the pods, for access to cloud storage through workload identity."""
+    """Service account of the pods. Its workload identity is that of a CSI driver which mounts a bucket as a claim by
+    the identity of the pod; models and adapters are not read from buckets otherwise."""
     pod_template: PodTemplate = Field(default={})
     """Pod template of the replicas. Fields that spotune sets win."""
     gateway: GatewaySpec = GatewaySpec()

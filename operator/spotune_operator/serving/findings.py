@@ -15,8 +15,8 @@ from spotune_operator.serving.state import ApplicationState, ObservedService, Ra
 
 _NEED_A_USER = NEED_A_USER | {"DeployFailed", "ValidationFailed"}
 """Reasons that do not go away by waiting."""
-_NOT_INSTALLED = "could not find the requested resource"
-"""Part of the API server's message for a kind that is not installed."""
+_NOT_INSTALLED = ("404 page not found", "the server could not find the requested resource")
+"""The API server's messages for a kind of a group that is not installed, and for one that its group lacks."""
 _NO_GATEWAY_API = "; spec.httpRoute needs the Gateway API (v1): install it with a controller, or use spec.ingress"
 
 
@@ -171,7 +171,7 @@ def _hint_about_loading(context: ServiceContext) -> str:
 def _stalled(context: ServiceContext, replicas: Finding) -> Finding:
     """Whether only a person can help."""
     for kind, message in context.observed.refused.items():
-        remedy = _NO_GATEWAY_API if kind == "HTTPRoute" and _NOT_INSTALLED in message else ""
+        remedy = _NO_GATEWAY_API if kind == "HTTPRoute" and message in _NOT_INSTALLED else ""
         return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}{remedy}")
     model = context.models.finding
     if model.reason == "JobFailed":

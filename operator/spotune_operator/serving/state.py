@@ -26,6 +26,14 @@ ServiceKey = tuple[str, str]
 _WORST_FIRST: Final = ("DEPLOY_FAILED", "", "NOT_STARTED", "DELETING", "UNHEALTHY", "DEPLOYING", "RUNNING")
 """Ray Serve's states of an application."""
 
+_ROUTE_REMEDIES: Final = {
+    "NoMatchingListenerHostname": "give its listener one of spec.httpRoute.hostnames, or a wildcard for it",
+    "NoMatchingParent": "correct spec.httpRoute.parentRefs: the Gateway has no such listener",
+    "NotAllowedByListeners": "allow routes of this namespace in its listener (allowedRoutes)",
+    "UnsupportedValue": "if its controller has no timeouts, set spec.httpRoute.disableTimeout to false",
+}
+"""What to do, by the Gateway API's reason why a route is not accepted."""
+
 
 @dataclass(frozen=True)
 class ServicePod:
@@ -300,7 +308,9 @@ def _not_accepted(raw: Mapping[str, Any]) -> str:
             is_current = condition.get("observedGeneration") == raw["metadata"].get("generation")
             if condition["type"] == "Accepted" and condition["status"] == "False" and is_current:
                 reason, message = condition.get("reason", ""), condition.get("message", "")
-                return f"the Gateway {parent['parentRef']['name']} does not accept the HTTPRoute: {reason}: {message}"
+                remedy = f"; {_ROUTE_REMEDIES[reason]}" if reason in _ROUTE_REMEDIES else ""
+                name = parent["parentRef"]["name"]
+                return f"the Gateway {name} does not accept the HTTPRoute: {reason}: {message}{remedy}"
     return ""
 
 

@@ -87,9 +87,19 @@ def http_route(**condition: Any) -> ServiceChild:
     return service_child_view({"metadata": metadata, "spec": {}, "status": {"parents": parents}}, "HTTPRoute")
 
 
-def test_gateway_that_does_not_accept_the_route_is_named_with_its_message() -> None:
-    expected = "the Gateway public does not accept the HTTPRoute: UnsupportedValue: no timeouts"
-    assert http_route().not_accepted == expected
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("UnsupportedValue", "; if its controller has no timeouts, set spec.httpRoute.disableTimeout to false"),
+        ("NotAllowedByListeners", "; allow routes of this namespace in its listener (allowedRoutes)"),
+        ("Pending", ""),
+    ],
+)
+def test_gateway_that_does_not_accept_the_route_is_named_with_its_message_and_the_remedy(
+    reason: str, remedy: str
+) -> None:
+    found = http_route(reason=reason).not_accepted
+    assert found == f"the Gateway public does not accept the HTTPRoute: {reason}: no timeouts{remedy}"
 
 
 @pytest.mark.parametrize("condition", [{"status": "True"}, {"observedGeneration": 2}], ids=["accepted", "outdated"])
