@@ -63,6 +63,7 @@ KUBERNETES = (
 PROMETHEUS_OPERATOR = GoModule(
     "github.com/prometheus-operator/prometheus-operator", "v0.85.0", "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s="
 )
+GATEWAY_API = GoModule("sigs.k8s.io/gateway-api", "v1.4.1", "h1:NPxFutNkKNa8UfLd2CMlEuhIPMQgDQ6DXNKG9sHbJU8=")
 KARPENTER = GoModule("sigs.k8s.io/karpenter", "v1.8.0", "h1:AmTHUPtnuL8IX9mbcD3NOohyk62idrBCBtM+8Wn6Jvk=")
 
 

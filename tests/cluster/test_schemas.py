@@ -14,7 +14,7 @@ from spotune_testcluster import binaries
 from tests import ROOT
 from tests.cluster import chart, schemas
 from tests.cluster.chart import EVERYTHING, PRESETS
-from tests.cluster.schemas import KARPENTER, KUBERNETES, LOCATION, PROMETHEUS_OPERATOR
+from tests.cluster.schemas import GATEWAY_API, KARPENTER, KUBERNETES, LOCATION, PROMETHEUS_OPERATOR
 from tests.examples.jobs import JOB_FILES
 
 pytestmark = pytest.mark.cluster
@@ -48,6 +48,7 @@ def custom(tmp_path_factory: pytest.TempPathFactory) -> Path:
     definitions = [
         ROOT / "manifests/crd.yaml",
         *(binaries.kuberay_resources() / f"ray.io_{kinds}.yaml" for kinds in ("rayclusters", "rayservices")),
+        GATEWAY_API.folder() / "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
         KARPENTER.folder() / "pkg/apis/crds/karpenter.sh_nodepools.yaml",
     ]
     monitoring = PROMETHEUS_OPERATOR.folder() / "example/prometheus-operator-crd"

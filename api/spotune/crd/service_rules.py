@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule
 from spotune.service import (
+    HttpRouteSpec,
     ModelService,
     ModelServiceSpec,
     ReplicasSpec,
@@ -42,6 +43,16 @@ _ROLLOUT = (
     ),
 )
 
+_HTTP_ROUTE = (
+    Rule(
+        "self.parentRefs.all(one, self.parentRefs.exists_one(other, other.name == one.name "
+        "&& other.__namespace__ == one.__namespace__ && (other.sectionName == one.sectionName "
+        "|| other.sectionName == '' || one.sectionName == '')))",
+        "give each reference to the same Gateway another sectionName",
+        "parentRefs",
+    ),
+)
+
 _CLUSTER = (
     Rule(
         "self.redisAddress != '' || !has(self.redisPasswordSecretRef)",
@@ -69,6 +80,7 @@ SERVING_SECTION_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ServedAdapterSpec: _ADAPTER,
     ReplicasSpec: _REPLICAS,
     RolloutSpec: _ROLLOUT,
+    HttpRouteSpec: _HTTP_ROUTE,
     ServingClusterSpec: _CLUSTER,
 }
 """CEL rules of the sections that a ModelService and the serving section of a FinetuneJob share."""

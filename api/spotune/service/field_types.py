@@ -79,6 +79,14 @@ HostName = Annotated[
     Form(rf"{_LABEL}([.]{_LABEL})*", "a DNS name such as models.example.com, without https:// and without a path", 253),
 ]
 """DNS name of an endpoint."""
+GatewayName = Annotated[str, Form(rf"{_LABEL}([.]{_LABEL})*", "the name of a Gateway: a-z, 0-9, - and .", 253)]
+"""Name of a Gateway of the Gateway API."""
+OptionalNamespace = Annotated[str, Form(f"({_LABEL})?", "the name of a namespace: a-z, 0-9 and -", 63)]
+"""Name of a namespace, or an empty string."""
+OptionalListener = Annotated[
+    str, Form(rf"({_LABEL}([.]{_LABEL})*)?", "the name of a listener of the Gateway: a-z, 0-9, - and .", 253)
+]
+"""Name of a listener of a Gateway, or an empty string."""
 OptionalMetric = Annotated[
     str, Form(r"([A-Za-z_][A-Za-z0-9_./-]{0,99})?", "the name of a metric such as loss or exactMatch", 100)
 ]

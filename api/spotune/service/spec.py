@@ -1,6 +1,6 @@
 """What a ModelService serves, and on which pods."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -17,12 +17,15 @@ from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
 from spotune.service.field_types import (
     ClaimName,
     ClaimPath,
+    GatewayName,
     HostName,
     HubSource,
     ModelId,
     OptionalAddress,
+    OptionalListener,
     OptionalMetric,
     OptionalModelId,
+    OptionalNamespace,
 )
 from spotune.units.durations import Duration
 
@@ -174,6 +177,48 @@ class IngressSpec(Section):
     """Annotations of the Ingress, for example for cert-manager."""
 
 
+class ParentRefSpec(Section):
+    """A Gateway that the HTTPRoute attaches to."""
+
+    name: GatewayName
+    """Name of the Gateway."""
+    namespace: OptionalNamespace = ""
+    """Namespace of the Gateway, whose listeners have to allow routes of the service's namespace. Empty: that of the
+    service."""
+    section_name: OptionalListener = ""
+    """Name of one listener of the Gateway. Empty: all that allow the route."""
+
+
+class HttpRouteSpec(Section):
+    """An HTTPRoute of the Gateway API (v1) in front of the service. TLS belongs to the listener of the Gateway."""
+
+    hostnames: list[HostName] = Field(
+        min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """DNS names of the endpoint. The first one is in status.url."""
+    parent_refs: list[ParentRefSpec] = Field(
+        min_length=1, max_length=8, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """The Gateways that the route attaches to."""
+    url_scheme: Literal["https", "http"] = "https"
+    """Scheme of status.url: http if the listener of the Gateway has no TLS."""
+    disable_timeout: bool = True
+    """true: the Gateway does not end long streams (timeouts.request is 0s). false: leave the field out, for controllers
+    that reject it, such as GKE's; set a long timeout by their own means."""
+    annotations: dict[str, str] = Field(default={})
+    """Annotations of the HTTPRoute, for example for external-dns."""
+
+    @model_validator(mode="after")
+    def _check_parents(self) -> Self:
+        for one, other in combinations(self.parent_refs, 2):
+            same_gateway = (one.namespace, one.name) == (other.namespace, other.name)
+            if same_gateway and (
+                one.section_name == other.section_name or not (one.section_name and other.section_name)
+            ):
+                invalid("parentRefs", f"give each reference to the Gateway {one.name} another sectionName")
+        return self
+
+
 class ServingClusterSpec(Section):
     """Settings of the Ray cluster."""
 
@@ -225,7 +270,8 @@ class ServingSpec(Section):
     priority_class_name: str = ""
     """PriorityClass of the replicas. With a higher priority than training, replicas may take GPUs of training jobs."""
     service_account_name: str = ""
-    """Service account of the pods, for access to cloud storage through workload identity."""
+    """Service account of the pods. Its workload identity is that of a CSI driver which mounts a bucket as a claim by
+    the identity of the pod; models and adapters are not read from buckets otherwise."""
     pod_template: PodTemplate = Field(default={})
     """Pod template of the replicas. Fields that spotune sets win."""
     gateway: GatewaySpec = GatewaySpec()
@@ -237,7 +283,10 @@ class ServingSpec(Section):
     rollout: RolloutSpec = RolloutSpec()
     """How a new version of the model replaces the served one. Without it: all at once, when the new one is ready."""
     ingress: IngressSpec | None = None
-    """An Ingress in front of the service. Absent: the service is reachable inside the cluster only."""
+    """An Ingress in front of the service. Without it and httpRoute the service is reachable inside the cluster only."""
+    http_route: HttpRouteSpec | None = None
+    """An HTTPRoute of the Gateway API in front of the service. With an Ingress, too, status.url is that of the
+    HTTPRoute. Absent: none."""
     cluster: ServingClusterSpec = ServingClusterSpec()
     """Settings of the Ray cluster."""
     suspend: bool = False

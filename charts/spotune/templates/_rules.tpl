@@ -35,6 +35,9 @@
 - apiGroups: [networking.k8s.io]
   resources: [ingresses]
   verbs: [list, watch, create, patch, delete] # delete: where spec.ingress was removed
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [list, watch, create, patch, delete] # delete: where spec.httpRoute was removed
 {{- end }}
 {{- if .Values.monitoring.namespace }}
 - apiGroups: [monitoring.coreos.com]

@@ -69,6 +69,7 @@ RAY_SERVICES = Resource("ray.io/v1", "RayService", "rayservices")
 ENDPOINTS = Resource("v1", "Service", "services")
 BUDGETS = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 INGRESSES = Resource("networking.k8s.io/v1", "Ingress", "ingresses")
+HTTP_ROUTES = Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 PODS = Resource("v1", "Pod", "pods")
 NODES = Resource("v1", "Node", "nodes", namespaced=False)
 STORAGE_CLASSES = Resource("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
@@ -79,7 +80,7 @@ CHILDREN: Final = {
 """The children of FinetuneJobs, by kind."""
 SERVICE_CHILDREN: Final = {
     resource.kind: resource
-    for resource in (RAY_SERVICES, ENDPOINTS, NETWORK_POLICIES, BUDGETS, INGRESSES, POD_MONITORS)
+    for resource in (RAY_SERVICES, ENDPOINTS, NETWORK_POLICIES, BUDGETS, INGRESSES, HTTP_ROUTES, POD_MONITORS)
 }
 """The children of ModelServices, by kind."""
 _APPLIED: Final = CHILDREN | SERVICE_CHILDREN | {SERVICES.kind: SERVICES}

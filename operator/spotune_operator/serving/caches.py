@@ -12,7 +12,15 @@ from spotune.custom_resource import API_VERSION
 from spotune.service import SERVICE_KIND
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
 from spotune_operator.kube.applier import ChildKey
-from spotune_operator.kube.client import POD_MONITORS, PODS, RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
+from spotune_operator.kube.client import (
+    HTTP_ROUTES,
+    POD_MONITORS,
+    PODS,
+    RAY_CLUSTERS,
+    SERVICE_CHILDREN,
+    SERVICES,
+    Kube,
+)
 from spotune_operator.kube.reflector import Reflector
 from spotune_operator.serving.scaling import RayClusterView, ray_cluster_view
 from spotune_operator.serving.state import (
@@ -94,7 +102,7 @@ class _Namespace:
 
 
 class ServiceCaches:
-    """All caches of services. They are complete once ``synced`` returns.
+    """All caches of services. They are complete once ``synced`` returns, except that of HTTPRoutes.
 
     Args:
         kube: The API server.
@@ -136,8 +144,12 @@ class ServiceCaches:
         return found
 
     async def synced(self) -> None:
-        """Wait until all caches are filled."""
-        await asyncio.gather(*(reflector.synced.wait() for reflector in self.reflectors()))
+        """Wait until all caches are filled, but that of HTTPRoutes.
+
+        An operator whose roles are of a version before HTTPRoutes cannot list them. Applying one again changes nothing.
+        """
+        needed = [reflector for reflector in self.reflectors() if reflector.resource is not HTTP_ROUTES]
+        await asyncio.gather(*(reflector.synced.wait() for reflector in needed))
 
     def service(self, key: ServiceKey) -> CachedService | None:
         """A ModelService, in the newest version known; None if there is none of this key."""

@@ -31,7 +31,7 @@ Manifest = dict[str, Any]
 _TERMINATING_PODS_SECONDS: Final = 5.0
 """How often Terminating pods are checked: one on a dead node causes no event."""
 
-_OPTIONAL: Final = frozenset({"RayService", "PodDisruptionBudget", "Ingress"})
+_OPTIONAL: Final = frozenset({"RayService", "PodDisruptionBudget", "Ingress", "HTTPRoute"})
 """Optional children: the operator deletes them when the spec no longer asks for them."""
 
 

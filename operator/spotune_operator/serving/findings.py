@@ -15,6 +15,9 @@ from spotune_operator.serving.state import ApplicationState, ObservedService, Ra
 
 _NEED_A_USER = NEED_A_USER | {"DeployFailed", "ValidationFailed"}
 """Reasons that do not go away by waiting."""
+_NOT_INSTALLED = ("404 page not found", "the server could not find the requested resource")
+"""The API server's messages for a kind of a group that is not installed, and for one that its group lacks."""
+_NO_GATEWAY_API = "; spec.httpRoute needs the Gateway API (v1): install it with a controller, or use spec.ingress"
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,8 @@ def _hint_about_loading(context: ServiceContext) -> str:
 def _stalled(context: ServiceContext, replicas: Finding) -> Finding:
     """Whether only a person can help."""
     for kind, message in context.observed.refused.items():
-        return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}")
+        remedy = _NO_GATEWAY_API if kind == "HTTPRoute" and message in _NOT_INSTALLED else ""
+        return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}{remedy}")
     model = context.models.finding
     if model.reason == "JobFailed":
         return Finding("Stalled", "True", model.reason, model.message)
@@ -177,4 +181,6 @@ def _stalled(context: ServiceContext, replicas: Finding) -> Finding:
     rolled_out = context.rollout.finding if context.rollout is not None else None
     if rolled_out is not None and rolled_out.reason == "MetricMissing":
         return Finding("Stalled", "True", rolled_out.reason, rolled_out.message)
+    if context.observed.route_not_accepted:
+        return Finding("Stalled", "True", "RouteNotAccepted", context.observed.route_not_accepted)
     return Finding("Stalled", "False", "NothingToMend", "no action is needed")

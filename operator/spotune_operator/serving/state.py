@@ -26,6 +26,14 @@ ServiceKey = tuple[str, str]
 _WORST_FIRST: Final = ("DEPLOY_FAILED", "", "NOT_STARTED", "DELETING", "UNHEALTHY", "DEPLOYING", "RUNNING")
 """Ray Serve's states of an application."""
 
+_ROUTE_REMEDIES: Final = {
+    "NoMatchingListenerHostname": "give its listener one of spec.httpRoute.hostnames, or a wildcard for it",
+    "NoMatchingParent": "correct spec.httpRoute.parentRefs: the Gateway has no such listener",
+    "NotAllowedByListeners": "allow routes of this namespace in its listener (allowedRoutes)",
+    "UnsupportedValue": "if its controller has no timeouts, set spec.httpRoute.disableTimeout to false",
+}
+"""What to do, by the Gateway API's reason why a route is not accepted."""
+
 
 @dataclass(frozen=True)
 class ServicePod:
@@ -131,6 +139,7 @@ class ServiceChild:
         cluster_digest: The annotation with the hash of that part of it whose change makes another cluster.
         deleting: Whether it is being deleted.
         ray: Of a RayService: what KubeRay reports.
+        not_accepted: Of an HTTPRoute: why a Gateway does not accept it; empty if none reports that.
     """
 
     kind: str
@@ -144,6 +153,7 @@ class ServiceChild:
     cluster_digest: str = ""
     deleting: bool = False
     ray: RayServiceState | None = None
+    not_accepted: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,11 @@ class ObservedService:
         """What KubeRay reports; empty without a RayService."""
         child = self.ray_service
         return (child.ray if child is not None else None) or RayServiceState()
+
+    @property
+    def route_not_accepted(self) -> str:
+        """Why a Gateway does not accept the HTTPRoute; empty if none reports that."""
+        return next((child.not_accepted for child in self.children.values() if child.not_accepted), "")
 
     @property
     def pod_problem(self) -> PodProblem | None:
@@ -282,7 +297,21 @@ def service_child_view(raw: Mapping[str, Any], kind: str) -> ServiceChild:
         cluster_digest=annotations.get(CLUSTER_ANNOTATION, ""),
         deleting="deletionTimestamp" in metadata,
         ray=_ray_service_state(raw) if kind == "RayService" else None,
+        not_accepted=_not_accepted(raw) if kind == "HTTPRoute" else "",
     )
+
+
+def _not_accepted(raw: Mapping[str, Any]) -> str:
+    """Why a Gateway does not accept the current spec of an HTTPRoute; empty if none reports that."""
+    for parent in (raw.get("status") or {}).get("parents") or ():
+        for condition in parent.get("conditions") or ():
+            is_current = condition.get("observedGeneration") == raw["metadata"].get("generation")
+            if condition["type"] == "Accepted" and condition["status"] == "False" and is_current:
+                reason, message = condition.get("reason", ""), condition.get("message", "")
+                remedy = f"; {_ROUTE_REMEDIES[reason]}" if reason in _ROUTE_REMEDIES else ""
+                name = parent["parentRef"]["name"]
+                return f"the Gateway {name} does not accept the HTTPRoute: {reason}: {message}{remedy}"
+    return ""
 
 
 def _ray_service_state(raw: Mapping[str, Any]) -> RayServiceState:

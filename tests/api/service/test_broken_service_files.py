@@ -17,7 +17,7 @@ REPLICAS = "  replicas: {min: 1, max: 3}\n"
 SECTIONS = (
     "model, adapters, replicas, gpus, engine, batchInvariant, capacity, onDemandBase, resources, priorityClassName, "
     "serviceAccountName, "
-    "podTemplate, gateway, apiKeysSecretRef, requestTimeout, rollout, ingress, cluster, suspend"
+    "podTemplate, gateway, apiKeysSecretRef, requestTimeout, rollout, ingress, httpRoute, cluster, suspend"
 )
 ID = "expected letters and digits, with . _ - : / between them, at most 128 characters"
 HUB = "expected hf://owner/name (for a folder use claim, for a trained job finetuneJob)"
@@ -26,6 +26,7 @@ ONE_ADAPTER = "set exactly one of finetuneJob and claim"
 CLAIM = "expected the name of a PersistentVolumeClaim: a-z, 0-9, - and ."
 PATH = "expected a path on the volume, without .., at most 1024 characters"
 HOST = "expected a DNS name such as models.example.com, without https:// and without a path"
+GATEWAY = "expected the name of a Gateway: a-z, 0-9, - and ."
 REDIS = "expected host:port such as redis.team.svc:6379, without redis:// before it"
 NAME = "use a-z, 0-9 and -, and start and end with a letter or digit"
 LONG = "at most 40 are allowed, because pod names are made from it"
@@ -138,6 +139,30 @@ WRONG_VALUES = [
         REPLICAS,
         "  ingress: {host: 'https://a.b'}\n",
         f':9: spec.ingress.host: {HOST}, not "https://a.b"',
+    ),
+    (
+        "HTTPRoute without a Gateway",
+        REPLICAS,
+        "  httpRoute: {hostnames: [a.b]}\n",
+        ":9: spec.httpRoute.parentRefs: is required",
+    ),
+    (
+        "HTTPRoute for all hosts of a domain",
+        REPLICAS,
+        "  httpRoute: {hostnames: ['*.a.b'], parentRefs: [{name: a}]}\n",
+        f':9: spec.httpRoute.hostnames[0]: {HOST}, not "*.a.b"',
+    ),
+    (
+        "Gateway with its namespace in the name",
+        REPLICAS,
+        "  httpRoute: {hostnames: [a.b], parentRefs: [{name: gateways/a}]}\n",
+        f':9: spec.httpRoute.parentRefs[0].name: {GATEWAY}, not "gateways/a"',
+    ),
+    (
+        "listeners of a Gateway beside all its listeners",
+        REPLICAS,
+        "  httpRoute: {hostnames: [a.b], parentRefs: [{name: a}, {name: b}, {name: a, sectionName: https}]}\n",
+        ":9: spec.httpRoute.parentRefs: give each reference to the Gateway a another sectionName",
     ),
     (
         "Redis with a scheme",

@@ -52,6 +52,7 @@ def test_a_service_needs_only_a_model() -> None:
     assert service.spec.capacity == "spot"
     assert service.spec.request_timeout.seconds == 600
     assert service.spec.ingress is None
+    assert service.spec.http_route is None
     assert service.spec.adapters == []
 
 

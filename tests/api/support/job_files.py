@@ -74,6 +74,8 @@ spec:
                podTemplate: {}, gateway: {replicas: 1, resources: {requests: {cpu: 1}}, podTemplate: {}},
                apiKeysSecretRef: {name: keys, key: keys}, requestTimeout: 10m,
                ingress: {host: sql.example.com, className: "", tlsSecretName: "", annotations: {}},
+               httpRoute: {hostnames: [sql.example.com], parentRefs: [{name: public, namespace: "", sectionName: ""}],
+                           urlScheme: http, disableTimeout: false, annotations: {}},
                cluster: {provider: auto, image: "", rayVersion: "", redisAddress: "redis:6379",
                          redisPasswordSecretRef: {name: redis, key: password}}, suspend: false}
 """

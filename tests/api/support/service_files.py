@@ -42,6 +42,8 @@ spec:
                promoteIf: {metric: "", notWorseBy: 0.1, maxErrorRate: 0.02, minRequests: 50}}
   ingress:    {host: models.example.com, className: nginx, tlsSecretName: models-tls,
                annotations: {cert-manager.io/cluster-issuer: letsencrypt}}
+  httpRoute:  {hostnames: [models.example.com], urlScheme: https, disableTimeout: true, annotations: {team: nlp},
+               parentRefs: [{name: public, namespace: gateways, sectionName: https}]}
   cluster:    {provider: auto, image: "", rayVersion: "", redisAddress: "redis.team.svc:6379",
                redisPasswordSecretRef: {name: redis, key: password}}
   suspend: false

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
@@ -17,6 +18,8 @@ from spotune_operator.serving.decide import stalled_service
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
 from spotune_operator.serving.state import ServiceChild, ServicePod, TrainedModel
 from tests.operator.serving.scenario import ACTIVE, OUTPUT, PENDING, SETTINGS, Scenario, a_service, kinds
+
+HTTP_ROUTE = {"hostnames": ["sql.example.org"], "parentRefs": [{"name": "public"}]}
 
 
 def test_nothing_is_applied_before_the_model_is_trained() -> None:
@@ -202,15 +205,19 @@ def test_suspending_deletes_the_ray_service_and_keeps_the_rest() -> None:
     assert "RayService" in kinds(scenario.decide())
 
 
-def test_a_removed_ingress_is_deleted() -> None:
-    scenario = Scenario(a_service(ingress={"host": "sql.example.org"}))
+@pytest.mark.parametrize(
+    ("field", "kind", "content"),
+    [("ingress", "Ingress", {"host": "sql.example.org"}), ("httpRoute", "HTTPRoute", HTTP_ROUTE)],
+)
+def test_a_removed_ingress_or_route_is_deleted(field: str, kind: str, content: dict[str, Any]) -> None:
+    scenario = Scenario(a_service(**{field: content}))
     scenario.serves()
-    assert "Ingress" in kinds(scenario.decide())
-    ingress = ServiceChild("Ingress", "team", "spotunems-answers", "uid-i", "answers", "1")
-    scenario.observe(children={**scenario.observed.children, ("Ingress", ingress.name): ingress})
+    assert kind in kinds(scenario.decide())
+    child = ServiceChild(kind, "team", "spotunems-answers", "uid-i", "answers", "1")
+    scenario.observe(children={**scenario.observed.children, (kind, child.name): child})
     assert scenario.decide().delete == []
     scenario.edit()
-    assert scenario.decide().delete == [ingress]
+    assert scenario.decide().delete == [child]
 
 
 def test_the_image_stays_when_the_operator_is_upgraded() -> None:
@@ -317,6 +324,29 @@ def test_a_refused_child_is_tried_again() -> None:
     scenario.observe(refused={"Ingress": "the host is taken"})
     assert scenario.decide().requeue_after == scenario.settings.refused_seconds
     assert "rejected the Ingress: the host is taken" in scenario.condition("Stalled").message
+
+
+@pytest.mark.parametrize("message", ["404 page not found", "the server could not find the requested resource"])
+def test_without_the_gateway_api_the_service_answers_and_the_condition_names_the_remedy(message: str) -> None:
+    scenario = Scenario(a_service(httpRoute=HTTP_ROUTE))
+    scenario.serves()
+    scenario.observe(refused={"HTTPRoute": message})
+    scenario.decide()
+    assert scenario.condition("Stalled").reason == "Refused"
+    assert "needs the Gateway API (v1): install it with a" in scenario.condition("Stalled").message
+    assert scenario.condition("Ready").status == "True"
+
+
+def test_an_http_route_that_a_gateway_does_not_accept_stalls_the_service() -> None:
+    scenario = Scenario(a_service(httpRoute=HTTP_ROUTE))
+    scenario.serves()
+    reason = "the Gateway public does not accept the HTTPRoute: UnsupportedValue: timeouts are not supported"
+    route = ServiceChild("HTTPRoute", "team", "spotunems-answers", "uid-r", "answers", "1", not_accepted=reason)
+    scenario.observe(children={**scenario.observed.children, ("HTTPRoute", route.name): route})
+    scenario.decide()
+    stalled = scenario.condition("Stalled")
+    assert (stalled.status, stalled.reason, stalled.message) == ("True", "RouteNotAccepted", reason)
+    assert scenario.condition("Ready").status == "True"
 
 
 def test_a_service_that_scaled_to_zero_is_ready() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from spotune_operator.errors import RefusedError
-from spotune_operator.kube.client import SERVICE_CHILDREN, Kube, Resource
+from spotune_operator.kube.client import HTTP_ROUTES, SERVICE_CHILDREN, Kube, Resource
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.serving.caches import CachedService, ServiceCaches, cached_service
@@ -171,6 +171,36 @@ class Bench:
     def condition(self, name: str) -> Mapping[str, Any]:
         (found,) = [each for each in self.kube.body["status"]["conditions"] if each["type"] == name]
         return cast("Mapping[str, Any]", found)
+
+
+class WithoutRoutes:
+    """An API server without objects, which forbids to list HTTPRoutes."""
+
+    async def pages(self, resource: Resource, namespace: str, labels: str) -> AsyncIterator[tuple[list[Any], str]]:
+        if resource is HTTP_ROUTES:
+            raise RefusedError("you may not list httproutes", 403)
+        yield [], "1"
+
+    async def watch(
+        self, resource: Resource, namespace: str, labels: str, version: str, seconds: int
+    ) -> AsyncIterator[tuple[str, Any]]:
+        await asyncio.Event().wait()
+        yield "BOOKMARK", {}
+
+
+async def fill_caches_without_routes() -> dict[str, bool]:
+    """Whether each kind is listed when the caches are filled."""
+    caches = ServiceCaches(cast("Kube", WithoutRoutes()), SETTINGS, lambda _: None)
+    tasks = [asyncio.create_task(reflector.run()) for reflector in caches.reflectors()]
+    await asyncio.wait_for(caches.synced(), 60)
+    for task in tasks:
+        task.cancel()
+    return {reflector.resource.kind: reflector.synced.is_set() for reflector in caches.reflectors()}
+
+
+def test_services_are_reconciled_without_the_right_to_list_http_routes() -> None:
+    listed = asyncio.run(fill_caches_without_routes())
+    assert [kind for kind, is_listed in listed.items() if not is_listed] == ["HTTPRoute"]
 
 
 @pytest.fixture

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.serving.scaling import WorkerGroup, ray_cluster_view
-from spotune_operator.serving.state import ApplicationState, RayServiceState, service_child_view, service_pod_view
+from spotune_operator.serving.state import (
+    ApplicationState,
+    RayServiceState,
+    ServiceChild,
+    service_child_view,
+    service_pod_view,
+)
 
 LABELS = {"spotune.dev/service": "answers"}
 RUNNING = {
@@ -68,6 +76,35 @@ def test_spec_that_kuberay_has_not_processed_is_not_current() -> None:
 def test_refused_spec_has_the_message_of_kuberay() -> None:
     conditions = [{"type": "Ready", "status": "False", "reason": "ValidationFailed", "message": "no head"}]
     assert state(conditions=conditions).invalid == "no head"
+
+
+def http_route(**condition: Any) -> ServiceChild:
+    accepted = {"type": "Accepted", "status": "False", "reason": "UnsupportedValue", "message": "no timeouts"}
+    current = {"observedGeneration": 3}
+    conditions = [{"type": "ResolvedRefs", "status": "True"} | current, accepted | current | condition]
+    metadata = {"name": "spotunems-answers", "namespace": "team", "uid": "u", "generation": 3}
+    parents = [{"parentRef": {"name": "public"}, "conditions": conditions}]
+    return service_child_view({"metadata": metadata, "spec": {}, "status": {"parents": parents}}, "HTTPRoute")
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("UnsupportedValue", "; if its controller has no timeouts, set spec.httpRoute.disableTimeout to false"),
+        ("NotAllowedByListeners", "; allow routes of this namespace in its listener (allowedRoutes)"),
+        ("Pending", ""),
+    ],
+)
+def test_gateway_that_does_not_accept_the_route_is_named_with_its_message_and_the_remedy(
+    reason: str, remedy: str
+) -> None:
+    found = http_route(reason=reason).not_accepted
+    assert found == f"the Gateway public does not accept the HTTPRoute: {reason}: no timeouts{remedy}"
+
+
+@pytest.mark.parametrize("condition", [{"status": "True"}, {"observedGeneration": 2}], ids=["accepted", "outdated"])
+def test_accepted_or_outdated_condition_of_a_route_is_no_problem(condition: dict[str, Any]) -> None:
+    assert http_route(**condition).not_accepted == ""
 
 
 def test_pod_belongs_to_a_component_and_a_cluster() -> None:

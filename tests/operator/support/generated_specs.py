@@ -61,6 +61,7 @@ _SERVICES: tuple[Spec, ...] = (
         "model": {"name": "team/llama", "claim": {"name": "models", "path": "llama"}},
         "gateway": {"replicas": 2},
         "ingress": {"host": "models.example.com"},
+        "httpRoute": {"hostnames": ["models.example.com"], "parentRefs": [{"name": "public", "namespace": "gateways"}]},
         "cluster": {"redisAddress": "redis:6379", "redisPasswordSecretRef": {"name": "redis", "key": "password"}},
     },
 )
@@ -134,6 +135,9 @@ _FORMS = {
     ),
     "PersistentVolumeClaim": Pool(["models", "a-b.c"], ["", "A", "a_b", "a" * 253, "a" * 254, "a..b", "a\n", "-a"]),
     "DNS name": Pool(["models.example.com", "a"], ["", "https://a.b", "a.b/c", "a:80", "*.a", "A", "a" * 254, "a\n"]),
+    "name of a Gateway": Pool(["public", "a.b"], ["", "a/b", "A", "a" * 254, "a\n"]),
+    "name of a namespace": Pool(["", "gateways"], ["a.b", "A", "a" * 64, "a\n"]),
+    "name of a listener": Pool(["", "https", "a.b"], ["a/b", "A", "a" * 254, "a\n"]),
     "host:port": Pool(
         ["", "redis:6379"], ["redis", "redis://a:1", "a:123456", ":1", "a:", "[::1]:1", "a:1\n", "\u0661:1"]
     ),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from spotune_operator.children.serving.disruption import gateway_disruption_budget
+from spotune_operator.children.serving.http_route import http_route
 from spotune_operator.children.serving.ingress import ingress
 from spotune_operator.children.serving.monitoring import pod_monitor
 from spotune_operator.children.serving.network import gateway_policy, gateway_service, network_policy
@@ -26,6 +27,7 @@ def build_service_children(resolved: ResolvedService) -> list[dict[str, Any]]:
         gateway_disruption_budget(resolved),
         ray_service(resolved) if not resolved.service.spec.suspend else None,
         ingress(resolved),
+        http_route(resolved),
         pod_monitor(resolved),
     ]
     return [child for child in children if child is not None]

@@ -8,6 +8,8 @@ from spotune_operator.children.serving.groups import GATEWAY
 from spotune_operator.children.serving.resolved_service import ResolvedService
 
 HTTP_PORT: Final = "http"
+SERVICE_PORT: Final = 80
+"""Port of the Service of the endpoint: Ingresses refer to it by name, HTTPRoutes by number."""
 _KUBERAY_LABELS: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 """Labels of KubeRay's operator, by its Helm chart and by its manifests."""
 CLUSTER_LABEL: Final = "ray.io/cluster"
@@ -19,7 +21,7 @@ def gateway_service(resolved: ResolvedService) -> dict[str, Any]:
     selector = resolved.owner.pod_selector(GATEWAY)
     if resolved.active_cluster:
         selector = selector | {CLUSTER_LABEL: resolved.active_cluster}
-    port = {"name": HTTP_PORT, "port": 80, "targetPort": SERVE.number, "protocol": "TCP"}
+    port = {"name": HTTP_PORT, "port": SERVICE_PORT, "targetPort": SERVE.number, "protocol": "TCP"}
     spec = {"type": "ClusterIP", "selector": selector, "ports": [port]}
     return resolved.owner.child("v1", "Service", GATEWAY) | {"spec": spec}
 
@@ -47,10 +49,10 @@ def network_policy(resolved: ResolvedService) -> dict[str, Any]:
 def gateway_policy(resolved: ResolvedService) -> dict[str, Any]:
     """The NetworkPolicy that admits clients to the gateway: all pods of the cluster.
 
-    With an Ingress it admits everybody, because load balancers and some ingress controllers are no pods.
+    With an Ingress or HTTPRoute it admits everybody, because load balancers and some controllers are no pods.
     """
     rule: dict[str, Any] = {"ports": [allowed(SERVE)]}
-    if resolved.service.spec.ingress is None:
+    if resolved.service.spec.ingress is None and resolved.service.spec.http_route is None:
         rule = {"from": [{"namespaceSelector": {}}]} | rule
     selector = {"matchLabels": resolved.owner.pod_selector(GATEWAY)}
     spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [rule]}

@@ -14,7 +14,9 @@ from spotune_operator.children.serving.groups import group_sizes
 from spotune_operator.children.serving.resolved_service import ResolvedService
 from spotune_operator.kube.digest import digest
 
-_FIELDS_WITHOUT_PODS: Final = frozenset({"adapters", "ingress", "model", "onDemandBase", "rollout", "suspend"})
+_FIELDS_WITHOUT_PODS: Final = frozenset(
+    {"adapters", "httpRoute", "ingress", "model", "onDemandBase", "rollout", "suspend"}
+)
 """Fields of the spec that no pod template or argument depends on, except through the claims and the model id."""
 
 

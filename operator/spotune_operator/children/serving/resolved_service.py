@@ -177,7 +177,9 @@ class ResolvedService:
     @property
     def url(self) -> str:
         """URL of the endpoint, to which clients of OpenAI's API append ``/v1``."""
-        given = self.service.spec.ingress
+        route, given = self.service.spec.http_route, self.service.spec.ingress
+        if route is not None:
+            return f"{route.url_scheme}://{route.hostnames[0]}"
         if given is not None:
             return f"{'https' if given.tls_secret_name else 'http'}://{given.host}"
         return f"http://{self.name}.{self.service.metadata.namespace}.svc"

@@ -1,4 +1,4 @@
-"""Checks that the objects that ModelServices name exist: Secrets, claims, jobs, classes, and Redis."""
+"""Checks that the objects that ModelServices name exist: Secrets, claims, jobs, classes, Gateways, and Redis."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def references(service: Manifest) -> Iterator[Reference]:
                 key=secret["key"],
             )
     yield from _ingress(ingress, core)
+    yield from _gateways(spec.get("httpRoute") or {}, namespace)
     if priority := spec.get("priorityClassName"):
         path = f"/apis/scheduling.k8s.io/v1/priorityclasses/{priority}"
         yield Reference(
@@ -142,6 +143,16 @@ def _ingress(ingress: Mapping[str, Any], core: str) -> Iterator[Reference]:
         )
         path = f"{core}/secrets/{name}"
         yield Reference("spec.ingress.tlsSecretName", "Secret", path, effect, remedy, "tls.crt", is_essential=False)
+
+
+def _gateways(route: Mapping[str, Any], namespace: str) -> Iterator[Reference]:
+    """The Gateways of an HTTPRoute. Without them the service can still be reached inside the cluster."""
+    for number, parent in enumerate(route.get("parentRefs") or ()):
+        home = parent.get("namespace") or namespace
+        path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{home}/gateways/{parent['name']}"
+        effect = f"no traffic reaches the HTTPRoute (namespace {home})"
+        remedy = "install the Gateway API with a controller and create the Gateway, or correct name and namespace"
+        yield Reference(f"spec.httpRoute.parentRefs[{number}]", "Gateway", path, effect, remedy, is_essential=False)
 
 
 def _redis(address: str, namespace: str) -> Iterator[Reference]:

@@ -20,6 +20,7 @@ OPERATOR_RIGHTS: Final = (
     Permission("", "services", ("create", "patch"), "their endpoints"),
     Permission("policy", "poddisruptionbudgets", ("create", "patch", "delete"), "their gateways"),
     Permission("networking.k8s.io", "ingresses", ("create", "patch", "delete"), "their Ingresses"),
+    Permission("gateway.networking.k8s.io", "httproutes", ("create", "patch", "delete"), "their HTTPRoutes"),
 )
 """What the chart grants with ``serving.enabled``, beyond the rights for jobs."""
 _SWITCH: Final = "SPOTUNE_OPERATOR_SERVING"

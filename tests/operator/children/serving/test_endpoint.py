@@ -1,4 +1,4 @@
-"""The endpoint: names, who reaches which pod, disruptions, Ingress and metrics."""
+"""The endpoint: names, who reaches which pod, disruptions, Ingress, HTTPRoute and metrics."""
 
 import re
 from typing import Any
@@ -12,6 +12,7 @@ from tests.operator.support.resolved_services import child, cluster, pods, resol
 
 UID = "8a1f0c52-4a0c-4f0e-9a57-1d6f5c1f4d11"
 INGRESS = {"host": "models.example.com"}
+HTTP_ROUTE: dict[str, Any] = {"hostnames": ["api.example.com", "api.example.org"], "parentRefs": [{"name": "public"}]}
 
 
 def rules(resolved: ResolvedService, name: str = "spotunems-answers") -> list[dict[str, Any]]:
@@ -40,8 +41,9 @@ def test_a_small_service_has_a_policy_a_service_and_a_ray_service() -> None:
 
 def test_children_belong_to_the_service_without_blocking_its_deletion() -> None:
     options = {"uid": UID, "monitoring_namespace": "monitoring"}
-    children = build_service_children(resolved_service_of(options=options, ingress=INGRESS, gateway={"replicas": 2}))
-    assert len(children) == 7
+    spec: dict[str, Any] = {"ingress": INGRESS, "httpRoute": HTTP_ROUTE, "gateway": {"replicas": 2}}
+    children = build_service_children(resolved_service_of(options=options, **spec))
+    assert len(children) == 8
     for each in children:
         (owner,) = each["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("ModelService", "answers", UID)
@@ -102,8 +104,9 @@ def test_prometheus_reaches_the_metrics_of_all_pods() -> None:
     assert len(rules(resolved)) == len(rules(resolved_service_of())) + 1
 
 
-def test_all_pods_of_the_cluster_reach_the_gateway_and_with_an_ingress_everybody() -> None:
-    inside, outside = resolved_service_of(), resolved_service_of(ingress=INGRESS)
+@pytest.mark.parametrize("front", [{"ingress": INGRESS}, {"httpRoute": HTTP_ROUTE}], ids=["ingress", "httpRoute"])
+def test_all_pods_of_the_cluster_reach_the_gateway_and_from_outside_everybody(front: dict[str, Any]) -> None:
+    inside, outside = resolved_service_of(), resolved_service_of(**front)
     name = "spotunems-answers-gateway"
     assert rules(inside, name) == [{"from": [{"namespaceSelector": {}}], "ports": [{"port": 8000, "protocol": "TCP"}]}]
     assert rules(outside, name) == [{"ports": [{"port": 8000, "protocol": "TCP"}]}]
@@ -144,16 +147,44 @@ def test_ingress_of_the_default_class_without_tls() -> None:
     assert "annotations" not in found["metadata"]
 
 
+def test_http_route_leads_to_the_service() -> None:
+    parents = [{"name": "public", "namespace": "gateways", "sectionName": "https"}, {"name": "internal"}]
+    resolved = resolved_service_of(httpRoute=HTTP_ROUTE | {"parentRefs": parents, "annotations": {"a": "b"}})
+    found = child(resolved, "HTTPRoute")
+    assert found["apiVersion"] == "gateway.networking.k8s.io/v1"
+    assert found["metadata"]["annotations"] == {"a": "b"}
+    assert found["spec"]["hostnames"] == ["api.example.com", "api.example.org"]
+    gateway = {"group": "gateway.networking.k8s.io", "kind": "Gateway"}
+    assert found["spec"]["parentRefs"] == [gateway | parent for parent in parents]
+    (rule,) = found["spec"]["rules"]
+    (match,), (backend,) = rule["matches"], rule["backendRefs"]
+    assert match == {"path": {"type": "PathPrefix", "value": "/"}}
+    service = child(resolved, "Service")
+    assert (backend["kind"], backend["name"]) == ("Service", service["metadata"]["name"])
+    assert backend["port"] == service["spec"]["ports"][0]["port"]
+
+
+def test_a_gateway_ends_no_stream_unless_its_controller_rejects_the_field() -> None:
+    (rule,) = child(resolved_service_of(httpRoute=HTTP_ROUTE), "HTTPRoute")["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "0s"}
+    given = HTTP_ROUTE | {"disableTimeout": False}
+    (without,) = child(resolved_service_of(httpRoute=given), "HTTPRoute")["spec"]["rules"]
+    assert without == {name: value for name, value in rule.items() if name != "timeouts"}
+
+
 @pytest.mark.parametrize(
-    ("ingress", "url"),
+    ("front", "url"),
     [
-        (None, "http://spotunems-answers.team.svc"),
-        (INGRESS, "http://models.example.com"),
-        (INGRESS | {"tlsSecretName": "tls"}, "https://models.example.com"),
+        ({}, "http://spotunems-answers.team.svc"),
+        ({"ingress": INGRESS}, "http://models.example.com"),
+        ({"ingress": INGRESS | {"tlsSecretName": "tls"}}, "https://models.example.com"),
+        ({"httpRoute": HTTP_ROUTE}, "https://api.example.com"),
+        ({"httpRoute": HTTP_ROUTE | {"urlScheme": "http"}}, "http://api.example.com"),
+        ({"httpRoute": HTTP_ROUTE, "ingress": INGRESS}, "https://api.example.com"),
     ],
 )
-def test_url_of_the_endpoint(ingress: dict[str, str] | None, url: str) -> None:
-    assert resolved_service_of(ingress=ingress).url == url
+def test_url_of_the_endpoint(front: dict[str, Any], url: str) -> None:
+    assert resolved_service_of(**front).url == url
 
 
 def test_metrics_of_ray_are_read_from_all_pods_and_those_of_the_gateway_once() -> None:

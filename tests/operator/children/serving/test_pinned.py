@@ -132,6 +132,7 @@ def test_another_provider_renders_the_cluster_again() -> None:
 
 UNRELATED: dict[str, dict[str, Any]] = {
     "adapters": {"adapters": {"sql": ModelLocation("spotune-job", "sql")}},
+    "httpRoute": {"httpRoute": {"hostnames": ["sql.example.org"], "parentRefs": [{"name": "public"}]}},
     "ingress": {"ingress": {"host": "sql.example.org"}},
     "model": {"model": {"finetuneJob": "another"}},
     "onDemandBase": {"onDemandBase": 2},

@@ -140,6 +140,7 @@ def test_a_service_whose_objects_exist_passes() -> None:
         "apiKeysSecretRef": {"name": "keys", "key": "keys"},
         "priorityClassName": "high",
         "ingress": {"host": "models.example.com", "className": "nginx"},
+        "httpRoute": {"hostnames": ["a.b"], "parentRefs": [{"name": "own"}, {"name": "public", "namespace": "infra"}]},
         "cluster": {"redisAddress": "redis.databases.svc.cluster.local:6379"},
     }
     objects: dict[str, dict[str, Any]] = {
@@ -148,6 +149,8 @@ def test_a_service_whose_objects_exist_passes() -> None:
         f"{CORE}/secrets/keys": {"data": {"keys": "c2VjcmV0"}},
         "/apis/scheduling.k8s.io/v1/priorityclasses/high": {},
         "/apis/networking.k8s.io/v1/ingressclasses/nginx": {},
+        "/apis/gateway.networking.k8s.io/v1/namespaces/team/gateways/own": {},
+        "/apis/gateway.networking.k8s.io/v1/namespaces/infra/gateways/public": {},
         "/api/v1/namespaces/databases/services/redis": {"spec": {"ports": [{"port": 6379}]}},
     }
     assert [found(check) for check in examined(objects, **spec)] == [
@@ -166,6 +169,7 @@ def path_kind(path: str) -> str:
         "secrets": "Secret",
         "priorityclasses": "PriorityClass",
         "ingressclasses": "IngressClass",
+        "gateways": "Gateway",
         "services": "Service",
     }
     return kinds[path.split("/")[-2]]
@@ -184,6 +188,15 @@ def test_a_missing_job_or_class_of_an_ingress_is_a_warning_and_a_missing_secret_
             "answers: spec.ingress.className: there is no IngressClass nginx: no controller handles the Ingress",
         ),
     ]
+
+
+def test_a_missing_gateway_is_a_warning_that_names_its_namespace_and_the_gateway_api() -> None:
+    route = {"hostnames": ["a.b"], "parentRefs": [{"name": "public", "namespace": "infra"}]}
+    (check,) = examined({FINETUNE_JOB: {}}, httpRoute=route)
+    effect = "no traffic reaches the HTTPRoute (namespace infra)"
+    message = f"answers: spec.httpRoute.parentRefs[0]: there is no Gateway public: {effect}"
+    assert found(check) == ("warning", message)
+    assert "install the Gateway API" in check.remedy
 
 
 def test_a_secret_without_the_key_is_named_without_its_content() -> None:
