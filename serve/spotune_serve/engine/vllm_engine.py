@@ -48,6 +48,10 @@ _log = logging.getLogger(__name__)
 
 _TESTED_VERSION = "0.24.0"
 _FINISH_REASONS: Mapping[str | None, FinishReason] = {"stop": "stop", "length": "length"}
+_MEMORY_FIX = (
+    "If the GPU's memory does not suffice for weights and key/value cache: use a GPU with more memory, set gpus to a "
+    "larger number, which splits the model, or start fewer replicas on a GPU (--replicas)."
+)
 _IGNORED_SETTINGS = frozenset({"repetition_penalty", "renormalize_logits"})
 """Settings of `generation_config.json` that vLLM applies, or that change no token."""
 
@@ -248,7 +252,9 @@ def start_vllm(directory: Path, adapters: Mapping[str, Path], settings: VllmSett
         arguments = AsyncEngineArgs(**engine_arguments(directory, settings, ranks))
         llm = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
     except (ValueError, KeyError, RuntimeError, OSError) as error:
-        raise JobError(f"vLLM cannot load {directory}: {error}. The log has vLLM's own messages.") from error
+        raise JobError(
+            f"vLLM cannot load {directory}: {error}. The log has vLLM's own messages. {_MEMORY_FIX}"
+        ) from error
     requests = {name: LoRARequest(name, number, str(adapters[name])) for number, name in enumerate(ranks, start=1)}
     return VllmEngine(llm, _describe(llm, directory, frozenset(ranks)), requests)
 

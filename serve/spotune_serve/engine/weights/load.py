@@ -147,7 +147,7 @@ def _load_errors(directory: Path, what: str, fix: str) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # nothing is wrong with the files: see memory_errors
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, width=300, placeholder=" ...")
