@@ -43,6 +43,7 @@ from spotune_serve.engine.vllm_parameters import (
     sampling_arguments,
 )
 from spotune_serve.engine.vllm_worker import FRONTEND_VARIABLE
+from spotune_serve.engine.weights.adapter_shapes import check_adapter_shapes
 
 _log = logging.getLogger(__name__)
 
@@ -234,12 +235,13 @@ def start_vllm(directory: Path, adapters: Mapping[str, Path], settings: VllmSett
         gpus: GPUs of the replica.
 
     Raises:
-        JobError: vLLM cannot serve the model or an adapter.
+        JobError: vLLM cannot serve the model or an adapter, or an adapter is for another model.
     """
     reason = obstacle(directory, gpus)
     if reason:
         raise JobError(f"the engine vllm cannot be used: {reason}. Serve the model with the engine transformers.")
     ranks = {name: _adapter_rank(name, folder) for name, folder in adapters.items()}
+    check_adapter_shapes(directory, adapters)
     _set_environment(settings)
     from vllm import AsyncEngineArgs, __version__
     from vllm.lora.request import LoRARequest

@@ -24,6 +24,8 @@ from tests.serve.support.scripted_vllm import (
     install_start,
     scripted_token,
 )
+from tests.serve.support.toy_adapters import PEFT_WARNING, save_adapter
+from tests.serve.support.toy_models import toy_model
 
 Result = TypeVar("Result")
 EOS = 1
@@ -308,6 +310,15 @@ def test_adapter_that_vllm_does_not_support_is_refused_at_the_start(
     adapter = write_adapter(tmp_path / "sql", **values)
     with pytest.raises(JobError, match=message):
         start_vllm(write_model(tmp_path / "model"), {"sql": adapter}, VllmSettings())
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.filterwarnings(PEFT_WARNING)
+def test_adapter_of_another_base_is_refused_at_the_start(tmp_path: Path) -> None:
+    toy_model("llama").config.save_pretrained(tmp_path / "model")
+    adapter, _ = save_adapter(tmp_path / "sql", hidden_size=64)
+    with pytest.raises(JobError, match=r"adapter 'sql' .*another base model.* '.*q_proj' is \[2, 64\]"):
+        start_vllm(tmp_path / "model", {"sql": adapter}, VllmSettings())
 
 
 @pytest.mark.usefixtures("installed")

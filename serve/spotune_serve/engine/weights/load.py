@@ -91,7 +91,7 @@ def load_adapters(model: PreTrainedModel, adapters: Mapping[str, Path]) -> Loade
     peft: PeftModel | None = None
     for name, directory in adapters.items():
         config = _read_adapter_config(name, directory)
-        fix = f"Serve the adapter with its base model{_base_of(config)}, or export it again."
+        fix = f"Serve the adapter with its base model{base_of(config)}, or export it again."
         with _load_errors(directory, f"adapter {name!r}", fix):
             peft = _add_adapter(model, peft, names[name], directory)
     return LoadedModel(model, peft, names)
@@ -127,7 +127,8 @@ def _read_adapter_config(name: str, directory: Path) -> dict[str, Any]:
     return config
 
 
-def _base_of(config: Mapping[str, Any]) -> str:
+def base_of(config: Mapping[str, Any]) -> str:
+    """The base model that an adapter's configuration names, in parentheses after a space; empty if it names none."""
     base = config.get("base_model_name_or_path")
     return f" ({base})" if base else ""
 
