@@ -164,7 +164,7 @@ class Answerer:
         self._metrics.prompt_tokens.inc(sum(len(choice.request.prompt) for choice in choices))
         inbox = _Inbox()
         trace = current_trace()
-        timers = [SequenceTimer(self._metrics, trace, choice.index) for choice in choices]
+        timers = [SequenceTimer(self._metrics, trace, choice.index, len(choice.request.prompt)) for choice in choices]
         tasks = [
             asyncio.create_task(self._run(choice, timer, inbox.put))
             for choice, timer in zip(choices, timers, strict=True)
