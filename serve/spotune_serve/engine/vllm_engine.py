@@ -104,7 +104,7 @@ class VllmEngine:
         Raises:
             PromptTooLongError: the sequence has no space for a new token.
             UnknownAdapterError: the adapter is not loaded.
-            UnsupportedFormatError: the answer has a JSON schema.
+            UnsupportedFormatError: the answer has a JSON schema, or must call a tool.
             ValueError: the prompt is empty, a token id is outside the vocabulary, or a sampling parameter is outside
                 what vLLM supports.
             GenerationError: the sequence could not be continued.

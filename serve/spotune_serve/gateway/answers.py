@@ -16,6 +16,7 @@ from spotune_serve.engine.base import (
     TokenChunk,
     UnknownAdapterError,
     UnsupportedFormatError,
+    UnsupportedToolChoiceError,
 )
 from spotune_serve.gateway.answer_text import AnswerText, TokenDecoder
 from spotune_serve.gateway.backend import Backend, NoReplicaError
@@ -284,6 +285,8 @@ def api_error_of(error: Exception, settings: GatewaySettings) -> ApiError:
             return ApiError(400, _own_text(error), code="context_length_exceeded")
         case UnknownAdapterError():
             return ApiError(404, _own_text(error), param="model", code="model_not_found")
+        case UnsupportedToolChoiceError():
+            return ApiError(400, f"tool_choice: {_own_text(error)}", param="tool_choice")
         case UnsupportedFormatError():
             return ApiError(400, f"response_format: {_own_text(error)}", param="response_format")
         case NoReplicaError():
