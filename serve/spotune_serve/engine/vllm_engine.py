@@ -22,6 +22,7 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig
 
 from spotune.errors import JobError
+from spotune_serve.engine.adapters.shapes import check_adapter_shapes
 from spotune_serve.engine.base import (
     EngineLostError,
     EngineStats,
@@ -43,7 +44,6 @@ from spotune_serve.engine.vllm_parameters import (
     sampling_arguments,
 )
 from spotune_serve.engine.vllm_worker import FRONTEND_VARIABLE
-from spotune_serve.engine.weights.adapter_shapes import check_adapter_shapes
 
 _log = logging.getLogger(__name__)
 

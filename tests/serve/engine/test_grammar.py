@@ -43,7 +43,7 @@ SCHEMA = {
 }
 POSITIONS = {"vocab_size": VOCABULARY, "max_position_embeddings": 512, "n_positions": 512}
 PROMPT = tuple(range(40, 52))
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
     "required": ["city", "days"],
     "additionalProperties": False,

@@ -40,7 +40,7 @@ def named(name: str) -> dict[str, Any]:
 
 
 def engine_client(model: ServedModel, lost_after: int = 0) -> GatewayClient:
-    return GatewayClient(model, EngineBackend(model, lost_after), GatewaySettings(retry_seconds=0))  # type: ignore[arg-type]
+    return GatewayClient(model, EngineBackend(model, lost_after), GatewaySettings(retry_seconds=0))
 
 
 def test_a_named_function_is_called_once_with_valid_arguments(chat_model: ServedModel) -> None:

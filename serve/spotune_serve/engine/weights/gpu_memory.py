@@ -59,7 +59,7 @@ def cached_token_bytes(model: LoadedModel) -> int:
     """
     with torch.inference_mode():
         _, caches = model.prefill((0,), model.settings.decoder_start or (0,))
-    sizes = []
+    sizes: list[int] = []
     for cache in caches:
         layers: list[Any] = cache.layers
         sizes.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers))

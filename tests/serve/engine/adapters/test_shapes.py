@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotune.errors import JobError
-from spotune_serve.engine.weights.adapter_shapes import check_adapter_shapes
+from spotune_serve.engine.adapters.shapes import check_adapter_shapes
 from tests.serve.support.toy_adapters import PEFT_WARNING, save_adapter
 from tests.serve.support.toy_models import toy_model
 

@@ -5,7 +5,6 @@ vLLM loads an adapter with its first request, and fails there if the base is ano
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from spotune.errors import JobError
-from spotune_serve.engine.weights.load import base_of
+from spotune_serve.engine.adapters.config import ADAPTER_WEIGHTS, base_of, read_adapter_config
 
 Shape = tuple[int, ...]
 
@@ -42,7 +41,7 @@ def check_adapter_shapes(directory: Path, adapters: Mapping[str, Path]) -> None:
         return
     layers = _layer_shapes(directory)
     for name, folder in adapters.items():
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        config = read_adapter_config(name, folder)
         rank, fix = int(config["r"]), f"Serve the adapter with its base model{base_of(config)}, or export it again."
         for key, shape in _matrix_shapes(name, folder).items():
             layer, _, matrix = key.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
@@ -74,7 +73,7 @@ def _layer_shapes(directory: Path) -> dict[str, Shape]:
 
 def _matrix_shapes(name: str, folder: Path) -> dict[str, Shape]:
     """The shapes in the header of an adapter's file."""
-    file = folder / "adapter_model.safetensors"
+    file = folder / ADAPTER_WEIGHTS
     opened: Any = safe_open
     try:
         with opened(str(file), framework="pt") as tensors:
