@@ -73,31 +73,48 @@ def start_engine(folder: Path, config: ModelConfig) -> Engine:
     Raises:
         JobError: the model cannot be loaded.
     """
-    import torch
-
-    from spotune_serve.engine.gpu_waits import sleep_during_gpu_waits
-    from spotune_serve.engine.grammar import Grammars
-    from spotune_serve.engine.transformers_engine import DEFAULT_MAX_BATCH_SIZE, TransformersEngine
     from spotune_serve.engine.vllm_engine import start_vllm
     from spotune_serve.engine.vllm_parameters import VllmSettings
-    from spotune_serve.engine.weights.load import load_adapters, load_model
-    from spotune_serve.engine.weights.shared import share_or_copy_weights
+    from spotune_serve.engine.weights.gpu_memory import memory_errors
 
     if uses_vllm(folder, config):
         settings = replace(
             VllmSettings.for_gpus(config.gpus, config.max_batch_size), batch_invariant=config.batch_invariant
         )
         return start_vllm(folder, config.adapters, settings, config.gpus)
+    with memory_errors(folder):
+        return _start_transformers(folder, config)
+
+
+def _start_transformers(folder: Path, config: ModelConfig) -> Engine:
+    import torch
+
+    from spotune_serve.engine.gpu_waits import sleep_during_gpu_waits
+    from spotune_serve.engine.grammar import Grammars
+    from spotune_serve.engine.transformers_engine import (
+        DEFAULT_MAX_BATCH_SIZE,
+        DEFAULT_MAX_CACHED_TOKENS,
+        TransformersEngine,
+    )
+    from spotune_serve.engine.weights.gpu_memory import cached_tokens_limit
+    from spotune_serve.engine.weights.load import load_adapters, load_model
+    from spotune_serve.engine.weights.shared import share_or_copy_weights
+
     torch.set_num_threads(config.threads or available_processors())
     batch_size, grammars = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE, Grammars.of(folder)
-    if 0 < config.gpus < 1:
-        sleep_during_gpu_waits()
-        model = load_model(folder)
-        check = share_or_copy_weights(model, folder, torch.device("cuda", torch.cuda.current_device()))
-        loaded = load_adapters(model, config.adapters)
-        return TransformersEngine(loaded, batch_size, grammars=grammars, check_weights=check)
-    model = load_model(folder, "cuda" if config.gpus else "cpu")
-    return TransformersEngine(load_adapters(model, config.adapters), batch_size, grammars=grammars)
+    if config.gpus == 0:
+        loaded = load_adapters(load_model(folder), config.adapters)
+        return TransformersEngine(loaded, batch_size, grammars=grammars)
+    if config.gpus >= 1:
+        loaded = load_adapters(load_model(folder, "cuda"), config.adapters)
+        tokens = cached_tokens_limit(loaded, folder, DEFAULT_MAX_CACHED_TOKENS)
+        return TransformersEngine(loaded, batch_size, tokens, grammars)
+    sleep_during_gpu_waits()
+    model = load_model(folder)
+    check = share_or_copy_weights(model, folder, torch.device("cuda", torch.cuda.current_device()))
+    loaded = load_adapters(model, config.adapters)
+    tokens = cached_tokens_limit(loaded, folder, DEFAULT_MAX_CACHED_TOKENS, share=config.gpus)
+    return TransformersEngine(loaded, batch_size, tokens, grammars, check)
 
 
 def uses_vllm(folder: Path, config: ModelConfig) -> bool:

@@ -26,12 +26,31 @@ class UnsupportedFormatError(ValueError):
     """The engine cannot enforce the answer's JSON schema."""
 
 
+class UnsupportedToolChoiceError(UnsupportedFormatError):
+    """The engine cannot enforce a call of a tool."""
+
+
 class GenerationError(RuntimeError):
     """The engine could not continue a sequence, for example because memory ran out, or because it was closed."""
 
 
 class EngineLostError(GenerationError):
     """The process of the engine has died, with all its sequences: they can continue at another replica."""
+
+
+@dataclass(frozen=True)
+class ToolCallFormat:
+    """How the model writes the call of one tool.
+
+    Attributes:
+        prefix: text before the arguments.
+        arguments_schema: JSON schema of the arguments.
+        suffix: text after the arguments.
+    """
+
+    prefix: str
+    arguments_schema: str
+    suffix: str
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,9 @@ class SamplingParams:
         ignore_eos: continue after end-of-text tokens.
         json_schema: JSON schema that the answer's text matches; empty: any text. Tokens that cannot lead to such an
             answer are never chosen. The answer ends when it is complete.
+        tool_calls: the tools of which the answer calls one, and has no other text; empty: any text. Enforced as
+            `json_schema`, which is not used then.
+        several_calls: with `tool_calls`, whether more calls may follow, on lines of their own.
     """
 
     max_tokens: int
@@ -69,6 +91,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     json_schema: str = ""
+    tool_calls: tuple[ToolCallFormat, ...] = ()
+    several_calls: bool = False
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the answer's text must match a grammar."""
+        return bool(self.json_schema or self.tool_calls)
 
 
 @dataclass(frozen=True)
@@ -149,7 +178,7 @@ class Engine(Protocol):
         Raises:
             PromptTooLongError: the sequence has no space for a new token.
             UnknownAdapterError: the adapter is not loaded.
-            UnsupportedFormatError: the engine cannot enforce the JSON schema.
+            UnsupportedFormatError: the engine cannot enforce the JSON schema, or the call of a tool.
             ValueError: the prompt is empty, or a token id is outside the vocabulary.
             GenerationError: the sequence could not be continued.
         """

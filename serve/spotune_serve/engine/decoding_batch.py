@@ -115,7 +115,7 @@ class Sequence:
         if self.grammar is not None:
             row[~self.grammar.allowed()] = -np.inf
             if row.max() == -np.inf:
-                raise ValueError("the model's generation settings forbid every token that the JSON schema allows")
+                raise ValueError("the model's generation settings forbid every token that the answer's grammar allows")
         token = next_token(row, params, self._counts, len(self.generated))
         if params.logprobs is None:
             return GeneratedToken(token)

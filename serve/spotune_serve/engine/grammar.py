@@ -1,12 +1,14 @@
-"""Answers that match a JSON schema: which tokens may follow, by llguidance.
+"""Answers that match a JSON schema, or call a tool: which tokens may follow, by llguidance.
 
-The engine masks all other tokens before it chooses one. The state of a grammar is a function of the schema and the
+The engine masks all other tokens before it chooses one. The state of a grammar is a function of the request and the
 tokens so far. A replica that continues an answer rebuilds it, so a continued answer has the tokens of an undisturbed
 one.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spotune_serve.engine.base import UnsupportedFormatError
+from spotune_serve.engine.base import SamplingParams, UnsupportedFormatError, UnsupportedToolChoiceError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _LAYOUT: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n]{0,24}"}
 """White space between values is limited: a model could repeat it up to the end of its answer."""
+_TAG = re.compile(r"(</?[\w-]+>)")
 
 
 class AnswerGrammar:
@@ -70,7 +73,7 @@ class AnswerGrammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ValueError(f"the answer cannot follow its JSON schema: {_first_line(self._matcher)}")
+            raise ValueError(f"the answer cannot follow its grammar: {_first_line(self._matcher)}")
 
 
 def _first_line(matcher: LLMatcher) -> str:
@@ -89,6 +92,7 @@ class Grammars:
         self._load_tokenizer = load_tokenizer
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._tags: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, directory: Path) -> Grammars:
@@ -106,29 +110,34 @@ class Grammars:
         return cls(load)
 
     def start(
-        self, schema: str, generated: Sequence[int], vocabulary: int, eos_token_ids: Collection[int]
+        self, sampling: SamplingParams, generated: Sequence[int], vocabulary: int, eos_token_ids: Collection[int]
     ) -> AnswerGrammar:
         """The grammar of an answer, after the tokens that it already has. May take a second.
 
         Args:
-            schema: JSON schema of the answer's text.
+            sampling: has a JSON schema of the answer's text, or tools that it calls.
             generated: tokens so far.
             vocabulary: number of token ids of the model.
             eos_token_ids: tokens that end an answer.
 
         Raises:
-            UnsupportedFormatError: the schema is not supported, or the model's tokens cannot write such an answer.
-            ValueError: the tokens so far do not match the schema.
+            UnsupportedFormatError: a schema is not supported, or the model's tokens cannot write such an answer.
+            ValueError: the tokens so far do not match the grammar.
         """
         from llguidance import LLMatcher
 
         tokenizer = self._converted_tokenizer(vocabulary, eos_token_ids)
-        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema, overrides=_LAYOUT), log_level=0)
+        matcher = LLMatcher(tokenizer, _grammar(sampling, self._tags), log_level=0)
+        error, what = (
+            (UnsupportedToolChoiceError, "call of a tool")
+            if sampling.tool_calls
+            else (UnsupportedFormatError, "JSON schema")
+        )
         if matcher.is_error():
-            raise UnsupportedFormatError(f"the JSON schema cannot be enforced: {_first_line(matcher)}")
+            raise error(f"the {what} cannot be enforced: {_first_line(matcher)}")
         grammar = AnswerGrammar(matcher, vocabulary)
         if not generated and not grammar.can_continue():
-            raise UnsupportedFormatError("the model's vocabulary has no tokens for an answer of this JSON schema")
+            raise error(f"the model's vocabulary has no tokens for the {what}")
         for token in generated:
             grammar.accept(token)
         return grammar
@@ -140,11 +149,48 @@ class Grammars:
                 tokenizer = self._load_tokenizer()
                 try:
                     self._tokenizer = _convert(tokenizer, vocabulary, eos_token_ids)
+                    self._tags = _tags(tokenizer)
                 except (ValueError, AttributeError) as error:
                     raise UnsupportedFormatError(
                         f"the model's tokenizer, a {type(tokenizer).__name__}, cannot follow a JSON schema: {error}"
                     ) from error
             return self._tokenizer
+
+
+def _grammar(sampling: SamplingParams, tags: Collection[str]) -> str:
+    """The answer's grammar, as llguidance reads it.
+
+    Args:
+        sampling: has a JSON schema or tools.
+        tags: see `_tags`.
+    """
+    from llguidance import LLMatcher
+
+    if not sampling.tool_calls:
+        return LLMatcher.grammar_from_json_schema(sampling.json_schema, overrides=_LAYOUT)
+    rules = ['start: call ("\\n" call)*' if sampling.several_calls else "start: call"]
+    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(sampling.tool_calls))))
+    for number, call in enumerate(sampling.tool_calls):
+        schema = json.dumps({**json.loads(call.arguments_schema), "x-guidance": _LAYOUT})
+        prefix, suffix = _terminals(call.prefix, tags), _terminals(call.suffix, tags)
+        rules.append(f"call_{number}: {prefix} arguments_{number} {suffix}")
+        rules.append(f"arguments_{number}: %json {schema}")
+    return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def _terminals(text: str, tags: Collection[str]) -> str:
+    """A text as terminals of a grammar, in which a tag that is one token is that token, as the model was trained."""
+    parts = (part for part in _TAG.split(text) if part)
+    return " ".join(part if part in tags else json.dumps(part) for part in parts)
+
+
+def _tags(tokenizer: Any) -> frozenset[str]:
+    """The tags in the vocabulary that belong to an answer's text: `<tool_call>` is one token of Qwen models.
+
+    llguidance takes added tokens of this form for special ones, which match no text.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    return frozenset(token.content for token in added if not token.special and _TAG.fullmatch(token.content))
 
 
 def _convert(tokenizer: Any, vocabulary: int, eos_token_ids: Collection[int]) -> LLTokenizer:

@@ -75,7 +75,7 @@ class TransformersEngine:
         Raises:
             PromptTooLongError: the sequence has no space for a new token.
             UnknownAdapterError: the adapter is not loaded.
-            UnsupportedFormatError: the answer's JSON schema cannot be enforced.
+            UnsupportedFormatError: the answer's JSON schema, or the call of a tool, cannot be enforced.
             ValueError: the prompt is empty, or a token id is outside the vocabulary.
             GenerationError: the sequence could not be continued.
             EngineLostError: the weights are lost.
@@ -93,7 +93,7 @@ class TransformersEngine:
             self.check_health()
             sequence = self._sequence(self._model, request, deliver)
             settings, vocabulary = self._model.settings, self._model.vocabulary
-        if request.sampling.json_schema:
+        if request.sampling.has_grammar:
             sequence.grammar = await self._grammar(request, vocabulary, settings.eos_token_ids)
         if sequence.finish_reason is not None:
             yield TokenChunk((), sequence.finish_reason)
@@ -153,8 +153,8 @@ class TransformersEngine:
     async def _grammar(self, request: GenerationRequest, vocabulary: int, eos_tokens: frozenset[int]) -> AnswerGrammar:
         if self._grammars is None:
             raise UnsupportedFormatError("this engine has no tokenizer, which a JSON schema needs")
-        schema = request.sampling.json_schema
-        return await asyncio.to_thread(self._grammars.start, schema, request.generated, vocabulary, eos_tokens)
+        sampling = request.sampling
+        return await asyncio.to_thread(self._grammars.start, sampling, request.generated, vocabulary, eos_tokens)
 
     def _submit(self, sequence: Sequence) -> None:
         with self._condition:

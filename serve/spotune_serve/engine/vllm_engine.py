@@ -22,6 +22,7 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig
 
 from spotune.errors import JobError
+from spotune_serve.engine.adapters.shapes import check_adapter_shapes
 from spotune_serve.engine.base import (
     EngineLostError,
     EngineStats,
@@ -48,6 +49,10 @@ _log = logging.getLogger(__name__)
 
 _TESTED_VERSION = "0.24.0"
 _FINISH_REASONS: Mapping[str | None, FinishReason] = {"stop": "stop", "length": "length"}
+_MEMORY_FIX = (
+    "If the GPU's memory does not suffice for weights and key/value cache: use a GPU with more memory, set gpus to a "
+    "larger number, which splits the model, or start fewer replicas on a GPU (--replicas)."
+)
 _IGNORED_SETTINGS = frozenset({"repetition_penalty", "renormalize_logits"})
 """Settings of `generation_config.json` that vLLM applies, or that change no token."""
 
@@ -99,7 +104,7 @@ class VllmEngine:
         Raises:
             PromptTooLongError: the sequence has no space for a new token.
             UnknownAdapterError: the adapter is not loaded.
-            UnsupportedFormatError: the answer has a JSON schema.
+            UnsupportedFormatError: the answer has a JSON schema, or must call a tool.
             ValueError: the prompt is empty, a token id is outside the vocabulary, or a sampling parameter is outside
                 what vLLM supports.
             GenerationError: the sequence could not be continued.
@@ -230,12 +235,13 @@ def start_vllm(directory: Path, adapters: Mapping[str, Path], settings: VllmSett
         gpus: GPUs of the replica.
 
     Raises:
-        JobError: vLLM cannot serve the model or an adapter.
+        JobError: vLLM cannot serve the model or an adapter, or an adapter is for another model.
     """
     reason = obstacle(directory, gpus)
     if reason:
         raise JobError(f"the engine vllm cannot be used: {reason}. Serve the model with the engine transformers.")
     ranks = {name: _adapter_rank(name, folder) for name, folder in adapters.items()}
+    check_adapter_shapes(directory, adapters)
     _set_environment(settings)
     from vllm import AsyncEngineArgs, __version__
     from vllm.lora.request import LoRARequest
@@ -248,7 +254,9 @@ def start_vllm(directory: Path, adapters: Mapping[str, Path], settings: VllmSett
         arguments = AsyncEngineArgs(**engine_arguments(directory, settings, ranks))
         llm = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
     except (ValueError, KeyError, RuntimeError, OSError) as error:
-        raise JobError(f"vLLM cannot load {directory}: {error}. The log has vLLM's own messages.") from error
+        raise JobError(
+            f"vLLM cannot load {directory}: {error}. The log has vLLM's own messages. {_MEMORY_FIX}"
+        ) from error
     requests = {name: LoRARequest(name, number, str(adapters[name])) for number, name in enumerate(ranks, start=1)}
     return VllmEngine(llm, _describe(llm, directory, frozenset(ranks)), requests)
 

@@ -20,6 +20,7 @@ from spotune_serve.engine.base import (
     SamplingParams,
     TokenLogprob,
     UnsupportedFormatError,
+    UnsupportedToolChoiceError,
     check_names_and_tokens,
 )
 
@@ -144,7 +145,7 @@ def check_request(request: GenerationRequest, model: VllmModel) -> None:
     Raises:
         PromptTooLongError: the sequence has no space for a new token.
         UnknownAdapterError: the adapter is not loaded.
-        UnsupportedFormatError: the answer has a JSON schema.
+        UnsupportedFormatError: the answer has a JSON schema, or must call a tool.
         ValueError: the prompt is empty, a token id is outside the vocabulary, or a parameter is not supported; the
             message names it.
     """
@@ -221,8 +222,13 @@ def _remaining_tokens(request: GenerationRequest, model: VllmModel) -> int:
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
+    # vLLM starts a grammar after the prompt, and knows nothing of tokens that an earlier replica has generated.
+    if sampling.tool_calls:
+        raise UnsupportedToolChoiceError(
+            "this service runs on vLLM, with which spotune does not enforce calls of tools yet. Use tool_choice: auto, "
+            "or serve the model with the engine transformers"
+        )
     if sampling.json_schema:
-        # vLLM starts a grammar after the prompt, and knows nothing of tokens that an earlier replica has generated.
         raise UnsupportedFormatError(
             "this service runs on vLLM, with which spotune does not enforce JSON schemas yet. Serve the model with "
             "the engine transformers, or describe the format in the prompt"

@@ -16,6 +16,7 @@ from spotune_serve.engine.base import (
     TokenChunk,
     UnknownAdapterError,
     UnsupportedFormatError,
+    UnsupportedToolChoiceError,
 )
 from spotune_serve.gateway.answer_text import AnswerText, TokenDecoder
 from spotune_serve.gateway.backend import Backend, NoReplicaError
@@ -164,7 +165,7 @@ class Answerer:
         self._metrics.prompt_tokens.inc(sum(len(choice.request.prompt) for choice in choices))
         inbox = _Inbox()
         trace = current_trace()
-        timers = [SequenceTimer(self._metrics, trace, choice.index) for choice in choices]
+        timers = [SequenceTimer(self._metrics, trace, choice.index, len(choice.request.prompt)) for choice in choices]
         tasks = [
             asyncio.create_task(self._run(choice, timer, inbox.put))
             for choice, timer in zip(choices, timers, strict=True)
@@ -284,6 +285,8 @@ def api_error_of(error: Exception, settings: GatewaySettings) -> ApiError:
             return ApiError(400, _own_text(error), code="context_length_exceeded")
         case UnknownAdapterError():
             return ApiError(404, _own_text(error), param="model", code="model_not_found")
+        case UnsupportedToolChoiceError():
+            return ApiError(400, f"tool_choice: {_own_text(error)}", param="tool_choice")
         case UnsupportedFormatError():
             return ApiError(400, f"response_format: {_own_text(error)}", param="response_format")
         case NoReplicaError():

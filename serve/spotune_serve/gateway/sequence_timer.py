@@ -13,12 +13,16 @@ class SequenceTimer:
         metrics: of the version.
         trace: of the request; None if it is not traced.
         answer: index of the answer in the request.
+        prompt_tokens: length of the prompt.
     """
 
-    def __init__(self, metrics: VersionMetrics, trace: RequestTrace | None = None, answer: int = 0) -> None:
+    def __init__(
+        self, metrics: VersionMetrics, trace: RequestTrace | None = None, answer: int = 0, prompt_tokens: int = 0
+    ) -> None:
         self._metrics = metrics
         self._trace = trace
         self._answer = answer
+        self._prompt_tokens = prompt_tokens
         self._num_tokens = 0
         self._start = metrics.clock()
         self._first_token = 0.0
@@ -68,6 +72,8 @@ class SequenceTimer:
         if reason is not None:
             metrics.finished[reason].inc()
             metrics.request_seconds.observe(metrics.clock() - self._start)
+            metrics.request_prompt_tokens.observe(self._prompt_tokens)
+            metrics.request_generated_tokens.observe(self._num_tokens)
         if self._trace is not None:
             self._trace.finish(self._answer, self._num_tokens, reason)
 

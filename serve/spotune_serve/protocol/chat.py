@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from spotune_serve.protocol.sampling import MAX_LOGPROBS, SamplingFields
+from spotune_serve.protocol.tool_choice import ToolFunction, check_functions, forced_functions
 from spotune_serve.protocol.usage import Usage
 
 _INSTEAD = {"functions": "use tools", "function_call": "use tool_choice"}
@@ -71,6 +72,12 @@ class ChatRequest(SamplingFields):
             raise ValueError(f"{info.field_name} is not supported: {instead}")
         return value
 
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_tool_choice(cls, tool_choice: Any, info: ValidationInfo) -> Any:
+        check_functions(forced_functions(info.data.get("tools") or [], tool_choice))
+        return tool_choice
+
     @field_validator("top_logprobs")
     @classmethod
     def _check_top_logprobs(cls, top_logprobs: int | None, info: ValidationInfo) -> int | None:
@@ -92,6 +99,16 @@ class ChatRequest(SamplingFields):
     def usable_tools(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forced_functions(self) -> list[ToolFunction]:
+        """The functions of which each answer must call one; empty if it may be a text."""
+        return forced_functions(self.tools or [], self.tool_choice)
+
+    @property
+    def may_call_again(self) -> bool:
+        """Whether an answer with a forced call may have more of them: not if `tool_choice` names a function."""
+        return self.tool_choice == "required"
 
 
 class FunctionCall(BaseModel):

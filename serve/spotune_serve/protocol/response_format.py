@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_BYTES = 64 * 1024
 """A schema is compiled before the first token; the time grows with its size."""
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -58,8 +58,8 @@ def check_schema(text: str) -> None:
         from llguidance import LLMatcher
     except ImportError as error:
         raise ValueError("JSON answers need the package llguidance on the server: install spotune[serve]") from error
-    if len(text.encode()) > _MAX_SCHEMA_BYTES:
-        raise ValueError(f"the JSON schema is larger than {_MAX_SCHEMA_BYTES} bytes")
+    if len(text.encode()) > MAX_SCHEMA_BYTES:
+        raise ValueError(f"the JSON schema is larger than {MAX_SCHEMA_BYTES} bytes")
     failed, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(text))
     if failed:
         raise ValueError(f"the JSON schema cannot be enforced: {messages[0]}")

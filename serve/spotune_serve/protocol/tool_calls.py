@@ -25,6 +25,11 @@ class ParsedCall:
     arguments: str
 
 
+def call_frame(name: str) -> tuple[str, str]:
+    """What a model writes before and after the arguments of a call, with the line breaks of Hermes and Qwen."""
+    return f'{_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', f"}}\n{_CLOSE}"
+
+
 class ToolCallParser:
     """Divides a text into tool calls and other text, while it arrives. What is not a valid call remains text.
 

@@ -12,7 +12,14 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from spotune_serve.engine.base import GenerationError, GenerationRequest, UnsupportedFormatError
+from spotune_serve.engine.base import (
+    GenerationError,
+    GenerationRequest,
+    SamplingParams,
+    ToolCallFormat,
+    UnsupportedFormatError,
+    UnsupportedToolChoiceError,
+)
 from spotune_serve.engine.grammar import Grammars
 from spotune_serve.engine.model import LoadedModel
 from spotune_serve.engine.transformers_engine import TransformersEngine
@@ -36,6 +43,16 @@ SCHEMA = {
 }
 POSITIONS = {"vocab_size": VOCABULARY, "max_position_embeddings": 512, "n_positions": 512}
 PROMPT = tuple(range(40, 52))
+WEATHER: dict[str, Any] = {
+    "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Rome", "Köln"]}},
+}
+CALLS = tuple(
+    ToolCallFormat(f'<call>\n{{"name": "{name}", "arguments": ', json.dumps({"type": "object", **schema}), "}\n</call>")
+    for name, schema in {"weather": WEATHER, "now": {"additionalProperties": False}}.items()
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,11 +185,72 @@ def test_contradiction_with_the_settings_of_the_model_fails(tokenizer: PreTraine
         finally:
             await engine.close()
 
-    with pytest.raises(GenerationError, match="every token that the JSON schema allows"):
+    with pytest.raises(GenerationError, match="every token that the answer's grammar allows"):
         asyncio.run(run())
+
+
+def call_request(calls: tuple[ToolCallFormat, ...], **values: Any) -> GenerationRequest:
+    return request(PROMPT, 400, temperature=30.0, tool_calls=calls, **values)
+
+
+def called(text: str) -> list[dict[str, Any]]:
+    """The calls of an answer, which has no other text; their arguments match the schemas of `CALLS`."""
+    assert text.startswith("<call>\n")
+    assert text.endswith("\n</call>")
+    calls = [json.loads(part) for part in text.removeprefix("<call>").removesuffix("</call>").split("</call>\n<call>")]
+    for call in calls:
+        schema = {"weather": WEATHER, "now": {"maxProperties": 0}}[call["name"]]
+        jsonschema.Draft202012Validator(schema).validate(call["arguments"])
+    return calls
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_an_answer_is_one_valid_call_of_one_of_the_tools(family: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    asked = [call_request(CALLS, seed=seed) for seed in range(12)]
+    found = ask(toy_model(family, **POSITIONS), asked, tokenizer)
+    assert {each.finish_reason for each in found} == {"stop"}
+    calls = [called(text_of(tokenizer, each)) for each in found]
+    assert {len(each) for each in calls} == {1}
+    assert {each[0]["name"] for each in calls} == {"weather", "now"}
+
+
+def test_more_calls_may_follow_where_they_are_allowed(tokenizer: PreTrainedTokenizerBase) -> None:
+    asked = [call_request(CALLS, seed=seed, several_calls=True) for seed in range(8)]
+    found = ask(toy_model("llama", **POSITIONS), asked, tokenizer)
+    complete = [each for each in found if each.finish_reason == "stop"]
+    assert max(len(called(text_of(tokenizer, each))) for each in complete) > 1
+
+
+def test_a_continued_call_has_the_tokens_of_an_undisturbed_one(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = toy_model("llama", **POSITIONS)
+    (whole,) = ask(model, [call_request(CALLS[:1], seed=3)], tokenizer)
+    cuts = range(0, len(whole.tokens) + 1, 5)
+    continued = [call_request(CALLS[:1], seed=3, generated=whole.tokens[:cut]) for cut in cuts]
+    for cut, each in zip(cuts, ask(model, continued, tokenizer), strict=True):
+        assert whole.tokens[:cut] + each.tokens == whole.tokens
+
+
+def test_a_tag_may_be_one_token_of_the_vocabulary(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    tokenizer.add_tokens(["<call>", "</call>"])
+    (opening,) = tokenizer.encode("<call>", add_special_tokens=False)
+    model = toy_model("llama", **{**POSITIONS, "vocab_size": len(tokenizer)})
+    asked = [call_request(CALLS, several_calls=True, seed=seed) for seed in range(4)]
+    for found in ask(model, asked, tokenizer):
+        assert found.tokens[0] == opening
+        called(text_of(tokenizer, found))
+
+
+def test_a_vocabulary_without_the_text_of_a_call_is_refused() -> None:
+    words = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁", -1.0), ("▁yes", -2.0)], unk_id=0))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    with pytest.raises(UnsupportedToolChoiceError, match="no tokens for the call of a tool"):
+        ask(toy_model("t5", **POSITIONS), [call_request(CALLS)], tokenizer)
 
 
 def test_tokenizer_is_read_from_the_folder_of_the_model(tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path)
-    grammar = Grammars.of(tmp_path).start('{"const": "yes"}', tokenizer('"yes"')["input_ids"], VOCABULARY, {EOS})
+    sampling = SamplingParams(max_tokens=9, seed=0, json_schema='{"const": "yes"}')
+    grammar = Grammars.of(tmp_path).start(sampling, tokenizer('"yes"')["input_ids"], VOCABULARY, {EOS})
     assert grammar.is_complete

@@ -14,14 +14,18 @@ from spotune_serve.engine import vllm_engine
 from spotune_serve.engine.base import EngineLostError, EngineStats, GenerationError, PromptTooLongError, TokenChunk
 from spotune_serve.engine.vllm_engine import VllmEngine, obstacle, start_vllm
 from spotune_serve.engine.vllm_parameters import VllmModel, VllmSettings
+from spotune_serve.engine.vllm_worker import FRONTEND_VARIABLE
 from tests.serve.support.generating import Answer, answer, answers, request
 from tests.serve.support.scripted_vllm import (
     EngineDeadError,
     EngineGenerateError,
     ScriptedLlm,
     install,
+    install_start,
     scripted_token,
 )
+from tests.serve.support.toy_adapters import PEFT_WARNING, save_adapter
+from tests.serve.support.toy_models import toy_model
 
 Result = TypeVar("Result")
 EOS = 1
@@ -309,6 +313,15 @@ def test_adapter_that_vllm_does_not_support_is_refused_at_the_start(
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.filterwarnings(PEFT_WARNING)
+def test_adapter_of_another_base_is_refused_at_the_start(tmp_path: Path) -> None:
+    toy_model("llama").config.save_pretrained(tmp_path / "model")
+    adapter, _ = save_adapter(tmp_path / "sql", hidden_size=64)
+    with pytest.raises(JobError, match=r"adapter 'sql' .*another base model.* '.*q_proj' is \[2, 64\]"):
+        start_vllm(tmp_path / "model", {"sql": adapter}, VllmSettings())
+
+
+@pytest.mark.usefixtures("installed")
 def test_adapter_without_safetensors_is_refused(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "sql")
     (adapter / "adapter_model.safetensors").unlink()
@@ -316,13 +329,39 @@ def test_adapter_without_safetensors_is_refused(tmp_path: Path) -> None:
         start_vllm(write_model(tmp_path / "model"), {"sql": adapter}, VllmSettings())
 
 
+def set_environment_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if vLLM had been started in this process; undone after the test."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    for name in (FRONTEND_VARIABLE, "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.setenv(name, "")
+
+
 @pytest.mark.usefixtures("installed")
 def test_settings_that_come_too_late_for_vllm_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment is read when vLLM is imported."""
     assert "vllm" in sys.modules
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+    set_environment_of_vllm(monkeypatch)
     settings = replace(VllmSettings(), batch_invariant=True)
     with pytest.raises(JobError, match="imported before with another VLLM_BATCH_INVARIANT"):
         start_vllm(write_model(tmp_path), {}, settings)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"),
+        RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}"),
+    ],
+)
+def test_vllm_without_memory_for_a_cache_names_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    set_environment_of_vllm(monkeypatch)
+    install_start(monkeypatch, error)
+    message = r"vLLM cannot load .*memory does not suffice .*set gpus to a larger number"
+    with pytest.raises(JobError, match=message) as found:
+        start_vllm(write_model(tmp_path), {}, VllmSettings())
+    assert str(error) in str(found.value)

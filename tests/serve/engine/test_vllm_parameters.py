@@ -11,8 +11,10 @@ from spotune_serve.engine.base import (
     PromptTooLongError,
     SamplingParams,
     TokenLogprob,
+    ToolCallFormat,
     UnknownAdapterError,
     UnsupportedFormatError,
+    UnsupportedToolChoiceError,
 )
 from spotune_serve.engine.vllm_parameters import (
     GENERATED_TOKENS,
@@ -39,6 +41,11 @@ def request(
 def test_json_schemas_are_refused() -> None:
     with pytest.raises(UnsupportedFormatError, match="runs on vLLM"):
         check_request(request(json_schema='{"type": "object"}'), MODEL)
+
+
+def test_forced_calls_of_tools_are_refused() -> None:
+    with pytest.raises(UnsupportedToolChoiceError, match=r"runs on vLLM.*tool_choice: auto"):
+        check_request(request(tool_calls=(ToolCallFormat("<tool_call>", '{"type": "object"}', "</tool_call>"),)), MODEL)
 
 
 def test_every_sampling_parameter_reaches_vllm() -> None:

@@ -266,7 +266,11 @@ def test_metrics_count_sequences_and_tokens(chat_model: ServedModel) -> None:
     assert client.metric("vllm:request_success_total", finished_reason="stop") == 2
     assert client.metric("vllm:request_success_total", finished_reason="length") == 1
     assert client.metric("vllm:time_to_first_token_seconds_count") == 3
-    assert client.metric("vllm:time_per_output_token_seconds_count") == count - 2
+    assert client.metric("vllm:inter_token_latency_seconds_count") == count - 2
     assert client.metric("vllm:e2e_request_latency_seconds_count", model_name="tiny") == 3
+    assert client.metric("vllm:request_prompt_tokens_count") == 3
+    assert client.metric("vllm:request_prompt_tokens_sum") == 3 * usage["prompt_tokens"]
+    assert client.metric("vllm:request_generation_tokens_sum") == count + 1
+    assert client.metric("vllm:request_generation_tokens_bucket", le="1.0") == 1, "that of max_tokens: 1"
     assert client.metric("vllm:num_requests_running") == client.metric("vllm:num_requests_waiting") == 0
     assert client.metric("spotune:stream_resumptions_total") == 0

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from spotune_serve.engine.base import GenerationRequest, TokenChunk
-from spotune_serve.engine.grammar import Grammars
-from spotune_serve.engine.model import LoadedModel
-from spotune_serve.engine.transformers_engine import TransformersEngine
-from spotune_serve.gateway.backend import ReplicaLostError
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
+from tests.serve.support.engine_backend import EngineBackend
 from tests.serve.support.gateway_client import GatewayClient
-from tests.serve.support.toy_models import toy_model
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "how many"}]
@@ -34,28 +28,6 @@ class Singer(BaseModel):
 
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "singer", "schema": Singer.model_json_schema()}}
-
-
-class EngineBackend:
-    """One engine, whose replica is lost after every `lost_after` tokens of a sequence; 0: never."""
-
-    def __init__(self, model: ServedModel, lost_after: int = 0) -> None:
-        weights = toy_model("llama", vocab_size=len(model.tokenizer), max_position_embeddings=256)
-        self._engine = TransformersEngine(LoadedModel(weights), grammars=Grammars(lambda: model.tokenizer))
-        self._lost_after = lost_after
-        self.losses = 0
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
-        count = 0
-        async for chunk in self._engine.generate(request):
-            yield chunk
-            count += 1
-            if count == self._lost_after and chunk.finish_reason is None:
-                self.losses += 1
-                raise ReplicaLostError("the node was taken away")
-
-    async def is_ready(self) -> bool:
-        return True
 
 
 def client_of(model: ServedModel, backend: Any) -> GatewayClient:

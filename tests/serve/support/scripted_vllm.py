@@ -43,6 +43,29 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
             "EngineGenerateError": EngineGenerateError,
         },
     }
+    _install_modules(monkeypatch, names)
+
+
+def install_start(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Make the modules importable that the engine imports while it starts, which fails with an error of vLLM."""
+
+    class FailingLlm:
+        @classmethod
+        def from_engine_args(cls, arguments: Any, usage_context: Any) -> None:
+            raise error
+
+    names: dict[str, dict[str, Any]] = {
+        "vllm": {"SamplingParams": ScriptedSampling, "AsyncEngineArgs": SimpleNamespace, "__version__": "0.24.0"},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": SimpleNamespace},
+        "vllm.usage": {},
+        "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(OPENAI_API_SERVER="server")},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": FailingLlm},
+    }
+    _install_modules(monkeypatch, names)
+
+
+def _install_modules(monkeypatch: pytest.MonkeyPatch, names: Mapping[str, Mapping[str, Any]]) -> None:
     for name, values in names.items():
         module = ModuleType(name)
         vars(module).update(values)

@@ -13,7 +13,7 @@ from tests.serve.support.toy_models import toy_model
 
 PEFT_WARNING = "ignore:`is_gradient_checkpointing`:FutureWarning"
 """A filter for tests with adapters: peft calls a deprecated method of transformers."""
-_TARGETS = {"llama": ["q_proj", "v_proj"], "t5": ["q", "v"]}
+_TARGETS = {"llama": ["q_proj", "v_proj"], "t5": ["q", "v"], "gpt2": ["c_attn", "c_fc"]}
 
 
 def save_adapter(directory: Path, family: str = "llama", seed: int = 0, **values: Any) -> tuple[Path, PreTrainedModel]:
@@ -24,7 +24,13 @@ def save_adapter(directory: Path, family: str = "llama", seed: int = 0, **values
     base = toy_model(family, **values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = LoraConfig(r=2, lora_alpha=8, target_modules=_TARGETS[family], init_lora_weights=False)
+        config = LoraConfig(
+            r=2,
+            lora_alpha=8,
+            target_modules=_TARGETS[family],
+            init_lora_weights=False,
+            fan_in_fan_out=family == "gpt2",
+        )
         model: Any = get_peft_model(base, config)
     model.save_pretrained(directory)
     merged: PreTrainedModel = model.merge_and_unload()

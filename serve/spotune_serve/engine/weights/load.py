@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from spotune.errors import JobError
+from spotune_serve.engine.adapters.config import ADAPTER_CONFIG, base_of, read_adapter_config
 from spotune_serve.engine.model import LoadedModel, default_architecture, task_of, unsupported_architecture
 from spotune_serve.engine.weights.block import move_to
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _AUTO_MODELS: Mapping[str, Any] = {"seq2seq": AutoModelForSeq2SeqLM, "causal": AutoModelForCausalLM}
 _MODEL_CONFIG = "config.json"
-_ADAPTER_CONFIG = "adapter_config.json"
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def load_model(directory: Path, device: str = "cpu") -> PreTrainedModel:
@@ -90,8 +88,8 @@ def load_adapters(model: PreTrainedModel, adapters: Mapping[str, Path]) -> Loade
     names = {name: f"served_{number}" for number, name in enumerate(adapters)}  # module names cannot contain dots
     peft: PeftModel | None = None
     for name, directory in adapters.items():
-        config = _read_adapter_config(name, directory)
-        fix = f"Serve the adapter with its base model{_base_of(config)}, or export it again."
+        config = read_adapter_config(name, directory)
+        fix = f"Serve the adapter with its base model{base_of(config)}, or export it again."
         with _load_errors(directory, f"adapter {name!r}", fix):
             peft = _add_adapter(model, peft, names[name], directory)
     return LoadedModel(model, peft, names)
@@ -111,29 +109,8 @@ def _add_adapter(model: PreTrainedModel, peft: PeftModel | None, name: str, dire
     return peft
 
 
-def _read_adapter_config(name: str, directory: Path) -> dict[str, Any]:
-    place = f"adapter {name!r} in {directory}"
-    for file in (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS):
-        if not (directory / file).is_file():
-            raise JobError(f"{place} has no {file}. Name a folder that peft's save_pretrained has written.")
-    try:
-        config: dict[str, Any] = dict(json.loads((directory / _ADAPTER_CONFIG).read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise JobError(f"{place}: {_ADAPTER_CONFIG} is damaged: {error}. Export the adapter again.") from error
-    kind, bias = config.get("peft_type"), config.get("bias", "none")
-    if kind != "LORA" or bias != "none":
-        what = f"a {kind} adapter" if kind != "LORA" else f"a LoRA adapter that changes biases (bias: {bias})"
-        raise JobError(f"{place} is {what}; only LoRA adapters with bias: none can be served beside their base model.")
-    return config
-
-
-def _base_of(config: Mapping[str, Any]) -> str:
-    base = config.get("base_model_name_or_path")
-    return f" ({base})" if base else ""
-
-
 def _missing_config(directory: Path) -> JobError:
-    if (directory / _ADAPTER_CONFIG).is_file():
+    if (directory / ADAPTER_CONFIG).is_file():
         return JobError(f"{directory} is a LoRA adapter: serve its base model with --adapter NAME={directory}.")
     if not directory.is_dir():
         return JobError(f"there is no folder {directory}. Name an export directory or a transformers model.")
@@ -147,7 +124,7 @@ def _load_errors(directory: Path, what: str, fix: str) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # nothing is wrong with the files: see memory_errors
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, width=300, placeholder=" ...")

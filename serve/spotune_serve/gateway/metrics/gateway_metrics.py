@@ -41,6 +41,8 @@ _FIRST_TOKEN_SECONDS = (
 )
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _REQUEST_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_REQUEST_TOKENS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in (1, 2, 5))
+"""vLLM's go up to the maximum length of the model. These fit all models, since processes share their counts."""
 
 _GAUGES = {
     "vllm:num_requests_running": "Sequences that generate tokens.",
@@ -57,12 +59,14 @@ _COUNTERS = {
 _SUCCESS = "vllm:request_success"
 _HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": ("Time to the first token.", _FIRST_TOKEN_SECONDS),
-    "vllm:time_per_output_token_seconds": ("Time between two tokens of a sequence.", _TOKEN_SECONDS),
+    "vllm:inter_token_latency_seconds": ("Time between two tokens of a sequence.", _TOKEN_SECONDS),
     "vllm:request_time_per_output_token_seconds": (
         "Mean time between two tokens of a sequence, once per sequence.",
         _TOKEN_SECONDS,
     ),
     "vllm:e2e_request_latency_seconds": ("Time from arrival to last token.", _REQUEST_SECONDS),
+    "vllm:request_prompt_tokens": ("Tokens of the prompt, once per finished sequence.", _REQUEST_TOKENS),
+    "vllm:request_generation_tokens": ("Generated tokens, once per finished sequence.", _REQUEST_TOKENS),
 }
 
 
@@ -141,8 +145,8 @@ class GatewayMetrics(Collector):
         for name, (text, _bounds) in _HISTOGRAMS.items():
             histogram = HistogramMetricFamily(name, text, labels=_LABELS)
             for labels, found in totals.items():
-                latency = found.latency(name)
-                histogram.add_metric(labels, latency.buckets, latency.sum_seconds)
+                counted = found.histogram(name)
+                histogram.add_metric(labels, counted.buckets, counted.sum)
             yield histogram
 
     def exposition(self) -> bytes:
@@ -175,10 +179,12 @@ class VersionMetrics:
         self.requests = Count(counts, _OFFSETS["spotune:requests"])
         self.request_errors = Count(counts, _OFFSETS["spotune:request_errors"])
         self.finished = {reason: Count(counts, _OFFSETS[_SUCCESS] + index) for index, reason in enumerate(_REASONS)}
-        self.first_token_seconds = LatencyCounts(counts, "vllm:time_to_first_token_seconds")
-        self.token_seconds = LatencyCounts(counts, "vllm:time_per_output_token_seconds")
-        self.mean_token_seconds = LatencyCounts(counts, "vllm:request_time_per_output_token_seconds")
-        self.request_seconds = LatencyCounts(counts, "vllm:e2e_request_latency_seconds")
+        self.first_token_seconds = HistogramCounts(counts, "vllm:time_to_first_token_seconds")
+        self.token_seconds = HistogramCounts(counts, "vllm:inter_token_latency_seconds")
+        self.mean_token_seconds = HistogramCounts(counts, "vllm:request_time_per_output_token_seconds")
+        self.request_seconds = HistogramCounts(counts, "vllm:e2e_request_latency_seconds")
+        self.request_prompt_tokens = HistogramCounts(counts, "vllm:request_prompt_tokens")
+        self.request_generated_tokens = HistogramCounts(counts, "vllm:request_generation_tokens")
 
     @property
     def waiting_now(self) -> int:
@@ -194,7 +200,7 @@ class VersionMetrics:
         self._counts.remove()
 
 
-class LatencyCounts:
+class HistogramCounts:
     """A histogram of this process.
 
     Args:
@@ -208,22 +214,22 @@ class LatencyCounts:
         self._first_bucket = self._sum + 1
         self._bounds = _HISTOGRAMS[name][1]
 
-    def observe(self, seconds: float, count: int = 1) -> None:
+    def observe(self, value: float, count: int = 1) -> None:
         """Count this value, that many times."""
-        self._own[self._sum] += seconds * count
-        self._own[self._first_bucket + bisect_left(self._bounds, seconds)] += count
+        self._own[self._sum] += value * count
+        self._own[self._first_bucket + bisect_left(self._bounds, value)] += count
 
 
 @dataclass(frozen=True)
-class Latencies:
+class HistogramTotals:
     """A histogram over all processes.
 
     Attributes:
-        sum_seconds: sum of the values.
+        sum: of the values.
         buckets: upper bound and number of the values up to it; the last bound is `+Inf`.
     """
 
-    sum_seconds: float
+    sum: float
     buckets: Sequence[tuple[str, float]]
 
 
@@ -241,9 +247,9 @@ class MetricTotals:
         """A gauge or a counter."""
         return self._values[_OFFSETS[name] + index]
 
-    def latency(self, name: str) -> Latencies:
+    def histogram(self, name: str) -> HistogramTotals:
         """A histogram."""
         bounds = [*(str(float(bound)) for bound in _HISTOGRAMS[name][1]), "+Inf"]
         first = _OFFSETS[name] + 1
         counts = accumulate(self._values[first : first + len(bounds)])
-        return Latencies(self._values[first - 1], list(zip(bounds, counts, strict=True)))
+        return HistogramTotals(self._values[first - 1], list(zip(bounds, counts, strict=True)))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
-from spotune_serve.engine.base import GenerationRequest, SamplingParams
+from spotune_serve.engine.base import GenerationRequest, SamplingParams, ToolCallFormat
 from spotune_serve.gateway.answers import Answer, AnswerPart, Choice, ScoredToken
 from spotune_serve.gateway.routes.responses import Plan, respond
 from spotune_serve.gateway.served_model import ServedModel
@@ -40,7 +40,7 @@ from spotune_serve.protocol.completions import (
 )
 from spotune_serve.protocol.sampling import SamplingFields
 from spotune_serve.protocol.sse import TextBodies, json_of
-from spotune_serve.protocol.tool_calls import ParsedCall, ToolCallParser
+from spotune_serve.protocol.tool_calls import ParsedCall, ToolCallParser, call_frame
 from spotune_serve.protocol.usage import Usage
 
 _MAX_SEED = 1 << 63
@@ -72,7 +72,7 @@ def openai_routes(versions: Versions) -> APIRouter:
             prompt = model.encode_chat(messages, body.usable_tools, body.tool_choice)
             limit = body.answer_limit or model.default_chat_tokens
             choices = plan_choices(model, body, [prompt], limit, body.num_logprobs, request.state.request_id)
-            return Plan(choices, ChatWriter(body, prompt, request.state.request_id))
+            return Plan(force_calls(choices, body), ChatWriter(body, prompt, request.state.request_id))
 
         return await respond(versions, request, body.model, plan, stream=bool(body.stream))
 
@@ -124,6 +124,23 @@ def plan_choices(
             sequence = GenerationRequest(f"{request_id}-{index}", tuple(prompt), own, adapter=adapter)
             choices.append(Choice(index, sequence, body.stops))
     return choices
+
+
+def force_calls(choices: list[Choice], body: ChatRequest) -> list[Choice]:
+    """The sequences, which must call a tool if the request asks for it."""
+    formats = []
+    for function in body.forced_functions:
+        prefix, suffix = call_frame(function.name)
+        formats.append(ToolCallFormat(prefix, function.arguments_schema, suffix))
+    if not formats:
+        return choices
+    forced = []
+    for choice in choices:
+        sampling = replace(
+            choice.request.sampling, json_schema="", tool_calls=tuple(formats), several_calls=body.may_call_again
+        )
+        forced.append(replace(choice, request=replace(choice.request, sampling=sampling)))
+    return forced
 
 
 class CompletionWriter:

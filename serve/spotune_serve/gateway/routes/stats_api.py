@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from spotune_serve.gateway.backend import StatesByApplication
-from spotune_serve.gateway.metrics.gateway_metrics import Latencies
+from spotune_serve.gateway.metrics.gateway_metrics import HistogramTotals
 from spotune_serve.gateway.version import Version
 from spotune_serve.gateway.versions import Versions
 
@@ -99,11 +99,11 @@ def _stats(version: Version, weight: float) -> VersionStats:
         running=int(totals.value("spotune:requests_running")),
         requests=int(totals.value("spotune:requests")),
         errors=int(totals.value("spotune:request_errors")),
-        first_token_seconds=_latency(totals.latency("vllm:time_to_first_token_seconds")),
-        token_seconds=_latency(totals.latency("vllm:request_time_per_output_token_seconds")),
+        first_token_seconds=_latency(totals.histogram("vllm:time_to_first_token_seconds")),
+        token_seconds=_latency(totals.histogram("vllm:request_time_per_output_token_seconds")),
     )
 
 
-def _latency(found: Latencies) -> LatencyStats:
+def _latency(found: HistogramTotals) -> LatencyStats:
     buckets = {bound: int(count) for bound, count in found.buckets}
-    return LatencyStats(count=buckets["+Inf"], sum=found.sum_seconds, buckets=buckets)
+    return LatencyStats(count=buckets["+Inf"], sum=found.sum, buckets=buckets)

@@ -1,0 +1,1 @@
+"""LoRA adapters as peft saved them, before they are loaded."""
