@@ -86,9 +86,9 @@ write_related = write_derived(lambda _, row: {"anchor": row["question"], "positi
         (write_rows, "sft"),
         (write_pairs, "dpo"),
         (write_texts, "classification"),
-        (write_words, "tokenClassification"),
-        (write_judged, "kto"),
-        (write_related, "embedding"),
+        pytest.param(write_words, "tokenClassification", marks=pytest.mark.long),
+        pytest.param(write_judged, "kto", marks=pytest.mark.long),
+        pytest.param(write_related, "embedding", marks=pytest.mark.long),
     ],
 )
 def test_the_file_of_init_runs_unchanged(

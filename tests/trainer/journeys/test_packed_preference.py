@@ -36,10 +36,9 @@ def packed_job(root: Path, objective: str, *, packing: bool = True, **sections: 
     ("objective", "layouts"),
     [
         ("dpo", [Layout(1, 0), Layout(2, 0), Layout(2, 3)]),
-        ("orpo", [Layout(2, 3)]),
-        ("simpo", [Layout(1, 3)]),
+        pytest.param("orpo", [Layout(2, 3)], marks=pytest.mark.long),
+        pytest.param("simpo", [Layout(1, 3)], marks=pytest.mark.long),
     ],
-    ids=["dpo", "orpo", "simpo"],
 )
 def test_steps_equal_those_of_single_pairs(tmp_path: Path, runs: Runs, objective: str, layouts: list[Layout]) -> None:
     single = runs.empty("single")

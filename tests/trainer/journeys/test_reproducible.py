@@ -70,6 +70,7 @@ def test_losses_and_weights_are_the_same_at_any_world_size(runs: Runs, dtype: st
         assert (other.export / weights).read_bytes() == (first.export / weights).read_bytes()
 
 
+@pytest.mark.long
 def test_eight_ranks_give_the_bits_of_one(runs: Runs) -> None:
     """Most of them have no micro-batch in a step."""
     alone, eight = trained(runs, runs.job(execution=EXECUTION), [Layout(1, 1), Layout(8, 1)])
@@ -104,6 +105,7 @@ def test_the_setting_changes_results_by_rounding_alone(runs: Runs) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", JOBS)
 def test_other_objectives_are_the_same_at_any_world_size(runs: Runs, tmp_path: Path, name: str) -> None:
     alone, three = trained(runs, JOBS[name](tmp_path), [Layout(1, 1), Layout(3, 1)])
