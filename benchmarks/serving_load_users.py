@@ -19,7 +19,7 @@ TOKENS = 32
 _answers: list[dict[str, float]] = []
 
 
-@events.quitting.add_listener
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
 def write(environment: Any, **_event: Any) -> None:
     """Write all answers and the number of failures to the file that SERVING_LOAD_OUTPUT names."""
     found = {"failures": environment.stats.total.num_failures, "answers": _answers}
@@ -29,7 +29,7 @@ def write(environment: Any, **_event: Any) -> None:
 class Reader(HttpUser):  # type: ignore[misc]  # locust is not installed beside spotune
     """Reads one stream after the other."""
 
-    @task
+    @task  # type: ignore[untyped-decorator]
     def read_stream(self) -> None:
         """Ask once. An answer has the times, in seconds, of its question, its first token and its last one."""
         body = {"model": os.environ["SERVING_LOAD_MODEL"], "prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True}
