@@ -6,8 +6,8 @@ Usage (locust is no dependency of spotune, and its packages must not replace tho
 
 A Llama of a few thousand random parameters in fp32: nothing is downloaded, and the engine's own work is small beside
 that of gateway, Ray and locust, which runs on the same machine. 1, 8 and 32 users each read one streamed answer of 32
-tokens after the other, without a pause, for some seconds: first from one replica, then from two. Answers count if they
-end within that time.
+tokens after the other, without a pause: first from one replica, then from two. Answers count if they end within some
+seconds from the first question on.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from tests.serve.support.live_service import LiveService
 
 _USERS = (1, 8, 32)
 _REPLICAS = (1, 2)
+_MARGIN_SECONDS = 3
+"""How much longer locust runs: it ends running requests, up to a second early."""
 _USER_FILE = Path(__file__).with_name("serving_load_users.py")
 
 
@@ -50,7 +52,10 @@ def load(service: LiveService, users: int, seconds: float, locust: Path) -> dict
             "SERVING_LOAD_OUTPUT": str(output),
         }
         subprocess.run(
-            [*command, "--run-time", f"{seconds:.0f}s"], env=os.environ | variables, capture_output=True, check=True
+            [*command, "--run-time", f"{seconds + _MARGIN_SECONDS:.0f}s"],
+            env=os.environ | variables,
+            capture_output=True,
+            check=True,
         )
         found = json.loads(output.read_text())
     end = min((answer["asked"] for answer in found["answers"]), default=0.0) + seconds
@@ -72,27 +77,24 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure all numbers of replicas and users in turns."""
+    """Measure all numbers of replicas and users, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--locust", type=Path, required=True, help="folder with the packages of locust")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each level of load")
-    parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
-    result: dict[str, Any] = {"commit": commit(), "machine": machine(), "seconds": options.seconds, "rounds": []}
+    result: dict[str, Any] = {"commit": commit(), "machine": machine(), "seconds": options.seconds, "levels": {}}
     with tempfile.TemporaryDirectory() as name:
         model = export_tiny_model(Path(name) / "model", "causal")
-        for _ in range(options.rounds):
-            levels: dict[str, Any] = {}
-            result["rounds"].append(levels)
-            for replicas in _REPLICAS:
-                with LiveService(model, "--replicas", str(replicas)) as service:
-                    load(service, max(_USERS), 3, options.locust)  # each replica's first use
-                    for users in _USERS:
-                        before = os.getloadavg()[0]
-                        found = load(service, users, options.seconds, options.locust)
-                        levels[f"{replicas} replicas, {users} users"] = {**found, "loadAverageBefore": round(before, 1)}
-                        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        for replicas in _REPLICAS:
+            with LiveService(model, "--replicas", str(replicas)) as service:
+                load(service, max(_USERS), 2, options.locust)  # each replica's first use
+                for users in _USERS:
+                    before = os.getloadavg()[0]
+                    found = load(service, users, options.seconds, options.locust)
+                    level = {**found, "loadAverageBefore": round(before, 1)}
+                    result["levels"][f"replicas: {replicas}, users: {users}"] = level
+                    options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
