@@ -53,13 +53,13 @@ def applications(model: Path) -> list[dict[str, Any]]:
 def running_streams(service: RayServe, count: int) -> Iterator[None]:
     """As many streams, which have begun and do not end before the block does."""
     body = {"model": NAME, "prompt": "how many", "max_tokens": MAX_TOKENS, "stream": True, "ignore_eos": True}
+    read: list[Iterator[str]] = []  # an iterator that is dropped ends its stream
     with ExitStack() as streams:
         for _ in range(count):
             response = streams.enter_context(service.client.stream("POST", "/v1/completions", json=body))
             assert response.status_code == 200
-            lines = response.iter_lines()
-            streams.callback(lines.close)  # the end of the iterator ends the stream
-            assert json.loads(next(lines).removeprefix("data: "))["choices"]
+            read.append(response.iter_lines())
+            assert json.loads(next(read[-1]).removeprefix("data: "))["choices"]
         yield
 
 
