@@ -30,7 +30,8 @@ class Replica:
 
     A drain of the Ray node (`ray drain-node`, a spot notice) takes these steps in Ray Serve 2.60:
 
-    1. The controller starts a replacement on another node. This replica still gets new requests.
+    1. The controller starts a replacement on another node. This replica gets new requests only if there is no replica
+       on a node that stays (`LeastRequestRouter`).
     2. When the replacement runs, or `drain_seconds` before the deadline of the drain, it stops this replica. From then
        on, no new request arrives. Running sequences have `drain_seconds` to finish.
     3. Ray Serve kills the process after the last sequence, or when that time is over. Sequences that still run then

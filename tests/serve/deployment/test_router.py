@@ -25,6 +25,7 @@ class BusyReplica:
 
     def __init__(self, name: str) -> None:
         self.replica_id = ReplicaID(name, DEPLOYMENT)
+        self.node_id = f"node of {name}"
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
         await asyncio.sleep(deadline_s)
@@ -38,7 +39,8 @@ class Requests:
         self._router: Any = LeastRequestRouter(
             DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True
         )
-        self._router.initialize_state()
+        self.draining: set[str] = set()
+        self._router.initialize_state(draining_nodes=lambda: self.draining)
         self.update(replicas)
 
     def update(self, replicas: Sequence[BusyReplica]) -> None:
@@ -94,6 +96,25 @@ async def test_a_replica_that_does_not_answer_gets_no_request_at_first() -> None
     requests.complete(lost.replica_id)
     requests.lose(lost)
     assert [await requests.send() for _ in range(5)] == [other.replica_id] * 5
+
+
+async def test_a_replica_on_a_draining_node_gets_no_request_while_another_one_stays() -> None:
+    leaving, staying = BusyReplica("leaving"), BusyReplica("staying")
+    requests = Requests(leaving, staying)
+    for _ in range(4):
+        await requests.send()
+    requests.draining.add(leaving.node_id)
+    assert [await requests.send() for _ in range(5)] == [staying.replica_id] * 5
+
+
+async def test_a_replica_on_a_draining_node_gets_requests_if_no_other_one_takes_them() -> None:
+    leaving, lost = BusyReplica("leaving"), BusyReplica("lost")
+    requests = Requests(leaving, lost)
+    requests.draining.add(leaving.node_id)
+    requests.lose(lost)
+    assert [await requests.send() for _ in range(3)] == [leaving.replica_id] * 3
+    requests.update([leaving])
+    assert await requests.send() == leaving.replica_id
 
 
 async def test_the_gateway_learns_when_a_replica_was_chosen() -> None:

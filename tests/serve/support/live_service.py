@@ -16,20 +16,23 @@ from types import TracebackType
 from typing import Any, Self
 
 _PATIENCE_SECONDS = 180.0
-_SPOTUNE = "from spotune.cli.main import main; main()"
+SPOTUNE = "from spotune.cli.main import main; main()"
+"""Code of the command `spotune`, of the packages that are tested."""
 _REPLICA = "ray::ServeReplica:model:Replica"
 _GATEWAY = "ray::ServeReplica:spotune:Gateway"
 
 
-class LiveService:
-    """`spotune serve`, from its start until it has ended.
+class ServeCommand:
+    """`spotune serve` in its own process, from its start until it has ended.
 
-    Attributes:
-        ready: the JSON line that it printed: `url`, `openaiBaseUrl`, `model`, `pid`.
+    Args:
+        model: a run or the folder of a model.
+        options: of the command, beside a free port.
+        environment: variables besides those of this process.
     """
 
     def __init__(self, model: Path, *options: str, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-c", _SPOTUNE, "serve", str(model), "--port", "0", "--output", "json", *options]
+        command = [sys.executable, "-c", SPOTUNE, "serve", str(model), "--port", "0", *options]
         self._process = subprocess.Popen(
             command,
             env={**os.environ, **(environment or {})},
@@ -38,11 +41,6 @@ class LiveService:
             text=True,
             start_new_session=True,
         )
-        try:
-            self.ready: dict[str, Any] = json.loads(self._first_line())
-        except BaseException:
-            self._process.kill()
-            raise
 
     def __enter__(self) -> Self:
         return self
@@ -52,6 +50,54 @@ class LiveService:
     ) -> None:
         if self._process.poll() is None:
             self.stop()
+
+    def processes(self) -> list[int]:
+        """Process ids of everything that the service started and that runs now."""
+        return _descendants(self._process.pid)
+
+    def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:
+        """Send a signal to the command; returns its exit code and standard error once it has ended."""
+        self._process.send_signal(number)
+        return self.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command."""
+        self._process.send_signal(number)
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code and standard error, once the command has ended."""
+        _, errors = self._process.communicate(timeout=_PATIENCE_SECONDS)
+        return self._process.returncode, errors
+
+    def read_ready_line(self, start: str) -> str:
+        """The line that starts with a text, among those that it prints at once when it is ready.
+
+        Raises:
+            AssertionError: it ended, or printed nothing in time.
+        """
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], _PATIENCE_SECONDS)
+        for line in self._process.stdout if readable else ():
+            if line.startswith(start):
+                return line
+        self._process.kill()
+        raise AssertionError(f"spotune serve is not ready: {self._process.communicate()[1][-3000:]}")
+
+
+class LiveService(ServeCommand):
+    """`spotune serve` whose replicas a test can kill.
+
+    Attributes:
+        ready: the JSON line that it printed: `url`, `openaiBaseUrl`, `model`, `pid`.
+    """
+
+    def __init__(self, model: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+        super().__init__(model, "--output", "json", *options, environment=environment)
+        try:
+            self.ready: dict[str, Any] = json.loads(self.read_ready_line("{"))
+        except BaseException:
+            self._process.kill()
+            raise
 
     @property
     def url(self) -> str:
@@ -68,10 +114,6 @@ class LiveService:
 
     def _processes_named(self, name: str) -> list[int]:
         return [pid for pid in self.processes() if _command(pid).startswith(name)]
-
-    def processes(self) -> list[int]:
-        """Process ids of everything that the service started and that runs now."""
-        return _descendants(self._process.pid)
 
     def kill_replica(self) -> int:
         """SIGKILL to one replica; returns its process id."""
@@ -98,29 +140,6 @@ class LiveService:
         while (found := self.states()) != states:
             assert time.monotonic() < deadline, found
             time.sleep(0.2)
-
-    def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:
-        """Send a signal to the command; returns its exit code and standard error once it has ended."""
-        self._process.send_signal(number)
-        return self.wait()
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the command."""
-        self._process.send_signal(number)
-
-    def wait(self) -> tuple[int, str]:
-        """Exit code and standard error, once the command has ended."""
-        _, errors = self._process.communicate(timeout=_PATIENCE_SECONDS)
-        return self._process.returncode, errors
-
-    def _first_line(self) -> str:
-        assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], _PATIENCE_SECONDS)
-        line = self._process.stdout.readline() if readable else ""
-        if not line:
-            self._process.kill()
-            raise AssertionError(f"spotune serve is not ready: {self._process.communicate()[1][-3000:]}")
-        return line
 
 
 def _command(pid: int) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -72,7 +72,26 @@ class RayServe:
 
         Pods have ports of their own, and the nodes of this machine share them: there is one gateway, on another port.
         """
-        self._tell(config | {"applications": [self._with_one_gateway(each) for each in config["applications"]]})
+        self._ask(
+            "deploy", config | {"applications": [self._with_one_gateway(each) for each in config["applications"]]}
+        )
+
+    def add_node(self, resources: Mapping[str, float]) -> None:
+        """Start one more Ray node; its number follows that of the last one."""
+        self._ask("add_node", dict(resources))
+
+    def drain_node(self, number: int, seconds: float) -> None:
+        """Announce that a node leaves, as `ray drain-node` does.
+
+        Args:
+            number: of the node, from 0 on, in the order in which they were started.
+            seconds: until it leaves.
+        """
+        assert self._ask("drain_node", [number, seconds]), "the node refuses to leave"
+
+    def ongoing_requests(self, deployment: str) -> dict[int, int]:
+        """Number of requests that each running replica has, by the number of its node; -1 is the head."""
+        return {int(node): count for node, count in self._ask("ongoing_requests", deployment).items()}
 
     def _with_one_gateway(self, application: dict[str, Any]) -> dict[str, Any]:
         if not application["import_path"].endswith("build_gateway"):
@@ -84,7 +103,7 @@ class RayServe:
         """Wait until all applications run; returns the number of running replicas of each deployment, by its name."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            applications = self._tell(None)
+            applications = self._ask("states")
             failed = [each["message"] for each in applications if each["status"] == "DEPLOY_FAILED"]
             assert not failed, failed
             if all(each["status"] == "RUNNING" for each in applications):
@@ -108,24 +127,21 @@ class RayServe:
             time.sleep(0.2)
         raise AssertionError(f"{path} does not answer: {problem}")
 
-    def _tell(self, config: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """Deploy a configuration, if there is one; returns the state of all applications."""
+    def _ask(self, command: str, value: Any = None) -> Any:
+        """The answer of the process with Ray Serve to one of `_COMMANDS`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(config) + "\n")
+        self._process.stdin.write(json.dumps([command, value]) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, "the process with Ray Serve has ended"
-        applications: list[dict[str, Any]] = json.loads(answer)
-        return applications
+        return json.loads(answer)
 
 
 def _run(nodes: Sequence[Mapping[str, float]]) -> None:
-    """Run Ray Serve until the standard input ends. Each line is a configuration to deploy, or null."""
+    """Run Ray Serve until the standard input ends. Each line is a command and its value."""
     import ray
     from ray import serve
-    from ray.serve.context import _get_global_client
-    from ray.serve.schema import ServeDeploySchema
 
     # Ray prints messages, such as errors of tasks: standard output is for the test alone.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -144,12 +160,8 @@ def _run(nodes: Sequence[Mapping[str, float]]) -> None:
         )
         started = [_start_node(ray.get_runtime_context().gcs_address, resources) for resources in nodes]
         for line in sys.stdin:
-            config = json.loads(line)
-            if config is not None:
-                serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-                controller: Any = _get_global_client()
-                controller.deploy_apps(ServeDeploySchema.model_validate(config))
-            print(json.dumps(_states()), file=answers, flush=True)
+            command, value = json.loads(line)
+            print(json.dumps(_COMMANDS[command](started, value)), file=answers, flush=True)
         serve.shutdown()
         for node in started:
             node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
@@ -175,7 +187,57 @@ def _start_node(address: str, resources: Mapping[str, float]) -> Any:
     return Node(RayParams(**parameters), head=False, shutdown_at_exit=True, spawn_reaper=False)
 
 
-def _states() -> list[dict[str, Any]]:
+def _deploy(_nodes: list[Any], config: dict[str, Any]) -> None:
+    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+    controller: Any = _get_global_client()
+    controller.deploy_apps(ServeDeploySchema.model_validate(config))
+
+
+def _add_node(nodes: list[Any], resources: dict[str, float]) -> None:
+    import ray
+
+    nodes.append(_start_node(ray.get_runtime_context().gcs_address, resources))
+
+
+def _drain_node(nodes: list[Any], value: tuple[int, float]) -> bool:
+    """What the command `ray drain-node` does; returns whether the node accepts it."""
+    from ray._private.worker import global_worker
+    from ray.core.generated import autoscaler_pb2
+
+    number, seconds = value
+    worker: Any = global_worker
+    messages: Any = autoscaler_pb2
+    reason = messages.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    deadline = int((time.time() + seconds) * 1000)
+    accepted: bool = worker.gcs_client.drain_node(nodes[number].node_id, reason, "spot notice", deadline)[0]
+    return accepted
+
+
+def _ongoing_requests(nodes: list[Any], deployment: str) -> dict[int, int]:
+    """What Ray Serve's actors count themselves, by the number of their node."""
+    import ray
+    from ray.serve._private.constants import SERVE_NAMESPACE
+    from ray.serve.context import _get_global_client
+
+    numbers = {node.node_id: number for number, node in enumerate(nodes)}
+    controller: Any = _get_global_client()
+    replicas = [
+        replica
+        for application in controller.get_serve_details()["applications"].values()
+        for name, each in application["deployments"].items()
+        for replica in each["replicas"]
+        if name == deployment and replica["state"] in {"RUNNING", "PENDING_MIGRATION"}
+    ]
+    actors = [ray.get_actor(replica["actor_name"], namespace=SERVE_NAMESPACE) for replica in replicas]
+    counts: list[int] = ray.get([actor.get_num_ongoing_requests.remote() for actor in actors])
+    return {numbers.get(replica["node_id"], -1): count for replica, count in zip(replicas, counts, strict=True)}
+
+
+def _states(_nodes: list[Any], _value: None) -> list[dict[str, Any]]:
     """The applications: their status and message, and the number of running replicas of each deployment."""
     from ray import serve
 
@@ -191,6 +253,15 @@ def _states() -> list[dict[str, Any]]:
         for application in serve.status().applications.values()
     ]
 
+
+_COMMANDS: dict[str, Callable[[list[Any], Any], Any]] = {
+    "deploy": _deploy,
+    "states": _states,
+    "add_node": _add_node,
+    "drain_node": _drain_node,
+    "ongoing_requests": _ongoing_requests,
+}
+"""What a test can ask of the process: functions of the nodes that were started, and of a value."""
 
 if __name__ == "__main__":
     _run(json.loads(sys.argv[1]))

@@ -21,17 +21,28 @@ def save_adapter(directory: Path, family: str = "llama", seed: int = 0, **values
 
     Keyword arguments are values of the model's configuration.
     """
-    base = toy_model(family, **values)
+    return directory, save_adapter_of(toy_model(family, **values), directory, _TARGETS[family], seed)
+
+
+def save_adapter_of(base: PreTrainedModel, directory: Path, targets: list[str], seed: int) -> PreTrainedModel:
+    """Save a random LoRA adapter of a model; returns the model with the merged adapter.
+
+    Args:
+        base: changed in place.
+        directory: of the adapter.
+        targets: names of the modules that it changes.
+        seed: of its weights.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(
             r=2,
             lora_alpha=8,
-            target_modules=_TARGETS[family],
+            target_modules=targets,
             init_lora_weights=False,
-            fan_in_fan_out=family == "gpt2",
+            fan_in_fan_out=base.config.model_type == "gpt2",
         )
         model: Any = get_peft_model(base, config)
     model.save_pretrained(directory)
     merged: PreTrainedModel = model.merge_and_unload()
-    return directory, merged
+    return merged
