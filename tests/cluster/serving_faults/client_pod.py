@@ -88,7 +88,8 @@ class ClientPod:
         with self.streams(count) as streams:
             streams.wait_until_begun()
             results = streams.results()
-        assert not [stream.error for stream in results if stream.error]
+        errors = [stream.error for stream in results if stream.error]
+        assert not errors, f"{len(errors)} of {count} streams failed, the first one with {errors[0]}"
         return [stream.text for stream in results]
 
     def metric(self, name: str, addresses: list[str]) -> float:
