@@ -161,7 +161,7 @@ def claim_location(claim: ClaimSource) -> ModelLocation:
 
 
 def source_location(source: str, revision: str) -> ModelLocation:
-    """The location of a model on the Hub, whose version is the revision, or in a bucket, whose version is the prefix."""
+    """The location of a model: on the Hub its version is the revision, in a bucket the prefix."""
     if source.startswith("hf://"):
         return ModelLocation(source=source, version=revision)
     prefix = source.removeprefix("s3://").partition("/")[2]
