@@ -14,12 +14,17 @@ from typing import Any
 
 import boto3
 import pytest
+import torch
 from moto.server import ThreadedMotoServer
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_serve.deployment import bucket as bucket_module
 from spotune_serve.deployment.bucket import BucketModel
+from spotune_serve.deployment.exports import load_version
 from spotune_serve.deployment.hub import model_folder
+from spotune_serve.engine.weights.load import load_model
+from spotune_serve.gateway.served_model import ServedModel
+from tests.serve.support.exported import export_tiny_model
 
 FILES = {
     "config.json": b"{}", "tokenizer.json": b"{}", "spotune.json": b"{}", "model-1.safetensors": b"weights" * 1000,
@@ -119,6 +124,17 @@ def test_a_folder_without_a_model_is_refused(s3: Any) -> None:
 def test_a_missing_bucket_is_refused(s3: Any) -> None:
     with pytest.raises(JobError, match=r"s3://missing/a cannot be downloaded: .*NoSuchBucket.*spec\.model\.source"):
         model_folder(BucketModel("missing", "a"))
+
+
+def test_gateway_and_engine_load_an_exported_model(s3: Any, tmp_path: Path) -> None:
+    export = export_tiny_model(tmp_path / "export", "causal")
+    model = put(s3, "team/tiny/export", contents(export))
+    served = load_version(model, None, ServedModel.load, weights=False)
+    assert served.name == ServedModel.load(export).name
+    loaded = load_version(model, None, load_model).state_dict()
+    expected = load_model(export).state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
 @dataclass
