@@ -22,8 +22,12 @@ _MODEL = (
         "[self.finetuneJob != '', self.source != '', has(self.claim)].filter(given, given).size() == 1",
         "set exactly one of finetuneJob, source and claim",
     ),
-    Rule("self.source != '' || self.revision == 'main'", "is only used with source", "revision"),
-    Rule("self.source != '' || !has(self.tokenSecretRef)", "is only used with source", "tokenSecretRef"),
+    Rule("self.source.startsWith('hf://') || self.revision == 'main'", "is only used with an hf:// source", "revision"),
+    Rule(
+        "self.source.startsWith('hf://') || !has(self.tokenSecretRef)",
+        "is only used with an hf:// source",
+        "tokenSecretRef",
+    ),
 )
 
 _ADAPTER = (Rule("(self.finetuneJob != '') != has(self.claim)", "set exactly one of finetuneJob and claim"),)

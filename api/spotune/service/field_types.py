@@ -46,6 +46,8 @@ _ID = r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?"
 _ID_EXPECTED = "letters and digits, with . _ - : / between them, at most 128 characters"
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_KEY = r"[A-Za-z0-9._=+@,:-]+(/[A-Za-z0-9._=+@,:-]+)*/?"
 _COMPONENT = r"([^./]|[.][^./]|[.]{2}[^/])[^/]*|[.]?"
 """A part of a path, except `..`."""
 
@@ -53,15 +55,15 @@ ModelId = Annotated[str, Form(_ID, _ID_EXPECTED, 128)]
 """Id of a model in the API, as in the field ``model`` of a request."""
 OptionalModelId = Annotated[str, Form(f"({_ID})?", _ID_EXPECTED, 128)]
 """A ``ModelId`` or an empty string."""
-HubSource = Annotated[
+ModelSource = Annotated[
     str,
     Form(
-        f"(hf://{_REPOSITORY}(/{_REPOSITORY})?)?",
-        "hf://owner/name (for a folder use claim, for a trained job finetuneJob)",
+        f"(hf://{_REPOSITORY}(/{_REPOSITORY})?|s3://{_BUCKET}/{_KEY})?",
+        "hf://owner/name or s3://bucket/prefix (for a folder use claim, for a trained job finetuneJob)",
         256,
     ),
 ]
-"""A model on the Hugging Face Hub, or an empty string."""
+"""A model on the Hugging Face Hub or in a bucket, or an empty string."""
 ClaimPath = Annotated[
     str, Form(rf"({_COMPONENT})(/({_COMPONENT}))*", "a path on the volume, without .., at most 1024 characters", 1024)
 ]

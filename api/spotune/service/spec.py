@@ -19,8 +19,8 @@ from spotune.service.field_types import (
     ClaimPath,
     GatewayName,
     HostName,
-    HubSource,
     ModelId,
+    ModelSource,
     OptionalAddress,
     OptionalListener,
     OptionalMetric,
@@ -49,12 +49,13 @@ class ServedModelSpec(Section):
     """Model id in the API. Empty: the name of the ModelService."""
     finetune_job: str = ""
     """Name of a FinetuneJob in the same namespace. The service starts when its model is trained."""
-    source: HubSource = ""
-    """hf://owner/name: a model on the Hugging Face Hub."""
+    source: ModelSource = ""
+    """hf://owner/name: a model on the Hugging Face Hub. s3://bucket/prefix: the files of a transformers model with
+    safetensors, or of an export, in a bucket; for each new model another prefix."""
     revision: str = "main"
-    """With source: branch, tag or commit."""
+    """With hf://: branch, tag or commit."""
     token_secret_ref: SecretKeyRef | None = None
-    """With source: Secret with the token for a private or gated model."""
+    """With hf://: Secret with the token for a private or gated model."""
     claim: ClaimSource | None = None
     """A folder on an existing volume."""
 
@@ -63,11 +64,11 @@ class ServedModelSpec(Section):
         given = [bool(self.finetune_job), bool(self.source), self.claim is not None]
         if sum(given) != 1:
             invalid("", "set exactly one of finetuneJob, source and claim")
-        if not self.source:
+        if not self.source.startswith("hf://"):
             if self.revision != "main":
-                invalid("revision", "is only used with source")
+                invalid("revision", "is only used with an hf:// source")
             if self.token_secret_ref is not None:
-                invalid("tokenSecretRef", "is only used with source")
+                invalid("tokenSecretRef", "is only used with an hf:// source")
         return self
 
 
@@ -270,8 +271,8 @@ class ServingSpec(Section):
     priority_class_name: str = ""
     """PriorityClass of the replicas. With a higher priority than training, replicas may take GPUs of training jobs."""
     service_account_name: str = ""
-    """Service account of the pods. Its workload identity is that of a CSI driver which mounts a bucket as a claim by
-    the identity of the pod; models and adapters are not read from buckets otherwise."""
+    """Service account of the pods. By its workload identity they read the bucket of model.source, and CSI drivers
+    mount buckets as claims."""
     pod_template: PodTemplate = Field(default={})
     """Pod template of the replicas. Fields that spotune sets win."""
     gateway: GatewaySpec = GatewaySpec()

@@ -9,9 +9,10 @@ class LocationStatus(StatusSection):
     """A version of a model or of an adapter."""
 
     location: str
-    """Where the model is: pvc://claim/path or hf://owner/name."""
+    """Where the model is: pvc://claim/path, hf://owner/name or s3://bucket/prefix."""
     version: str
-    """Identifies the weights: directory and step of a FinetuneJob, the revision of a source, or the path on a claim."""
+    """Identifies the weights: directory and step of a FinetuneJob, the revision on the
+    Hub, the prefix in a bucket, or the path on a claim."""
 
 
 class ServedVersionStatus(LocationStatus):

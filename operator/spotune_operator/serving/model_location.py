@@ -1,4 +1,4 @@
-"""Where the model of a service is: on the volume of a trained FinetuneJob, on a claim, or on the Hugging Face Hub."""
+"""Where the model of a service is: on the volume of a trained FinetuneJob, on a claim, on the Hub, or in a bucket."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
     elif spec.claim is not None:
         model = claim_location(spec.claim)
     else:
-        model = ModelLocation(source=spec.source, version=spec.revision)
+        model = source_location(spec.source, spec.revision)
     adapters: dict[str, ModelLocation] = {}
     for number, adapter in enumerate(service.spec.adapters):
         if adapter.claim is not None:
@@ -158,3 +158,11 @@ def _served_before(served: LocationStatus | None, job: str) -> ModelLocation | N
 def claim_location(claim: ClaimSource) -> ModelLocation:
     """The location of a folder on a claim."""
     return ModelLocation(claim=claim.name, path=claim.path.strip("/"), version=claim.path.strip("/"))
+
+
+def source_location(source: str, revision: str) -> ModelLocation:
+    """The location of a model: on the Hub its version is the revision, in a bucket the prefix."""
+    if source.startswith("hf://"):
+        return ModelLocation(source=source, version=revision)
+    prefix = source.removeprefix("s3://").partition("/")[2]
+    return ModelLocation(source=source, version=prefix.rstrip("/"))

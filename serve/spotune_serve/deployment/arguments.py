@@ -11,8 +11,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from spotune.custom_resource.base import Section, invalid
 from spotune.errors import JobError
+from spotune_serve.deployment.bucket import BucketModel
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig, Placement, VersionConfig
-from spotune_serve.deployment.hub import HubModel
+from spotune_serve.deployment.hub import HubModel, ModelSource
 from spotune_serve.gateway.settings import GatewaySettings
 
 REPLICA_RESOURCE: Final = "spotune_replica"
@@ -21,6 +22,8 @@ GATEWAY_RESOURCE: Final = "spotune_gateway"
 
 _REPOSITORY = re.compile(r"hf://([\w.-]+(?:/[\w.-]+)?)/?", re.ASCII)
 """A model on the Hub."""
+_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]+)/([^/]+(?:/[^/]+)*)/?")
+"""A model in a bucket."""
 _DEFAULT_REVISION = "main"
 
 _LINGER_SECONDS = 5.0
@@ -50,7 +53,7 @@ class _ModelLocation(Section):
     """Where a model and its adapters are."""
 
     directory: str = Field(min_length=1)
-    """Folder of the model in the pods of gateways and replicas, or hf://owner/name."""
+    """Folder of the model in the pods of gateways and replicas, hf://owner/name, or s3://bucket/prefix."""
     revision: str = ""
     """With hf://: branch, tag or commit. Empty: main."""
     step: int | None = None
@@ -60,15 +63,18 @@ class _ModelLocation(Section):
 
     @model_validator(mode="after")
     def _check_repository(self) -> Self:
-        if "://" in self.directory and not _REPOSITORY.fullmatch(self.directory):
-            invalid("directory", f"{self.directory!r} is neither a folder nor hf://owner/name")
+        if "://" in self.directory and isinstance(self.model, Path):
+            invalid("directory", f"{self.directory!r} is neither a folder, nor hf://owner/name, nor s3://bucket/prefix")
         return self
 
     @property
-    def model(self) -> Path | HubModel:
-        """The model's folder, or its repository on the Hub."""
-        match = _REPOSITORY.fullmatch(self.directory)
-        return HubModel(match[1], self.revision or _DEFAULT_REVISION) if match else Path(self.directory)
+    def model(self) -> ModelSource:
+        """The model's folder, its repository on the Hub, or its prefix in a bucket."""
+        if found := _REPOSITORY.fullmatch(self.directory):
+            return HubModel(found[1], self.revision or _DEFAULT_REVISION)
+        if found := _PREFIX.fullmatch(self.directory):
+            return BucketModel(found[1], found[2])
+        return Path(self.directory)
 
     @property
     def adapter_folders(self) -> dict[str, Path]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from spotune_serve.deployment.hub import HubModel
+from spotune_serve.deployment.hub import ModelSource
 from spotune_serve.gateway.settings import GatewaySettings
 
 
@@ -68,7 +68,7 @@ class ModelConfig:
 
     Attributes:
         directory: export directory, job directory with an export, or any transformers model with safetensors; or a
-            model on the Hugging Face Hub, which each process downloads.
+            model on the Hugging Face Hub or in a bucket, which each process downloads.
         adapters: directories of LoRA adapters, by model id.
         replicas: number of replicas. On a cluster, an option of the deployment replaces it.
         step: step of the export to load, if the folder is that of a FinetuneJob; None: whatever is there.
@@ -81,7 +81,7 @@ class ModelConfig:
         placement: nodes for replicas.
     """
 
-    directory: Path | HubModel
+    directory: ModelSource
     adapters: Mapping[str, Path] = field(default_factory=dict)
     replicas: int = 1
     step: int | None = None
@@ -108,7 +108,7 @@ class VersionConfig:
     """
 
     application: str
-    directory: Path | HubModel
+    directory: ModelSource
     adapters: Mapping[str, Path]
     version: str
     weight: float

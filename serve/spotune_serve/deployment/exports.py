@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from spotune.errors import JobError
 from spotune.prompting.export_manifest import ExportManifest, previous_export
-from spotune_serve.deployment.hub import HubModel, model_folder
+from spotune_serve.deployment.hub import ModelSource, model_folder
 
 Loaded = TypeVar("Loaded")
 
@@ -62,15 +62,15 @@ def load_export(directory: Path, step: int | None, load: Callable[[Path], Loaded
 
 
 def load_version(
-    model: Path | HubModel, step: int | None, load: Callable[[Path], Loaded], *, weights: bool = True
+    model: ModelSource, step: int | None, load: Callable[[Path], Loaded], *, weights: bool = True
 ) -> Loaded:
-    """Load one version of a model from its folder or from the Hub.
+    """Load one version of a model from its folder, the Hub or a bucket.
 
     Args:
         model: see `model_folder`.
         step: with the folder of an export: its step; None: whatever is in the folder.
         load: loads a folder.
-        weights: whether the weights of a model on the Hub are needed.
+        weights: whether the weights of a model that is downloaded are needed.
 
     Raises:
         SpotuneError: the version does not exist or cannot be loaded, see `export_folder` and `model_folder`.

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from spotune.errors import InfrastructureError, JobError
 from spotune.prompting.export_manifest import find_export
+from spotune_serve.deployment.bucket import BucketModel, bucket_model_folder
 
 _CONFIG = "config.json"
 _WITHOUT_WEIGHTS = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
@@ -43,6 +44,10 @@ class HubModel:
         return f"hf://{self.repository} at revision {self.revision}"
 
 
+ModelSource = Path | HubModel | BucketModel
+"""Where a model is: in a folder, on the Hub, or in a bucket."""
+
+
 class Download(Protocol):
     """The part of `huggingface_hub.snapshot_download` that is used."""
 
@@ -58,22 +63,24 @@ class Download(Protocol):
         """Download the files of a repository and return the path of their folder."""
 
 
-def model_folder(model: Path | HubModel, *, weights: bool = True, download: Download | None = None) -> Path:
-    """The folder of a model on this machine; a model on the Hub is downloaded first.
+def model_folder(model: ModelSource, *, weights: bool = True, download: Download | None = None) -> Path:
+    """The folder of a model on this machine; a model on the Hub or in a bucket is downloaded first.
 
     Args:
-        model: a folder with `config.json`, a job directory with an export, or a model on the Hub.
-        weights: whether the weights of a model on the Hub are needed, too.
+        model: a folder with `config.json`, a job directory with an export, a model on the Hub, or one in a bucket.
+        weights: whether the weights of a model that is downloaded are needed, too.
         download: downloads a snapshot; None: `huggingface_hub.snapshot_download`.
 
     Raises:
         UsageError: the folder has no model.
-        JobError: the Hub has no such model, or the token has no access to it.
-        InfrastructureError: the Hub cannot be reached, or the cache cannot be written.
+        JobError: the Hub or the bucket has no such model, or denies access to it.
+        InfrastructureError: the Hub or the store cannot be reached, or the cache cannot be written.
     """
     if isinstance(model, Path):
         return model if (model / _CONFIG).is_file() else find_export(model)
     patterns: Sequence[str] = (*_WITHOUT_WEIGHTS, *(_WEIGHTS if weights else ()))
+    if isinstance(model, BucketModel):
+        return bucket_model_folder(model, patterns, _DUPLICATES)
     try:
         folder = Path(
             (download or _snapshot_download())(

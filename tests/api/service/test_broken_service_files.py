@@ -20,7 +20,7 @@ SECTIONS = (
     "podTemplate, gateway, apiKeysSecretRef, requestTimeout, rollout, ingress, httpRoute, cluster, suspend"
 )
 ID = "expected letters and digits, with . _ - : / between them, at most 128 characters"
-HUB = "expected hf://owner/name (for a folder use claim, for a trained job finetuneJob)"
+SOURCE = "expected hf://owner/name or s3://bucket/prefix (for a folder use claim, for a trained job finetuneJob)"
 ONE_MODEL = "set exactly one of finetuneJob, source and claim"
 ONE_ADAPTER = "set exactly one of finetuneJob and claim"
 CLAIM = "expected the name of a PersistentVolumeClaim: a-z, 0-9, - and ."
@@ -88,12 +88,12 @@ WRONG_VALUES = [
     ("model id with a space", MODEL, "{name: my model, finetuneJob: a}", f':5: spec.model.name: {ID}, not "my model"'),
     ("adapter with an empty name", "finance", '""', f':7: spec.adapters[0].name: {ID}, not ""'),
     (
-        "bucket as the source",
+        "bucket without a prefix as the source",
         MODEL,
-        '{source: "s3://bucket/model"}',
-        f':5: spec.model.source: {HUB}, not "s3://bucket/model"',
+        '{source: "s3://bucket"}',
+        f':5: spec.model.source: {SOURCE}, not "s3://bucket"',
     ),
-    ("folder as the source", MODEL, "{source: models/llama}", f':5: spec.model.source: {HUB}, not "models/llama"'),
+    ("folder as the source", MODEL, "{source: models/llama}", f':5: spec.model.source: {SOURCE}, not "models/llama"'),
     (
         "name of a claim",
         "name: adapters",
@@ -186,12 +186,29 @@ WRONG_COMBINATIONS = [
         "{finetuneJob: a, claim: {name: a, path: b}}",
         f":5: spec.model: {ONE_MODEL}",
     ),
-    ("revision of a job", "t5-wikisql", "a, revision: v1", ":5: spec.model.revision: is only used with source"),
+    (
+        "revision of a job",
+        "t5-wikisql",
+        "a, revision: v1",
+        ":5: spec.model.revision: is only used with an hf:// source",
+    ),
     (
         "token for a job",
         "t5-wikisql",
         "a, tokenSecretRef: {name: a, key: b}",
-        ":5: spec.model.tokenSecretRef: is only used with source",
+        ":5: spec.model.tokenSecretRef: is only used with an hf:// source",
+    ),
+    (
+        "revision of a bucket",
+        "finetuneJob: t5-wikisql",
+        "source: 's3://bucket/a', revision: v1",
+        ":5: spec.model.revision: is only used with an hf:// source",
+    ),
+    (
+        "token for a bucket",
+        "finetuneJob: t5-wikisql",
+        "source: 's3://bucket/a', tokenSecretRef: {name: a, key: b}",
+        ":5: spec.model.tokenSecretRef: is only used with an hf:// source",
     ),
     ("adapter from nowhere", ", finetuneJob: t5-finance", "", f":7: spec.adapters[0]: {ONE_ADAPTER}"),
     (

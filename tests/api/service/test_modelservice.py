@@ -15,8 +15,8 @@ from spotune.service.field_types import (
     ClaimName,
     ClaimPath,
     HostName,
-    HubSource,
     ModelId,
+    ModelSource,
     OptionalAddress,
     OptionalServiceName,
 )
@@ -114,9 +114,12 @@ def test_a_status_of_a_newer_operator_can_be_read() -> None:
             ["", "-a", "a/", "a b", "ä", "a\n", "a" * 129],
         ),
         (
-            HubSource,
-            ["", "hf://gpt2", "hf://google-t5/t5-small"],
-            ["hf://", "hf:///a", "hf://a/b/c", "hf://a/..", "s3://a/b", "models/a", "hf://a/b\n", "hf://a b"],
+            ModelSource,
+            ["", "hf://gpt2", "hf://google-t5/t5-small", "s3://bucket/team/llama", "s3://my.bucket/a_b/step=5/"],
+            [
+                *("hf://", "hf:///a", "hf://a/b/c", "hf://a/..", "models/a", "hf://a/b\n", "hf://a b"),
+                *("s3://a/b", "s3://bucket", "s3://bucket/", "s3://Bucket/a", "s3://bucket//a", "s3://bucket/a b"),
+            ],
         ),
         (ClaimName, ["exports", "a-b.c", "a" * 253], ["", "Exports", "a_b", "a/b", ".a", "a" * 254]),
         (HostName, ["localhost", "models.example.com"], ["", "https://a.b", "a.b/c", "a.b:80", "*.a.b", "A.b", "a..b"]),
@@ -128,7 +131,7 @@ def test_a_status_of_a_newer_operator_can_be_read() -> None:
         (OptionalServiceName, ["", "a", "my-model-2", "a" * 40], ["A", "a.b", "-a", "a_b", "a" * 41]),
         (ClaimPath, ["", "/", "a/b", "a..b/..c", "x" * 1024], ["..", "a/../b", "/..", "x" * 1025]),
     ],
-    ids=["ModelId", "HubSource", "ClaimName", "HostName", "OptionalAddress", "OptionalServiceName", "ClaimPath"],
+    ids=["ModelId", "ModelSource", "ClaimName", "HostName", "OptionalAddress", "OptionalServiceName", "ClaimPath"],
 )
 def test_a_text_must_have_its_form(kind: Any, valid: list[str], invalid: list[str]) -> None:
     assert [text for text in valid if not is_valid(kind, text)] == []

@@ -36,6 +36,15 @@ def test_another_revision_of_the_hub_is_a_rollout() -> None:
     assert scenario.weights() == {"v1": 100, "v2": 0}
 
 
+def test_another_prefix_of_a_bucket_is_a_rollout() -> None:
+    scenario = Scenario(a_service(model={"source": "s3://models/llama/1/"}))
+    scenario.ray_service()
+    scenario.pods(head=1, gateway=1, replicas=5)
+    scenario.decide()
+    scenario.edit(model={"source": "s3://models/llama/2"})
+    assert scenario.weights() == {"llama/1": 100, "llama/2": 0}
+
+
 def test_versions_of_the_same_name_can_be_told_apart() -> None:
     scenario = Scenario(a_service(model={"claim": {"name": "models", "path": "a"}}))
     scenario.ray_service()

@@ -126,8 +126,8 @@ _FORMS = {
         ["sql", "team/llama:8b", "a_b-c.d"], ["", "a b", "-a", "a/", "a" * 128, "a" * 129, "ä", "a\n"]
     ),
     "hf://owner/name": Pool(
-        ["hf://owner/name", "hf://gpt2"],
-        ["", "hf://", "hf:///a", "hf://a/b/c", "s3://a/b", "a", "hf://a/b\n", "hf://a b"],
+        ["hf://owner/name", "hf://gpt2", "s3://bucket/team/llama"],
+        ["", "hf://", "hf:///a", "hf://a/b/c", "s3://a/b", "s3://bucket/", "a", "hf://a/b\n", "hf://a b"],
     ),
     "on the volume": Pool(
         ["a", "a/b", "/a/", ""],

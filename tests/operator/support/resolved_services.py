@@ -17,6 +17,7 @@ from spotune_operator.providers import NONE, Provider
 
 TRAINED = ModelLocation(claim="spotune-job", path="team/job-01234567/export", version="job-01234567-step-9")
 HUB = ModelLocation(source="hf://google-t5/t5-small", version="v1")
+BUCKET = ModelLocation(source="s3://models/team/llama", version="team/llama")
 
 
 def a_service(name: str = "answers", **spec: Any) -> ModelService:

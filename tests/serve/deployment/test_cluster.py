@@ -24,6 +24,7 @@ from spotune_serve.deployment.arguments import (
     model_config,
     version_configs,
 )
+from spotune_serve.deployment.bucket import BucketModel
 from spotune_serve.deployment.config import GatewayConfig, ModelConfig
 from spotune_serve.deployment.hub import HubModel
 from spotune_serve.gateway.api_keys import ApiKeyFile
@@ -152,11 +153,16 @@ def test_a_model_on_the_hub_has_a_revision(revision: str, expected: str) -> None
     assert version_configs({"versions": [version | location]})[0].directory == model_config(location).directory
 
 
+@pytest.mark.parametrize("directory", ["s3://my.bucket/team/llama", "s3://my.bucket/team/llama/"])
+def test_a_model_in_a_bucket_is_named_by_its_prefix(directory: str) -> None:
+    assert model_config({"directory": directory}).directory == BucketModel("my.bucket", "team/llama")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"directory": None}, "directory: "),
-        ({"directory": "s3://bucket/model"}, "directory: 's3://bucket/model' is neither a folder nor hf://owner/name"),
+        ({"directory": "s3://bucket"}, "directory: 's3://bucket' is neither a folder, nor hf://owner/name, nor s3://"),
         ({"directory": "hf://owner/name/more"}, "directory: 'hf://owner/name/more' is neither"),
         ({"directory": "/x", "model": "/x"}, "model: Extra inputs are not permitted"),
         ({"directory": "/x", "drain_second": 3}, "drain_second: "),

@@ -56,12 +56,12 @@ def _image(name: str) -> str:
 
 @dataclass(frozen=True)
 class ModelLocation:
-    """Where a model or an adapter is: on a claim or, with ``source``, on the Hugging Face Hub.
+    """Where a model or an adapter is: on a claim or, with ``source``, on the Hugging Face Hub or in a bucket.
 
     Attributes:
         claim: Name of the PersistentVolumeClaim; empty with ``source``.
         path: Folder on its volume, relative to the root.
-        source: ``hf://owner/name``; empty with ``claim``.
+        source: ``hf://owner/name`` or ``s3://bucket/prefix``; empty with ``claim``.
         version: Identifies the weights: when it changes, the new version is rolled out.
     """
 
@@ -75,6 +75,11 @@ class ModelLocation:
         """The step of a FinetuneJob's export, which its version ends with; None for other models."""
         match = _STEP.fullmatch(self.version) if self.version != self.path else None
         return int(match[1]) if match and self.claim else None
+
+    @property
+    def revision(self) -> str:
+        """The revision on the Hub; empty for models that are elsewhere."""
+        return self.version if self.source.startswith("hf://") else ""
 
     @property
     def directory(self) -> str:

@@ -84,7 +84,7 @@ def _location(version: DeployedVersion) -> dict[str, Any]:
     """The arguments that say where a version and its adapters are."""
     return {
         "directory": version.model.directory,
-        "revision": version.model.version if version.model.source else "",
+        "revision": version.model.revision,
         "adapters": {name: location.directory for name, location in version.adapters.items()},
     }
 

@@ -16,6 +16,7 @@ from spotune_operator.children.serving.resolved_service import DeployedVersion, 
 from spotune_operator.providers import AKS, EKS, GKE, NONE, Provider
 from tests import ROOT
 from tests.operator.support.resolved_services import (
+    BUCKET,
     HUB,
     TRAINED,
     child,
@@ -284,6 +285,21 @@ def test_arguments_of_a_model_of_the_hub_with_keys() -> None:
     assert listed(resolved)[0].items() >= named.items()
     gateway = {"name": "small", "apiKeysFile": "/etc/spotune/api-keys/keys", "requestTimeoutSeconds": 2}
     assert gateway_arguments(resolved).items() >= gateway.items()
+
+
+def test_a_model_in_a_bucket_has_no_revision_and_the_service_account_of_the_service() -> None:
+    resolved = resolved_service_of(AKS, location=BUCKET, serviceAccountName="reader")
+    named = {"directory": "s3://models/team/llama", "revision": ""}
+    assert arguments(resolved).items() >= {"directory": "s3://models/team/llama"}.items()
+    assert "revision" not in arguments(resolved)
+    assert listed(resolved)[0].items() >= (named | {"version": "team/llama"}).items()
+    for name, template in templates(resolved).items():
+        if name != "head":
+            assert template["spec"]["serviceAccountName"] == "reader"
+            assert template["metadata"]["labels"]["azure.workload.identity/use"] == "true"
+            assert not template["spec"].get("volumes") or "persistentVolumeClaim" not in str(
+                template["spec"]["volumes"]
+            )
 
 
 def test_adapters_are_folders_by_model_id() -> None:
