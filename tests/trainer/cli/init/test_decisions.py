@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotune.errors import UsageError
+from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
@@ -266,6 +266,11 @@ def test_the_comment_says_how_to_learn_the_preferred_answers_only(
     assert sft.spec.training.learning_rate == job(data(1000)).spec.training.learning_rate
 
 
+def test_one_row_of_related_texts_is_refused() -> None:
+    with pytest.raises(JobError, match="comparing rows, and the data has one"):
+        list(decide_training(data(1, RELATED), MODEL, GPUS, "full", None))
+
+
 @given(
     st.integers(1, 10**7),
     LENGTHS,
@@ -295,6 +300,8 @@ def test_every_profile_gives_a_valid_job(
 ) -> None:
     profile = replace(data(rows, row_format, lengths), measured_rows=sum(lengths.values()))
     has_weights = has_weights or row_format == JUDGED
+    if row_format == RELATED:
+        profile = replace(profile, rows=max(rows, 2))
     training = "full" if row_format == RELATED else training
     found = job(profile, replace(MODEL, max_positions=positions, has_weights=has_weights), machine, training)
     assert found.spec.dataset.row_format in ("completion", "text", "messages", "chosen", "query")

@@ -76,6 +76,8 @@ def decide_training(
     samples, held_out = samples_of(data, model), held_out_rows(data, model)
     objective = objective_of(data, model)
     rows = samples - held_out
+    if objective == "embedding" and rows < 2:
+        raise JobError("embeddings are learned by comparing rows, and the data has one: add rows of related texts")
     batch = _global_batch_size(rows, machine.workers, objective)
     steps = math.ceil(rows / batch)
     yield from _objective(objective, data, model, training)
