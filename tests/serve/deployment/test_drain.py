@@ -16,7 +16,7 @@ from tests.serve.support.exported import export_tiny_model
 from tests.serve.support.openai_streams import resumptions, streams_during, undisturbed_streams
 from tests.serve.support.ray_serve import RayServe
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 NAME = "tiny"
 PATIENCE_SECONDS = 120.0

@@ -90,7 +90,7 @@ def _state_of_this_process() -> Any:
     return *generators, Path.cwd(), list(logging.getLogger().handlers), logging.getLogger().level
 
 
-@pytest.mark.parametrize("kind", ["causal", "seq2seq"])
+@pytest.mark.parametrize("kind", ["causal", pytest.param("seq2seq", marks=pytest.mark.long)])
 def test_scores_are_those_of_the_harness_for_the_same_weights_at_any_world_size(
     kind: str, tmp_path: Path, tasks: Path
 ) -> None:
@@ -119,6 +119,7 @@ def events_of(directory: JobDirectory, generation: int, name: str = "harness") -
     return [event for event in events if event["event"] == name]
 
 
+@pytest.mark.long
 def test_training_is_the_same_with_scores_and_a_resume_neither_repeats_nor_loses_one(runs: Runs, tasks: Path) -> None:
     layout = Layout(2, 3)
     plain = runs.finished(layout, "causal")
@@ -147,7 +148,7 @@ def test_training_is_the_same_with_scores_and_a_resume_neither_repeats_nor_loses
 @pytest.mark.parametrize(
     ("layout", "sections"),
     [
-        pytest.param(Layout(1, 0), {"adapter": {"lora": {"r": 4}}}, id="adapter"),
+        pytest.param(Layout(1, 0), {"adapter": {"lora": {"r": 4}}}, id="adapter", marks=pytest.mark.long),
         pytest.param(Layout(1, 3), {"execution": {"compile": True}}, id="compiled", marks=pytest.mark.long),
     ],
 )

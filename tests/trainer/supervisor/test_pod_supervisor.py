@@ -353,6 +353,7 @@ def test_sigterm_while_training_lets_the_workers_commit(pod: MountedPod) -> None
     assert any("stopping: the workers commit and leave" in line for line in pod.lines)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # the signal may arrive while one is opened
 def test_second_sigterm_leaves_at_once(pod: MountedPod) -> None:
     pod.ray.drive = ignore_stop
 
