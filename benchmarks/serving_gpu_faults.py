@@ -117,7 +117,7 @@ def replicas() -> list[Any]:
 
 
 def _is_replica(command: list[str] | None) -> bool:
-    return bool(command) and str(command[0]).startswith(_REPLICA)
+    return bool(command and command[0].startswith(_REPLICA))
 
 
 def play(url: str, inject: Callable[[Sequence[Stream]], None] | None = None) -> list[Stream]:
