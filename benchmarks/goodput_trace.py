@@ -14,16 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import describe_machine
 from spotune.job import FinetuneJob
 from spotune.simulate.measured import read_timings
 from spotune.simulate.simulation import simulate
@@ -239,12 +238,7 @@ def main() -> None:
     trace = select_part(read_trace(options.trace), options.begin, options.seconds, options.compress, options.nodes_each)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), trace)
-    machine = {
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("ray", "torch", "deepspeed", "transformers")},
-    }
+    machine = describe_machine("ray", "torch", "deepspeed", "transformers")
     replayed = {name: str(value) for name, value in vars(options).items() if name not in ("output", "supervise")}
     replayed["trace"] = options.trace.name
     result = json.dumps({"machine": machine, "replayed": replayed, **measured}, indent=2)

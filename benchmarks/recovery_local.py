@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import describe_machine
 from spotune_trainer import files
 from tests.trainer.support.live import LiveRun, kill
 from tests.trainer.support.runs import STEPS_PER_EPOCH, Runs
@@ -76,12 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), options.kills)
-    machine = {
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("ray", "torch", "deepspeed", "transformers")},
-    }
+    machine = describe_machine("ray", "torch", "deepspeed", "transformers")
     result = json.dumps({"machine": machine, **measured}, indent=2)
     print(result)
     if options.output:

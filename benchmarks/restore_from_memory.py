@@ -18,14 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import describe_machine
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import choose_checkpoint, latest_generation
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory
@@ -85,12 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), options.rounds)
-    machine = {
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "deepspeed", "transformers")},
-    }
+    machine = describe_machine("torch", "deepspeed", "transformers")
     result = json.dumps({"machine": machine, **measured}, indent=2)
     print(result)
     if options.output:

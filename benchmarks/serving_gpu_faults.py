@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.serving_speed import device
 from benchmarks.serving_speed_model import write_tokenizer
 from benchmarks.serving_vllm_requests import NEW_TOKENS, write_model
 
@@ -163,13 +164,6 @@ def measure(url: str) -> dict[str, Any]:
 def equal(found: Sequence[Stream], expected: Sequence[Stream]) -> int:
     """Number of equal texts."""
     return sum(one.text == other.text for one, other in zip(found, expected, strict=True))
-
-
-def device() -> str:
-    """Name of the GPU."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
 
 
 def main() -> None:

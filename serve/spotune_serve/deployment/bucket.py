@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from spotune.errors import InfrastructureError, JobError
+from spotune_serve.file_lock import locked
 
 _CONFIG: Final = "config.json"
 _PAUSES_SECONDS: Final = (0.5, 1.0, 2.0)
@@ -106,7 +105,8 @@ def bucket_model_folder(model: BucketModel, patterns: Sequence[str], ignored: Se
     ]
     folder = _cache() / f"{model.name}-{_digest(model, chosen)}"
     try:
-        with _locked(folder.with_name(f".{folder.name}.lock")):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f".{folder.name}.lock")):
             if not folder.is_dir():
                 partial = folder.with_name(f".{folder.name}.incomplete")
                 partial.mkdir(exist_ok=True)
@@ -230,12 +230,3 @@ def _digest(model: BucketModel, files: Sequence[_StoredFile]) -> str:
 
 def _cache() -> Path:
     return Path(os.environ.get("SPOTUNE_CACHE") or Path.home() / ".cache" / "spotune") / "buckets"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock between the processes of this node. The kernel releases that of a killed process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

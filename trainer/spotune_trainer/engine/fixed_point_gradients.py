@@ -30,9 +30,8 @@ import torch
 from torch import Tensor, distributed
 
 from spotune.errors import JobError
-from spotune.plan.memory import FIXED_POINT_ELEMENTS
 from spotune_trainer.engine.fused_step import fused_step_at_stage_1_or_2
-from spotune_trainer.engine.optimizers.elementwise_adamw import elementwise_adamw_step
+from spotune_trainer.engine.optimizers.elementwise_adamw import CHUNK_ELEMENTS, elementwise_adamw_step
 from spotune_trainer.engine.sync_free_step import clip_coefficient, skip_step_unless_finite
 
 _FRACTION_BITS = 48
@@ -42,8 +41,6 @@ _LIMB_BITS = 28
 """Bits of each of the two integers that a square is cut into; 2^34 of them add up without overflow."""
 _GRADIENTS = "fixed_point_gradients"
 """Attribute of an engine that sums gradients in fixed point: its `FixedPointGradients`."""
-_CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": FIXED_POINT_ELEMENTS}
-"""Elements converted at once: what fits the cache of a CPU, or limits the temporary memory of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ def _sum_of_squares(numbers: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _chunks(tensor: Tensor) -> Sequence[Tensor]:
-    return torch.split(tensor, _CHUNK_ELEMENTS[tensor.device.type])
+    return torch.split(tensor, CHUNK_ELEMENTS[tensor.device.type])
 
 
 def _int(value: int, like: Tensor) -> Tensor:

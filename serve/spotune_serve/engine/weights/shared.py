@@ -16,7 +16,6 @@ gains nothing from this module.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -26,8 +25,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from torch import Tensor, nn
 from spotune.errors import InfrastructureError, JobError
 from spotune_serve.engine.base import EngineLostError
 from spotune_serve.engine.weights.block import attach, checksum, layout_of, move_to, weights_of
+from spotune_serve.file_lock import locked
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +101,7 @@ def share_weights(
     key = holder_key(directory, device)
     address = folder / f"{key}.socket"
     for _ in range(_ATTEMPTS):
-        with _lock(folder / f"{key}.lock"):
+        with locked(folder / f"{key}.lock"):
             connection = _connect(address)
             if connection is None:
                 _start_holder(address, directory, device, key, linger_seconds)
@@ -232,11 +231,3 @@ def _private_folder(folder: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise InfrastructureError(f"{folder} must be a folder that only this user can access. Remove it.")
     return folder
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """One replica at a time; a lock ends with its process."""
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -54,7 +54,7 @@ def test_an_element_has_the_same_bits_wherever_a_tensor_is_cut(boundaries: Seque
 
 def test_a_step_in_chunks_is_the_same() -> None:
     whole = stepped_in_parts([])
-    with patch.dict(elementwise_adamw._CHUNK_ELEMENTS, cpu=7):
+    with patch.dict(elementwise_adamw.CHUNK_ELEMENTS, cpu=7):
         assert torch.equal(stepped_in_parts([]), whole)
 
 

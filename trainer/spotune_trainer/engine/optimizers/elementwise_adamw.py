@@ -17,8 +17,8 @@ from spotune.plan.memory import FIXED_POINT_ELEMENTS
 from spotune_trainer.engine.optimizers.adamw8bit import MOMENTS
 from spotune_trainer.engine.optimizers.master_optimizer import Gradients
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": FIXED_POINT_ELEMENTS}
-"""Elements updated at once: what fits the cache of a CPU, or limits the temporary memory of a GPU."""
+CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": FIXED_POINT_ELEMENTS}
+"""Elements converted or updated at once: what fits the cache of a CPU, or limits the temporary memory of a GPU."""
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def elementwise_adamw_step(
     rate = group["lr"] / (1 - beta1**step)
     correction = 1 - beta2**step
     whole = [each.view(-1) for each in (master.detach(), *(state[name] for name in MOMENTS))]
-    chunk = _CHUNK_ELEMENTS[master.device.type]
+    chunk = CHUNK_ELEMENTS[master.device.type]
     for offset, gradient in gradients:
         for start in range(0, gradient.numel(), chunk):
             part = gradient[start : start + chunk].float().mul_(factor)

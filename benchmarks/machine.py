@@ -1,0 +1,17 @@
+"""What a benchmark's output says of the machine that it ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+
+
+def describe_machine(*packages: str) -> dict[str, object]:
+    """Cores, processor, and the versions of Python and of some packages."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
