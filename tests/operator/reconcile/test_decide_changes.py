@@ -191,3 +191,16 @@ def test_pin_is_what_was_rendered() -> None:
     assert scenario.status.pinned is not None
     pinned = json.loads(scenario.status.pinned.ray_cluster)
     assert pinned["headGroupSpec"] == cluster_of(scenario.decide())["headGroupSpec"]
+
+
+def test_an_operator_that_is_being_replaced_does_not_take_back_what_its_successor_wrote() -> None:
+    scenario = training_scenario()
+    scenario.trains(step=42, generation=3, loss=0.5, restarts={"workerLost": 2})
+    scenario.decide()
+    scenario.trains(step=41, generation=3, loss=0.6, restarts={"workerLost": 2})
+    scenario.decide()
+    assert (scenario.status.step, scenario.status.loss) == (42, 0.5), "of an earlier poll"
+    scenario.trains(step=30, generation=4, loss=0.7, restarts={"workerLost": 3})
+    scenario.decide()
+    assert (scenario.status.generation, scenario.status.step, scenario.status.loss) == (4, 30, 0.7)
+    assert (scenario.status.highest_step, scenario.status.restarts.total) == (42, 3)
