@@ -381,15 +381,17 @@ def test_tensorboard_is_served_here_and_its_pod_goes_with_ctrl_c(stage: Stage) -
     stage.say(("Complete", "True", "the model is trained"), phase="Complete", pinned=_pinned(stage))
     with stage.started("tensorboard", JOB, "--port", "0") as board:
         url = wait_for("TensorBoard's URL", 100, lambda: re.search(r"http://127\S+", board.line()))[0]
-        with urllib.request.urlopen(f"{url}data/environment", timeout=20) as answer:
-            assert json.load(answer)["data_location"] == f"{stage.resolved.directory}/logs/tensorboard"
-        wait_for(
-            "the run", 30, lambda: "." in json.load(urllib.request.urlopen(f"{url}data/runs", timeout=20)), every=1
-        )
+        assert _json_of(f"{url}data/environment")["data_location"] == f"{stage.resolved.directory}/logs/tensorboard"
+        wait_for("the run", 30, lambda: "." in _json_of(f"{url}data/runs"), every=1)
         assert len(stage.readers()) == 1
         board.interrupt()
         assert board.ended()[0] == 0
     assert stage.readers() == []
+
+
+def _json_of(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return json.load(answer)
 
 
 def _pinned(stage: Stage) -> dict[str, Any]:
