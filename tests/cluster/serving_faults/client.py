@@ -1,7 +1,7 @@
 """Streams of the `openai` client, run inside the cluster by `python - OPTIONS < client.py`. It imports nothing of ours.
 
 Each stream is read as fast as it comes. The program prints two lines of JSON: the time at which the last stream had its
-first text, and then what every stream has seen.
+first text with the number of streams that had ended by then, and later what every stream has seen.
 """
 
 import argparse
@@ -118,7 +118,7 @@ async def main() -> None:
         running = [asyncio.create_task(read_with_retries(client, options, stream)) for stream in streams]
         for stream in streams:
             await stream.begun.wait()
-        write({"begun": time.time()})
+        write({"begun": time.time(), "ended": sum(task.done() for task in running)})
         await asyncio.gather(*running)
     write([stream.seen() for stream in streams])
 

@@ -25,14 +25,17 @@ class Streams:
     Attributes:
         process: The program, by ``kubectl exec``.
         begun: Unix time at which each stream had its first text, or had failed.
+        ended: Number of streams that had ended by then.
     """
 
     process: subprocess.Popen[str]
     begun: float = field(init=False)
+    ended: int = field(init=False)
 
     def wait_until_begun(self) -> None:
         """Wait until each stream has its first text, or has failed."""
-        self.begun = json.loads(self._line())["begun"]
+        line = json.loads(self._line())
+        self.begun, self.ended = line["begun"], line["ended"]
 
     def results(self) -> list[Stream]:
         """Wait for the end of all streams, in the order of their numbers."""
