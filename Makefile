@@ -143,31 +143,37 @@ test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank
 	$(BIN)/pytest -m "not cluster and not ray and not long and not slow"
 
 .PHONY: test
-test: export PYTHONPATH := $(CURDIR)/tests/coverage
-test: $(READY) ## All that CI runs: lint, type, every test but the long ones, coverage of api >= 95 %, serve and trainer >= 85 %
+test: $(READY) ## All that CI runs: lint, type, every test but the long ones
 	@$(MAKE) --no-print-directory --jobs 2 lint type cluster-build-here
+	@mkdir -p build
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-kubernetes test-here test-ray
+	@echo "The ten slowest tests:"
+	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
+	@tail --quiet --lines 1 build/pytest-*.txt
+
+.PHONY: coverage
+coverage: export PYTHONPATH := $(CURDIR)/tests/coverage
+coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api >= 95 %, serve and trainer >= 85 % (an hour)
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-kubernetes test-here test-ray
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-here test-ray PYTEST="$(BIN)/coverage run -m pytest"
 	$(BIN)/coverage combine --quiet
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
 	$(BIN)/coverage report --include 'serve/*' --fail-under 85
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
-	@echo "The ten slowest tests:"
-	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
-	@tail --quiet --lines 1 build/pytest-*.txt
 
 # The parts of `make test`. The tests on a Kubernetes and on a Ray wait for much of their time, so two parts run at once, those
-# that wait less at a lower priority. The tests on a Kubernetes measure no coverage: what they test runs in pods.
+# that wait less at a lower priority.
+PYTEST := $(BIN)/pytest
 .PHONY: cluster-build-here test-kubernetes test-here test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
 test-kubernetes:
 	@echo "The tests on a real Kubernetes and on a Ray write to build/pytest-*.txt, shown once they have ended."
-	@failed=0; $(BIN)/pytest -m "cluster and not long" > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
+	@failed=0; $(PYTEST) -m "cluster and not long" > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
 test-here:
-	nice -n 10 $(BIN)/coverage run -m pytest -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt
+	nice -n 10 $(PYTEST) -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt
 test-ray: # starts when one of the other two has ended: all three at once are too much for two processors
-	@failed=0; nice -n 5 $(BIN)/coverage run -m pytest -m "ray and not long" > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed
+	@failed=0; nice -n 5 $(PYTEST) -m "ray and not long" > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed
