@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import Rule
 from spotune.job import BestSpec, EvaluationSpec, HarnessSpec, TrainingSpec
-from spotune.job.metric import BUILT_IN, LABEL_METRICS
+from spotune.job.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS
 from spotune.job.training import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, SCHEDULE_FREE_SCHEDULERS
 
 
@@ -16,7 +16,6 @@ def _name_in_cel(metric: str) -> str:
     return f"{metric}.substring({metric}.indexOf(':') + 1)"
 
 
-_LABEL_METRICS: Final = sorted({metric for metrics in LABEL_METRICS.values() for metric in metrics})
 _LABELS: Final = list(LABEL_OBJECTIVES)
 
 _OF_HARNESS: Final = "self.best.metric.contains('/')"
@@ -58,12 +57,6 @@ _EVALUATION = (
         "everySteps",
     ),
     Rule(
-        "!has(self.best) || self.best.metric == 'loss' || self.best.metric in self.metrics || "
-        f"self.best.metric in {_LABEL_METRICS} || {_OF_HARNESS}",
-        "is not evaluated: add it to metrics",
-        "best.metric",
-    ),
-    Rule(
         f"!has(self.best) || !{_OF_HARNESS} || has(self.harness)",
         "is a score of lm-evaluation-harness: set harness.tasks",
         "best.metric",
@@ -77,7 +70,7 @@ _EVALUATION = (
 
 _BEST = (
     Rule(
-        f"self.mode == 'auto' || !(self.metric in {[*BUILT_IN, *_LABEL_METRICS]})",
+        f"self.mode == 'auto' || !(self.metric in {[*BUILT_IN, *ALL_OBJECTIVE_METRICS]})",
         "is only for functions and tasks: remove this field",
         "mode",
     ),
@@ -91,6 +84,15 @@ _HARNESS = (
     ),
     Rule("self.tasks.all(one, self.tasks.exists_one(other, other == one))", "lists a task twice", "tasks"),
 )
+
+
+def _objectives_by_metrics() -> dict[tuple[str, ...], list[str]]:
+    """The objectives whose evaluations have the same metrics beside the loss, by these metrics."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for objective, metrics in OBJECTIVE_METRICS.items():
+        if metrics:
+            found.setdefault(metrics, []).append(objective)
+    return found
 
 
 def _is_default(field: str) -> str:
@@ -167,12 +169,13 @@ _TRAINING = (
         "neftuneNoiseAlpha",
     ),
     Rule(
-        f"!has(self.evaluation.best) || !(self.evaluation.best.metric in {_LABEL_METRICS}) || "
+        "!has(self.evaluation.best) || self.evaluation.best.metric == 'loss' || "
+        "self.evaluation.best.metric.contains('/') || self.evaluation.best.metric in self.evaluation.metrics || "
         + " || ".join(
-            f"(self.objective == '{objective}' && self.evaluation.best.metric in {list(metrics)})"
-            for objective, metrics in LABEL_METRICS.items()
+            f"(self.objective in {objectives} && self.evaluation.best.metric in {list(metrics)})"
+            for metrics, objectives in _objectives_by_metrics().items()
         ),
-        "is not evaluated for this objective: use loss",
+        "is not evaluated: use loss, one of metrics, or what this objective evaluates",
         "evaluation.best.metric",
     ),
     Rule(

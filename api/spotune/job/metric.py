@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import StringConstraints
@@ -11,15 +12,35 @@ from spotune.custom_resource.base import expecting, with_cel_rules
 BuiltIn = Literal["loss", "exactMatch", "executionAccuracy"]
 BUILT_IN: Final[tuple[str, ...]] = get_args(BuiltIn)
 MAX_METRICS: Final = 16
-LABEL_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+
+_REWARDS: Final = ("rewardChosen", "rewardRejected", "rewardMargin")
+_REWARDS_OF_PAIRS: Final = (*_REWARDS, "rewardAccuracy")
+STEP_STATISTICS: Final[Mapping[str, tuple[str, ...]]] = {
+    "sft": (),
+    "dpo": _REWARDS_OF_PAIRS,
+    "orpo": _REWARDS_OF_PAIRS,
+    "simpo": _REWARDS_OF_PAIRS,
+    "kto": ("kl", *_REWARDS),
+    "reward": _REWARDS_OF_PAIRS,
+    "embedding": ("accuracyAt1", "mrr"),
+    "classification": ("accuracy",),
+    "tokenClassification": (),
+}
+"""What each objective computes beside the loss, in steps and in evaluations."""
+OBJECTIVE_METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+    **STEP_STATISTICS,
     "classification": ("accuracy", "macroF1"),
     "tokenClassification": ("accuracy", "entityF1"),
 }
-"""Metrics of the predicted labels, by the objective that always evaluates them."""
+"""What the evaluations of each objective always have beside the loss, without `evaluation.metrics`."""
+ALL_OBJECTIVE_METRICS: Final[tuple[str, ...]] = tuple(sorted({*chain(*OBJECTIVE_METRICS.values())}))
+"""What evaluations of at least one objective always have beside the loss."""
 
 MAX_METRIC_CHARACTERS: Final = 400
 _MAX_CHARACTERS: Final = 200
-_LOWER_IS_BETTER: Final = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter")
+_LOWER_IS_BETTER: Final = ("loss", "rewardRejected", "kl")
+_PERPLEXITIES: Final = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
+_LOWER_IS_BETTER_IN_HARNESS: Final = (*_PERPLEXITIES, "brier_score", "ter")
 """Metrics that lm-eval registers with `higher_is_better=False`."""
 _NAME: Final = "[A-Za-z_][A-Za-z0-9_]*"
 _ENTRY_POINT: Final = rf"{_NAME}([.]{_NAME})*:{_NAME}"
@@ -56,5 +77,7 @@ def is_iob2(labels: Sequence[str]) -> bool:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether lower values of a built-in metric, or of a metric of lm-evaluation-harness, are better."""
-    return metric == "loss" or (is_harness_metric(metric) and metric.split("/")[1] in _LOWER_IS_BETTER)
+    """Whether lower values of a metric are better: one of an evaluation or of lm-evaluation-harness, no function."""
+    if is_harness_metric(metric):
+        return metric.split("/")[1] in _LOWER_IS_BETTER_IN_HARNESS
+    return metric in _LOWER_IS_BETTER

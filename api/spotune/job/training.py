@@ -1,7 +1,6 @@
 """How a model is trained and evaluated: the hyperparameters that determine the weights."""
 
 from collections import Counter
-from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,10 +8,11 @@ from pydantic.alias_generators import to_camel
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, Source, invalid
 from spotune.job.metric import (
+    ALL_OBJECTIVE_METRICS,
     BUILT_IN,
-    LABEL_METRICS,
     MAX_METRIC_CHARACTERS,
     MAX_METRICS,
+    OBJECTIVE_METRICS,
     Metric,
     is_function,
     is_harness_metric,
@@ -74,11 +74,13 @@ class BestSpec(Section):
     """Which evaluation is the best. The checkpoint of its step is kept."""
 
     metric: Annotated[str, Field(max_length=MAX_METRIC_CHARACTERS)] = "loss"
-    """loss, or one of metrics. classification: also accuracy or macroF1. tokenClassification: accuracy or entityF1.
-    With harness.everySteps also a score of its tasks, such as arc_easy/acc."""
+    """loss, one of metrics, or what the objective evaluates. dpo, orpo, simpo, reward: rewardAccuracy, rewardMargin,
+    rewardChosen or rewardRejected. kto: the same without rewardAccuracy, and kl. embedding: accuracyAt1 or mrr.
+    classification: accuracy or macroF1. tokenClassification: accuracy or entityF1. With harness.everySteps also a
+    score of its tasks, such as arc_easy/acc."""
     mode: Literal["auto", "min", "max"] = "auto"
     """Whether lower (min) or higher (max) values of your own function, or of a task's score, are better. auto: max; for
-    loss, min; for a task's score, what lm-evaluation-harness has."""
+    loss, rewardRejected and kl, min; for a task's score, what lm-evaluation-harness has."""
 
     @property
     def prefers_lower(self) -> bool:
@@ -175,11 +177,8 @@ class EvaluationSpec(Section):
             if not self.harness.every_steps:
                 reason = "must be at least 1, because best compares scores of its tasks during training"
                 invalid("harness.everySteps", reason)
-        elif self.best is not None:
-            if not self.every_steps:
-                invalid("everySteps", "must be at least 1, because best compares evaluations during training")
-            if self.best.metric not in ("loss", *self.metrics, *chain(*LABEL_METRICS.values())):
-                invalid("best.metric", f"{self.best.metric} is not evaluated: add it to metrics")
+        elif self.best is not None and not self.every_steps:
+            invalid("everySteps", "must be at least 1, because best compares evaluations during training")
         return self
 
     @model_validator(mode="after")
@@ -333,10 +332,18 @@ class TrainingSpec(Section):
     @model_validator(mode="after")
     def _check_best_metric(self) -> Self:
         best = self.evaluation.best
-        known = LABEL_METRICS.get(self.objective, ())
-        if best is not None and best.metric in set(chain(*LABEL_METRICS.values())).difference(known):
-            metrics = ", ".join(("loss", *known))
-            invalid("evaluation.best.metric", f"{best.metric} is not evaluated for {self.objective}: use {metrics}")
+        computed = OBJECTIVE_METRICS[self.objective]
+        if best is None or is_harness_metric(best.metric):
+            return self
+        if best.metric in ("loss", *self.evaluation.metrics, *computed):
+            return self
+        if computed:
+            reason = f" for {self.objective}: use {', '.join(('loss', *computed))}"
+        elif best.metric in ALL_OBJECTIVE_METRICS:
+            reason = f" for {self.objective}: use loss, or one of metrics"
+        else:
+            reason = ": add it to metrics"
+        invalid("evaluation.best.metric", f"{best.metric} is not evaluated{reason}")
         return self
 
 

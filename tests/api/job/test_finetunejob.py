@@ -25,6 +25,7 @@ from spotune.job import (
     TrainingSpec,
     WorkersSpec,
 )
+from spotune.job.metric import OBJECTIVE_METRICS
 from spotune.job_file.load import load_job
 from spotune.units.durations import Duration
 from tests.api.support.job_files import FULL_JOB_FILE, a_job
@@ -237,6 +238,16 @@ def test_tasks_choose_the_best_and_the_stop_without_evaluation_data() -> None:
     for further in ({"everySteps": 10}, {"best": {"metric": "loss"}, "everySteps": 10}):
         with pytest.raises(JobError, match=r"training\.evaluation: has no evaluation data"):
             a_job(training={"epochs": 1, "evaluation": {**of_tasks, **further}})
+
+
+@pytest.mark.parametrize(
+    ("objective", "metric"), [(each, metric) for each, metrics in OBJECTIVE_METRICS.items() for metric in metrics]
+)
+def test_the_best_is_found_by_what_an_objective_evaluates(objective: str, metric: str) -> None:
+    evaluation = {"everySteps": 10, "best": {"metric": metric}, "earlyStopping": {}}
+    training = TrainingSpec.model_validate({"objective": objective, "epochs": 1, "evaluation": evaluation})
+    assert training.evaluation.best is not None
+    assert training.evaluation.best.prefers_lower == (metric in ("rewardRejected", "kl"))
 
 
 def test_the_service_of_a_job_is_called_like_the_job_unless_it_has_a_name() -> None:

@@ -114,6 +114,22 @@ def test_matrices_that_muon_updates_are_counted_exactly(model_type: str, values:
     assert planned.hidden_matrices == sum(model.get_parameter(name).numel() for name in hidden_matrices(model))
 
 
+@pytest.mark.parametrize("of_tokens", [False, True])
+@pytest.mark.parametrize(("model_type", "values"), [*ENCODERS, ("gpt2", VARIANTS[6][1]), ("llama", LLAMA_SIZE)])
+def test_muon_keeps_two_states_for_the_head_of_a_classifier(
+    model_type: str, values: dict[str, Any], of_tokens: bool
+) -> None:
+    config = CONFIG_MAPPING[model_type](**values)
+    config.num_labels = 5
+    auto_model: Any = AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
+    with torch.device("meta"):
+        model = auto_model.from_config(config)
+    architecture = read_architecture({"model_type": model_type, **values})
+    planned = trained_parameters(replace(architecture, head_outputs=5, head_of_tokens=of_tokens))
+    assert planned.hidden_matrices == sum(model.get_parameter(name).numel() for name in hidden_matrices(model))
+    assert planned.count == model.num_parameters()
+
+
 @pytest.mark.parametrize(("model_type", "values"), VARIANTS)
 def test_states_of_adafactor_are_counted(model_type: str, values: dict[str, Any]) -> None:
     model = model_on_meta_device(CONFIG_MAPPING[model_type](**values))

@@ -111,7 +111,7 @@ WRONG_LABELS = [
         "the best accuracy of generated text",
         "epochs: 3",
         "epochs: 3, evaluation: {everySteps: 5, best: {metric: accuracy}}",
-        ":9: spec.training.evaluation.best.metric: accuracy is not evaluated for sft: use loss",
+        ":9: spec.training.evaluation.best.metric: accuracy is not evaluated for sft: use loss, or one of metrics",
     ),
     (
         "which accuracies are better",

@@ -54,6 +54,41 @@ WRONG_OBJECTIVES = [
         ":12: spec.training.evaluation.generate: is not supported for dpo: remove it",
     ),
     (
+        "the best of pairs by a metric of labelled answers",
+        SEQ2SEQ_DATASET,
+        "causal}\n  dataset:\n"
+        + TRAIN
+        + PAIRS
+        + "    eval: {fraction: 0.1}\n  training: {objective: dpo, evaluation: {everySteps: 5, best: {metric: kl}}, ",
+        (
+            ":12: spec.training.evaluation.best.metric: kl is not evaluated for dpo: use loss, rewardChosen, "
+            "rewardRejected, rewardMargin, rewardAccuracy"
+        ),
+    ),
+    (
+        "the best embeddings by a misspelt metric",
+        SEQ2SEQ_DATASET,
+        "causal}\n  dataset:\n"
+        + TRAIN
+        + TEXTS
+        + EMBEDDING_TRAINING
+        + "evaluation: {everySteps: 5, best: {metric: MRR}}, ",
+        ":11: spec.training.evaluation.best.metric: MRR is not evaluated for embedding: use loss, accuracyAt1, mrr",
+    ),
+    (
+        "which rewards of rejected answers are better",
+        SEQ2SEQ_DATASET,
+        "causal}\n  dataset:\n"
+        + TRAIN
+        + PAIRS
+        + "    eval: {fraction: 0.1}\n  training: {objective: simpo, "
+        + "evaluation: {everySteps: 5, best: {metric: rewardRejected, mode: max}}, ",
+        (
+            ":12: spec.training.evaluation.best.mode: is only for functions and tasks; lower values of rewardRejected "
+            "are better: remove this field"
+        ),
+    ),
+    (
         "labels for cross-entropy",
         TRAIN,
         TRAIN + ANSWERS + '    label: "{good}"\n',

@@ -27,6 +27,7 @@ from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.training.task import RankExit
 from spotune_trainer.training.worker import TrainResult, Worker
 from tests.trainer.support.groups import GroupFailedError
+from tests.trainer.support.preference import preference_job
 from tests.trainer.support.runs import Layout, Runs, committed, losses, sample_hashes, train_generation
 
 pytestmark = pytest.mark.slow
@@ -282,3 +283,21 @@ def test_best_adapter_is_exported(runs: Runs) -> None:
     best = result.summary["best"]["step"]
     assert result.summary["exportStep"] == best
     assert best in kept(directory)
+
+
+def test_pairs_stop_early_by_the_share_that_is_ranked_right_although_the_loss_still_falls(
+    runs: Runs, tmp_path: Path
+) -> None:
+    evaluation = {"everySteps": EVERY, "best": {"metric": "rewardAccuracy"}, "earlyStopping": {"patience": PATIENCE}}
+    job = preference_job(tmp_path, "dpo", dataset={"eval": {"fraction": 0.25}}, training={"evaluation": evaluation})
+    directory = runs.empty("rewards")
+    result = train_generation(directory, job, TWO)
+    events = evaluations(directory)
+    best, stopped = expected_stop({event["step"]: -event["scores"]["rewardAccuracy"] for event in events})
+    assert events[-1]["step"] == len(losses(directory)) == stopped
+    value = next(event["scores"]["rewardAccuracy"] for event in events if event["step"] == best)
+    assert result.summary["best"] == {"step": best, "metric": "rewardAccuracy", "value": value}
+    assert "rewardAccuracy has not improved in 3 evaluations" in result.summary["stoppedEarly"]
+    assert result.summary["exportStep"] == best
+    assert equals_checkpoint(directory.export, directory, best)
+    assert [event["loss"] for event in events] == sorted((event["loss"] for event in events), reverse=True)

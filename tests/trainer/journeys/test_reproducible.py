@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spotune.job import FinetuneJob
+from spotune.job.metric import STEP_STATISTICS
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.embedding import embedding_job
@@ -46,9 +48,12 @@ def digest(run: JobDirectory, step: int) -> str:
     return found.hexdigest()
 
 
-def numbers(run: JobDirectory) -> list[tuple[Any, ...]]:
-    """Loss, gradient norm and statistics of every step."""
-    return [(record["loss"], record["gradNorm"], record.get("statistics")) for record in surviving_steps(run)]
+NUMBERS = {"loss", "gradNorm", *chain(*STEP_STATISTICS.values())}
+
+
+def numbers(run: JobDirectory) -> list[dict[str, Any]]:
+    """Loss, gradient norm and statistics of every step, by name."""
+    return [{name: record[name] for name in sorted(NUMBERS & record.keys())} for record in surviving_steps(run)]
 
 
 def trained(runs: Runs, job: FinetuneJob, layouts: Sequence[Layout]) -> list[JobDirectory]:
@@ -108,7 +113,10 @@ def test_the_setting_changes_results_by_rounding_alone(runs: Runs) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", JOBS)
 def test_other_objectives_are_the_same_at_any_world_size(runs: Runs, tmp_path: Path, name: str) -> None:
-    alone, three = trained(runs, JOBS[name](tmp_path), [Layout(1, 1), Layout(3, 1)])
+    job = JOBS[name](tmp_path)
+    alone, three = trained(runs, job, [Layout(1, 1), Layout(3, 1)])
+    statistics = STEP_STATISTICS[job.spec.training.objective]
+    assert [set(found) for found in numbers(alone)] == [{"loss", "gradNorm", *statistics}] * 3
     assert numbers(three) == numbers(alone)
     assert digest(three, 3) == digest(alone, 3)
 

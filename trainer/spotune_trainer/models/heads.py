@@ -106,9 +106,12 @@ def no_reward_head(config: PretrainedConfig, source: str) -> JobError:
 def head_modules(model: PreTrainedModel) -> list[str]:
     """Names of the modules with parameters that a model has in addition to its base model: its head.
 
-    The pooler of BERT and its like is one of them, since models that predict masked tokens have none.
+    The pooler of BERT and its like is one of them, since models that predict masked tokens have none. A base model has
+    no head, and neither has a model without a base model of its own, such as T5 for generation.
     """
     base = model.base_model
+    if base is model:
+        return []
     children = [
         name for name, child in model.named_children() if child is not base and any(True for _ in child.parameters())
     ]

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from spotune.job.metric import STEP_STATISTICS
 from spotune_trainer.data.batches import NO_LOSS, Batch
 from spotune_trainer.models.loss import skip_packing_detection
 from spotune_trainer.objectives.cross_entropy import CrossEntropy
@@ -46,7 +47,7 @@ class TokenClassification(CrossEntropy):
 class Classification(TokenClassification):
     """Mean cross-entropy over the texts of a step. Its statistic is the accuracy."""
 
-    statistics = SampleMeans(("accuracy",))
+    statistics = SampleMeans(STEP_STATISTICS["classification"])
 
     def _statistics(self, predictions: Tensor, batch: Batch) -> Tensor:
         return (predictions == batch.labels).double().sum(0)

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spotune.job.metric import STEP_STATISTICS
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import skip_packing_detection
 from spotune_trainer.objectives.objective import LossSums, SampleMeans
 
 Pooling = Literal["mean", "cls", "lastToken"]
 
-RETRIEVAL: Final = SampleMeans(("accuracyAt1", "mrr"))
+RETRIEVAL: Final = SampleMeans(STEP_STATISTICS["embedding"])
 """Fraction of the queries that are nearest to their positive text, and the mean of 1 / rank of the positive text, among
 all texts of the step that are no queries."""
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from spotune.job.metric import STEP_STATISTICS
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.objectives.objective import LossSums
@@ -23,6 +24,7 @@ class LabelledRewards:
     A mean is absent if there is no such answer.
     """
 
+    names: Final = STEP_STATISTICS["kto"]
     size: Final = 5
     """Rewards of the desirable answers, and their number; the same of the undesirable ones; `kl` of each answer."""
 

@@ -35,6 +35,10 @@ class Statistics(Protocol):
     """What is logged beside the loss."""
 
     @property
+    def names(self) -> Sequence[str]:
+        """Names of all means, in `spotune.job.metric.STEP_STATISTICS` too. Trackers have a curve for each."""
+
+    @property
     def size(self) -> int:
         """Number of sums of a micro-batch."""
 

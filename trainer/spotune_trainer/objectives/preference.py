@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from spotune.job.metric import STEP_STATISTICS
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.objectives.objective import LossSums
@@ -21,6 +22,8 @@ from spotune_trainer.objectives.pair_log_probs import pair_log_probs
 class PairRewards:
     """Statistics of all objectives that learn from pairs: means over the pairs, of which a packed row has several."""
 
+    names: Final = STEP_STATISTICS["dpo"]
+    """Those of all objectives that learn from pairs."""
     size: Final = 5
     """Rewards of the chosen and of the rejected answers, their differences, the number of pairs whose chosen answer has
     the higher reward, and that of all pairs."""
@@ -28,8 +31,7 @@ class PairRewards:
     def means(self, sums: Sequence[float], samples: int) -> Mapping[str, float]:
         """Mean rewards, their mean difference, and the fraction of pairs whose chosen answer has the higher reward."""
         *totals, pairs = sums
-        names = "rewardChosen", "rewardRejected", "rewardMargin", "rewardAccuracy"
-        return {name: total / pairs for name, total in zip(names, totals, strict=True)}
+        return {name: total / pairs for name, total in zip(self.names, totals, strict=True)}
 
 
 REWARDS: Final = PairRewards()

@@ -10,10 +10,16 @@ import schedulefree
 import torch
 from torch import Tensor, nn
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -168,6 +174,45 @@ def test_muon_updates_the_matrices_of_hidden_layers_only() -> None:
     assert {name.rsplit(".", 2)[1] for name in hidden_matrices(gpt)} == {"c_attn", "c_proj", "c_fc"}
     t5 = T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2))
     assert {name.rsplit(".", 2)[1] for name in hidden_matrices(t5)} == {"q", "k", "v", "o", "wi", "wo"}
+
+
+ENCODER_SIZES: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
+HEADS = [
+    pytest.param(
+        BertForSequenceClassification,
+        BertConfig(vocab_size=20, num_hidden_layers=2, **ENCODER_SIZES),
+        {"classifier", "bert.pooler.dense"},
+        id="bert of texts",
+    ),
+    pytest.param(
+        BertForTokenClassification,
+        BertConfig(vocab_size=20, num_hidden_layers=2, **ENCODER_SIZES),
+        {"classifier"},
+        id="bert of words",
+    ),
+    pytest.param(
+        RobertaForSequenceClassification,
+        RobertaConfig(vocab_size=20, num_hidden_layers=2, **ENCODER_SIZES),
+        {"classifier.dense", "classifier.out_proj"},
+        id="roberta of texts",
+    ),
+    pytest.param(
+        LlamaForSequenceClassification,
+        LlamaConfig(vocab_size=20, num_hidden_layers=2, **ENCODER_SIZES),
+        {"score"},
+        id="llama of texts",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model_class", "config", "head"), HEADS)
+def test_muon_does_not_update_the_head_of_a_classifier(model_class: Any, config: Any, head: set[str]) -> None:
+    model = model_class(config)
+    embeddings = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    matrices = {name for name, parameter in model.named_parameters() if parameter.ndim == 2}
+    outside = {f"{name}.weight" for name in embeddings | head}
+    assert hidden_matrices(model) == matrices - outside
+    assert outside <= matrices
 
 
 def test_weight_decay_applies_to_matrices_only() -> None:

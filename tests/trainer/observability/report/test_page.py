@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from spotune.errors import UsageError
+from spotune.job.metric import OBJECTIVE_METRICS, STEP_STATISTICS
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.observability.report.charts import Axis, duration, thinned
@@ -118,6 +119,41 @@ def test_a_mixture_has_a_chart_of_the_loss_of_each_source(eventful: JobDirectory
     assert "Evaluation loss by source" in page
     assert [f"{name}</span>" in page for name in ("sql", "chat")] == [True, True]
     assert len(re.findall(r"<svg.*?</svg>", page, re.DOTALL)) == 5
+
+
+@pytest.mark.parametrize("objective", [each for each, metrics in OBJECTIVE_METRICS.items() if metrics])
+def test_what_an_objective_computes_is_in_a_chart(eventful: JobDirectory, objective: str) -> None:
+    for number in (1, 2):
+        steps = eventful.generation_logs(number).steps
+        lines = map(json.loads, steps.read_text().splitlines())
+        statistics = dict.fromkeys(STEP_STATISTICS[objective], 0.25)
+        steps.write_text("".join(json.dumps({**line, **statistics}) + "\n" for line in lines))
+    scores = dict.fromkeys(OBJECTIVE_METRICS[objective], 0.5)
+    Ledger(eventful).append("evaluated", generation=2, step=10, loss=0.5, scores=scores)
+    drawn = {
+        name: len(re.findall(r"\d,\d", points))
+        for _, lines, legend in charts_of(report_of_directory(eventful.root))
+        for name, points in zip(legend, lines, strict=bool(legend))
+    }
+    assert {name: drawn.get(name) for name in STEP_STATISTICS[objective]} == dict.fromkeys(
+        STEP_STATISTICS[objective], 10
+    )
+    assert {name: drawn.get(f"{name}, evaluation") for name in scores} == dict.fromkeys(scores, 1)
+
+
+def charts_of(page: str) -> list[tuple[str, list[str], list[str]]]:
+    """The title of each chart of lines, the points of its lines, and its legend, which one line does not have."""
+    found = re.findall(r"<figcaption>(.*?)<span class=.legend.>(.*?)</figcaption>(.*?)</figure>", page, re.DOTALL)
+    return [
+        (title, points, re.findall(r"<span class=.key c\d.>(.*?)</span>", legend))
+        for title, legend, chart in found
+        if (points := re.findall(r"<polyline[^>]*points=.(.*?).[ /]*>", chart))
+    ]
+
+
+def test_a_run_that_only_learns_texts_has_no_charts_of_other_objectives(eventful: JobDirectory) -> None:
+    titles = {title for title, _, _ in charts_of(report_of_directory(eventful.root))}
+    assert titles == {"Loss", "Tokens per second"}
 
 
 def test_page_is_one_file_with_all_texts_escaped(eventful: JobDirectory) -> None:

@@ -6,9 +6,11 @@ import warnings
 from html import unescape
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
 
+from spotune.job.metric import STEP_STATISTICS
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.tracking.remote import Point
 from spotune_trainer.observability.tracking.tracker import (
@@ -18,6 +20,7 @@ from spotune_trainer.observability.tracking.tracker import (
     html_table,
     markdown_table,
     samples_of,
+    step_point,
 )
 from tests.trainer.support.tracked_runs import evaluated
 
@@ -42,6 +45,14 @@ def test_tensorboard_has_the_answers_of_each_evaluation_once(tmp_path: Path) -> 
     assert "<td>question 1</td>" in shown
     assert "<b>6" not in shown
     assert "<b>6</b> | no" in unescape(shown)
+
+
+@pytest.mark.parametrize("objective", STEP_STATISTICS)
+def test_a_step_has_a_curve_for_each_statistic_of_its_objective(objective: str) -> None:
+    statistics = {name: 0.5 + number for number, name in enumerate(STEP_STATISTICS[objective])}
+    point = step_point({"step": 3, "loss": 2.0, "seconds": 0.5, "tokens": 100, "labelTokens": 60, **statistics})
+    curves = {f"train/{name}": value for name, value in statistics.items()}
+    assert point == {"train/loss": 2.0, "train/tokensPerSecond": 200.0, **curves}
 
 
 def test_samples_have_a_column_for_each_score() -> None:

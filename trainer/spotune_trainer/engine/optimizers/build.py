@@ -13,6 +13,7 @@ from spotune_trainer.engine.optimizers.adafactor import Adafactor
 from spotune_trainer.engine.optimizers.adamw8bit import AdamW8bit
 from spotune_trainer.engine.optimizers.muon import Muon
 from spotune_trainer.engine.optimizers.schedule_free import ScheduleFreeAdamW
+from spotune_trainer.models.heads import head_modules
 
 
 def build_optimizer(model: PreTrainedModel, training: TrainingSpec, *, compiled: bool) -> torch.optim.Optimizer:
@@ -61,10 +62,13 @@ def _groups(model: PreTrainedModel, training: TrainingSpec) -> list[dict[str, An
 
 
 def hidden_matrices(model: PreTrainedModel) -> set[str]:
-    """Names of the 2-D weights of a model's hidden layers: of neither its embeddings nor its output head."""
-    embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    """Names of the 2-D weights of a model's hidden layers: of neither its embeddings nor its head or output projection.
+
+    All layers of a head count as the head: also the pooler of BERT and the dense layer below RoBERTa's outputs.
+    """
     output: Any = model.get_output_embeddings()
-    head: Any = getattr(model, "score", None)
-    outside = [*embeddings, *(module.weight for module in (output, head) if module is not None)]
+    outside = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    outside += [] if output is None else [output.weight]
+    outside += [weight for head in head_modules(model) for weight in model.get_submodule(head).parameters()]
     excluded = {id(weight) for weight in outside}
     return {name for name, p in model.named_parameters() if p.ndim == 2 and id(p) not in excluded}

@@ -28,6 +28,12 @@ _GROUP_CLASSES = {"left": "left", "done": "done", "preempted": "left", "": "runs
 _LEGEND = {"done": "finished", "runs": "running or stopped", "left": "exited after a commit", "lost": "lost or failed"}
 _MAX_EVALUATIONS = 10
 """Number of evaluations whose answers are shown."""
+_CHARTS_OF_OBJECTIVES = {
+    "Rewards": ("rewardChosen", "rewardRejected", "rewardMargin"),
+    "Accuracy": ("rewardAccuracy", "accuracy", "macroF1", "entityF1", "accuracyAt1", "mrr"),
+    "Estimate of the KL divergence": ("kl",),
+}
+"""What objectives compute beside the loss, by the title of its chart."""
 _PLAN_FIELDS = ("zeroStage", "microBatchSize", "gradientCheckpointing", "reason", "fingerprint", "libraries", "changes")
 
 
@@ -127,6 +133,13 @@ def _curves(summary: RunSummary) -> Iterator[str]:
         for name in sources
     ]
     yield line_chart("Evaluation loss by source", lines)
+    scores = [(each["step"], scores_of(each)) for each in summary.evaluations]
+    for title, names in _CHARTS_OF_OBJECTIVES.items():
+        lines = []
+        for name in names:
+            scored = [(step, found[name]) for step, found in scores if name in found]
+            lines += [Line(name, points_of(name)), Line(f"{name}, evaluation", scored, dotted=True)]
+        yield line_chart(title, lines)
     rate = [
         (step["step"], tokens / step["seconds"])
         for step in summary.steps

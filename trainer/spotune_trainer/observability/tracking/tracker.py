@@ -8,26 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from spotune.formatting import scores_of
+from spotune.job.metric import STEP_STATISTICS
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import tokens_of
 
-STEP_CURVES = {
-    "train/loss": "loss",
-    "train/gradNorm": "gradNorm",
-    "train/learningRate": "learningRate",
-    "train/epoch": "epoch",
-    "train/mfu": "mfu",
-    "train/rewardChosen": "rewardChosen",
-    "train/rewardRejected": "rewardRejected",
-    "train/rewardMargin": "rewardMargin",
-    "train/rewardAccuracy": "rewardAccuracy",
-    "train/accuracy": "accuracy",
-}
-
+_OF_EVERY_STEP = ("loss", "gradNorm", "learningRate", "epoch", "mfu")
+STEP_CURVES = {f"train/{name}": name for name in (*_OF_EVERY_STEP, *chain(*STEP_STATISTICS.values()))}
+"""Fields of `steps.jsonl` by curve: those of every step, and what the objectives compute beside the loss."""
 
 _MARKUP = frozenset("\\`*_{}[]<>&#|~$!")
 
