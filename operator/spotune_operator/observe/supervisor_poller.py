@@ -67,8 +67,10 @@ class Poller:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        polls = [target.task for target in self._targets.values()]
         for key in list(self._targets):
             self.set_target(key, "")
+        await asyncio.gather(*polls, return_exceptions=True)  # each closes its connection before the session ends
         if self._session is not None:
             await self._session.close()
 
