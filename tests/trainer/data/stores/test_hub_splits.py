@@ -57,7 +57,8 @@ def choose(files: Sequence[str], config: str = "", split: str = "", folder: str 
         source,
         folder,
         stored,
-        (config, split),
+        config,
+        split,
         lambda name: format_of(name) is not None,
         lambda file: contents.get(file.key, ""),
     )
@@ -164,6 +165,11 @@ configs:
     with pytest.raises(JobError, match=r"no configuration x, but these, with their splits: default \(train\): set"):
         choose(["rows.csv"], "x")
     assert choose(["rows.csv"], "default")
+    texts = {CARD: "---\nconfigs: [{config_name: en, data_dir: data}]\n---\n"}
+    with pytest.raises(
+        JobError, match=r"no configuration x, but these, with their splits: en \(train\): set prepare\."
+    ):
+        choose(files, "x", texts=texts)
 
 
 BROKEN_CARDS = [

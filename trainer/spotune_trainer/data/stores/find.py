@@ -67,7 +67,7 @@ def find_stored_files(
     found = _with_retries(source, lambda: _list(_store(scheme), bucket, key, hidden_too=card))
     names_files = WILDCARD.search(key) is not None or [file.key for file in found] == [key]
     if scheme == "hf" and found and not names_files:
-        return choose_split(source, key, found, (config, split), is_rows, partial(_read_text, source))
+        return choose_split(source, key, found, config, split, is_rows, partial(_read_text, source))
     if found and (config or split):
         raise JobError(
             f"{source} names files itself: remove {'split' if split else 'config'}, or name the dataset or a folder in "

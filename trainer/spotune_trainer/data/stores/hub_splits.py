@@ -34,8 +34,13 @@ _KEYWORDS: Final = {
 }
 _SEPARATORS: Final = "-._ 0-9"
 _SHARDED: Final = re.compile(r"data/([^/]+)-[0-9]{5}-of-[0-9]{5}[^/]*\.[^/]*")
-_FOLDERS: Final = ("**/{word}/**", "**/{word}[{sep}]*/**", "**/*[{sep}]{word}/**", "**/*[{sep}]{word}[{sep}]*/**")
-_FILE_NAMES: Final = ("**/{word}[{sep}]*", "**/*[{sep}]{word}[{sep}]*")
+_FOLDERS: Final = (
+    "**/{keyword}/**",
+    "**/{keyword}[{sep}]*/**",
+    "**/*[{sep}]{keyword}/**",
+    "**/*[{sep}]{keyword}[{sep}]*/**",
+)
+_FILE_NAMES: Final = ("**/{keyword}[{sep}]*", "**/*[{sep}]{keyword}[{sep}]*")
 _NOT_ROWS: Final = frozenset(
     {CARD, "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"}
 )
@@ -62,7 +67,8 @@ def choose_split(
     source: str,
     folder: str,
     files: Sequence[StoredFile],
-    wanted: tuple[str, str],
+    config_name: str,
+    split_name: str,
     is_rows: Callable[[str], bool],
     read_text: Callable[[StoredFile], str],
 ) -> list[StoredFile]:
@@ -72,7 +78,8 @@ def choose_split(
         source: URL, for messages.
         folder: Path in the repository; empty: the whole dataset, whose card counts.
         files: All files in there.
-        wanted: Configuration and split; empty: the default one, or the only one.
+        config_name: Configuration; empty: the default one, or the only one.
+        split_name: Split; empty: the only one.
         is_rows: Whether the format of a file name is one of rows.
         read_text: Downloads the card.
 
@@ -84,9 +91,11 @@ def choose_split(
     if not paths:
         return []
     configs = _configs_of(source, base, files, list(paths), read_text)
-    config = _choose_config(source, configs, wanted[0], list(paths))
+    if config_name and base and configs[0].folder == base:
+        raise JobError(f"{source} is a folder, which has no configurations: remove config, or the folder")
+    config = _choose_config(source, configs, config_name, list(paths))
     splits = _splits_of(config, list(paths))
-    split = _choose_split(source, config, list(splits), wanted[1], [other.name for other in configs])
+    split = _choose_split(source, config, list(splits), split_name, [other.name for other in configs])
     chosen = _matching(splits[split], config.folder, list(paths))
     missing = [
         pattern for pattern in splits[split] if not WILDCARD.search(pattern) and config.folder + pattern not in paths
@@ -123,8 +132,8 @@ def _converted_configs(paths: Iterable[str]) -> list[_Config]:
     """Configurations of the revision that the Hub itself writes: folders with a folder for each split."""
     found: dict[str, dict[str, list[str]]] = {}
     for path in sorted(paths):
-        config, _, rest = path.partition("/")
-        split = rest.rpartition("/")[0]
+        config, _, in_config = path.partition("/")
+        split = in_config.rpartition("/")[0]
         found.setdefault(config, {}).setdefault(split, []).append(path)
     return [_Config(name, splits, is_default=name == _DEFAULT_CONFIG) for name, splits in found.items()]
 
@@ -197,17 +206,15 @@ def _within(source: str, pattern: Any) -> str:
 # Choices
 
 
-def _choose_config(source: str, configs: Sequence[_Config], wanted: str, paths: Sequence[str]) -> _Config:
+def _choose_config(source: str, configs: Sequence[_Config], name: str, paths: Sequence[str]) -> _Config:
     defaults = [config for config in configs if config.is_default or len(configs) == 1]
-    named = [config for config in configs if config.name == wanted]
-    if named or (not wanted and len(defaults) == 1):
+    named = [config for config in configs if config.name == name]
+    if named or (not name and len(defaults) == 1):
         return (named or defaults)[0]
     known = ", ".join(f"{config.name} ({', '.join(_splits_of(config, paths))})" for config in configs)
-    if wanted and configs[0].folder and len(configs) == 1:
-        raise JobError(f"{source} is a folder, which has no configurations: remove config, or the folder")
-    if wanted:
+    if name:
         raise JobError(
-            f"{source} has no configuration {wanted}, but these, with their splits: {known}: "
+            f"{source} has no configuration {name}, but these, with their splits: {known}: "
             "set prepare.config (--config) to one of them"
         )
     which = "and more than one of them is the default" if defaults else "and none of them is the default"
@@ -217,14 +224,14 @@ def _choose_config(source: str, configs: Sequence[_Config], wanted: str, paths: 
     )
 
 
-def _choose_split(source: str, config: _Config, splits: Sequence[str], wanted: str, configs: Sequence[str]) -> str:
-    if wanted in splits or (not wanted and len(splits) == 1):
-        return wanted or splits[0]
+def _choose_split(source: str, config: _Config, splits: Sequence[str], name: str, configs: Sequence[str]) -> str:
+    if name in splits or (not name and len(splits) == 1):
+        return name or splits[0]
     of = f" of configuration {config.name}" if len(configs) > 1 else ""
     others = f" (other configurations: {', '.join(name for name in configs if name != config.name)})" if of else ""
-    if wanted:
+    if name:
         raise JobError(
-            f"{source} has no split {wanted}{of}, but {', '.join(splits)}{others}: "
+            f"{source} has no split {name}{of}, but {', '.join(splits)}{others}: "
             "set prepare.split (--split) to one of them"
         )
     raise JobError(
@@ -245,16 +252,16 @@ def _splits_of(config: _Config, paths: Sequence[str]) -> Mapping[str, Sequence[s
     for templates in (_FOLDERS, _FILE_NAMES):
         found = {
             split: patterns
-            for split, words in _KEYWORDS.items()
-            if _matching(patterns := _for_words(templates, words), "", names)
+            for split, keywords in _KEYWORDS.items()
+            if _matching(patterns := _for_keywords(templates, keywords), "", names)
         }
         if found:
             return found
     return {"train": ["**"]}
 
 
-def _for_words(templates: Iterable[str], words: Iterable[str]) -> list[str]:
-    return [template.format(word=word, sep=_SEPARATORS) for word in words for template in templates]
+def _for_keywords(templates: Iterable[str], keywords: Iterable[str]) -> list[str]:
+    return [template.format(keyword=keyword, sep=_SEPARATORS) for keyword in keywords for template in templates]
 
 
 def _matching(patterns: Iterable[str], folder: str, paths: Iterable[str]) -> list[str]:
