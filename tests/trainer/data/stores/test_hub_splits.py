@@ -79,8 +79,8 @@ def write(root: Path, files: Sequence[str]) -> None:
         (root / name).touch()
 
 
-def ours(files: Sequence[str], splits: Sequence[str], **more: str) -> Splits:
-    return {split: [file.key for file in choose(files, split=split, **more)] for split in splits}
+def ours(files: Sequence[str], splits: Sequence[str], folder: str = "") -> Splits:
+    return {split: [file.key for file in choose(files, split=split, folder=folder)] for split in splits}
 
 
 @pytest.mark.parametrize("name", TREES)
