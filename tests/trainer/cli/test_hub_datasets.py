@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import load_dataset
 
 from spotune.errors import JobError
+from spotune.job import PrepareSpec
 from spotune.job_file.load import load_job, resolve_paths
+from spotune_trainer.data.preparation.inputs import rows_in_order
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.sources import check_data
 from tests.command_line import run_spotune
@@ -25,6 +28,8 @@ configs:
   data_files: [{split: train, path: en/a.jsonl}, {split: test, path: en/b.jsonl}]
 - config_name: fr
   data_files: [{split: train, path: fr/c.jsonl}]
+- config_name: all
+  data_files: [fr/*, en/a*]
 ---
 """
 JOB = """\
@@ -87,7 +92,9 @@ def shard(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
 
 
 def test_shards_of_several_splits_are_refused_and_those_of_one_name_it(capsys: pytest.CaptureFixture[str]) -> None:
-    several = "has the splits train, test of configuration en (other configurations: fr): set prepare.split (--split)"
+    several = (
+        "has the splits train, test of configuration en (other configurations: fr, all): set prepare.split (--split)"
+    )
     assert several in refusal(capsys, "shard", DATASET, "--directory", "shards", *COLUMNS)
     manifest = shard(capsys, DATASET, "--split", "test", *COLUMNS)
     assert manifest["splits"]["train"]["documents"] == 3
@@ -98,6 +105,20 @@ def test_shards_of_several_splits_are_refused_and_those_of_one_name_it(capsys: p
     assert "made from other input" in refusal(
         capsys, "shard", DATASET, "--config", "fr", "--directory", "shards", *COLUMNS
     )
+
+
+@pytest.mark.parametrize(("config", "split"), [("", "train"), ("en", "test"), ("fr", ""), ("all", "train")])
+def test_rows_are_those_of_load_dataset(config: str, split: str, tmp_path: Path) -> None:
+    for name, content in FILES.items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(content)
+    expected = load_dataset(
+        str(tmp_path / "copy"), config or None, split=split or "train", cache_dir=str(tmp_path / "datasets")
+    )
+    source = PrepareSpec(source=DATASET, config=config, split=split)
+    found = [row for _, _, row in rows_in_order([source], ["q", "a"])]
+    assert [{"q": row["q"], "a": row["a"]} for row in found] == expected.to_list()
+    assert len(found) in {30, 3, 4, 34}
 
 
 def test_options_go_before_the_split_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
