@@ -58,6 +58,16 @@ def test_a_share_of_a_mixture_belongs_to_what_is_trained() -> None:
     assert changed_fields(old, new) == ["spec.dataset.mixture"]
 
 
+@pytest.mark.parametrize("field", ["config", "split"])
+def test_the_split_of_raw_data_belongs_to_what_is_trained(field: str) -> None:
+    old, new, default = (
+        a_job(dataset={"prepare": {"source": "hf://datasets/me/rows"} | named, "prompt": "{a}", "completion": "{b}"})
+        for named in ({}, {field: "a"}, {field: ""})
+    )
+    assert changed_fields(old, new) == [f"spec.dataset.prepare.{field}"]
+    assert fingerprint(old) == fingerprint(default)
+
+
 @pytest.mark.parametrize(
     "sections",
     [

@@ -11,6 +11,23 @@ EVAL_RULES: Final = (
     ),
 )
 
+PREPARE_RULES: Final = tuple(
+    rule
+    for field in ("config", "split")
+    for rule in (
+        Rule(
+            f"self.{field} == '' || self.source.startsWith('hf://')",
+            "is only for datasets on the Hugging Face Hub, hf://datasets/owner/name: remove it",
+            field,
+        ),
+        Rule(
+            f"self.{field} == '' || !self.source.matches(r'[*?\\[]')",
+            "cannot be combined with a pattern, which names files itself: remove one of them",
+            field,
+        ),
+    )
+)
+
 MIXTURE_SOURCE_RULES: Final = (
     Rule(
         "has(self.train) != has(self.prepare)",

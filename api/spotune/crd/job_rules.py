@@ -6,7 +6,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule
-from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES
+from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
 from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
@@ -21,6 +21,7 @@ from spotune.job import (
     JobServingSpec,
     MixtureSourceSpec,
     ModelSpec,
+    PrepareSpec,
     TrainingSpec,
     WorkersSpec,
 )
@@ -359,6 +360,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     BackoffSpec: _BACKOFF,
     EvalSpec: EVAL_RULES,
     MixtureSourceSpec: MIXTURE_SOURCE_RULES,
+    PrepareSpec: PREPARE_RULES,
     DatasetSpec: DATASET_RULES,
     **TRAINING_RULES,
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from spotune.custom_resource.base import (
     NonNegativeInt,
@@ -19,6 +19,7 @@ from spotune.custom_resource.metadata import MAX_NAME_LENGTH, NAME_PATTERN
 
 MAX_MIXED_SOURCES = 64
 MAX_LABELS = 1000
+MAX_HUB_NAME_LENGTH = 200
 
 
 def _check_template(template: str) -> str:
@@ -41,6 +42,24 @@ def _check_source_name(name: str) -> str:
         invalid("", f"{name!r} is not a name of a source: {_SOURCE_NAME_EXPECTED}")
     return name
 
+
+def _check_hub_name_length(name: str) -> str:
+    if len(name) > MAX_HUB_NAME_LENGTH:
+        invalid("", f"has {len(name)} characters; at most {MAX_HUB_NAME_LENGTH} are allowed")
+    return name
+
+
+def _check_split_name(name: str) -> str:
+    if re.search(r"[][+:%]", name):
+        invalid("", f"{name!r} {_NO_SPLIT_EXPRESSION}")
+    return name
+
+
+_NO_SPLIT_EXPRESSION = (
+    "is not the name of a split: slices and sums such as train[:10%] or train+test are not supported; name one split, "
+    "and take several as sources of a mixture"
+)
+_SPLIT_NAME = (r"!self.matches(r'[\[\]+:%]')", _NO_SPLIT_EXPRESSION)
 
 _SOURCE_NAME_EXPECTED = (
     f"use a-z, 0-9 and -, start and end with a letter or digit, at most {MAX_NAME_LENGTH} characters"
@@ -90,12 +109,47 @@ class EvalSpec(Section):
         return self
 
 
+ConfigName = Annotated[
+    str,
+    AfterValidator(_check_hub_name_length),
+    WithJsonSchema({"type": "string", "maxLength": MAX_HUB_NAME_LENGTH}),
+]
+SplitName = Annotated[
+    str,
+    AfterValidator(_check_hub_name_length),
+    AfterValidator(_check_split_name),
+    with_cel_rules(_SPLIT_NAME, max_length=MAX_HUB_NAME_LENGTH),
+]
+
+
 class PrepareSpec(Section):
     """Raw data to tokenize into shards once, before the first step."""
 
     source: RawSource
-    """Files or a folder of *.jsonl, *.csv, *.parquet or *.arrow. Patterns such as data/*.jsonl are allowed. A web
-    server has single files only."""
+    """Files or a folder of *.jsonl, *.csv, *.parquet or *.arrow, or a dataset, hf://datasets/owner/name. Patterns such
+    as data/*.jsonl are allowed. A web server has single files only."""
+    config: ConfigName = ""
+    """Configuration (subset) of a dataset on the Hugging Face Hub. Default: the default one of its card, or the only
+    one."""
+    split: SplitName = ""
+    """Split of a dataset on the Hugging Face Hub, or of a folder in it, such as train. Required if there are
+    several."""
+
+    def __str__(self) -> str:
+        """The source, with configuration and split, for messages."""
+        named = [f"{name} {value}" for name, value in (("config", self.config), ("split", self.split)) if value]
+        return f"{self.source} ({', '.join(named)})" if named else self.source
+
+    @model_validator(mode="after")
+    def _check_names_a_dataset(self) -> Self:
+        for field in ("config", "split"):
+            if not getattr(self, field):
+                continue
+            if not self.source.startswith("hf://"):
+                invalid(field, "is only for datasets on the Hugging Face Hub, hf://datasets/owner/name: remove it")
+            if re.search(r"[*?[]", self.source):
+                invalid(field, "cannot be combined with a pattern, which names files itself: remove one of them")
+        return self
 
 
 SourceName = Annotated[
@@ -234,11 +288,11 @@ class DatasetSpec(Section):
         return self.eval is not None or any(source.eval is not None for source in self.mixture)
 
     @property
-    def prepared_sources(self) -> dict[str, str]:
+    def prepared_sources(self) -> dict[str, PrepareSpec]:
         """Raw data to convert into shards, by the name of the mixture's source; the name is empty without a mixture."""
         if self.mixture:
-            return {source.name: source.prepare.source for source in self.mixture if source.prepare is not None}
-        return {"": self.prepare.source} if self.prepare is not None and self.train is None else {}
+            return {source.name: source.prepare for source in self.mixture if source.prepare is not None}
+        return {"": self.prepare} if self.prepare is not None and self.train is None else {}
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:

@@ -10,6 +10,7 @@ from tests.api.support.broken_labels import LABELS_FOR_MODELS_ALONE, WRONG_LABEL
 from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
 from tests.api.support.broken_optimizers import WRONG_OPTIMIZERS
+from tests.api.support.broken_raw_data import WRONG_RAW_DATA
 from tests.api.support.job_files import check_broken_job
 
 WORKERS = "  workers: {count: 2, min: 1}\n"
@@ -355,6 +356,7 @@ BROKEN = [
     *WRONG_TOGETHER,
     *WRONG_EVALUATIONS,
     *WRONG_MIXTURES,
+    *WRONG_RAW_DATA,
     *WRONG_OBJECTIVES,
     *WRONG_OPTIMIZERS,
     *WRONG_EXECUTION,

@@ -36,7 +36,8 @@ spec:
                prompt: "{instruction}: {input}", completion: "{output}", keep: [database], chosen: "", rejected: "",
                label: "", labels: [], query: "", positive: "", negative: "",
                tools: "", trainOn: assistant, trainTrailingWhitespace: false, maxSkipped: 0,
-               prepare: {source: "https://host/raw.parquet"}, credentials: {secretName: bucket, endpoint: ""}}
+               prepare: {source: "hf://datasets/me/raw", config: en, split: train},
+               credentials: {secretName: bucket, endpoint: ""}}
   training:   {objective: sft, preference: {labelSmoothing: 0.0, desirableWeight: 1.0, undesirableWeight: 1.0},
                embedding: {pooling: mean, normalize: true, temperature: 0.05}, epochs: 3, maxSteps: 1000,
                globalBatchSize: 96, learningRate: 1e-4, scheduler: cosine, warmupRatio: 0.03, warmupSteps: 0,

@@ -54,6 +54,8 @@ def show(
     train_on: raw_data.TrainOn = None,
     max_length: raw_data.MaxLength = None,
     source: raw_data.Source = None,
+    config: raw_data.Config = None,
+    split: raw_data.Split = None,
     output: Annotated[
         Literal["text", "json"], typer.Option(help="json: the spans of the row and what becomes of its turns.")
     ] = "text",
@@ -86,7 +88,7 @@ def show(
         train_on=train_on,
         max_length=max_length,
     )
-    sources = raw_data.find_sources(inputs, settings, source)
+    sources = raw_data.find_sources(inputs, settings, source, config=config, split=split)
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions
     from spotune_trainer.data.preparation.preview import preview_row
@@ -128,6 +130,8 @@ def stats(
     train_on: raw_data.TrainOn = None,
     max_length: raw_data.MaxLength = None,
     source: raw_data.Source = None,
+    config: raw_data.Config = None,
+    split: raw_data.Split = None,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Read only so many rows of each source, from the start.")
     ] = None,
@@ -159,7 +163,7 @@ def stats(
         train_on=train_on,
         max_length=max_length,
     )
-    sources = raw_data.find_sources(inputs, settings, source)
+    sources = raw_data.find_sources(inputs, settings, source, config=config, split=split)
 
     from spotune_trainer.data.preparation.lengths import measure_sources
     from spotune_trainer.data.preparation.prepare import PrepareOptions

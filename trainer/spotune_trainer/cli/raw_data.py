@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from pydantic import ValidationError
 
 from spotune.custom_resource import API_VERSION
 from spotune.errors import JobError, UsageError
-from spotune.job import KIND, FinetuneJob
+from spotune.job import KIND, FinetuneJob, PrepareSpec
 from spotune.job_file.load import load_job, parse_job, replace_fields, resolve_paths
 from spotune.job_file.yaml_file import Document
+
+if TYPE_CHECKING:
+    from spotune_trainer.data.preparation.inputs import RawInput
 
 Inputs = Annotated[
     list[str] | None,
@@ -24,6 +28,10 @@ Inputs = Annotated[
 Source = Annotated[
     str | None, typer.Option(metavar="NAME", help="Only this source of the job's mixture. Default: all with raw rows.")
 ]
+Config = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Configuration of a dataset at hf://. Default: the default one.")
+]
+Split = Annotated[str | None, typer.Option(metavar="NAME", help="Split of a dataset at hf://. Default: the only one.")]
 Job = Annotated[
     Path | None, typer.Option(metavar="JOB.yaml", help="Take settings that are not given here from this job file.")
 ]
@@ -119,29 +127,41 @@ def read_settings(job: Path | None, **options: Any) -> FinetuneJob:
     return settings
 
 
-def find_sources(inputs: list[str] | None, job: FinetuneJob, only: str | None = None) -> dict[str, list[str]]:
+def find_sources(
+    inputs: list[str] | None,
+    job: FinetuneJob,
+    only: str | None = None,
+    *,
+    config: str | None = None,
+    split: str | None = None,
+) -> dict[str, list[RawInput]]:
     """The raw files: those of the command, or else the job's, by the name of the mixture's source.
 
     Args:
         inputs: Files of the command; None or empty: those of the job.
         job: The job.
         only: Name of a source of the job's mixture; None: all.
+        config: Configuration of the dataset, instead of the job's.
+        split: Split of the dataset, instead of the job's.
 
     Returns:
         Without a mixture, one item whose name is empty.
 
     Raises:
-        UsageError: There are none.
+        UsageError: There are none, or `config` or `split` does not fit them.
     """
     if inputs and only is not None:
         raise UsageError("--source is a source of the job's mixture: give either it or files to read")
     if inputs:
-        return {"": inputs}
-    found = {name: [source] for name, source in _prepared_sources(job).items()}
-    if only is None and found:
-        return found
-    if only in found and only:
-        return {only: found[only]}
+        return {"": [of_split(source, config, split) for source in inputs]}
+    found = _prepared_sources(job)
+    chosen = found if only is None else {only: found[only]} if only and only in found else {}
+    if len(chosen) > 1 and (config or split):
+        raise UsageError("--config and --split are of one dataset: name the source of the job's mixture by --source")
+    if chosen:
+        return {
+            name: [of_split(spec.source, config or spec.config, split or spec.split)] for name, spec in chosen.items()
+        }
     named = [source.name for source in job.spec.dataset.mixture]
     if only in named:
         raise UsageError(f"dataset.mixture: source {only} has shards, which hold no raw rows: give one with prepare")
@@ -163,7 +183,23 @@ def naming_source(name: str) -> Iterator[None]:
         raise JobError(f"dataset.mixture, source {name}: {error}") from error
 
 
-def _prepared_sources(job: FinetuneJob) -> dict[str, str]:
+def of_split(source: str, config: str | None, split: str | None) -> RawInput:
+    """A source of raw rows; of a dataset on the Hub, those of a configuration and split.
+
+    Raises:
+        UsageError: The source is no dataset on the Hub, or the name of the split is none.
+    """
+    if not config and not split:
+        return source
+    try:
+        return PrepareSpec(source=source, config=config or "", split=split or "")
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = first.get("ctx", {}).get("field") or ".".join(map(str, first["loc"]))
+        raise UsageError(f"{source}: {'--' if field in {'config', 'split'} else ''}{field} {first['msg']}") from error
+
+
+def _prepared_sources(job: FinetuneJob) -> dict[str, PrepareSpec]:
     """As `prepared_sources` of the dataset, also where shards of the raw data are named beside it."""
     dataset = job.spec.dataset
-    return dataset.prepared_sources or ({"": dataset.prepare.source} if dataset.prepare is not None else {})
+    return dataset.prepared_sources or ({"": dataset.prepare} if dataset.prepare is not None else {})

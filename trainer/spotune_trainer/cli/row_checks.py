@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spotune.cli.row_checks import RowCheck
 from spotune.errors import InfrastructureError, JobError, Problem
-from spotune.job import FinetuneJob
+from spotune.job import FinetuneJob, PrepareSpec
 from spotune_trainer.data.preparation.check import MAX_PROBLEMS, check_rows
 from spotune_trainer.data.preparation.prepare import PrepareOptions
 from spotune_trainer.models.pretrained import load_tokenizer
@@ -45,10 +45,10 @@ def check_sources(
         if model.token_secret_ref is not None:  # whose token this machine may lack
             return _not_checked(sources, str(error))
         return _refused(sources, _problem(field, error))
-    found = []
+    found, raw = [], _raw_data(job)
     for path, source in sources.items():
         try:
-            checked = check_rows([source], options, tokenizer, max_rows=max_rows, report=partial(report, source))
+            checked = check_rows([raw[path]], options, tokenizer, max_rows=max_rows, report=partial(report, source))
         except JobError as error:
             return _refused(sources, _problem("spec.dataset", error))
         except (InfrastructureError, OSError) as error:
@@ -61,6 +61,14 @@ def check_sources(
             )
         found.append(RowCheck(path, source, checked.rows, checked.complete, checked.left_out, problems=tuple(problems)))
     return found
+
+
+def _raw_data(job: FinetuneJob) -> dict[str, PrepareSpec]:
+    """The raw data of a job by the path of the field with its source."""
+    dataset = job.spec.dataset
+    found = {f"spec.dataset.mixture[{index}]": source.prepare for index, source in enumerate(dataset.mixture)}
+    found["spec.dataset"] = dataset.prepare
+    return {f"{path}.prepare.source": spec for path, spec in found.items() if spec is not None}
 
 
 def _problem(field: str, error: JobError) -> Problem:

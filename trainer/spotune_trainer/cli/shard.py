@@ -85,6 +85,8 @@ def shard(
         bool | None, typer.Option(help="Put several documents, or pairs, into one row; causal only.")
     ] = None,
     source: raw_data.Source = None,
+    config: raw_data.Config = None,
+    split: raw_data.Split = None,
     eval_fraction: Annotated[
         float, typer.Option(min=0, max=0.99, help="Fraction to hold out: DIR/train and DIR/eval instead of DIR.")
     ] = 0.0,
@@ -105,6 +107,10 @@ def shard(
     spotune shard "books/*.parquet" --directory data/books --tokenizer ./tokenizer --text body --packing
 
     spotune shard chats.jsonl --directory data/chats --job finetunejob.yaml
+
+    Read a split of a dataset on the Hugging Face Hub:
+
+    spotune shard hf://datasets/openai/gsm8k --config main --split test --directory data/eval --job finetunejob.yaml
 
     Each source of a mixture that has raw rows gets a folder of its own, DIR/NAME.
     """
@@ -132,7 +138,7 @@ def shard(
         max_completion_length=max_completion_length,
         packing=packing,
     )
-    sources = raw_data.find_sources(inputs, settings, source)
+    sources = raw_data.find_sources(inputs, settings, source, config=config, split=split)
 
     from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
     from spotune_trainer.models.pretrained import load_tokenizer

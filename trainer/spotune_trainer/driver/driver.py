@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
 from spotune.fingerprint import changed_fields
-from spotune.job import FinetuneJob
+from spotune.job import FinetuneJob, PrepareSpec
 from spotune.plan.checkpoint_interval import seconds_to_preemption
 from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files
@@ -137,7 +137,7 @@ class Driver:
             self._prepare_sources(sources)
         check_local_manifests(self.job, self.directory)
 
-    def _prepare_sources(self, sources: Mapping[str, str]) -> None:
+    def _prepare_sources(self, sources: Mapping[str, PrepareSpec]) -> None:
         """Convert raw data to shards.
 
         Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
-from spotune.job import FinetuneJob
+from spotune.job import FinetuneJob, PrepareSpec
 from spotune.job_file.load import replace_fields
 from spotune.plan.execution import resolve_minimum
 from spotune_trainer import files
@@ -24,7 +24,7 @@ from spotune_trainer.models.pretrained import load_config
 logger = logging.getLogger("spotune.driver")
 
 
-def unprepared_sources(job: FinetuneJob, directory: JobDirectory) -> dict[str, str]:
+def unprepared_sources(job: FinetuneJob, directory: JobDirectory) -> dict[str, PrepareSpec]:
     """Raw data that is to be converted to shards, by the name of its source in a mixture; empty without a mixture.
 
     Shards that a checkpoint was trained on are final, because `dataset` is frozen then. The raw data is not read again,

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data.stores import find
 from spotune_trainer.data.stores.find import find_stored_files, local_copy
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from tests.trainer.support.hub_datasets import Files, serving, serving_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -203,17 +199,6 @@ def web() -> Iterator[tuple[str, type[Web]]]:
         yield url, Handler
 
 
-@contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 def test_a_file_of_a_web_server_is_read_with_its_query_and_named_without(
     web: tuple[str, type[Web]], tmp_path: Path
 ) -> None:
@@ -249,49 +234,15 @@ def test_error_says_what_a_web_server_cannot_do(web: tuple[str, type[Web]]) -> N
 # The Hugging Face Hub
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The part of the Hub's API that its client needs to list and download the files of one dataset."""
-
-    protocol_version = "HTTP/1.1"
-    files: dict[str, bytes]
-
-    def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        tree, resolve = f"/api/datasets/me/rows/tree/{COMMIT}", f"/datasets/me/rows/resolve/{COMMIT}/"
-        if path in {"/api/datasets/me/rows/revision/main", "/api/datasets/me/rows/revision/v2"}:
-            self.send(json.dumps({"id": "me/rows", "sha": COMMIT}).encode())
-        elif path.startswith(tree):
-            folder = path.removeprefix(tree).strip("/")
-            found = [name for name in self.files if name.startswith(f"{folder}/" if folder else "")]
-            listed = [{"type": "file", "path": name, "size": len(self.files[name]), "oid": name} for name in found]
-            self.send(json.dumps(listed or {}).encode(), 200 if found else 404, "EntryNotFound")
-        elif path.startswith(resolve) and path.removeprefix(resolve) in self.files:
-            self.send(self.files[path.removeprefix(resolve)])
-        else:
-            self.send(b"", 404, "RepoNotFound")
-
-    do_HEAD = do_GET  # noqa: N815 - the base class's way
-
-    def send(self, content: bytes, status: int = 200, code: str = "") -> None:
-        self.send_response(status)
-        headers = {"ETag": f'"{len(content)}"', "X-Repo-Commit": COMMIT, "Content-Length": str(len(content))}
-        for name, value in (headers | ({"X-Error-Code": code} if status == 404 else {})).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None: ...
-
-
 READ = """
 import sys
 from pathlib import Path
 from spotune.errors import SpotuneError
 from spotune_trainer.data.stores.find import find_stored_files, local_copy
-for source in sys.argv[2:]:
+for argument in sys.argv[2:]:
     try:
-        for file in find_stored_files(source):
+        source, config, split = argument.split(",") if "," in argument else (argument, "", "")
+        for file in find_stored_files(source, config, split):
             with local_copy(file, Path(sys.argv[1])) as path:
                 print(file.url, path.read_text())
     except SpotuneError as error:
@@ -300,31 +251,102 @@ assert not {"torch", "streaming"} & set(sys.modules), "the preflight has no memo
 """
 
 
-def test_data_files_of_a_dataset_on_the_hub_are_read_and_not_kept(tmp_path: Path) -> None:
-    class Handler(Hub):
-        files = {"data/test-0.jsonl": b"test", "data/train-0.jsonl": b"one", "data/train-1.jsonl": b"two"}  # noqa: RUF012
+DATASET = {"data/test-0.jsonl": b"test", "data/train-0.jsonl": b"one", "data/train-1.jsonl": b"two", "z.py": b"0"}
 
-    sources = ["hf://datasets/me/rows/data/train-*.jsonl", "hf://me/rows@v2/data/test-0.jsonl", "hf://datasets/me/rows"]
-    sources += ["hf://datasets/me/rows/nothing/*.jsonl", "hf://datasets/me/other"]
-    with serving(Handler) as url:
-        environment = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+
+def read_from_hub(folder: Path, *sources: str, revisions: Mapping[str, Files] | None = None) -> list[str]:
+    """What another process reads, or why not: a line for each file or error."""
+    with serving_dataset(revisions or {"main": DATASET, "v2": DATASET}) as url:
+        environment = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
         done = subprocess.run(
-            [sys.executable, "-c", READ, str(tmp_path / "copies"), *sources],
+            [sys.executable, "-c", READ, str(folder / "copies"), *sources],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    *read, none, other = done.stdout.splitlines()
-    train = ["hf://datasets/me/rows/data/train-0.jsonl one", "hf://datasets/me/rows/data/train-1.jsonl two"]
-    assert read == [
-        *train,
-        "hf://datasets/me/rows@v2/data/test-0.jsonl test",
-        "hf://datasets/me/rows/data/test-0.jsonl test",
-        *train,
-    ]
+    return done.stdout.splitlines()
+
+
+def test_data_files_of_a_dataset_on_the_hub_are_read_and_not_kept(tmp_path: Path) -> None:
+    sources = ["hf://datasets/me/rows/data/train-*.jsonl", "hf://me/rows@v2/data/test-0.jsonl"]
+    sources += ["hf://datasets/me/rows/nothing/*.jsonl", "hf://datasets/me/other"]
+    one, two, test, none, other = read_from_hub(tmp_path, *sources)
+    assert (one, two) == (
+        "hf://datasets/me/rows/data/train-0.jsonl one",
+        "hf://datasets/me/rows/data/train-1.jsonl two",
+    )
+    assert test == "hf://datasets/me/rows@v2/data/test-0.jsonl test"
     assert none.startswith("JobError no file matches hf://datasets/me/rows/nothing/*.jsonl")
     assert other.startswith("JobError hf://datasets/me/other is missing, or access is denied")
     assert "set HF_TOKEN" in other
     assert not [path for path in tmp_path.rglob("*.jsonl") if path.is_file()]
+
+
+def test_a_dataset_with_several_splits_is_read_only_if_one_is_named(tmp_path: Path) -> None:
+    sources = ["hf://datasets/me/rows", "hf://me/rows/data", "hf://datasets/me/rows,,validation"]
+    bare, folder, unknown, test, one, two = read_from_hub(
+        tmp_path, *sources, "hf://datasets/me/rows,,test", "hf://datasets/me/rows/data,,train"
+    )
+    fix = "set prepare.split (--split) to"
+    assert bare == f"JobError hf://datasets/me/rows has the splits train, test: {fix} the one to read"
+    assert folder == f"JobError hf://me/rows/data has the splits train, test: {fix} the one to read"
+    assert unknown == f"JobError hf://datasets/me/rows has no split validation, but train, test: {fix} one of them"
+    assert test == "hf://datasets/me/rows/data/test-0.jsonl test"
+    assert (one[-3:], two[-3:]) == ("one", "two")
+
+
+def test_a_file_or_pattern_has_no_split(tmp_path: Path) -> None:
+    (file, pattern) = read_from_hub(
+        tmp_path, "hf://datasets/me/rows/data/test-0.jsonl,,test", "hf://datasets/me/rows/*/train*.jsonl,x,"
+    )
+    assert file.startswith("JobError hf://datasets/me/rows/data/test-0.jsonl names files itself: remove split")
+    assert pattern.startswith("JobError hf://datasets/me/rows/*/train*.jsonl names files itself: remove config")
+
+
+def test_the_card_says_which_files_are_a_configuration_and_split(tmp_path: Path) -> None:
+    card = b"""---
+configs:
+- config_name: small
+  default: true
+  data_files: [{split: train, path: data/train-1.jsonl}]
+- config_name: all
+  data_files: [{split: train, path: data/*}, {split: holdout, path: data/test-0.jsonl}]
+---
+"""
+    sources = ["hf://datasets/me/rows", "hf://datasets/me/rows,all,holdout", "hf://datasets/me/rows,all,"]
+    small, holdout, refused, *everything = read_from_hub(
+        tmp_path, *sources, "hf://datasets/me/rows,all,train", revisions={"main": {**DATASET, "README.md": card}}
+    )
+    assert (small[-3:], holdout[-4:]) == ("two", "test")
+    assert "has the splits train, holdout of configuration all (other configurations: small)" in refused
+    assert len(everything) == 3
+    hidden = {".huggingface.yaml": b"configs: [{config_name: x, data_files: data/train-0.jsonl}]"}
+    (one,) = read_from_hub(tmp_path, "hf://datasets/me/rows", revisions={"main": {**DATASET, **hidden}})
+    assert one[-3:] == "one"
+
+
+def test_revisions_with_slashes_are_read(tmp_path: Path) -> None:
+    converted = {"en/train/0000.parquet": b"1", "en/test/0000.parquet": b"2", "fr/train/0000.parquet": b"3"}
+    revisions = {
+        "main": DATASET,
+        "refs/convert/parquet": converted,
+        "refs/pr/1": {"a.csv": b"4"},
+        "x/y": {"a.csv": b"5"},
+    }
+    base = "hf://datasets/me/rows"
+    sources = [f"{base}@refs/convert/parquet,en,test", f"{base}@refs%2Fconvert%2Fparquet/en/train,,"]
+    sources += [f"{base}@refs/convert/parquet/fr/train/0000.parquet", f"{base}@refs/pr/1", f"{base}@x%2Fy/*.csv"]
+    *read, missing, malformed = read_from_hub(
+        tmp_path, *sources, f"{base}@x/y", f"{base}@refs/heads/x", revisions=revisions
+    )
+    assert read == [
+        f"{base}@refs/convert/parquet/en/test/0000.parquet 2",
+        f"{base}@refs%2Fconvert%2Fparquet/en/train/0000.parquet 1",
+        f"{base}@refs/convert/parquet/fr/train/0000.parquet 3",
+        f"{base}@refs/pr/1/a.csv 4",
+        f"{base}@x%2Fy/a.csv 5",
+    ]
+    assert missing.startswith(f"JobError {base}@x/y is missing, or access is denied")
+    assert malformed.endswith("has a revision with slashes: write each of them as %2F, as in name@refs%2Fheads%2Fdev")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from spotune.errors import JobError
 from spotune_trainer.cli.init.formats.profile import ColumnProfile, Kind
-from spotune_trainer.data.preparation.inputs import columns_of_files, find_inputs, rows_in_order
+from spotune_trainer.data.preparation.inputs import RawInput, columns_of_files, find_inputs, rows_in_order
 
 _SCRIPT_ROWS: Final = 200
 _SCRIPT_CHARACTERS: Final = 400
@@ -22,12 +22,12 @@ _MAX_VALUE_CHARACTERS: Final = 80
 
 
 def profile_columns(
-    source: str, report: Callable[[int], None] = lambda _rows: None
+    source: RawInput, report: Callable[[int], None] = lambda _rows: None
 ) -> tuple[int, tuple[ColumnProfile, ...]]:
     """The number of rows, and a profile of each column.
 
     Args:
-        source: A file, a folder or a pattern.
+        source: A file, a folder, a pattern or a dataset.
         report: Called with the number of rows that were read.
 
     Raises:

@@ -29,6 +29,8 @@ from spotune_trainer.cli.init.profiles import Choice, DataProfile, MachineProfil
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from spotune_trainer.data.preparation.inputs import RawInput
+
 _STANDARD_OUTPUT = "-"
 _DEFAULT_FILE = "job.yaml"
 _HEAD = """Written by `spotune init` for {data} and {model}.
@@ -38,7 +40,7 @@ Comments say what was observed, and what can be changed; docs/reference/finetune
 
 
 def init(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="File, folder or pattern of the rows.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="File, folder or pattern of the rows, or a dataset.")],
     model: Annotated[str, typer.Option(metavar="SOURCE", help="A folder, or hf://owner/name.")],
     output_file: Annotated[
         str | None, typer.Option(metavar="FILE", help=f"Job file to write; -: print it. Default: {_DEFAULT_FILE}.")
@@ -50,6 +52,8 @@ def init(
     ] = None,
     device: Annotated[str, typer.Option(help="GPU, such as a100-80gb, h200 or l4. Default: this machine's.")] = "",
     device_memory: Annotated[str, typer.Option(help="Memory of one GPU or CPU worker, such as 80GB.")] = "",
+    config: raw_data.Config = None,
+    split: raw_data.Split = None,
     tokenizer: raw_data.Tokenizer = None,
     prompt: raw_data.Prompt = None,
     completion: raw_data.Completion = None,
@@ -84,6 +88,8 @@ def init(
 
     spotune init pairs.jsonl --model models/llama --prompt "{q}" --chosen "{good}" --rejected "{bad}"
 
+    spotune init hf://datasets/openai/gsm8k --config main --split train --model hf://HuggingFaceTB/SmolLM2-135M
+
     spotune init reviews.csv --model hf://google-bert/bert-base-uncased --text "{review}" --label stars
 
     The file runs as it is: spotune validate, plan and run take it.
@@ -92,10 +98,11 @@ def init(
 
     target = output_file or _DEFAULT_FILE
     _check_target(target, force=force or (interactive and output_file is None), as_json=output == "json")
+    raw_rows = raw_data.of_split(data, config, split)
     machine = find_machine(gpus, device, device_memory)
     profile, loaded = read_model(model, tokenizer or "")
     with Console(stderr=True).status("reading rows") as status:
-        count, columns = profile_columns(data, lambda read: status.update(f"{read:,} rows read"))
+        count, columns = profile_columns(raw_rows, lambda read: status.update(f"{read:,} rows read"))
     options = {
         "prompt": prompt, "completion": completion, "text": text, "messages": messages, "chosen": chosen,
         "rejected": rejected, "label": label, "query": query, "positive": positive, "negative": negative,
@@ -104,14 +111,14 @@ def init(
     if row_format is None:
         row_format = _find_format(columns, profile, interactive=interactive)
     check_format(row_format, profile)
-    measured = _measure(data, count, columns, row_format, profile, loaded, rows=rows, max_skipped=max_skipped)
+    measured = _measure(raw_rows, count, columns, row_format, profile, loaded, rows=rows, max_skipped=max_skipped)
     if interactive:
         kept = decisions.samples_of(measured, profile) - decisions.held_out_rows(measured, profile)
         objective = hyperparameters.objective_of(measured, profile)
         epochs = questions.ask_epochs(epochs or hyperparameters.decide_epochs(kept, objective))
         target = output_file or questions.ask_output_file(_DEFAULT_FILE, force=force)
     folder = Path.cwd() if target == _STANDARD_OUTPUT else Path(target).absolute().parent
-    measured = dataclasses.replace(measured, source=_relative(data, folder))
+    measured = dataclasses.replace(measured, source=_relative(data, folder), config=config or "", split=split or "")
     profile = dataclasses.replace(
         profile, source=_relative(model, folder), tokenizer=_relative(tokenizer, folder) if tokenizer else ""
     )
@@ -164,7 +171,7 @@ def _find_format(columns: Sequence[ColumnProfile], model: ModelProfile, *, inter
 
 
 def _measure(
-    data: str,
+    raw_rows: RawInput,
     count: int,
     columns: tuple[ColumnProfile, ...],
     row_format: RowFormat,
@@ -194,14 +201,14 @@ def _measure(
         raise JobError(str(error)) from error
     with Console(stderr=True).status("tokenizing rows") as status:
         found = collect_lengths(
-            [data], options, tokenizer, max_rows=rows, report=lambda read: status.update(f"{read:,} rows tokenized")
+            [raw_rows], options, tokenizer, max_rows=rows, report=lambda read: status.update(f"{read:,} rows tokenized")
         )
     if found.skipped > max_skipped:
         raise JobError(skipped_message(found.problems, found.skipped, max_skipped))
     target = found.target.rows_by_length if found.target is not None else None
     has_prompt = target is None and not (row_format.text or row_format.query)
     return DataProfile(
-        source=data,
+        source=str(raw_rows),
         rows=count,
         columns=columns,
         format=row_format,

@@ -94,6 +94,8 @@ def decide_dataset(data: DataProfile, model: ModelProfile, max_skipped: int) -> 
     """The choices of the section `dataset`."""
     return [
         Choice("spec.dataset.prepare.source", data.source, _rows_reason(data)),
+        *([Choice("spec.dataset.prepare.config", data.config, "As asked (--config).")] if data.config else []),
+        *([Choice("spec.dataset.prepare.split", data.split, "As asked (--split).")] if data.split else []),
         *_format_choices(data, max_skipped),
         *_length_choices(data, model),
         _held_out(data, model),

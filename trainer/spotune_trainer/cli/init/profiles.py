@@ -25,6 +25,8 @@ class DataProfile:
             pairs that of the prompt with the longer answer, for texts that belong together that of the longest.
         target_lengths: The same of a seq2seq model's targets; None for causal models.
         prompt_lengths: Number of rows of a causal model by the tokens before the first one that is trained.
+        config: Configuration of a dataset on the Hub, if one was asked for.
+        split: Split of it, if one was asked for.
     """
 
     source: str
@@ -36,6 +38,8 @@ class DataProfile:
     lengths: Mapping[int, int]
     target_lengths: Mapping[int, int] | None
     prompt_lengths: Mapping[int, int] = field(default_factory=dict)
+    config: str = ""
+    split: str = ""
 
 
 @dataclass(frozen=True)

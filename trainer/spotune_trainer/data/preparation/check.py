@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spotune.errors import JobError
-from spotune_trainer.data.preparation.inputs import as_one_part, find_inputs
+from spotune_trainer.data.preparation.inputs import RawInput, as_one_part, find_inputs
 from spotune_trainer.data.preparation.parts import tokenize_part, useful_pieces
 from spotune_trainer.data.preparation.prepare import PrepareOptions, needed_columns, no_rows, nothing_to_learn
 
@@ -38,7 +37,7 @@ class CheckedRows:
 
 
 def check_rows(
-    inputs: Sequence[str | Path],
+    inputs: Sequence[RawInput],
     options: PrepareOptions,
     tokenizer: PreTrainedTokenizerBase,
     *,

@@ -14,6 +14,7 @@ from pathlib import Path
 from pyarrow import parquet
 
 from spotune.errors import JobError
+from spotune.job.dataset import PrepareSpec
 from spotune_trainer.data.preparation.raw_files import NAMES, FileRange, InputFile, format_of
 from spotune_trainer.data.preparation.readers import RawRow, check_columns, column_types, read_rows
 from spotune_trainer.data.stores.find import find_stored_files
@@ -21,21 +22,24 @@ from spotune_trainer.data.stores.stored_file import StoredFile
 
 _ONE_PART = 1 << 62  # bytes: the files are not split
 
+RawInput = str | Path | PrepareSpec
+"""Where raw rows are: path, folder, pattern or URL; of a dataset on the Hub also its configuration and split."""
 
 Part = tuple[FileRange, ...]
 
 
-def find_inputs(sources: Sequence[str | Path]) -> list[InputFile]:
+def find_inputs(sources: Sequence[RawInput]) -> list[InputFile]:
     """The input files that paths, folders, URLs and patterns such as ``data/*.jsonl`` name.
 
     Returns:
         Each file once, in the order of ``sources``; files of one folder or pattern are sorted by path.
 
     Raises:
-        JobError: A source matches no file, a file has an unknown format, formats are mixed, or access is denied.
+        JobError: A source matches no file, a file has an unknown format, formats are mixed, or access is denied. Or a
+            dataset has several splits, and none was chosen.
         InfrastructureError: A store did not answer.
     """
-    files = [file for source in sources for file in _expand(str(source))]
+    files = [file for source in sources for file in _expand(source)]
     found = list({_identity(file): file for file in files}.values())
     formats = {file.format: file for file in found}
     if len(formats) > 1:
@@ -80,7 +84,7 @@ def as_one_part(files: Sequence[InputFile], columns: Collection[str]) -> Part:
     return part
 
 
-def rows_in_order(sources: Sequence[str | Path], columns: Collection[str]) -> Iterator[tuple[FileRange, int, RawRow]]:
+def rows_in_order(sources: Sequence[RawInput], columns: Collection[str]) -> Iterator[tuple[FileRange, int, RawRow]]:
     """All rows of all inputs: the range of a file, the number of the row in it, and the row.
 
     Raises:
@@ -91,9 +95,11 @@ def rows_in_order(sources: Sequence[str | Path], columns: Collection[str]) -> It
             yield file_range, number, row
 
 
-def _expand(source: str) -> list[InputFile]:
+def _expand(given: RawInput) -> list[InputFile]:
+    spec = given if isinstance(given, PrepareSpec) else None
+    source = spec.source if spec is not None else str(given)
     if "://" in source:
-        return _expand_url(source)
+        return _expand_url(source, *((spec.config, spec.split) if spec is not None else ("", "")))
     path = Path(source)
     if path.is_dir():
         paths = [found for found in sorted(path.rglob("*")) if format_of(found.name) and found.is_file()]
@@ -108,8 +114,8 @@ def _expand(source: str) -> list[InputFile]:
     return [_input_file(found, None) for found in paths]
 
 
-def _expand_url(source: str) -> list[InputFile]:
-    found = find_stored_files(source)
+def _expand_url(source: str, config: str, split: str) -> list[InputFile]:
+    found = find_stored_files(source, config, split, lambda name: format_of(name) is not None)
     if any(character in source for character in "*?[") or (len(found) == 1 and found[0].url == source):
         return [_input_file(_name_of(file), file) for file in found]
     known = [file for file in found if format_of(_name_of(file).name)]

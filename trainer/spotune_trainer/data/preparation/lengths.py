@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,7 +18,7 @@ from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import SKIPPED
-from spotune_trainer.data.preparation.inputs import rows_in_order
+from spotune_trainer.data.preparation.inputs import RawInput, rows_in_order
 from spotune_trainer.data.rows.documents import Document
 from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.rows.pairs import split_pair
@@ -149,7 +148,7 @@ class RowLengths:
 
 
 def measure_lengths(
-    inputs: Sequence[str | Path],
+    inputs: Sequence[RawInput],
     options: TextOptions,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -161,7 +160,7 @@ def measure_lengths(
 
 
 def measure_sources(
-    sources: Mapping[str, Sequence[str | Path]],
+    sources: Mapping[str, Sequence[RawInput]],
     options: TextOptions,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -191,7 +190,7 @@ def measure_sources(
 
 
 def collect_lengths(
-    inputs: Sequence[str | Path],
+    inputs: Sequence[RawInput],
     options: TextOptions,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -259,7 +258,7 @@ def length_histogram(lengths: Mapping[int, int]) -> dict[int, int]:
     return dict(sorted(bars.items()))
 
 
-def _documents(inputs: Sequence[str | Path], renderer: RowRenderer) -> Iterator[tuple[Callable[[], str], Document]]:
+def _documents(inputs: Sequence[RawInput], renderer: RowRenderer) -> Iterator[tuple[Callable[[], str], Document]]:
     """Each row's document, and a function that returns its file and line."""
     for file_range, line, row in rows_in_order(inputs, renderer.columns):
         try:

@@ -32,7 +32,7 @@ from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data.chat.renderer import SKIPPED
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.preparation.assemble import assemble_dataset, statistics
-from spotune_trainer.data.preparation.inputs import Part, find_inputs, split_into_parts
+from spotune_trainer.data.preparation.inputs import Part, RawInput, find_inputs, split_into_parts
 from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSummary, SplitCounts, skipped_message
 from spotune_trainer.data.preparation.process_pool import write_parts
 from spotune_trainer.data.preparation.raw_files import InputFile
@@ -171,7 +171,7 @@ class PreparedDataset:
 
 
 def prepare(
-    inputs: Sequence[str | Path],
+    inputs: Sequence[RawInput],
     output: Path,
     options: PrepareOptions,
     tokenizer: PreTrainedTokenizerBase,
@@ -180,8 +180,8 @@ def prepare(
     """Write the shards of ``inputs`` to ``output``. Does nothing if they exist already.
 
     Args:
-        inputs: Files, folders and patterns; paths, and URLs of stores. A file in a store is on this node only while a
-            process reads it, so the input may be larger than the disk.
+        inputs: Files, folders, patterns and datasets; paths, and URLs of stores. A file in a store is on this node only
+            while a process reads it, so the input may be larger than the disk.
         output: Folder of the dataset; with an eval fraction, the parent of ``train`` and ``eval``.
         options: How rows are tokenized and written.
         tokenizer: The model's tokenizer.
@@ -241,7 +241,7 @@ def needed_columns(text: TextOptions, tokenizer: PreTrainedTokenizerBase) -> fro
         raise JobError(f"spec.dataset: {error}") from error
 
 
-def no_rows(inputs: Sequence[str | Path]) -> JobError:
+def no_rows(inputs: Sequence[RawInput]) -> JobError:
     """The error for input without any row."""
     return JobError(f"the input has no rows: {', '.join(map(str, inputs))}")
 
@@ -280,7 +280,7 @@ def _staging_cleanup(staging: Path, output: Path) -> Iterator[None]:
 
 
 def _describe_sources(files: Sequence[InputFile]) -> list[dict[str, Any]]:
-    """Path, size and what identifies the content of each file: a checksum or, of a file in a store, its version."""
+    """Path, size, split, and what identifies the content of each file: a checksum, or the version in a store."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # reading and hashing release the GIL
         identities = list(pool.map(_identify, files))
     return [
@@ -290,7 +290,8 @@ def _describe_sources(files: Sequence[InputFile]) -> list[dict[str, Any]]:
 
 def _identify(file: InputFile) -> dict[str, str]:
     if file.stored is not None:
-        return {"version": file.stored.version}
+        chosen = {"config": file.stored.config, "split": file.stored.split} if file.stored.split else {}
+        return {"version": file.stored.version, **chosen}
     digest = xxhash.xxh3_128()
     with file.path.open("rb") as stream:
         while block := stream.read(1 << 22):
@@ -371,7 +372,7 @@ def _collect_summaries(
 
 
 def _merge_counts(
-    summaries: Sequence[PartSummary], options: PrepareOptions, inputs: Sequence[str | Path]
+    summaries: Sequence[PartSummary], options: PrepareOptions, inputs: Sequence[RawInput]
 ) -> dict[str, SplitCounts]:
     """The counts of each split, summed over all parts.
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TurnOutcome
-from spotune_trainer.data.preparation.inputs import rows_in_order
+from spotune_trainer.data.preparation.inputs import RawInput, rows_in_order
 from spotune_trainer.data.preparation.readers import RawRow
 from spotune_trainer.data.rows.documents import TokenizedDocument
 from spotune_trainer.data.rows.options import TextOptions
@@ -65,7 +64,7 @@ class RowPreview:
 
 
 def preview_row(
-    inputs: Sequence[str | Path], number: int, options: TextOptions, tokenizer: PreTrainedTokenizerBase
+    inputs: Sequence[RawInput], number: int, options: TextOptions, tokenizer: PreTrainedTokenizerBase
 ) -> RowPreview:
     """The row ``number``, from 1, of all inputs in order.
 
@@ -110,7 +109,7 @@ def _tokens(encoded: TokenizedDocument, options: TextOptions) -> list[tuple[int,
     return [(token, label != NO_LOSS) for token, label in zip(ids, labels, strict=True)]
 
 
-def _find_row(inputs: Sequence[str | Path], number: int, renderer: RowRenderer) -> tuple[str, RawRow]:
+def _find_row(inputs: Sequence[RawInput], number: int, renderer: RowRenderer) -> tuple[str, RawRow]:
     found = 0
     for file_range, line, row in rows_in_order(inputs, renderer.columns):
         found += 1

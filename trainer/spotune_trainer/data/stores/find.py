@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data.stores.failures import detail, is_for_the_user
+from spotune_trainer.data.stores.hub import parse_dataset
+from spotune_trainer.data.stores.hub_splits import CARD_METADATA, choose_split
+from spotune_trainer.data.stores.patterns import WILDCARD, compile_pattern
 from spotune_trainer.data.stores.stored_file import ChangedFileError, Store, StoredFile
 
 _Result = TypeVar("_Result")
@@ -23,7 +25,6 @@ _Result = TypeVar("_Result")
 SCHEMES: Final = ("s3", "gs", "az", "hf", "http", "https")
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0)
 """Between the attempts of a request."""
-_WILDCARD: Final = re.compile(r"[*?[]")
 _ONE_FILE: Final = "name one file: a web server lists no folders"
 _REMEDIES: Final = {
     "s3": "set AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, and S3_ENDPOINT_URL unless the bucket is at AWS",
@@ -39,22 +40,41 @@ class IncompleteCopyError(Exception):
     """A download ended before the end of the file."""
 
 
-def find_stored_files(source: str) -> list[StoredFile]:
+def find_stored_files(
+    source: str, config: str = "", split: str = "", is_rows: Callable[[str], bool] = lambda _name: True
+) -> list[StoredFile]:
     """The file that a URL names, or those below a folder or of a pattern such as ``s3://bucket/rows/*.jsonl``.
 
+    Args:
+        source: The URL.
+        config: Configuration of a dataset on the Hugging Face Hub; empty: the default one.
+        split: Split of a dataset on the Hub, or of a folder in it; empty: the only one.
+        is_rows: Whether the format of a file name is one of rows. Others belong to no split.
+
     Returns:
-        Sorted by URL, without files and folders whose name starts with a dot; a file that is named itself always.
+        Sorted by URL, without files and folders whose name starts with a dot; a file that is named itself always. The
+        files of a split have the order of `choose_split`.
 
     Raises:
-        JobError: There is none, access is denied, or the scheme is unknown.
+        JobError: There is none, access is denied, or the scheme is unknown. Or a dataset has several splits, and none
+            was asked for.
         InfrastructureError: The store did not answer.
     """
-    scheme, bucket, key = _split(source)
+    scheme, bucket, key = _parse_url(source)
     if scheme.startswith("http"):
         source = source.partition("?")[0]  # for messages: a query may hold a signature
-    found = _with_retries(source, lambda: _list(_store(scheme), bucket, key))
+    card = (CARD_METADATA,) if scheme == "hf" and not key else ()
+    found = _with_retries(source, lambda: _list(_store(scheme), bucket, key, hidden_too=card))
+    names_files = WILDCARD.search(key) is not None or [file.key for file in found] == [key]
+    if scheme == "hf" and found and not names_files:
+        return choose_split(source, key, found, config, split, is_rows, partial(_read_text, source))
+    if found and (config or split):
+        raise JobError(
+            f"{source} names files itself: remove {'split' if split else 'config'}, or name the dataset or a folder in "
+            "it: hf://datasets/owner/name"
+        )
     if not found:
-        what = "no file matches" if _WILDCARD.search(key) else "there is no file or folder at"
+        what = "no file matches" if WILDCARD.search(key) else "there is no file or folder at"
         raise JobError(f"{what} {source}: check the name with the tool of the store")
     return found
 
@@ -71,7 +91,7 @@ def local_copy(file: StoredFile, folder: Path) -> Iterator[Path]:
         JobError: The file is missing or access is denied.
         InfrastructureError: It was replaced meanwhile, the disk is too small, or the download failed.
     """
-    scheme = _split(file.url)[0]
+    scheme = _parse_url(file.url)[0]
     with _own_folder(folder) as own:
         free = shutil.disk_usage(own).free
         if free < file.size:
@@ -91,7 +111,19 @@ def local_copy(file: StoredFile, folder: Path) -> Iterator[Path]:
         yield target
 
 
-def _split(source: str) -> tuple[str, str, str]:
+def _read_text(source: str, file: StoredFile) -> str:
+    """The content of a small file in the Hub's repository of `source`."""
+
+    def attempt() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "content"
+            _store("hf").download(file, target)
+            return target.read_text(encoding="utf-8")
+
+    return _with_retries(source, attempt)
+
+
+def _parse_url(source: str) -> tuple[str, str, str]:
     scheme, _, place = source.partition("://")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -99,10 +131,7 @@ def _split(source: str) -> tuple[str, str, str]:
     if scheme != "hf":
         bucket, _, key = place.partition("/")
         return scheme, bucket, key
-    owner, name, *path = [*place.removeprefix("datasets/").split("/"), ""]
-    if not name:
-        raise JobError(f"{source} names no dataset: write hf://datasets/owner/name, then a file, folder or pattern")
-    return scheme, f"{owner}/{name}", "/".join(path).removesuffix("/")
+    return scheme, *parse_dataset(source)
 
 
 @cache
@@ -123,35 +152,27 @@ def _store(scheme: str) -> Store:
     return stores[scheme]() if scheme in stores else WebStore(scheme)
 
 
-def _list(store: Store, bucket: str, key: str) -> list[StoredFile]:
+def _list(store: Store, bucket: str, key: str, hidden_too: Collection[str]) -> list[StoredFile]:
     first = next(iter(store.list_files(bucket, key)), None)  # stores list in order: the key itself comes first
-    if first is None and not _WILDCARD.search(key):
+    if first is None and not WILDCARD.search(key):
         return []
     if first is not None and first.key == key and not key.endswith("/"):
         return [first]
-    wildcard = _WILDCARD.search(key)
+    wildcard = WILDCARD.search(key)
     prefix = key[: wildcard.start()] if wildcard else f"{key.rstrip('/')}/" if key else ""
-    pattern = re.compile(_as_regex(key) if wildcard else ".*")
+    pattern = compile_pattern(key if wildcard else "**")
     files = [
         file
         for file in store.list_files(bucket, prefix)
-        if pattern.fullmatch(file.key) and not file.key.endswith("/") and not _is_hidden(file.key[len(prefix) :])
+        if pattern.fullmatch(file.key)
+        and not file.key.endswith("/")
+        and (file.key in hidden_too or not _is_hidden(file.key[len(prefix) :]))
     ]
     return sorted(files, key=lambda file: file.url)
 
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
-
-
-def _as_regex(pattern: str) -> str:
-    """A shell pattern, with ``**`` for any number of folders, as a regular expression."""
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
-    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return "".join(
-        wildcards.get(piece) or (piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece))
-        for piece in pieces
-    )
 
 
 def _with_retries(url: str, attempt: Callable[[], _Result]) -> _Result:

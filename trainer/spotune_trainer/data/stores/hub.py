@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
 
+from spotune.errors import JobError
 from spotune_trainer.data.stores.stored_file import StoredFile
+
+_REVISION: Final = r"refs/convert/\w+(?=/|$)|refs/pr/\d+(?=/|$)|[^/]+"
+"""As in the Hub's own URLs: slashes are for its own references only, and %2F in names of branches."""
+_DATASET: Final = re.compile(rf"(?P<name>[^/@]+/[^/@]+)(?P<revision>@(?:{_REVISION}))?/*(?P<path>.*)")
+
+
+def parse_dataset(source: str) -> tuple[str, str]:
+    """Bucket and path of ``hf://datasets/owner/name@revision/path``, without a slash at the end.
+
+    Raises:
+        JobError: It names no dataset.
+    """
+    found = _DATASET.fullmatch(source.partition("://")[2].removeprefix("datasets/"))
+    if found is None:
+        raise JobError(f"{source} names no dataset: write hf://datasets/owner/name, then a file, folder or pattern")
+    revision = found["revision"] or ""
+    if revision == "@refs":
+        raise JobError(
+            f"{source} has a revision with slashes: write each of them as %2F, as in name@refs%2Fheads%2Fdev"
+        )
+    return found["name"] + revision, found["path"].rstrip("/")
+
+
+def revision_of(bucket: str) -> str:
+    """The revision that a bucket names, as the Hub knows it."""
+    return unquote(bucket.partition("@")[2]) or "main"
 
 
 class HubStore:
-    """Data files of datasets. The bucket is ``owner/name`` or ``owner/name@revision``."""
+    """Data files of datasets. The bucket is ``owner/name`` or ``owner/name@revision``, as in the URL."""
 
     def list_files(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
         """See `Store`."""
@@ -17,8 +47,8 @@ class HubStore:
         from huggingface_hub.errors import EntryNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
-        name, _, revision = bucket.partition("@")
-        commit = HfApi().dataset_info(name, revision=revision or "main").sha or "main"
+        name = bucket.partition("@")[0]
+        commit = HfApi().dataset_info(name, revision=revision_of(bucket)).sha or "main"
         folder = prefix.rpartition("/")[0] or None
         tree = HfApi().list_repo_tree(name, folder, recursive=True, revision=commit, repo_type="dataset")
         try:

@@ -24,6 +24,8 @@ class StoredFile:
         size: Bytes.
         version: Differs between any two contents of this file: etag, generation, hash or date, whatever the store has.
         revision: Commit of the Hub's repository that has this version; empty elsewhere.
+        config: Configuration of a dataset on the Hub that it belongs to; empty where none was chosen.
+        split: Split of that configuration.
     """
 
     url: str
@@ -32,6 +34,8 @@ class StoredFile:
     size: int
     version: str
     revision: str = ""
+    config: str = ""
+    split: str = ""
 
 
 class ChangedFileError(Exception):

@@ -257,7 +257,7 @@ def read_training_data(
     if (prepared / _INDEX).exists():
         return read_shards(str(prepared), f"{field}.prepare")
     assert raw_data is not None
-    return _raw_data(raw_data.source, f"{field}.prepare.source")
+    return _raw_data(raw_data, f"{field}.prepare.source")
 
 
 def read_shards(source: str, field: str) -> ShardsFacts:
@@ -289,7 +289,7 @@ def read_shards(source: str, field: str) -> ShardsFacts:
     return ShardsFacts(source, samples, len(shards))
 
 
-def _raw_data(source: str, field: str) -> str:
+def _raw_data(source: PrepareSpec, field: str) -> str:
     from spotune_trainer.data.preparation.inputs import find_inputs
 
     try:
