@@ -224,10 +224,13 @@ WRONG_TOGETHER = [
         ":8: spec.dataset.trainOn: is only for chats: set messages, the column with the chat, or remove it",
     ),
     (
-        "turns that may be left out, without a chat",
+        "rows that may be left out of shards",
         TRAIN,
         TRAIN + "    maxSkipped: 3\n",
-        ":8: spec.dataset.maxSkipped: is only for chats: set messages, the column with the chat, or remove it",
+        (
+            ":8: spec.dataset.maxSkipped: is only for raw rows, and shards are made already: set a row format, or "
+            "remove it"
+        ),
     ),
     (
         "plain text for seq2seq",
