@@ -224,6 +224,12 @@ WRONG_TOGETHER = [
         ":8: spec.dataset.trainOn: is only for chats: set messages, the column with the chat, or remove it",
     ),
     (
+        "tools of pairs that are no chats",
+        TRAIN,
+        TRAIN + '    prompt: "{q}"\n    chosen: "{a}"\n    rejected: "{b}"\n    tools: tools\n',
+        ":11: spec.dataset.tools: is only for chats: set messages, the column with the chat, or remove it",
+    ),
+    (
         "rows that may be left out of shards",
         TRAIN,
         TRAIN + "    maxSkipped: 3\n",
