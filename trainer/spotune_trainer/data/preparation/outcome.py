@@ -46,6 +46,8 @@ def outcome_of(document: Document, tokens: TokenizedDocument, text: TextOptions)
     problems = list(document.chat.problems) if document.chat is not None else []
     if reason is not None and reason != "turns":
         problems.append(explain_row(reason, tokens.limited_length, text.max_length))
+    if not problems:  # most rows
+        return RowOutcome(pieces, None, (), Counter())
     turns = Counter[str](document.chat.outcomes.values()) if document.chat is not None else Counter[str]()
     return RowOutcome(pieces, reason, problems, count_left_out(turns, {reason: 1} if reason is not None else {}))
 

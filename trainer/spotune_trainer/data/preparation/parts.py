@@ -156,7 +156,7 @@ def tokenize_part(
         for document, (_, place), tokens, of_turns in zip(rendered, chunk, tokenized, turn_tokens, strict=True):
             outcome = outcome_of(document, tokens, options.text)
             problems = [f"{place()}: {problem}" for problem in outcome.problems]
-            left_out += outcome.left_out
+            left_out.update(outcome.left_out)
             if problems and left_out.total() > options.max_skipped:
                 refuse(LeftOutError(problems, left_out, options.max_skipped, outcome.left_out))
             else:
