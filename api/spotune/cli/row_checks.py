@@ -34,7 +34,7 @@ class RowCheck:
         source: The source: a path or URL.
         rows: Rows that were read.
         complete: Whether these are known to be all rows.
-        left_out: Those of them that shards would leave out, because nothing in them is learned.
+        left_out: Those of them that shards would leave out, as far as `dataset.maxSkipped` allows.
         not_checked: Why rows were not read; empty if they were.
         problems: What is wrong, of the source or of another field.
     """
@@ -58,7 +58,7 @@ class RowCheck:
         if self.not_checked:
             return f"{self.field}: rows not checked: {self.not_checked}"
         which = f"all {self.rows:,} rows" if self.complete else f"the first {self.rows:,} rows"
-        left_out = f", {self.left_out:,} of them left out: nothing to learn in maxLength" if self.left_out else ""
+        left_out = f", {self.left_out:,} of them left out, as dataset.maxSkipped allows" if self.left_out else ""
         return f"{self.field}: {which} checked{left_out}"
 
 

@@ -139,10 +139,15 @@ DATASET_RULES: Final = (
             field,
         )
         for field, default in {
-            "tools": "self.tools == ''",
+            "tools": "(self.chosen != '' && self.prompt == '') || self.tools == ''",
             "trainOn": "self.trainOn == 'assistant'",
             "trainTrailingWhitespace": "!self.trainTrailingWhitespace",
-            "maxSkipped": "(self.chosen != '' && self.prompt == '') || self.maxSkipped == 0",
         }.items()
+    ),
+    Rule(
+        "self.maxSkipped == 0 || "
+        "[self.completion, self.text, self.messages, self.chosen, self.query].exists(form, form != '')",
+        "is only for raw rows, and shards are made already: set a row format, or remove it",
+        "maxSkipped",
     ),
 )

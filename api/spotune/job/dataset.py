@@ -251,14 +251,16 @@ class DatasetSpec(Section):
     negative: ColumnTemplate = ""
     """Template of a text that resembles positive, but is not near to query (a hard negative)."""
     tools: str = ""
-    """Column with the tools that the chat's assistant may call: a list of JSON schemas. Empty or null: none."""
+    """Column with the tools that the assistant of a chat, or of a pair of chats, may call: a list of JSON schemas.
+    Empty or null: none."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     """The text of a chat that the loss is computed on: every assistant message, only the last, or all text."""
     train_trailing_whitespace: bool = False
     """Also compute the loss on whitespace that the chat template writes after the token that ends a turn."""
     max_skipped: NonNegativeInt = 0
-    """Maximum assistant messages, or pairs of chats, to leave out because the chat template does not render them as
-    they are."""
+    """Maximum rows, and assistant messages of chats, of each source to leave out because nothing can be learned from
+    them: maxLength leaves nothing to learn, a text or an answer is empty, all messages of a row are marked not to be
+    trained on, or the chat template does not render an answer as it is. More than that is refused."""
     keep: list[str] = Field(default=[])
     """Columns to keep in the shards as text, for example the database that a query runs in."""
     prepare: PrepareSpec | None = None
@@ -386,10 +388,12 @@ class DatasetSpec(Section):
     @model_validator(mode="after")
     def _check_chat_fields(self) -> Self:
         has_pairs_of_chats = bool(self.chosen) and not self.prompt
-        for name in ("tools", "train_on", "train_trailing_whitespace", "max_skipped"):
+        for name in ("tools", "train_on", "train_trailing_whitespace"):
             field = type(self).model_fields[name]
-            if self.messages or (name == "max_skipped" and has_pairs_of_chats):
+            if self.messages or (name == "tools" and has_pairs_of_chats):
                 continue
             if getattr(self, name) != field.default:
                 invalid(field.alias or name, "is only for chats: set messages, the column with the chat, or remove it")
+        if self.max_skipped and self.row_format is None:
+            invalid("maxSkipped", "is only for raw rows, and shards are made already: set a row format, or remove it")
         return self

@@ -192,6 +192,7 @@ class ProgressResponse(_LenientModel):
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
     last_checkpoint: CheckpointResponse | None = None
     checkpoint_problem: Text = ""
+    data_left_out: Text = ""
     restarts: RestartsResponse = RestartsResponse()
     supervisor: SupervisorResponse = SupervisorResponse()
 

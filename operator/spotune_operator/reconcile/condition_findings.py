@@ -151,7 +151,11 @@ def _preflight_passed(context: ReconcileContext) -> Finding:
 
 def _data_prepared(context: ReconcileContext) -> Finding:
     if context.data_prepared:
-        return Finding("DataPrepared", "True", "Prepared" if context.prepares_data else "NothingToPrepare")
+        if not context.prepares_data:
+            return Finding("DataPrepared", "True", "NothingToPrepare")
+        earlier = find(context.previous.conditions, "DataPrepared")
+        recorded = earlier.message if earlier is not None and earlier.status == "True" else ""
+        return Finding("DataPrepared", "True", "Prepared", context.progress.data_left_out or recorded)
     if not context.preflight_passed and context.progress.phase != "Preparing":
         return Finding("DataPrepared", "False", "Preparing", "the preparation of data waits for the preflight")
     message = context.progress.message or "the data is being prepared on the head"

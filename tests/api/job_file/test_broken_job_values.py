@@ -225,10 +225,19 @@ WRONG_TOGETHER = [
         ":8: spec.dataset.trainOn: is only for chats: set messages, the column with the chat, or remove it",
     ),
     (
-        "turns that may be left out, without a chat",
+        "tools of pairs that are no chats",
+        TRAIN,
+        TRAIN + '    prompt: "{q}"\n    chosen: "{a}"\n    rejected: "{b}"\n    tools: tools\n',
+        ":11: spec.dataset.tools: is only for chats: set messages, the column with the chat, or remove it",
+    ),
+    (
+        "rows that may be left out of shards",
         TRAIN,
         TRAIN + "    maxSkipped: 3\n",
-        ":8: spec.dataset.maxSkipped: is only for chats: set messages, the column with the chat, or remove it",
+        (
+            ":8: spec.dataset.maxSkipped: is only for raw rows, and shards are made already: set a row format, or "
+            "remove it"
+        ),
     ),
     (
         "plain text for seq2seq",

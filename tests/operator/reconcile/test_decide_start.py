@@ -101,8 +101,12 @@ def test_data_is_prepared_before_workers_are_created() -> None:
     scenario.supervisor_reports("Preparing", message="prepared 1,000 rows, 1 of 9 parts")
     assert replicas(scenario.decide()) == {"workers": 0}
     assert scenario.condition("DataPrepared").message == "prepared 1,000 rows, 1 of 9 parts"
-    scenario.supervisor_reports("WaitingForWorkers")
+    scenario.supervisor_reports("WaitingForWorkers", dataLeftOut="3 rows left out")
     assert replicas(scenario.decide()) == {"workers": 2}
+    assert scenario.condition("DataPrepared").message == "3 rows left out"
+    scenario.supervisor_reports("Training")
+    scenario.decide()
+    assert scenario.condition("DataPrepared").message == "3 rows left out", "also while no driver reports it"
 
 
 def test_loss_of_the_head_keeps_the_workers() -> None:

@@ -201,7 +201,7 @@ def test_an_error_in_a_source_of_a_mixture_names_its_file(mixture: Path, capsys:
     assert shard("--job", "job.yaml", "--directory", "out") == 20
     shown = " ".join(capsys.readouterr().err.split())
     assert "dataset.mixture, source few: " in shown
-    assert "few.csv:3: 1 fields, but the header names 2 columns" in shown
+    assert "few.csv:3: 1 field, but the header names 2 columns" in shown
     (mixture / "few.csv").unlink()
     assert shard("--job", "job.yaml", "--directory", "out") == 20
     assert re.search(r"dataset\.mixture, source few: .*few\.csv", " ".join(capsys.readouterr().err.split()))

@@ -31,10 +31,15 @@ ROWS: list[dict[str, Any]] = [
 
 
 def shards(
-    options: TextOptions, rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, folder: Path
+    options: TextOptions,
+    rows: list[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    max_skipped: int = 0,
 ) -> tuple[list[Row], PreparedDataset]:
     source = write_jsonl(folder / "answers.jsonl", rows)
-    prepared = prepare([source], folder / "out", PrepareOptions(options, processes=1), tokenizer)
+    settings = PrepareOptions(options, processes=1, max_skipped=max_skipped)
+    prepared = prepare([source], folder / "out", settings, tokenizer)
     return list(read(folder / "out", folder)), prepared
 
 
@@ -141,7 +146,10 @@ def test_lengths_and_previews_are_those_of_the_answer_alone(tokenizer: PreTraine
 
 
 def test_a_row_whose_prompt_fills_it_is_dropped_and_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    rows, prepared = shards(TEXT, [*ROWS, {"q": "zz" * 80, "a": "ten", "good": True}], tokenizer, tmp_path)
+    long = {"q": "zz" * 80, "a": "ten", "good": True}
+    with pytest.raises(JobError, match=r"answers\.jsonl:4: nothing to learn is left within dataset\.maxLength"):
+        shards(TEXT, [*ROWS, long], tokenizer, tmp_path)
+    rows, prepared = shards(TEXT, [*ROWS, long], tokenizer, tmp_path, max_skipped=1)
     counts = prepared.manifest["splits"]["train"]
     assert (len(rows), counts["documents"], counts["dropped"], counts["truncated"]) == (3, 4, 1, 1)
 

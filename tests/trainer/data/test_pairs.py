@@ -19,6 +19,7 @@ from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.rows.pairs import split_pair
 from spotune_trainer.data.rows.renderer import RowRenderer
 from spotune_trainer.data.rows.tokenization import DocumentTokenizer
+from tests.trainer.data.chat.support.conversations import tokenizer_with
 from tests.trainer.data.preparation.test_prepare import read, write_jsonl
 
 TEXT = TextOptions("causal", prompt="Q: {q} A:", chosen=" {good}", rejected=" {bad}", max_length=64)
@@ -70,6 +71,8 @@ def test_chats_differ_in_their_last_message(tokenizer: PreTrainedTokenizerBase) 
     ("options", "row", "problem"),
     [
         (TEXT, ROW | {"bad": "select count"}, "chosen and rejected are the same answer"),
+        (TEXT, ROW | {"bad": "select count \n"}, "differ only in the whitespace around the answer: remove the row"),
+        (CHAT, {"good": chat("ten"), "bad": chat(" ten")}, "differ only in the whitespace around the answer"),
         (TEXT, ROW | {"good": " "}, "chosen is an empty answer: remove the row, or correct it"),
         (TEXT, {"q": "how many", "good": "ten"}, "no column 'bad'"),
         (CHAT, {"good": chat("ten"), "bad": chat("two", "which")}, "answer different prompts"),
@@ -82,6 +85,29 @@ def test_rows_that_teach_nothing_are_refused(
 ) -> None:
     with pytest.raises(RowError, match=problem):
         RowRenderer(options, tokenizer).render(row)
+
+
+def test_pairs_that_differ_in_whitespace_within_the_answer_are_kept(tokenizer: PreTrainedTokenizerBase) -> None:
+    pair = tokenize(TEXT, tokenizer, ROW | {"bad": "select\n  count"})
+    assert pair.pair_lengths is not None
+
+
+def test_pairs_of_chats_may_have_tools() -> None:
+    tools_tokenizer = tokenizer_with("trl/qwen3", "<|im_start|> <|im_end|> <|endoftext|>", "<|im_end|>")
+    options = TextOptions("causal", chosen="{good}", rejected="{bad}", tools="tools", max_length=512)
+    tool = {"type": "function", "function": {"name": "count_singers", "parameters": {"type": "object"}}}
+    row = {"good": chat("ten"), "bad": chat("two"), "tools": [tool]}
+    chosen, rejected = texts(tokenize(options, tools_tokenizer, row), tools_tokenizer)
+    for text, answer in (chosen, rejected):
+        assert "count_singers" in text
+        assert "count_singers" not in answer
+    with pytest.raises(RowError, match=r"no column 'tools'.*dataset\.tools of the job"):
+        RowRenderer(options, tools_tokenizer).render({"good": chat("ten"), "bad": chat("two")})
+
+
+def test_tools_are_for_chats() -> None:
+    with pytest.raises(ValueError, match="tools is for chats"):
+        TextOptions("causal", prompt="{q}", chosen="{good}", rejected="{bad}", tools="tools")
 
 
 def test_answers_that_are_chats_are_named_by_one_column(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -105,9 +131,12 @@ def test_pairs_that_are_the_same_within_the_maximum_length_are_dropped_and_count
 ) -> None:
     rows = [ROW, ROW | {"good": "zz" * 60, "bad": "zz" * 61}]
     source = write_jsonl(tmp_path / "pairs.jsonl", rows)
-    prepared = prepare([source], tmp_path / "out", PrepareOptions(TEXT, processes=1), tokenizer)
+    with pytest.raises(JobError, match=r"pairs\.jsonl:2: chosen and rejected are the same within dataset\.maxLength"):
+        prepare([source], tmp_path / "out", PrepareOptions(TEXT, processes=1), tokenizer)
+    prepared = prepare([source], tmp_path / "out", PrepareOptions(TEXT, processes=1, max_skipped=1), tokenizer)
     counts = prepared.manifest["splits"]["train"]
     assert (counts["documents"], counts["samples"], counts["dropped"], counts["truncated"]) == (2, 1, 1, 1)
+    assert list(counts["leftOut"]) == ["equal"]
 
 
 def test_an_error_names_file_and_line(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_turns_beyond_the_maximum_length_are_counted(tokenizer: PreTrainedTokeni
     [
         (CHAT[:1], "no message of the role 'assistant'"),
         ("how many", "not a JSON list"),
-        ([], "not a list of messages"),
+        ([], "an empty list of messages"),
         ([{"role": "user"}], "lacks text in 'role' or 'content'"),
     ],
 )

@@ -12,6 +12,7 @@ from spotune.errors import JobError, StoppedError
 from spotune_trainer import files
 from spotune_trainer.driver.driver import Driver
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.worker_group.result import Stopped
 from tests.trainer.support.runs import Runs
 from tests.trainer.support.simulated_cluster import TRAINED, ScriptedGroup, SimulatedCluster
@@ -41,6 +42,37 @@ def test_raw_data_of_each_source_of_a_mixture_is_prepared_before_waiting_for_wor
     plan = files.read_json(directory.plan)
     assert plan is not None
     assert list(plan["data"]) == ["mixture.shards.train", "mixture.sql.train", "mixture.chat.train"]
+
+
+def test_what_is_left_out_of_raw_data_is_recorded_and_shown(
+    runs: Runs, directory: JobDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="spotune.driver")
+    rows = tmp_path / "rows.jsonl"
+    good = '{"question": "how many ?", "answer": "SELECT 1"}\n'
+    rows.write_text(good * 20 + '{"question": "' + "why " * 99 + '", "answer": "SELECT 1"}\n' + good * 19)
+    dataset = {
+        "train": None, "prepare": {"source": str(rows)}, "prompt": "{question}", "completion": "{answer}",
+        "maxLength": 32,
+    }  # fmt: skip
+    first = SimulatedCluster([ScriptedGroup(Stopped(), last_step=5, commits=[5])])
+    job = runs.job("causal", dataset=dataset, workers={"count": 2, "gpus": 0})
+    with pytest.raises(JobError, match=r"rows\.jsonl:21: nothing to learn.*raise dataset\.maxSkipped"):
+        Driver(directory, job, 1, first.dependencies()).run()
+    job = runs.job("causal", dataset={**dataset, "maxSkipped": 1}, workers={"count": 2, "gpus": 0})
+    with pytest.raises(StoppedError):
+        Driver(directory, job, 2, first.dependencies()).run()
+    (event,) = Ledger(directory).records("prepared")
+    assert event["leftOut"] == {"cut": 1}
+    assert event["problems"][0].startswith(f"{rows}:21: nothing to learn is left")
+    assert "40 rows read, 39 samples" in event["summary"]
+    assert f"data is prepared: {event['summary']}" in caplog.messages
+    second = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10, commits=[10])])
+    Driver(directory, job, 3, second.dependencies()).run()
+    assert len(Ledger(directory).records("prepared")) == 1
+    status = files.read_json(directory.status)
+    assert status is not None
+    assert status["dataLeftOut"].startswith("1 row left out"), "also after a resume, which reads no rows"
 
 
 def test_sources_that_do_not_fit_together_fail_the_job_before_waiting_for_workers(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,37 +15,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from spotune_trainer.cli import raw_data
+from spotune_trainer.data.counts.tables import SUMMARY, table_rows, warnings
 
 if TYPE_CHECKING:
     from spotune_trainer.data.preparation.prepare import PreparedDataset, PrepareProgress
-
-_SUMMARY = {
-    "rows read": "documents",
-    "samples": "samples",
-    "shards": "shards",
-    "tokens": "tokens",
-    "tokens with loss": "lossTokens",
-    "rows cut": "truncated",
-    "tokens cut": "cutTokens",
-    "rows left out": "dropped",
-    "tokens of rows left out": "droppedTokens",
-}
-_TURNS = {
-    "trained": "turns trained on",
-    "flagged": "turns left out: marked by train or weight",
-    "earlier": "turns left out: not the last (trainOn)",
-    "cut": "turns left out: beyond maxLength",
-    "refused": "turns left out: the template refuses the chat",
-    "notRendered": "turns left out: not rendered by the template",
-    "notPlaced": "turns left out: not told from other text",
-}
-
-_PACKED_PAIRS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "pairs in packed rows": lambda counts: f"{counts['pairs']:,}",
-    "pairs in a row, on average": lambda counts: f"{counts['pairs'] / counts['samples']:.1f}",
-    "padding in micro-batches of 8 rows": lambda counts: f"{counts['padding']:.1%}",
-    "padding without packing": lambda counts: f"{counts['unpackedPadding']:.1%}",
-}
 
 Report = Callable[["PrepareProgress"], None]
 
@@ -72,7 +44,7 @@ def shard(
     tools: raw_data.Tools = None,
     train_on: raw_data.TrainOn = None,
     max_skipped: Annotated[
-        int | None, typer.Option(min=0, help="Answers that may be left out because of the chat template. Default: 0.")
+        int | None, typer.Option(min=0, help="Rows, and answers of chats, that may be left out. Default: 0.")
     ] = None,
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Keep a column in the shards; repeatable.")
@@ -170,11 +142,11 @@ def _json(dataset: PreparedDataset) -> dict[str, Any]:
 
 def _print_total(datasets: Mapping[str, PreparedDataset], console: Console) -> None:
     """One row for each source of a mixture and one for all, with the counts of all splits."""
-    table = Table("source", *_SUMMARY)
+    table = Table("source", *SUMMARY)
     for column in table.columns[1:]:
         column.justify = "right"
     counts = {
-        name: [sum(split[key] for split in dataset.manifest["splits"].values()) for key in _SUMMARY.values()]
+        name: [sum(split.get(key, 0) for split in dataset.manifest["splits"].values()) for key in SUMMARY.values()]
         for name, dataset in datasets.items()
     }
     for name, numbers in counts.items():
@@ -218,13 +190,6 @@ class _Lines:
             self._console.print(f"{self._activity}: {10 * tenths} % ({part}, {done.documents:,} rows)", highlight=False)
 
 
-def _add_packed_pairs(table: Table, of_splits: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of the summary that only packed pairs have."""
-    if any("pairs" in counts for counts in of_splits):
-        for label, shown in _PACKED_PAIRS.items():
-            table.add_row(label, *(shown(counts) if "pairs" in counts else "" for counts in of_splits))
-
-
 def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     state = "existed already" if dataset.reused else "is written"
     splits = dataset.manifest["splits"]
@@ -232,30 +197,11 @@ def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     table = Table("", *splits)
     for column in table.columns[1:]:
         column.justify = "right"
-    for label, name in _SUMMARY.items():
-        table.add_row(label, *(f"{counts[name]:,}" for counts in splits.values()))
-    turns = [counts.get("turns", {}) for counts in splits.values()]
-    for outcome, label in _TURNS.items():
-        if any(outcome in found for found in turns):
-            table.add_row(label, *(f"{found.get(outcome, 0):,}" for found in turns))
-    _add_packed_pairs(table, list(splits.values()))
+    for title, values in table_rows(list(splits.values())):
+        table.add_row(title, *values)
     table.add_row("median tokens of a row", *(f"{counts['inputTokens']['p50']:,}" for counts in splits.values()))
     console.print(table)
     longest = dataset.manifest["options"]["text"]["maxLength"]
-    warn = partial(console.print, style="yellow", highlight=False, soft_wrap=True)
     for split, counts in splits.items():
-        for problem in counts.get("problems", ()):
-            warn(f"{split}: left out: {problem}")
-        if counts.get("reasoningRemoved"):
-            warn(
-                f"{split}: the chat template removes the reasoning of {counts['reasoningRemoved']:,} turns that are "
-                "followed by others; the model learns their answers without it."
-            )
-        if counts["truncated"]:
-            share = counts["truncated"] / counts["documents"]
-            warn(
-                f"{split}: {share:.1%} of the rows were cut to {longest} tokens (99 % have at most "
-                f"{counts['inputTokens']['p99']}); raise maxLength to keep them whole."
-            )
-        if counts["dropped"]:
-            warn(f"{split}: {counts['dropped']:,} rows were left out: no token to learn from within {longest} tokens.")
+        for warning in warnings(counts, longest):
+            console.print(f"{split}: {warning}", style="yellow", highlight=False, soft_wrap=True)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
 from spotune.fingerprint import changed_fields
@@ -29,6 +28,7 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import memory_copies, plan_run, save_plan, unprepared_sources
+from spotune_trainer.driver.preparation import prepare_sources
 from spotune_trainer.driver.results import write_result
 from spotune_trainer.driver.scaling import choose_world_size
 from spotune_trainer.driver.status_publisher import StatusPublisher
@@ -57,9 +57,6 @@ from spotune_trainer.worker_group.result import (
     WorkerGroupRunner,
     Yielded,
 )
-
-if TYPE_CHECKING:
-    from spotune_trainer.data.preparation.prepare import PrepareProgress
 
 logger = logging.getLogger("spotune.driver")
 
@@ -134,27 +131,8 @@ class Driver:
     def _prepare(self) -> None:
         """Convert raw data to shards, once, and check the shards. A killed preparation resumes where it stopped."""
         if sources := unprepared_sources(self.job, self.directory):
-            self._prepare_sources(sources)
+            prepare_sources(self.job, self.directory, sources, self.ledger, self.status)
         check_local_manifests(self.job, self.directory)
-
-    def _prepare_sources(self, sources: Mapping[str, PrepareSpec]) -> None:
-        """Convert raw data to shards.
-
-        Args:
-            sources: raw data by the name of the mixture's source; the name is empty without a mixture.
-        """
-        from spotune_trainer.data.preparation.prepare import PrepareOptions, prepare
-        from spotune_trainer.models.pretrained import load_tokenizer
-
-        def report(done: PrepareProgress) -> None:
-            self.status.update(
-                message=f"prepared {done.documents:,} rows, {done.parts_done} of {done.parts_total} parts"
-            )
-
-        options, tokenizer = PrepareOptions.from_job(self.job), load_tokenizer(self.job)
-        for name, source in sources.items():
-            self.status.update(Phase.PREPARING, message=f"preparing {source}")
-            prepare([source], self.directory.prepared(name), options, tokenizer, report)
 
     def _run_generation(self) -> bool:
         """Run one worker group, from plan to result. Returns True once the model is trained."""

@@ -30,6 +30,7 @@ _KEPT_FROM_LAST_ATTEMPT = (
     "evalBySource",
     "best",
     "lastCheckpoint",
+    "dataLeftOut",
 )
 _OF_LAST_STEP = (
     "epoch",
@@ -67,6 +68,7 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "heartbeatSeconds",
         "lastCheckpoint",
         "checkpointProblem",
+        "dataLeftOut",
         "resumedFromStep",
         "message",
     )

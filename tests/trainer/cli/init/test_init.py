@@ -201,6 +201,7 @@ def test_rows_whose_prompt_fills_the_positions_are_counted(capsys: pytest.Captur
     job = init(capsys, write(rows), "--model", "short")
     left_out = prepared(job)["dropped"]
     assert left_out > 0
+    assert job.spec.dataset.max_skipped == left_out
     assert f" {left_out} rows are left out" in " ".join(Path("job.yaml").read_text().replace("#", "").split())
 
 
@@ -233,7 +234,7 @@ BROKEN: list[tuple[list[Row], str, int, str]] = [
     (CHATS, "t5", 20, "column 'chat' has chats, which seq2seq models cannot learn"),
     (CHATS, "llama", 20, "the tokenizer has no chat template.*--tokenizer"),
     (
-        [{"conversations": [{"from": "human", "value": "?"}]}],
+        [{"conversations": [{"from": "observation", "value": "?"}]}],
         "chat",
         20,
         r"ShareGPT's form.*jq -c '\.conversations \|=",

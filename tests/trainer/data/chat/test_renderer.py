@@ -278,9 +278,14 @@ def test_a_chat_may_begin_with_the_assistant(template: str) -> None:
     assert "Ten." in last
 
 
-def test_an_empty_answer_is_trained_to_end() -> None:
+def test_an_empty_answer_is_not_trained_to_end() -> None:
     messages = [user("1?"), assistant(""), user("2?"), assistant("B")]
-    assert trained(render(tokenizer_of("trl/qwen2_5"), messages)) == ["<|im_end|>", "B<|im_end|>"]
+    chat = render(tokenizer_of("trl/qwen2_5"), messages)
+    assert trained(chat) == ["B<|im_end|>"]
+    assert chat.outcomes == {1: "empty", 3: "trained"}
+    assert chat.problems == ("message 2 is an empty answer, of which only the end could be learned",)
+    earlier = render(tokenizer_of("trl/qwen2_5"), messages, train_on="last")
+    assert earlier.outcomes == {1: "earlier", 3: "trained"}
 
 
 def test_a_chat_whose_answers_to_be_learned_are_all_empty_is_refused() -> None:

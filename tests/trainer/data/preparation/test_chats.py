@@ -39,12 +39,14 @@ def answer(text: str, **flags: Any) -> dict[str, Any]:
 
 
 def test_the_report_counts_turns_and_tokens_by_outcome(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
     rows: Rows = [
         {"chat": [*TURN, TURN[0], answer("select", train=False)]},
         {"chat": [*TURN, {"role": "user", "content": "zz" * 40}, answer("select")]},
         {"chat": [{"role": "user", "content": "zz" * 40}, answer("select")]},
     ]
-    prepared = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", CHATS, tokenizer)
+    options = dataclasses.replace(CHATS, max_skipped=1)
+    prepared = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
     counts = prepared.manifest["splits"]["train"]
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]["train"] == counts
     assert counts["turns"] == {"cut": 2, "flagged": 1, "trained": 2}
@@ -56,7 +58,52 @@ def test_the_report_counts_turns_and_tokens_by_outcome(tokenizer: PreTrainedToke
     lengths = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
     assert counts["tokens"] + counts["cutTokens"] + counts["droppedTokens"] == sum(lengths)
     assert counts["droppedTokens"] == 64
-    assert "problems" not in counts
+    assert counts["leftOut"] == {"cut": {"rows": 1, "tokens": 64}}
+    assert counts["turnTokens"] == {"flagged": len(tokenizer("select", add_special_tokens=False)["input_ids"])}
+    ends = len(tokenizer("select</s>", add_special_tokens=False)["input_ids"])
+    assert counts["cutLossTokens"] == 2 * ends
+    assert [problem.partition(" is left")[0] for problem in counts["problems"]] == [f"{path}:3: nothing to learn"]
+
+
+def test_tokens_of_earlier_turns_are_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"chat": [*TURN, TURN[0], answer("select")]}])
+    options = dataclasses.replace(CHATS, text=dataclasses.replace(CHATS.text, train_on="last"))
+    counts = prepare([path], tmp_path / "out", options, tokenizer).manifest["splits"]["train"]
+    assert counts["turns"] == {"earlier": 1, "trained": 1}
+    assert counts["turnTokens"] == {"earlier": len(tokenizer("ten", add_special_tokens=False)["input_ids"])}
+
+
+def test_a_chat_without_a_message_to_learn_is_refused_with_the_fix(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"chat": TURN}, {"chat": [TURN[0], answer("ten", train=False)]}])
+    with pytest.raises(
+        JobError, match=r"a\.jsonl:2: no message is left to learn.*Remove the row, or the mark"
+    ) as refused:
+        prepare([path], tmp_path / "out", CHATS, tokenizer)
+    assert "maxLength" not in str(refused.value)
+    counts = prepare([path], tmp_path / "out", dataclasses.replace(CHATS, max_skipped=1), tokenizer).manifest["splits"]
+    assert counts["train"]["leftOut"]["flagged"]["rows"] == 1
+
+
+def test_an_empty_answer_within_a_chat_is_refused_or_left_out(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"chat": [TURN[0], answer(" "), *TURN]}])
+    with pytest.raises(JobError, match=r"a\.jsonl:1: message 2 is an empty answer.*Remove or correct what is empty"):
+        prepare([path], tmp_path / "out", CHATS, tokenizer)
+    prepared = prepare([path], tmp_path / "out", dataclasses.replace(CHATS, max_skipped=1), tokenizer)
+    assert prepared.manifest["splits"]["train"]["turns"] == {"empty": 1, "trained": 1}
+    (row,) = read(tmp_path / "out", tmp_path)
+    assert str(tokenizer.decode([token for token in row["labels"].tolist() if token != -100])) == "ten</s>"
+
+
+def test_chats_of_sharegpt_are_read_as_they_are(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    names = {"user": "human", "assistant": "gpt"}
+    sharegpt = [{"from": names[message["role"]], "value": message["content"]} for message in TURN]
+    for name, chat in (("a", TURN), ("b", sharegpt)):
+        prepare([write_jsonl(tmp_path / f"{name}.jsonl", [{"chat": chat}])], tmp_path / name, CHATS, tokenizer)
+    assert (tmp_path / "a/shard.00000.mds").read_bytes() == (tmp_path / "b/shard.00000.mds").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +133,7 @@ def test_turns_are_left_out_up_to_max_skipped(tokenizer: PreTrainedTokenizerBase
     assert (counts["documents"], counts["samples"], counts["dropped"]) == (60, 40, 20)
     assert len(counts["problems"]) == 5
     assert counts["problems"][0].startswith(f"{path}:2: the chat template of acme/refusing does not render")
-    message = r"40 assistant turns cannot be trained on \(maxSkipped: 39\): .*a.jsonl:2: .*; .*a.jsonl:3: "
+    message = r"40 assistant turns cannot be trained on \(dataset.maxSkipped: 39\): .*a.jsonl:2: .*; .*a.jsonl:3: "
     for output in ("out", "other"):  # also if the dataset exists, made with a higher limit
         with pytest.raises(JobError, match=message):
             prepare([path], tmp_path / output, dataclasses.replace(options, max_skipped=39), refusing(tokenizer))

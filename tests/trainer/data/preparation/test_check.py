@@ -22,13 +22,18 @@ Row = dict[str, Any]
 
 ANSWERS = TextOptions("causal", "{q}", "{a}", max_length=64)
 PAIRS = TextOptions("causal", "{q}", chosen="{good}", rejected="{bad}")
+SHORT_PAIRS = TextOptions("causal", "{q}", chosen="{good}", rejected="{bad}", max_length=4)
 CHATS = TextOptions("causal", messages="chat")
+TOOLS = TextOptions("causal", messages="chat", tools="tools")
+TEXT = TextOptions("causal", text="t")
 LABELS = TextOptions("causal", text="{t}", label="{l}", labels=("no", "yes"))
 WORDS = TextOptions("causal", text="{t}", label="{l}", labels=("O", "B-X"), label_each_word=True)
 LABELLED_ANSWERS = TextOptions("causal", "{q}", "{a}", label="{l}")
 RELATED = TextOptions("causal", query="{q}", positive="{a}")
 GOOD = {"q": "How many?", "a": "Seven.", "good": "Seven.", "bad": "Why?", "t": "text", "l": "yes"}
+EQUAL_WHEN_CUT = {"q": "?", "good": "Seventy", "bad": "Seventh"}
 USER, ASSISTANT = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}
+EMPTY = {"role": "assistant", "content": ""}
 CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
 
 
@@ -53,11 +58,31 @@ BAD: list[tuple[str, TextOptions, str, bytes, str]] = [
     ("mixed encodings", ANSWERS, "rows.jsonl", lines(GOOD) + '{"q": "é", "a": "ü"}'.encode("latin-1"), "not UTF-8"),
     ("cut JSON", ANSWERS, "rows.jsonl", lines(GOOD, GOOD)[:-9], r"rows\.jsonl:2: invalid JSON.*copy it again"),
     ("cut gzip", ANSWERS, "rows.jsonl.gz", compressed(lines(GOOD)), "not a complete gzip file"),
-    ("cut CSV row", ANSWERS, "rows.csv", b"q,a\nHow,7\nWhy\n", r"rows\.csv:3: 1 fields, but the header names 2"),
+    ("cut CSV row", ANSWERS, "rows.csv", b"q,a\nHow,7\nWhy\n", r"rows\.csv:3: 1 field, but the header names 2"),
     ("CSV column", ANSWERS, "rows.csv", b"q,b\nHow,7\n", r"rows\.csv:1: no column 'a'"),
     ("no Parquet", ANSWERS, "rows.parquet", b"PAR1", "not a Parquet file"),
-    ("no rows", ANSWERS, "rows.jsonl", b"\n", "the input has no rows"),
-    ("long prompts", ANSWERS, "rows.jsonl", lines(GOOD | {"q": "why " * 99}), "no row of train has a token"),
+    ("blank file", ANSWERS, "rows.jsonl", b"\n", "the input has no rows"),
+    ("long prompts", ANSWERS, "rows.jsonl", lines(GOOD | {"q": "why " * 99}), r"rows\.jsonl:1: nothing to learn is"),
+    ("no chat", CHATS, "rows.jsonl", lines({"conversations": []}), "no column 'chat'; the row has 'conversations'"),
+    ("no messages", CHATS, "rows.jsonl", lines({"chat": []}), "column 'chat' is an empty list of messages"),
+    ("chat as text", CHATS, "rows.jsonl", lines({"chat": "Why?"}), "'chat' is text but not a JSON list of messages"),
+    ("nothing said", CHATS, "rows.jsonl", lines({"chat": [{"role": "user"}]}), "lacks text in 'role' or 'content'"),
+    ("no answer", CHATS, "rows.jsonl", lines({"chat": [USER]}), "no message of the role 'assistant'"),
+    ("ShareGPT", CHATS, "rows.jsonl", lines({"chat": [{"from": "tool", "value": "7"}]}), "form of ShareGPT, and '"),
+    ("bad mark", CHATS, "rows.jsonl", lines({"chat": [USER, ASSISTANT | {"train": 2}]}), "'train' is 2"),
+    ("all marked", CHATS, "rows.jsonl", lines({"chat": [USER, ASSISTANT | {"train": False}]}), "no message is left to"),
+    ("empty answer", CHATS, "rows.jsonl", lines({"chat": [USER, EMPTY, USER, ASSISTANT]}), "message 2 is an empty"),
+    ("no tools", TOOLS, "rows.jsonl", lines({"chat": [USER, ASSISTANT]}), "no column 'tools'"),
+    ("tools as text", TOOLS, "rows.jsonl", lines({"chat": [USER, ASSISTANT], "tools": "f"}), "'tools' is text but not"),
+    ("whitespace", PAIRS, "rows.jsonl", lines(GOOD | {"bad": " Seven."}), "differ only in the whitespace around"),
+    ("equal when cut", SHORT_PAIRS, "rows.jsonl", lines(EQUAL_WHEN_CUT), "are the same within dataset.maxLength"),
+    ("blank text", TEXT, "rows.jsonl", lines({"t": " "}), r"rows\.jsonl:1: the text is empty"),
+    ("no words", WORDS, "rows.jsonl", lines({"words": ["a"], "l": ["O"]}), "no column 't'; the row has 'words', 'l'"),
+    ("words as text", WORDS, "rows.jsonl", lines({"t": "a", "l": ["O"]}), "'t' is a str, not a list"),
+    ("no labels", WORDS, "rows.jsonl", lines({"t": ["a"], "l": None}), "column 'l' is null, not a list"),
+    ("no label", LABELS, "rows.jsonl", lines({"t": "a"}), "no column 'l'; the row has 't'"),
+    ("CSV cut short", ANSWERS, "rows.csv", b"q,a\nHow,7\nWh", r"rows\.csv:3: 1 field, but .* cut short, copy it again"),
+    ("CSV cut in quotes", ANSWERS, "rows.csv", b'q,a\nHow,"7', r"rows\.csv:2: invalid CSV.* cut short, copy it again"),
     ("another format", ANSWERS, "rows.txt", b"How many?", "unknown format"),
 ]  # fmt: skip
 
@@ -87,7 +112,8 @@ def test_a_missing_source_is_refused_with_the_message_of_shard(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     found = checked(tmp_path / "rows.jsonl", ANSWERS, tokenizer, 1000)
-    assert found.problems == (f"no file or folder matches {tmp_path / 'rows.jsonl'}",)
+    (problem,) = found.problems
+    assert problem.startswith(f"no file or folder matches {tmp_path / 'rows.jsonl'}: correct the path or pattern")
 
 
 def test_types_of_columns_are_compared_between_files(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -136,12 +162,16 @@ def test_only_the_first_rows_are_checked(
 
 def test_rows_that_shards_would_leave_out_are_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [GOOD, GOOD | {"q": "why " * 99}, GOOD])
-    found = checked(path, ANSWERS, tokenizer, None)
-    dropped = prepare([path], tmp_path / "out", PrepareOptions(ANSWERS, processes=1), tokenizer).manifest
+    options = PrepareOptions(ANSWERS, processes=1, max_skipped=2)
+    found = check_rows([path], options, tokenizer)
+    dropped = prepare([path], tmp_path / "out", options, tokenizer).manifest
     assert found.left_out == dropped["splits"]["train"]["dropped"] == 1
     assert found.problems == ()
-    only_long = checked(write(path, [GOOD | {"q": "why " * 99}] * 2), ANSWERS, tokenizer, 1)
+    write(path, [GOOD | {"q": "why " * 99}] * 2)
+    only_long = check_rows([path], options, tokenizer, max_rows=1)
     assert (only_long.left_out, only_long.problems) == (1, ()), "later rows may have something to learn"
+    (problem,) = check_rows([path], options, tokenizer).problems
+    assert problem.startswith(f"no row of train has a token that carries loss: {path}:1: ")
 
 
 @pytest.mark.parametrize("allowed", [0, 2, 3])

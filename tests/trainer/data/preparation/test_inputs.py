@@ -141,7 +141,11 @@ BROKEN: dict[str, tuple[str, str | bytes | Callable[[Path], Any], str]] = {
     "no rows": ("a.jsonl", "", r"no rows: .*a\.jsonl"),
     "a header alone": ("a.csv", "q,a\n", r"no rows: .*a\.csv"),
     "a missing CSV column": ("a.csv", "q,b\nx,y\n", r"a\.csv:1: no column 'a'; the file has 'q', 'b': correct"),
-    "a CSV row too long": ("a.csv", "q,a\nx,y\nx,y,z\n", r"a\.csv:3: 3 fields, but the header names 2"),
+    "a CSV row too long": (
+        "a.csv",
+        "q,a\nx,y\nx,y,z\n",
+        r"a\.csv:3: 3 fields, but the header names 2 columns: correct the row",
+    ),
     "an open quote": ("a.csv", 'q,a\nx,y\n"x,y\n', r"a\.csv:3: invalid CSV"),
     "CSV that is not UTF-8": ("a.csv", b"q,a\nx,y\n\xff,y\n", r"a\.csv:3: not UTF-8"),
     "a duplicate column": ("a.csv", "q,a,q\n", r"a\.csv:1: two columns have the same name"),

@@ -28,9 +28,12 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def shards(rows: Path, options: TextOptions, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def shards(
+    rows: Path, options: TextOptions, tokenizer: PreTrainedTokenizerBase, max_skipped: int = 0
+) -> dict[str, Any]:
     """The counts of the manifest that `prepare` writes."""
-    prepared = prepare([rows], rows.parent / "shards", PrepareOptions(options, processes=1), tokenizer)
+    settings = PrepareOptions(options, processes=1, max_skipped=max_skipped)
+    prepared = prepare([rows], rows.parent / "shards", settings, tokenizer)
     (counts,) = prepared.manifest["splits"].values()
     found: dict[str, Any] = counts
     return found
@@ -46,12 +49,13 @@ def now(summary: LengthSummary) -> tuple[int, int, int]:
 def test_what_is_cut_is_what_the_shards_lack(max_length: int, rows: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     options = TextOptions("causal", "{question}", "{answer}", max_length=max_length)
     found = measure_lengths([rows], options, tokenizer)
-    counts = shards(rows, options, tokenizer)
+    counts = shards(rows, options, tokenizer, max_skipped=2)
     cut_rows, cut_tokens, cut_trained = now(found.input)
     assert cut_rows > 0
     assert (cut_rows, cut_tokens) == (counts["truncated"], counts["cutTokens"])
     assert found.input.tokens == counts["tokens"] + counts["droppedTokens"] + cut_tokens
     assert found.input.trained_tokens - cut_trained == counts["lossTokens"]
+    assert cut_trained == counts["cutLossTokens"]
     assert {str(bound): rows for bound, rows in found.input.histogram.items()} == counts["inputLengths"]
 
 
@@ -117,7 +121,7 @@ def test_answers_that_the_template_loses_are_counted_and_named(tmp_path: Path) -
     loses_calls = tokenizer_with("trl/llama3", "<|eot_id|>", "<|eot_id|>")
     found = collect_lengths([path], TextOptions("causal", messages="chat", tools="tools"), loses_calls)
     assert found.rows == sum(found.input.rows_by_length.values()) == len(CONVERSATIONS)
-    assert found.skipped >= len(found.problems) > 0
+    assert found.left_out.total() >= len(found.problems) > 0
     assert all(problem.startswith(f"{path}:4: ") for problem in found.problems if "tool call" in problem)
 
 

@@ -139,16 +139,6 @@ def test_packed_prompts_carry_no_loss(tokenizer: PreTrainedTokenizerBase, tmp_pa
     assert prepared.manifest["splits"]["train"]["lossTokens"] == len(learned)
 
 
-def test_rows_without_loss_are_dropped_and_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    rows = [{"q": "zz" * 50, "a": "x"}, {"q": "how", "a": "y"}]
-    options = dataclasses.replace(OPTIONS, text=TextOptions("causal", "{q}", "{a}", max_length=8))
-    prepared = prepare([write_jsonl(tmp_path / "a.jsonl", rows)], tmp_path / "out", options, tokenizer)
-    counts = prepared.manifest["splits"]["train"]
-    assert (counts["samples"], counts["truncated"], counts["dropped"]) == (1, 1, 1)
-    with pytest.raises(JobError, match=r"no row of train has a token that carries loss.*Increase maxLength"):
-        prepare([write_jsonl(tmp_path / "b.jsonl", rows[:1])], tmp_path / "none", options, tokenizer)
-
-
 def test_options_of_later_versions_do_not_change_the_key_of_older_datasets(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

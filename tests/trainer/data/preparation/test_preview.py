@@ -57,6 +57,13 @@ def test_a_preview_has_the_tokens_and_labels_of_the_shards(chats: Path) -> None:
     assert sum(span.tokens for span in preview.spans) == 60
 
 
+def test_a_preview_says_why_a_row_is_left_out(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"q": "zz" * 40, "a": "ten"}))
+    preview = preview_row([path], 1, TextOptions("causal", "{q}", "{a}", max_length=8), tokenizer)
+    assert preview.problems == ("nothing to learn is left within dataset.maxLength (8 of 84 tokens)",)
+
+
 def test_a_seq2seq_row_is_its_input_and_its_target(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("q,a\nhow many,select\n")
     preview = preview_row([tmp_path / "a.csv"], 1, TextOptions("seq2seq", "{q}", "{a}"), tokenizer)

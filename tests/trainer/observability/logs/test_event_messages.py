@@ -25,6 +25,10 @@ from spotune_trainer.observability.logs.event_messages import event_message
             {"event": "evaluated", "step": 9, "loss": 0.5, "exactMatch": 0.25, "executionAccuracy": None},
             "evaluation after step 9: loss 0.5000, exact match 25.0%",
         ),
+        (
+            {"event": "prepared", "source": "sql", "summary": "8 rows read", "leftOut": {}, "problems": []},
+            "data of source sql is prepared: 8 rows read",
+        ),
         ({"event": "restored", "step": 9}, None),
     ],
 )

@@ -185,9 +185,11 @@ def write_manifest(file: Path, *, packing: bool = False, **counts: Any) -> None:
     file.write_text(json.dumps({"options": {"text": text}, "splits": {"train": {**train, **counts}, "eval": {}}}))
 
 
-def facts(page: str) -> dict[str, str]:
-    """Names and values below the heading on the training data."""
-    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page[page.index("<h2>Training data") :]))
+def facts(page: str, source: str = "") -> dict[str, str]:
+    """Titles and values of the split train in the table below a heading: that on the training data, or a source's."""
+    heading = f"<h3>{source}</h3>" if source else "<h2>Training data"
+    table = page[page.index(heading) :].partition("</table>")[0]
+    return dict(re.findall(r'<td class="text">(.*?)</td><td>(.*?)</td>', table))
 
 
 def prepared_job(directory: JobDirectory) -> JobDirectory:
@@ -204,8 +206,8 @@ def test_lengths_of_rows_are_shown_with_what_is_cut(tmp_path: Path) -> None:
     write_manifest(directory.data_manifest, cutTokens=1000, inputLengths={"16": 10, "32": 80, "64": 9, "256": 1})
     page = report_of_directory(directory.root)
     assert facts(page) == {
-        "rows": "100", "tokens": "3,000", "tokens trained on": "900", "maximum length": "48",
-        "rows cut": "4 (4.0%)", "tokens cut": "1,000 (25.0%)", "rows left out": "1",
+        "maximum length": "48", "rows read": "100", "samples": "99", "tokens": "3,000", "tokens with loss": "900",
+        "rows cut": "4 (4.0%)", "tokens cut": "1,000 (25.0%)", "rows left out": "1 (1.0%)",
     }  # fmt: skip
     (chart,) = re.findall(r"<svg[^>]*Rows by length.*?</svg>", page, re.DOTALL)
     bars = {
@@ -226,7 +228,7 @@ def test_packed_text_is_not_cut(tmp_path: Path) -> None:
     directory = prepared_job(JobDirectory(tmp_path))
     write_manifest(directory.data_manifest, packing=True, cutTokens=0, inputLengths={"16": 100})
     page = report_of_directory(directory.root)
-    assert facts(page)["packed rows"] == "99"
+    assert facts(page)["samples"] == "99"
     assert 'class="limit"' not in page
 
 
@@ -235,7 +237,8 @@ def test_packed_pairs_are_counted_with_the_padding_that_is_left(tmp_path: Path) 
     write_manifest(directory.data_manifest, packing=True, pairs=1234, padding=0.021, unpackedPadding=0.4)
     shown = facts(report_of_directory(directory.root))
     assert shown["pairs in packed rows"] == "1,234"
-    assert shown["padding"] == "2.1% (40.0% without packing)"
+    assert shown["padding in micro-batches of 8 rows"] == "2.1%"
+    assert shown["padding without packing"] == "40.0%"
 
 
 def test_shards_of_earlier_versions_have_counts_without_a_chart(tmp_path: Path) -> None:
@@ -253,7 +256,41 @@ def test_shards_that_were_made_beforehand_have_their_manifest_beside_or_above_th
     train = {"source": str(tmp_path / "shards/train")}
     directory.job.write_text(make_job("/model", dataset={"train": train}).model_dump_json(by_alias=True))
     write_manifest(tmp_path / place / "manifest.json", inputLengths={"16": 100})
-    assert facts(report_of_directory(directory.root))["rows"] == "100"
+    assert facts(report_of_directory(directory.root))["rows read"] == "100"
+
+
+def test_what_is_left_out_is_shown_by_reason(tmp_path: Path) -> None:
+    directory = prepared_job(JobDirectory(tmp_path))
+    write_manifest(
+        directory.data_manifest,
+        leftOut={"cut": {"rows": 1, "tokens": 48}},
+        turns={"trained": 90, "flagged": 3, "notRendered": 2},
+        turnTokens={"flagged": 30, "notRendered": 7},
+        problems=["/rows.jsonl:7: nothing to learn"],
+    )
+    page = report_of_directory(directory.root)
+    shown = facts(page)
+    assert shown["rows left out: nothing to learn within maxLength"] == "1 (48 tokens)"
+    assert shown["turns left out: marked by train or weight"] == "3 (30 tokens)"
+    assert shown["turns left out: not rendered by the template"] == "2 (7 tokens)"
+    assert "train: left out: /rows.jsonl:7: nothing to learn" in page
+
+
+def test_each_source_of_a_mixture_has_a_table(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path / "job")
+    directory.root.mkdir()
+    mixture = [
+        {"name": "sql", "prepare": {"source": "/rows.jsonl"}},
+        {"name": "chat", "train": {"source": str(tmp_path / "chat")}},
+        {"name": "bucket", "train": {"source": "s3://bucket/train"}},
+    ]
+    dataset = {"train": None, "eval": None, "mixture": mixture, "prompt": "{q}", "completion": "{a}"}
+    directory.job.write_text(make_job("/model", dataset=dataset).model_dump_json(by_alias=True, exclude_none=True))
+    write_manifest(directory.prepared("sql") / "manifest.json", tokens=5000)
+    write_manifest(tmp_path / "chat" / "manifest.json", tokens=7000)
+    page = report_of_directory(directory.root)
+    assert (facts(page, "sql")["tokens"], facts(page, "chat")["tokens"]) == ("5,000", "7,000")
+    assert "<h3>bucket</h3>" not in page
 
 
 @pytest.mark.parametrize("source", ["s3://bucket/train", "/nowhere/train"])

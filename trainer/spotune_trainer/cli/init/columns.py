@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from spotune.errors import JobError
 from spotune_trainer.cli.init.formats.profile import ColumnProfile, Kind
+from spotune_trainer.data.chat.messages import SHAREGPT_ROLES
 from spotune_trainer.data.preparation.inputs import RawInput, columns_of_files, find_inputs, rows_in_order
 
 _SCRIPT_ROWS: Final = 200
@@ -117,8 +118,15 @@ def _kind_of_list(values: list[Any]) -> Kind:
     if not values or len(messages) < len(values):
         return _kind_of_entries(values)
     if all(isinstance(message.get("role"), str) for message in messages):
-        return "answer" if all(message["role"] == "assistant" for message in messages) else "chat"
-    return "sharegpt" if all({"from", "value"} <= message.keys() for message in messages) else "list"
+        return _kind_of_chat({message["role"] for message in messages})
+    if not all({"from", "value"} <= message.keys() for message in messages):
+        return "list"
+    roles = {SHAREGPT_ROLES.get(str(message["from"]), "") for message in messages}
+    return _kind_of_chat(roles) if "" not in roles else "sharegpt"
+
+
+def _kind_of_chat(roles: set[str]) -> Kind:
+    return "answer" if roles == {"assistant"} else "chat"
 
 
 def _kind_of_entries(values: list[Any]) -> Kind:

@@ -68,9 +68,7 @@ def init(
     query: raw_data.Query = None,
     positive: raw_data.Positive = None,
     negative: raw_data.Negative = None,
-    max_skipped: Annotated[
-        int, typer.Option(min=0, help="Answers that may be left out because of the chat template.")
-    ] = 0,
+    max_skipped: Annotated[int, typer.Option(min=0, help="Rows, and answers of chats, that may be left out.")] = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the rows. Default: by their number.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Tokenize only so many rows, from the start.")] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="Ask for format, epochs and file.")] = False,
@@ -184,10 +182,10 @@ def _measure(
     """Tokenize the rows.
 
     Raises:
-        JobError: A row cannot be rendered, or the chat template loses more answers than `max_skipped`.
+        JobError: A row cannot be rendered, or more is left out than `max_skipped`.
     """
+    from spotune_trainer.data.counts.left_out import check_left_out
     from spotune_trainer.data.preparation.lengths import collect_lengths
-    from spotune_trainer.data.preparation.parts import skipped_message
     from spotune_trainer.data.rows.options import TextOptions
 
     try:
@@ -203,8 +201,7 @@ def _measure(
         found = collect_lengths(
             [raw_rows], options, tokenizer, max_rows=rows, report=lambda read: status.update(f"{read:,} rows tokenized")
         )
-    if found.skipped > max_skipped:
-        raise JobError(skipped_message(found.problems, found.skipped, max_skipped))
+    check_left_out(found.problems, found.left_out, max_skipped)
     target = found.target.rows_by_length if found.target is not None else None
     has_prompt = target is None and not (row_format.text or row_format.query)
     return DataProfile(

@@ -92,12 +92,14 @@ def decide_adapter(model: ModelProfile, training: str) -> list[Choice]:
 
 def decide_dataset(data: DataProfile, model: ModelProfile, max_skipped: int) -> list[Choice]:
     """The choices of the section `dataset`."""
+    lengths = list(_length_choices(data, model))
     return [
         Choice("spec.dataset.prepare.source", data.source, _rows_reason(data)),
         *([Choice("spec.dataset.prepare.config", data.config, "As asked (--config).")] if data.config else []),
         *([Choice("spec.dataset.prepare.split", data.split, "As asked (--split).")] if data.split else []),
-        *_format_choices(data, max_skipped),
-        *_length_choices(data, model),
+        *_format_choices(data),
+        *lengths,
+        *_skipped_choices(_rows_left_out(data, lengths[0].value), max_skipped),
         _held_out(data, model),
         *_unused_columns(data),
     ]
@@ -167,7 +169,7 @@ def _scripts(columns: Sequence[ColumnProfile]) -> str:
     return f"; scripts of most letters: {each}" if each else ""
 
 
-def _format_choices(data: DataProfile, max_skipped: int) -> Iterator[Choice]:
+def _format_choices(data: DataProfile) -> Iterator[Choice]:
     row_format, reason = data.format, data.format.reason
     for name in _FORMAT_FIELDS:
         value = getattr(row_format, name)
@@ -179,8 +181,6 @@ def _format_choices(data: DataProfile, max_skipped: int) -> Iterator[Choice]:
         if row_format.labels == tuple(map(str, range(len(row_format.labels)))):
             reason += " Better write their names, in this order: rows may then have the numbers."
         yield Choice("spec.dataset.labels", list(row_format.labels), reason)
-    if max_skipped:
-        yield Choice("spec.dataset.maxSkipped", max_skipped, "Answers that may be left out, as asked (--max-skipped).")
 
 
 def _length_choices(data: DataProfile, model: ModelProfile) -> Iterator[Choice]:
@@ -221,13 +221,26 @@ def _left_out(data: DataProfile, limit: int) -> str:
     Raises:
         JobError: These are all rows.
     """
-    rows = sum(rows for length, rows in data.prompt_lengths.items() if length >= limit)
+    rows = _rows_left_out(data, limit)
     if rows and rows == data.measured_rows:
         raise JobError(
             f"no row has anything to learn within {limit:,} tokens, the most that the model has positions for: shorten "
             "the prompts, or name a model with more positions"
         )
     return f" {rows:,} rows are left out: their prompts fill it." if rows else ""
+
+
+def _rows_left_out(data: DataProfile, limit: int) -> int:
+    """Rows whose prompt fills the maximum length."""
+    return sum(rows for length, rows in data.prompt_lengths.items() if length >= limit)
+
+
+def _skipped_choices(rows: int, max_skipped: int) -> Iterator[Choice]:
+    """How much may be left out: the rows whose prompts fill the maximum length, and what was asked for."""
+    reasons = [f"{rows:,} rows have prompts that fill maxLength"] * bool(rows)
+    reasons += [f"{max_skipped:,} rows or answers may be left out, as asked (--max-skipped)"] * bool(max_skipped)
+    if reasons:
+        yield Choice("spec.dataset.maxSkipped", rows + max_skipped, f"{'; '.join(reasons)}. More is refused.")
 
 
 def _lengths_text(lengths: Mapping[int, int], what: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from spotune.prompting.template import RowError
 
@@ -17,6 +17,16 @@ Message = dict[str, Any]
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which datasets keep the reasoning before an answer. transformers gives templates each as all three."""
+
+
+SHAREGPT_ROLES: Final = {
+    "human": "user",
+    "gpt": "assistant",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+"""Roles by the names that ShareGPT has in ``from``."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,14 @@ class Chat:
 
 
 def read_chat(row: Mapping[str, Any], column: str, tools_column: str = "") -> Chat:
-    """The chat in ``column``, with the tools in ``tools_column``.
+    """The chat in ``column``, with the tools in ``tools_column``. Messages may have ShareGPT's form: from and value.
 
     Raises:
         RowError: A column is missing or malformed, or no message is the assistant's.
     """
-    values = _read_list(row, column, "messages")
+    values = [_from_sharegpt(value, column) for value in _read_list(row, column, "messages")]
     if not values:
-        raise RowError(f"column {column!r} is not a list of messages")
+        raise RowError(f"column {column!r} is an empty list of messages")
     for value in values:
         if not isinstance(value, dict) or not isinstance(value.get("role"), str) or not _has_text(value):
             raise RowError(f"a message in column {column!r} lacks text in 'role' or 'content': {value!r:.100}")
@@ -56,7 +66,7 @@ def read_chat(row: Mapping[str, Any], column: str, tools_column: str = "") -> Ch
     chat = Chat(
         messages=tuple(_read_message(value, place) for place, value in numbered),
         trained=tuple(_read_flag(value, place) for place, value in numbered),
-        tools=tuple(_read_tools(row, tools_column)) if tools_column else (),
+        tools=tuple(read_tools(row, tools_column)) if tools_column else (),
     )
     if not chat.assistant_turns:
         raise RowError(f"column {column!r} has no message of the role 'assistant' to learn from")
@@ -103,6 +113,15 @@ def has_content(message: Message) -> bool:
     return bool(message.get("tool_calls")) or any(text.strip() for text in texts)
 
 
+def message_text(message: Message) -> str:
+    """What the row says in a message: its content, reasoning and tool calls, without what a template adds."""
+    content = message.get("content")
+    parts = [part["text"] for part in content] if isinstance(content, list) else [content]
+    texts = [*parts, *(message.get(name) for name in REASONING_FIELDS)]
+    calls = [_as_json(call["function"]) for call in message.get("tool_calls") or ()]
+    return "\n".join([*filter(None, texts), *calls])
+
+
 def _as_json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -121,7 +140,12 @@ def _read_list(row: Mapping[str, Any], column: str, of: str) -> list[Any]:
     return value
 
 
-def _read_tools(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
+def read_tools(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
+    """The tools in ``column``; none if it is empty or null.
+
+    Raises:
+        RowError: The column is missing or malformed.
+    """
     if column in row and (row[column] is None or row[column] == ""):
         return []
     tools = _read_list(row, column, "tools")
@@ -129,6 +153,24 @@ def _read_tools(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
         if not isinstance(tool, dict) or not isinstance(tool.get("function", tool), dict):
             raise RowError(f"a tool in column {column!r} is not an object with the function's schema: {tool!r:.100}")
     return tools
+
+
+def _from_sharegpt(message: Any, column: str) -> Any:
+    """A message of ShareGPT's form with role and content; other values as they are.
+
+    Raises:
+        RowError: ``from`` is none of the roles of `SHAREGPT_ROLES`.
+    """
+    if not isinstance(message, dict) or message.get("role") is not None or not {"from", "value"} <= message.keys():
+        return message
+    role = SHAREGPT_ROLES.get(str(message["from"]))
+    if role is None:
+        raise RowError(
+            f"a message in column {column!r} has the form of ShareGPT, and 'from' is {message['from']!r}, not "
+            f"{', '.join(SHAREGPT_ROLES)}: give messages role and content"
+        )
+    others = {name: value for name, value in message.items() if name not in ("from", "value", "role", "content")}
+    return {"role": role, "content": message["value"], **others}
 
 
 def _has_text(message: Mapping[str, Any]) -> bool:
@@ -193,7 +235,7 @@ def _read_flag(message: Mapping[str, Any], place: str) -> bool | None:
         raise RowError(f"{place}: 'train' and 'weight' contradict each other")
     if flags == {True} and message["role"] != "assistant":
         raise RowError(
-            f"{place} has the role {message['role']!r} and is marked to be trained on; only assistant messages can be. "
-            "dataset.trainOn: all trains on whole chats"
+            f"{place} has the role {message['role']!r} and is marked to be trained on; only assistant messages can be, "
+            "unless dataset.trainOn is all"
         )
     return flags.pop() if flags else None

@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TrainOn = Literal["assistant", "last", "all"]
-TurnOutcome = Literal["trained", "flagged", "earlier", "refused", "notRendered", "notPlaced"]
+TurnOutcome = Literal["trained", "flagged", "earlier", "empty", "refused", "notRendered", "notPlaced"]
 """What becomes of an assistant turn: it is trained on, or left out because its message is flagged, because only the
-last turn is asked for, or because the template refuses the chat, does not render the turn, or does not let it be told
-from other text."""
-
-SKIPPED: tuple[TurnOutcome, ...] = ("refused", "notRendered", "notPlaced")
-"""Outcomes of turns that are left out although the job asks for them."""
+last turn is asked for, because it says nothing, or because the template refuses the chat, does not render the turn, or
+does not let it be told from other text."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +130,16 @@ class ChatRenderer:
             elif self._train_on == "last" and turn != turns[-1]:
                 draft.outcomes[turn] = "earlier"
         chosen = [turn for turn in turns if turn not in draft.outcomes]
-        if chosen and self._train_on != "all" and not any(has_content(chat.messages[turn]) for turn in chosen):
+        empty = [turn for turn in chosen if self._train_on != "all" and not has_content(chat.messages[turn])]
+        if empty and len(empty) == len(chosen):
             raise RowError(
                 f"message {chosen[-1] + 1} is an empty answer, and no other is to be learned: remove the row"
             )
-        return chosen
+        draft.outcomes |= dict.fromkeys(empty, "empty")
+        draft.problems += [
+            f"message {turn + 1} is an empty answer, of which only the end could be learned" for turn in empty
+        ]
+        return [turn for turn in chosen if turn not in empty]
 
     def _last_answer(self, chat: Chat, rendered: RenderedChat, draft: _Draft) -> str:
         turn = max((turn for turn, outcome in draft.outcomes.items() if outcome == "trained"), default=None)

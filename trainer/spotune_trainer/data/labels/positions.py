@@ -63,10 +63,15 @@ def read_word_labels(row: Mapping[str, Any], column: str, label_column: str) -> 
         RowError: A column is missing or no list, the lists have different lengths, or there is no word.
     """
     lists = []
-    for name in (column, label_column):
-        value = column_value(row, name)
+    for name, field in ((column, "text"), (label_column, "label")):
+        remedy = f"correct the row, or dataset.{field} of the job"
+        try:
+            value = column_value(row, name)
+        except RowError as error:
+            raise RowError(f"{error}: {remedy}") from error
         if not isinstance(value, list):
-            raise RowError(f"column {name!r} is a {type(value).__name__}, not a list with an entry for each word")
+            kind = "null" if value is None else f"a {type(value).__name__}"
+            raise RowError(f"column {name!r} is {kind}, not a list with an entry for each word: {remedy}")
         lists.append(value)
     found, tags = lists
     if len(found) != len(tags):

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spotune_trainer.data.counts.split_counts import PartSummary, SplitCounts
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.preparation.lengths import length_histogram
 from spotune_trainer.data.preparation.packing import padding_share
-from spotune_trainer.data.preparation.parts import PartSummary, SplitCounts
 from spotune_trainer.data.shards import INDEX
 from spotune_trainer.files import fsync_directory, write_json, write_text
 
@@ -60,8 +60,16 @@ def statistics(counts: SplitCounts) -> dict[str, Any]:
     chats: dict[str, Any] = {}
     if counts.turns:
         chats = {"turns": dict(sorted(counts.turns.items())), "reasoningRemoved": counts.reasoning_removed}
+    if counts.turn_tokens:
+        chats["turnTokens"] = dict(sorted(counts.turn_tokens.items()))
+    left_out: dict[str, Any] = {}
+    if counts.left_out:
+        left_out["leftOut"] = {
+            reason: {"rows": rows, "tokens": counts.left_out_tokens[reason]}
+            for reason, rows in sorted(counts.left_out.items())
+        }
     if counts.problems:
-        chats["problems"] = counts.problems
+        left_out["problems"] = counts.problems
     return {
         "documents": counts.documents,
         "samples": counts.samples,
@@ -70,11 +78,13 @@ def statistics(counts: SplitCounts) -> dict[str, Any]:
         "truncated": counts.truncated,
         "dropped": counts.dropped,
         "cutTokens": counts.cut_tokens,
+        "cutLossTokens": counts.cut_loss_tokens,
         "droppedTokens": counts.dropped_tokens,
         "shards": len(counts.shards),
         "bytes": sum(shard["raw_data"]["bytes"] for shard in counts.shards),
         "inputTokens": _quantiles(counts.lengths),
         "inputLengths": {str(bound): rows for bound, rows in length_histogram(counts.lengths).items()},
+        **left_out,
         **chats,
         **_packed_pairs(counts),
     }

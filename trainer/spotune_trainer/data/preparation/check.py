@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from spotune.errors import JobError
 from spotune_trainer.data.preparation.inputs import RawInput, as_one_part, find_inputs
-from spotune_trainer.data.preparation.parts import tokenize_part, useful_pieces
+from spotune_trainer.data.preparation.parts import TokenizedRow, tokenize_part
 from spotune_trainer.data.preparation.prepare import PrepareOptions, needed_columns, no_rows, nothing_to_learn
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class CheckedRows:
     Attributes:
         rows: Rows that were read.
         complete: Whether these are all rows.
-        left_out: Those of them that would be left out, because they have no token that carries loss.
+        left_out: Those of them that would be left out, as far as `maxSkipped` allows.
         problems: Why shards of these rows cannot be written; at most `MAX_PROBLEMS`. Those of a row name file and line.
     """
 
@@ -63,7 +64,7 @@ def check_rows(
     try:
         part = as_one_part(find_inputs(inputs), columns)
         for row in tokenize_part(part, options.part, tokenizer, max_rows=max_rows, refuse=reading.refuse):
-            reading.count(left_out=not useful_pieces(row.tokens, options.text))
+            reading.add(row)
     except (_TooManyProblemsError, JobError) as error:
         problems = reading.problems + [str(error)] * isinstance(error, JobError)
         return CheckedRows(reading.rows, False, reading.left_out, tuple(problems))
@@ -71,7 +72,7 @@ def check_rows(
     if complete and not reading.rows:
         reading.problems.append(str(no_rows(inputs)))
     elif complete and reading.left_out == reading.rows:
-        reading.problems.append(str(nothing_to_learn("train", options.text)))
+        reading.problems.append(str(nothing_to_learn("train", reading.left_out_problems, reading.reasons)))
     return CheckedRows(reading.rows, complete, reading.left_out, tuple(reading.problems))
 
 
@@ -86,7 +87,15 @@ class _Reading:
         self.rows = 0
         self.left_out = 0
         self.problems: list[str] = []
+        self.left_out_problems: list[str] = []
+        self.reasons: Counter[str] = Counter()
         self._report = report
+
+    def add(self, row: TokenizedRow) -> None:
+        """Count a row, and what of it is left out but allowed."""
+        self.left_out_problems += row.problems[: MAX_PROBLEMS - len(self.left_out_problems)]
+        self.reasons += row.outcome.left_out
+        self.count(left_out=row.outcome.reason is not None)
 
     def count(self, *, left_out: bool) -> None:
         """Count a row."""

@@ -104,13 +104,13 @@ def _expand(given: RawInput) -> list[InputFile]:
     if path.is_dir():
         paths = [found for found in sorted(path.rglob("*")) if format_of(found.name) and found.is_file()]
         if not paths:
-            raise JobError(f"the folder {source} has no {NAMES} files")
+            raise JobError(f"the folder {source} has no {NAMES} files: put the rows there, or name another folder")
     elif path.exists():
         paths = [path]
     else:
         paths = [Path(found) for found in sorted(glob.glob(source, recursive=True)) if Path(found).is_file()]  # noqa: PTH207
         if not paths:
-            raise JobError(f"no file or folder matches {source}")
+            raise JobError(f"no file or folder matches {source}: correct the path or pattern, or put the files there")
     return [_input_file(found, None) for found in paths]
 
 
@@ -120,7 +120,7 @@ def _expand_url(source: str, config: str, split: str) -> list[InputFile]:
         return [_input_file(_name_of(file), file) for file in found]
     known = [file for file in found if format_of(_name_of(file).name)]
     if not known:
-        raise JobError(f"{source} has no {NAMES} files")
+        raise JobError(f"{source} has no {NAMES} files: put the rows there, or name another folder")
     return [_input_file(_name_of(file), file) for file in known]
 
 
@@ -180,7 +180,7 @@ def _check_same_columns(files: Sequence[InputFile], columns: Collection[str]) ->
             if known.setdefault(column, types[column]) != types[column]:
                 raise JobError(
                     f"{file.name}: column {column!r} is {types[column]}, but {known[column]} in {files[0].name}: "
-                    "all input files must have the same columns"
+                    "write all input files with the same columns"
                 )
 
 

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from spotune.errors import JobError, UsageError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
-from spotune_trainer.data.chat.renderer import SKIPPED
+from spotune_trainer.data.counts.left_out import MAX_PROBLEMS
 from spotune_trainer.data.preparation.inputs import RawInput, rows_in_order
+from spotune_trainer.data.preparation.outcome import outcome_of
 from spotune_trainer.data.rows.documents import Document
 from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.rows.pairs import split_pair
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _TOKENIZER_BATCH: Final = 256
 _WITHOUT_LIMIT: Final = 1 << 40
-_MAX_PROBLEMS: Final = 5
 _PERCENTILES: Final = (50, 90, 95, 99)
 _LIMITS: Final = tuple(2**power for power in range(7, 18))
 
@@ -111,7 +111,7 @@ class RowLengths:
         texts: A hash of each different text.
         input: The rows; of a seq2seq model the inputs.
         target: The targets of a seq2seq model; None for others.
-        skipped: Assistant turns that cannot be trained on because of the chat template.
+        left_out: Turns and rows that cannot be trained on at any length, by reason, see `count_left_out`.
         problems: File, line and reason of the first of them.
     """
 
@@ -119,7 +119,7 @@ class RowLengths:
     texts: frozenset[bytes]
     input: Collected
     target: Collected | None
-    skipped: int
+    left_out: Counter[str]
     problems: tuple[str, ...]
 
     @property
@@ -142,8 +142,8 @@ class RowLengths:
             self.texts | other.texts,
             self.input.joined(other.input),
             target,
-            self.skipped + other.skipped,
-            (self.problems + other.problems)[:_MAX_PROBLEMS],
+            self.left_out + other.left_out,
+            (self.problems + other.problems)[:MAX_PROBLEMS],
         )
 
 
@@ -222,11 +222,12 @@ def collect_lengths(
     targets = Collected(options.max_completion_length or options.max_length)
     texts: set[bytes] = set()
     problems: list[str] = []
-    count = skipped = 0
+    left_out: Counter[str] = Counter()
+    count = 0
     located = islice(_documents(inputs, renderer), max_rows)
     while batch := list(islice(located, _TOKENIZER_BATCH)):
         texts.update(hashlib.blake2b(document.dedup_key, digest_size=16).digest() for _, document in batch)
-        for tokens in encoder.tokenize([document for _, document in batch]):
+        for (place, document), tokens in zip(batch, encoder.tokenize([each for _, each in batch]), strict=True):
             if options.task == "seq2seq":
                 rows.add(np.zeros(len(tokens.input_ids), dtype=bool))
                 targets.add(np.ones(len(tokens.labels), dtype=bool))
@@ -235,15 +236,15 @@ def collect_lengths(
             else:
                 longest = max(split_pair(tokens), key=lambda answer: len(answer.input_ids))
                 rows.add(longest.labels != NO_LOSS)
-        for place, chat in ((place, document.chat) for place, document in batch if document.chat is not None):
-            problems += [f"{place()}: {problem}" for problem in chat.problems[: _MAX_PROBLEMS - len(problems)]]
-            skipped += sum(outcome in SKIPPED for outcome in chat.outcomes.values())
+            outcome = outcome_of(document, tokens, whole)
+            problems += [f"{place()}: {problem}" for problem in outcome.problems[: MAX_PROBLEMS - len(problems)]]
+            left_out += outcome.left_out
         count += len(batch)
         report(count)
     if not count:
         raise UsageError("the input has no rows")
     target = targets if options.task == "seq2seq" else None
-    return RowLengths(count, frozenset(texts), rows, target, skipped, tuple(problems))
+    return RowLengths(count, frozenset(texts), rows, target, left_out, tuple(problems))
 
 
 def length_histogram(lengths: Mapping[int, int]) -> dict[int, int]:

@@ -11,7 +11,8 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,16 +23,16 @@ from streaming.base.format.mds import MDSWriter
 
 from spotune.errors import JobError
 from spotune.prompting.template import RowError
-from spotune_trainer.data.batches import NO_LOSS
-from spotune_trainer.data.chat.renderer import SKIPPED
+from spotune_trainer.data.counts.left_out import MAX_PROBLEMS, LeftOutError, check_left_out
+from spotune_trainer.data.counts.split_counts import PartSummary, SplitCounts
 from spotune_trainer.data.preparation.inputs import Part
-from spotune_trainer.data.preparation.packing import PackedRow, Packer, split_document
+from spotune_trainer.data.preparation.outcome import RowOutcome, loss_tokens, outcome_of
+from spotune_trainer.data.preparation.packing import PackedRow, Packer
 from spotune_trainer.data.preparation.raw_files import FileRange
 from spotune_trainer.data.preparation.readers import RawRow, read_rows
 from spotune_trainer.data.rows.documents import Document, TokenizedDocument
 from spotune_trainer.data.rows.labelled_answers import with_mismatched
 from spotune_trainer.data.rows.options import TextOptions
-from spotune_trainer.data.rows.pairs import split_pair, teaches
 from spotune_trainer.data.rows.renderer import RowRenderer
 from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from spotune_trainer.files import fsync_directory, fsync_file, write_json
@@ -43,7 +44,6 @@ SPLITS = ("train", "eval")
 SHARD_HASH = "xxh3_64"
 _SUMMARY = "part.json"
 _TOKENIZER_BATCH = 256  # documents per tokenizer call, to amortize its overhead
-_MAX_PROBLEMS = 5  # reported per split
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PartOptions:
         eval_fraction: Fraction of the documents that go into the split ``eval``, chosen by a hash of their text.
         eval_seed: Seed of that hash.
         shard_size: Maximum bytes per shard.
-        max_skipped: Maximum assistant turns of chats that may be left out because of the chat template.
+        max_skipped: Maximum rows, and assistant turns of chats, that may be left out.
     """
 
     text: TextOptions
@@ -65,66 +65,23 @@ class PartOptions:
     max_skipped: int = 0
 
 
-@dataclass
-class SplitCounts:
-    """Counts of one split. The field names are keys of ``part.json``.
-
-    Attributes:
-        documents: Raw rows read.
-        samples: Rows written to shards; with packing fewer than documents.
-        tokens: Input tokens written.
-        loss_tokens: Labels that carry loss.
-        truncated: Documents that were truncated.
-        dropped: Documents without a token that carries loss, for example because the prompt fills the whole row. Pairs
-            whose answers are the same within the maximum length, too.
-        cut_tokens: Input tokens beyond the maximum length.
-        dropped_tokens: Input tokens, within the maximum length, of dropped documents.
-        turns: Assistant turns of chats by outcome: see `TurnOutcome`; ``cut`` are turns beyond the maximum length.
-        reasoning_removed: Trained turns whose reasoning the chat template removes.
-        problems: The first turns that were skipped: file, line and reason.
-        lengths: Histogram: number of documents by input tokens before truncation; of a pair those of the longer one.
-        pair_tokens: Histogram, only with packed pairs: number of pairs by the tokens of both of their documents.
-        row_tokens: Histogram, only with packed pairs: number of rows by tokens.
-        shards: The shards' entries for ``index.json``.
-    """
-
-    documents: int = 0
-    samples: int = 0
-    tokens: int = 0
-    loss_tokens: int = 0
-    truncated: int = 0
-    dropped: int = 0
-    cut_tokens: int = 0
-    dropped_tokens: int = 0
-    turns: Counter[str] = field(default_factory=Counter)
-    reasoning_removed: int = 0
-    problems: list[str] = field(default_factory=list)
-    lengths: Counter[int] = field(default_factory=Counter)
-    pair_tokens: Counter[int] = field(default_factory=Counter)
-    row_tokens: Counter[int] = field(default_factory=Counter)
-    shards: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, other: SplitCounts) -> None:
-        """Add the counts of another part."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        del self.problems[_MAX_PROBLEMS:]
-
-
-@dataclass
-class PartSummary:
-    """What was written for one part: counts by split."""
-
-    splits: dict[str, SplitCounts]
-
-
 @dataclass(frozen=True)
 class TokenizedRow:
-    """A row, its tokens, and the problems of its chat with file and line."""
+    """A row with its tokens.
+
+    Attributes:
+        document: The rendered row.
+        tokens: Its tokens.
+        outcome: What of it is written, and why the rest is not.
+        problems: The outcome's problems with file and line.
+        turn_tokens: Tokens of the turns of a chat that are not trained on, by outcome.
+    """
 
     document: Document
     tokens: TokenizedDocument
+    outcome: RowOutcome
     problems: Sequence[str]
+    turn_tokens: Counter[str]
 
 
 def raise_error(error: JobError) -> None:
@@ -138,19 +95,14 @@ def read_summary(folder: Path) -> PartSummary | None:
         content = json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    splits = {name: SplitCounts(**split) for name, split in content.items()}
-    for split in splits.values():
-        split.turns = Counter(split.turns)
-        for name in ("lengths", "pair_tokens", "row_tokens"):
-            setattr(split, name, Counter({int(length): count for length, count in getattr(split, name).items()}))
-    return PartSummary(splits)
+    return PartSummary({name: SplitCounts.from_json(split) for name, split in content.items()})
 
 
 def write_part(folder: Path, part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase) -> PartSummary:
     """Tokenize a part into ``folder/train`` and ``folder/eval``. Does nothing if the part is complete.
 
     Raises:
-        JobError: A row cannot be read or rendered, or too many turns of chats are left out. The message names file and
+        JobError: A row cannot be read or rendered, or more is left out than is allowed. The message names file and
             line.
     """
     done = read_summary(folder)
@@ -169,21 +121,6 @@ def write_part(folder: Path, part: Part, options: PartOptions, tokenizer: PreTra
     return summary
 
 
-def skipped_message(problems: Sequence[str], skipped: int, max_skipped: int) -> str:
-    """The error message for turns that are left out because of the chat template.
-
-    Args:
-        problems: File, line and reason of the first of them.
-        skipped: Their number so far.
-        max_skipped: How many are allowed.
-    """
-    count = f"{skipped} assistant turns cannot be trained on (maxSkipped: {max_skipped}): " if max_skipped else ""
-    return (
-        f"{count}{'; '.join(problems)}. Correct the data, use another chat template, or raise dataset.maxSkipped to "
-        "leave such turns out"
-    )
-
-
 def tokenize_part(
     part: Part,
     options: PartOptions,
@@ -199,39 +136,58 @@ def tokenize_part(
         options: How they become text and tokens.
         tokenizer: The tokenizer.
         max_rows: Read so many rows from the start; None reads all.
-        refuse: Called with the error of a row that cannot be rendered, or with which too many turns of chats are left
-            out; the error names file and line. If it returns, the row is left out.
+        refuse: Called with the error of a row that cannot be rendered, and with a LeftOutError for each row with
+            which more is left out than is allowed; the error names file and line. If it returns, the row is left out.
 
     Raises:
         JobError: A file is damaged or malformed; the message names file and line.
         InfrastructureError: A store did not send its file.
     """
     document_tokenizer = DocumentTokenizer(options.text, tokenizer)
-    documents = _render_rows(part, RowRenderer(options.text, tokenizer), options.max_skipped, max_rows, refuse)
+    documents = _render_rows(part, RowRenderer(options.text, tokenizer), max_rows, refuse)
     last: list[Document] = []
+    left_out: Counter[str] = Counter()
     while chunk := list(islice(documents, _TOKENIZER_BATCH)):
         rendered = [document for document, _ in chunk]
         if options.text.has_labelled_answers:
             rendered, last = with_mismatched(rendered, last), rendered[-1:]
-        for document, (_, problems), tokens in zip(rendered, chunk, document_tokenizer.tokenize(rendered), strict=True):
-            yield TokenizedRow(document, tokens, problems)
-
-
-def useful_pieces(tokens: TokenizedDocument, text: TextOptions) -> list[TokenizedDocument]:
-    """What is written of a document: of a long text that is packed, several rows. Without a token with loss, nothing.
-
-    Args:
-        tokens: The document's tokens.
-        text: How rows become text and tokens.
-    """
-    return [piece for piece in _pieces(tokens, text) if _loss_tokens(piece, text)]
+        tokenized = document_tokenizer.tokenize(rendered)
+        turn_tokens = document_tokenizer.count_turn_tokens(rendered)
+        for document, (_, place), tokens, of_turns in zip(rendered, chunk, tokenized, turn_tokens, strict=True):
+            outcome = outcome_of(document, tokens, options.text)
+            problems = [f"{place()}: {problem}" for problem in outcome.problems]
+            left_out.update(outcome.left_out)
+            if problems and left_out.total() > options.max_skipped:
+                refuse(LeftOutError(problems, left_out, options.max_skipped, outcome.left_out))
+            else:
+                yield TokenizedRow(document, tokens, outcome, problems, of_turns)
 
 
 def _write_documents(
     part: Part, options: PartOptions, tokenizer: PreTrainedTokenizerBase, writers: dict[str, _SplitWriter]
 ) -> None:
-    for row in tokenize_part(part, options, tokenizer):
-        writers[_assign_split(row.document, options)].add(row.document, row.tokens, row.problems)
+    """Write the rows of a part.
+
+    Raises:
+        JobError: A row cannot be read or rendered. Or more is left out than is allowed: the error names the first
+            problems of the part, since who corrects one wants to know the others.
+    """
+    problems: list[str] = []
+    exceeded: list[Counter[str]] = []
+
+    def refuse(error: JobError) -> None:
+        if not isinstance(error, LeftOutError):
+            raise error
+        problems.extend(error.left_out)
+        exceeded.append(error.counts)
+        if len(problems) >= MAX_PROBLEMS:
+            check_left_out(problems, error.counts, options.max_skipped)
+
+    for row in tokenize_part(part, options, tokenizer, refuse=refuse):
+        problems.extend(row.problems)
+        writers[_assign_split(row.document, options)].add(row)
+    if exceeded:
+        check_left_out(problems, exceeded[-1], options.max_skipped)
 
 
 def _read_part(part: Part, renderer: RowRenderer) -> Iterator[tuple[FileRange, int, RawRow]]:
@@ -241,14 +197,9 @@ def _read_part(part: Part, renderer: RowRenderer) -> Iterator[tuple[FileRange, i
 
 
 def _render_rows(
-    part: Part,
-    renderer: RowRenderer,
-    max_skipped: int,
-    max_rows: int | None,
-    refuse: Callable[[JobError], None],
-) -> Iterator[tuple[Document, list[str]]]:
-    """Each row's document, and the problems of its chat with file and line."""
-    skipped = 0
+    part: Part, renderer: RowRenderer, max_rows: int | None, refuse: Callable[[JobError], None]
+) -> Iterator[tuple[Document, Callable[[], str]]]:
+    """Each row's document, and a function that returns its file and line."""
     for file_range, number, row in islice(_read_part(part, renderer), max_rows):
         try:
             document = renderer.render(row)
@@ -257,32 +208,7 @@ def _render_rows(
             refused.__cause__ = error
             refuse(refused)
             continue
-        problems = []
-        if document.chat is not None and document.chat.problems:
-            problems = [f"{file_range.location(number)}: {problem}" for problem in document.chat.problems]
-            skipped += sum(outcome in SKIPPED for outcome in document.chat.outcomes.values())
-            if skipped > max_skipped:
-                refuse(JobError(skipped_message(problems[:1], skipped, max_skipped)))
-                continue
-        yield document, problems
-
-
-def _pieces(tokens: TokenizedDocument, text: TextOptions) -> Iterator[TokenizedDocument]:
-    if text.has_labelled_answers or text.query:
-        return iter([tokens])
-    if tokens.pair_lengths is not None:
-        return iter([tokens] if teaches(tokens) else [])
-    if text.task == "seq2seq" or text.has_labelled_texts:
-        return iter([tokens])
-    return split_document(tokens, text.max_length)
-
-
-def _loss_tokens(tokens: TokenizedDocument, text: TextOptions) -> int:
-    if text.has_labelled_answers:
-        tokens = split_pair(tokens)[0]  # nothing is learned from the mismatched document
-    # The first token of a causal document is not predicted, because no token precedes it.
-    labels = tokens.labels if text.task == "seq2seq" or text.has_labelled_texts else tokens.labels[1:]
-    return int((labels != NO_LOSS).sum())
+        yield document, partial(file_range.location, number)
 
 
 def _assign_split(document: Document, options: PartOptions) -> str:
@@ -303,32 +229,36 @@ class _SplitWriter:
             out=str(folder), columns=self._columns(), hashes=[SHARD_HASH], size_limit=options.shard_size
         )
 
-    def add(self, document: Document, tokens: TokenizedDocument, problems: Sequence[str]) -> None:
-        counts = self._counts
+    def add(self, row: TokenizedRow) -> None:
+        counts, document, tokens = self._counts, row.document, row.tokens
         counts.documents += 1
         counts.truncated += tokens.truncated
         counts.lengths[tokens.limited_length] += 1
         counts.cut_tokens += tokens.full_length - len(tokens.input_ids)
-        counts.problems += problems[: _MAX_PROBLEMS - len(counts.problems)]
+        counts.cut_loss_tokens += tokens.cut_loss_tokens
+        counts.problems += row.problems[: MAX_PROBLEMS - len(counts.problems)]
         if document.chat is not None:
             counts.turns.update(document.chat.outcomes.values())
             counts.turns += Counter(cut=tokens.cut_turns)
             counts.turns -= Counter(trained=tokens.cut_turns)
+            counts.turn_tokens += row.turn_tokens
             counts.reasoning_removed += document.chat.reasoning_removed
-        useful = useful_pieces(tokens, self._text)
-        if not useful:
+        reason = row.outcome.reason
+        if reason is not None:
             counts.dropped += 1
             counts.dropped_tokens += len(tokens.input_ids)
-        for piece in useful:
-            counts.loss_tokens += _loss_tokens(piece, self._text)
+            counts.left_out[reason] += 1
+            counts.left_out_tokens[reason] += len(tokens.input_ids)
+        for piece in row.outcome.pieces:
+            counts.loss_tokens += loss_tokens(piece, self._text)
             counts.tokens += len(piece.input_ids)
             if self._packer is None:
                 self._write(self._row(document, piece))
             else:
                 if piece.pair_lengths is not None:
                     counts.pair_tokens[len(piece.input_ids)] += 1
-                for row in self._packer.add(piece):
-                    self._write_packed(row)
+                for packed in self._packer.add(piece):
+                    self._write_packed(packed)
 
     def finish(self) -> SplitCounts:
         if self._packer is not None:

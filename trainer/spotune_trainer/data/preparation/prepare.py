@@ -19,7 +19,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,11 +30,12 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from spotune.errors import InfrastructureError, JobError
-from spotune_trainer.data.chat.renderer import SKIPPED
+from spotune_trainer.data.counts.left_out import check_left_out, count_left_out, count_of_splits, remedy
+from spotune_trainer.data.counts.split_counts import PartSummary, SplitCounts
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.preparation.assemble import assemble_dataset, statistics
 from spotune_trainer.data.preparation.inputs import Part, RawInput, find_inputs, split_into_parts
-from spotune_trainer.data.preparation.parts import SPLITS, PartOptions, PartSummary, SplitCounts, skipped_message
+from spotune_trainer.data.preparation.parts import SPLITS, PartOptions
 from spotune_trainer.data.preparation.process_pool import write_parts
 from spotune_trainer.data.preparation.raw_files import InputFile
 from spotune_trainer.data.rows.options import TextOptions
@@ -77,7 +79,7 @@ class PrepareOptions:
         part_size: Approximate bytes of input per part.
         processes: Number of processes; 0 means one per core.
         overwrite: Replace an output folder that was made from other input or with other options.
-        max_skipped: Maximum assistant turns of chats that may be left out because of the chat template.
+        max_skipped: Maximum rows, and assistant turns of chats, that may be left out; see `LeftOutError`.
     """
 
     text: TextOptions
@@ -243,15 +245,18 @@ def needed_columns(text: TextOptions, tokenizer: PreTrainedTokenizerBase) -> fro
 
 def no_rows(inputs: Sequence[RawInput]) -> JobError:
     """The error for input without any row."""
-    return JobError(f"the input has no rows: {', '.join(map(str, inputs))}")
+    return JobError(f"the input has no rows: {', '.join(map(str, inputs))}: write rows into it, or name other files")
 
 
-def nothing_to_learn(split: str, text: TextOptions) -> JobError:
-    """The error for rows none of which has a token that carries loss."""
-    return JobError(
-        f"no row of {split} has a token that carries loss: all prompts fill maxLength ({text.max_length} tokens), or "
-        "the texts are empty. Increase maxLength."
-    )
+def nothing_to_learn(split: str, problems: Sequence[str], reasons: Collection[str]) -> JobError:
+    """The error for rows none of which has a token that carries loss.
+
+    Args:
+        split: That they are in.
+        problems: File, line and reason of the first of them.
+        reasons: All reasons, see `count_left_out`.
+    """
+    return JobError(f"no row of {split} has a token that carries loss: {'; '.join(problems)}. {remedy(reasons)}")
 
 
 @contextmanager
@@ -316,7 +321,7 @@ def _find_existing(output: Path, key: str, *, overwrite: bool, max_skipped: int)
 
     Raises:
         JobError: The output folder has other content, and ``overwrite`` does not allow to replace it. Or it was made
-            with a higher ``max_skipped``, and leaves out more turns than are allowed now.
+            with a higher ``max_skipped``, and leaves out more than is allowed now.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
@@ -327,8 +332,9 @@ def _find_existing(output: Path, key: str, *, overwrite: bool, max_skipped: int)
     if not isinstance(manifest, dict) or "key" not in manifest:
         raise JobError(f"{output} exists and was not written by `spotune shard`; choose a folder that does not exist")
     if manifest["key"] == key:
-        counts = [(split.get("turns", {}), split.get("problems", [])) for split in manifest["splits"].values()]
-        _check_skipped(counts, max_skipped)
+        splits = manifest["splits"].values()
+        problems = [problem for split in splits for problem in split.get("problems", [])]
+        check_left_out(problems, count_of_splits(splits), max_skipped)
         return PreparedDataset(output, manifest, reused=True)
     if not overwrite:
         raise JobError(
@@ -336,20 +342,6 @@ def _find_existing(output: Path, key: str, *, overwrite: bool, max_skipped: int)
             "another folder, or replace them with --overwrite"
         )
     return None
-
-
-def _check_skipped(counts: Sequence[tuple[Mapping[str, int], list[str]]], max_skipped: int) -> None:
-    """Raise JobError if more turns of chats were skipped than are allowed.
-
-    Args:
-        counts: Turns by outcome, and problems, of each split.
-        max_skipped: How many are allowed, in all splits.
-    """
-    skipped = sum(turns.get(outcome, 0) for turns, _ in counts for outcome in SKIPPED)
-    if skipped > max_skipped:
-        raise JobError(
-            skipped_message([problem for _, of_split in counts for problem in of_split], skipped, max_skipped)
-        )
 
 
 def _remove_stale_staging(staging: Path, key: str) -> None:
@@ -377,13 +369,15 @@ def _merge_counts(
     """The counts of each split, summed over all parts.
 
     Raises:
-        JobError: A split has no samples, or too many turns of chats are left out.
+        JobError: A split has no samples, or more is left out than is allowed.
     """
     merged = {split: SplitCounts() for split in options.folders}
     for split, total in merged.items():
         for counts in (summary.splits[split] for summary in summaries):
             total.add(counts)
-    _check_skipped([(counts.turns, counts.problems) for counts in merged.values()], options.max_skipped)
+    problems = [problem for counts in merged.values() for problem in counts.problems]
+    left_out = {split: count_left_out(counts.turns, counts.left_out) for split, counts in merged.items()}
+    check_left_out(problems, sum(left_out.values(), Counter()), options.max_skipped)
     if not any(split.documents for split in merged.values()):
         raise no_rows(inputs)
     for split, counts in merged.items():
@@ -394,5 +388,5 @@ def _merge_counts(
                 "choose another fraction"
             )
         if not counts.samples:
-            raise nothing_to_learn(split, options.text)
+            raise nothing_to_learn(split, counts.problems, left_out[split])
     return merged

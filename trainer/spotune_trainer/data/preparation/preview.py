@@ -11,6 +11,7 @@ from spotune.prompting.template import RowError
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.chat.renderer import TurnOutcome
 from spotune_trainer.data.preparation.inputs import RawInput, rows_in_order
+from spotune_trainer.data.preparation.outcome import outcome_of
 from spotune_trainer.data.preparation.readers import RawRow
 from spotune_trainer.data.rows.documents import TokenizedDocument
 from spotune_trainer.data.rows.options import TextOptions
@@ -47,7 +48,7 @@ class RowPreview:
         trained_tokens: Those of them with loss.
         cut_tokens: Tokens beyond the maximum length.
         turns: For each assistant message of a chat, numbered from 1, what becomes of it.
-        problems: Why turns are skipped.
+        problems: Why turns, or the whole row, are left out although the job asks for them.
     """
 
     location: str
@@ -91,7 +92,7 @@ def preview_row(
         trained_tokens=sum(span.tokens for each in documents for span in each if span.trained),
         cut_tokens=encoded.full_length - len(encoded.input_ids),
         turns={turn + 1: outcome for turn, outcome in chat.outcomes.items()} if chat else {},
-        problems=chat.problems if chat else (),
+        problems=tuple(outcome_of(document, encoded, options).problems),
         rejected_spans=documents[1] if options.chosen else (),
         labels=tuple(options.labels[position] for position in document.labels),
         texts=dict(zip(("query", "positive", "negative"), documents, strict=False)) if options.query else {},

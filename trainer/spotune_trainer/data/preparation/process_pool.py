@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotune.errors import InfrastructureError
+from spotune_trainer.data.counts.split_counts import PartSummary
 from spotune_trainer.data.preparation.inputs import Part
-from spotune_trainer.data.preparation.parts import PartOptions, PartSummary, write_part
+from spotune_trainer.data.preparation.parts import PartOptions, write_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ RawRow = dict[str, Any]
 
 _ROWS_PER_READ: Final = 1024
 _ENCODE: Final = "; convert the file to UTF-8"
+_CUT_SHORT: Final = "; the file ends within this line: if it was cut short, copy it again"
 _ARROW_FILE: Final = b"ARROW1"
 _ARROW_STOP: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -77,12 +78,14 @@ def column_types(file: InputFile) -> dict[str, str] | None:
             try:
                 return {field.name: str(field.type) for field in parquet.read_schema(file.path)}
             except (pyarrow.ArrowException, OSError) as error:
-                raise JobError(f"{file.name} is not a Parquet file, or damaged: {detail(error)}") from error
+                raise JobError(
+                    f"{file.name} is not a Parquet file, or damaged: {detail(error)}; copy it again"
+                ) from error
     try:
         with _open_arrow(file) as content:
             return {field.name: str(field.type) for field in content.schema}
     except (pyarrow.ArrowException, OSError) as error:
-        raise JobError(f"{file.name} is not an Arrow file, or damaged: {detail(error)}") from error
+        raise JobError(f"{file.name} is not an Arrow file, or damaged: {detail(error)}; copy it again") from error
 
 
 def _csv_columns(file: InputFile) -> dict[str, str] | None:
@@ -92,7 +95,7 @@ def _csv_columns(file: InputFile) -> dict[str, str] | None:
     except UnicodeDecodeError as error:
         raise JobError(f"{file.name}:{_undecodable_line(file)}: not UTF-8 text{_ENCODE}") from error
     if header is not None and len(set(header)) < len(header):
-        raise JobError(f"{file.name}:1: two columns have the same name: {', '.join(header)}")
+        raise JobError(f"{file.name}:1: two columns have the same name: {', '.join(header)}; rename one")
     return None if header is None else dict.fromkeys(header, "text")
 
 
@@ -120,13 +123,15 @@ def _parse_json(file_range: FileRange, number: int, line: bytes) -> RawRow:
     except json.JSONDecodeError as error:
         hint = "; this looks like one JSON array: write one object per line" if line.lstrip()[:1] == b"[" else ""
         if not line.endswith(b"\n"):
-            hint = hint or "; the file ends within this line: if it was cut short, copy it again"
+            hint = hint or _CUT_SHORT
+        hint = hint or "; correct or remove the line"
         raise JobError(
             f"{file_range.location(number)}: invalid JSON at column {error.colno}: {error.msg}{hint}"
         ) from error
     if not isinstance(row, dict):
         raise JobError(
-            f"{file_range.location(number)}: a line must hold one JSON object with the columns, not a {_json_type(row)}"
+            f"{file_range.location(number)}: a line must hold one JSON object with the columns, not a "
+            f"{_json_type(row)}: correct or remove the line"
         )
     return row
 
@@ -136,19 +141,43 @@ def _read_csv(file_range: FileRange, columns: Collection[str]) -> Iterator[tuple
     csv.field_size_limit(sys.maxsize)
     file = file_range.file
     with file.checking_compression(), file.open_text() as stream:
-        reader = csv.reader(stream, strict=True)
+        lines = _Lines(stream)
+        reader = csv.reader(lines, strict=True)
         try:
             header = next(reader, [])
             for fields in reader:
                 if fields and len(fields) != len(header):
-                    place = file_range.location(reader.line_num)
-                    raise JobError(f"{place}: {len(fields)} fields, but the header names {len(header)} columns")
+                    count = f"{len(fields)} field{'s' * (len(fields) > 1)}"
+                    raise JobError(
+                        f"{file_range.location(reader.line_num)}: {count}, but the header names {len(header)} columns: "
+                        f"correct the row, and quote text that has commas{lines.cut_short}"
+                    )
                 if fields:
                     yield reader.line_num, dict(zip(header, fields, strict=True))
         except csv.Error as error:
-            raise JobError(f"{file_range.location(reader.line_num)}: invalid CSV: {error}") from error
+            raise JobError(
+                f"{file_range.location(reader.line_num)}: invalid CSV: {error}: correct the quotes{lines.cut_short}"
+            ) from error
         except UnicodeDecodeError as error:
             raise JobError(f"{file.name}:{_undecodable_line(file)}: not UTF-8 text{_ENCODE}") from error
+
+
+class _Lines:
+    """The lines of a text file; it knows whether the last one ends with a line break."""
+
+    def __init__(self, stream: Iterable[str]) -> None:
+        self._stream = stream
+        self._last = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._stream:
+            self._last = line
+            yield line
+
+    @property
+    def cut_short(self) -> str:
+        """A hint if the file ends within the line that was read last; empty otherwise."""
+        return "" if self._last.endswith(("\n", "\r")) else _CUT_SHORT
 
 
 def _read_parquet(file_range: FileRange, columns: Collection[str]) -> Iterator[tuple[int, RawRow]]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from spotune_trainer.data.chat.renderer import TrainedChat
+from spotune_trainer.data.chat.messages import Chat, message_text
+from spotune_trainer.data.chat.renderer import TrainedChat, TurnOutcome
 
 TokenArray = npt.NDArray[np.int32]
 
@@ -43,6 +44,7 @@ class Document:
         word_list: Words, each with a label; empty for other formats.
         desirable: Whether the answer is desirable; None if answers have no label.
         mismatched: Of a labelled answer, its prompt with the answer of another row, see `with_mismatched`.
+        turns_left_out: Of a chat, the outcome and the text of each answer that is not trained on.
     """
 
     segments: tuple[Segment, ...]
@@ -54,6 +56,7 @@ class Document:
     word_list: tuple[str, ...] = ()
     desirable: bool | None = None
     mismatched: Document | None = None
+    turns_left_out: tuple[tuple[TurnOutcome, str], ...] = ()
 
     @property
     def dedup_key(self) -> bytes:
@@ -78,6 +81,7 @@ class TokenizedDocument:
         full_length: Input tokens before truncation.
         truncated: Whether the input or the target was truncated.
         cut_turns: Trained turns of a chat that lie wholly beyond the maximum length.
+        cut_loss_tokens: Labels with loss beyond the maximum length; of words those whose label is cut.
         pair_lengths: Of two documents, or of the texts of a row with embeddings, the tokens of each; None for one.
         longest: Of several documents, input tokens, before truncation, of the longest one, or of a labelled answer's
             one; 0 for one document.
@@ -90,6 +94,7 @@ class TokenizedDocument:
     cut_turns: int = 0
     pair_lengths: TokenArray | None = None
     longest: int = 0
+    cut_loss_tokens: int = 0
 
     @property
     def limited_length(self) -> int:
@@ -97,8 +102,14 @@ class TokenizedDocument:
         return self.longest or self.full_length
 
 
-def chat_document(trained: TrainedChat, kept: Mapping[str, str]) -> Document:
-    """A rendered chat as a document: what is trained on in segments of its own."""
+def chat_document(chat: Chat, trained: TrainedChat, kept: Mapping[str, str]) -> Document:
+    """A rendered chat as a document: what is trained on in segments of its own.
+
+    Args:
+        chat: The chat of the row.
+        trained: The same, rendered.
+        kept: Values of the kept columns.
+    """
     segments: list[Segment] = []
     position = 0  # of the first character that is in no segment yet
     for span in trained.spans:
@@ -108,4 +119,9 @@ def chat_document(trained: TrainedChat, kept: Mapping[str, str]) -> Document:
         position = span.end
     if position < len(trained.text) or not segments:
         segments.append(Segment(trained.text[position:], False))
-    return Document(tuple(segments), trained.answer, kept, trained)
+    left_out = tuple(
+        (outcome, message_text(chat.messages[turn]))
+        for turn, outcome in trained.outcomes.items()
+        if outcome != "trained"
+    )
+    return Document(tuple(segments), trained.answer, kept, trained, turns_left_out=left_out)

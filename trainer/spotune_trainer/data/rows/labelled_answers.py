@@ -41,11 +41,13 @@ def labelled_document(document: Document, *, desirable: bool) -> Document:
         RowError: The answer is empty or cannot be rendered.
     """
     if document.chat is not None and document.chat.problems:
-        raise RowError(document.chat.problems[0])
+        raise RowError(f"{document.chat.problems[0]}: correct the row, or use another chat template")
     if not document.completion.strip():
         raise RowError("the answer is empty: remove the row, or correct it")
     if not any(segment.has_loss for segment in document.segments):
-        raise RowError("the last message is not the assistant's, or is flagged not to be trained on")
+        raise RowError(
+            "the last message is not the assistant's, or is flagged not to be trained on: correct or remove the row"
+        )
     return dataclasses.replace(document, desirable=desirable)
 
 
@@ -80,4 +82,10 @@ def join_mismatched(documents: Iterable[TokenizedDocument]) -> Iterator[Tokenize
     alternating = iter(documents)
     for own, mismatched in zip(alternating, alternating, strict=True):
         joined = join_documents(own, mismatched)
-        yield dataclasses.replace(joined, truncated=own.truncated, cut_turns=own.cut_turns, longest=own.full_length)
+        yield dataclasses.replace(
+            joined,
+            truncated=own.truncated,
+            cut_turns=own.cut_turns,
+            longest=own.full_length,
+            cut_loss_tokens=own.cut_loss_tokens,
+        )

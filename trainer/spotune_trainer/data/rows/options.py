@@ -36,7 +36,7 @@ class TextOptions:
         completion: Template of the expected answer.
         text: Column, or template, of plain text.
         messages: Column with chat messages.
-        tools: Column with the tools that a chat may call.
+        tools: Column with the tools that a chat, or a pair of chats, may call.
         chosen: Template of the preferred answer of a pair; without a prompt, a column with a chat that ends with it.
         rejected: Template of the other answer of a pair, in the same form.
         label: Column with the label of a row, in braces. With ``text``, that of the text; all labels are in ``labels``.
@@ -92,8 +92,12 @@ class TextOptions:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
         if self.task == "seq2seq" and self.messages and self.train_on == "all":
             raise ValueError("trainOn: all is for causal models: a seq2seq model learns the last answer of a chat")
-        if not self.messages and (self.tools or self.train_on != "assistant" or self.train_trailing_whitespace):
-            raise ValueError("tools, trainOn and trainTrailingWhitespace are for chats: set messages, or remove them")
+        if self.tools and not self.is_chat:
+            raise ValueError(
+                "tools is for chats: set messages, or chosen and rejected as columns with chats, or remove it"
+            )
+        if not self.messages and (self.train_on != "assistant" or self.train_trailing_whitespace):
+            raise ValueError("trainOn and trainTrailingWhitespace are for chats: set messages, or remove them")
         taken = _RESERVED.intersection(self.keep)
         if taken:
             raise ValueError(f"a kept column cannot be called {min(taken)!r}: the shards already use that name")

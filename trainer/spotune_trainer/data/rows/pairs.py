@@ -34,16 +34,24 @@ def pair_documents(chosen: Document, rejected: Document) -> Document:
     """
     for name, document in (("chosen", chosen), ("rejected", rejected)):
         if document.chat is not None and document.chat.problems:
-            return _skipped_pair(chosen, rejected, name, document.chat)
+            return _skipped_pair(chosen, rejected, name, document, document.chat)
     for name, document in (("chosen", chosen), ("rejected", rejected)):
         if not document.completion.strip():
             raise RowError(f"{name} is an empty answer: remove the row, or correct it")
         if not any(segment.has_loss for segment in document.segments):
-            raise RowError(f"{name}: the last message is not the assistant's, or is flagged not to be trained on")
+            raise RowError(
+                f"{name}: the last message is not the assistant's, or is flagged not to be trained on: correct or "
+                "remove the row"
+            )
     if prompt_segments(chosen) != prompt_segments(rejected):
-        raise RowError("chosen and rejected answer different prompts: their chats may differ in the last message only")
+        raise RowError(
+            "chosen and rejected answer different prompts: their chats may differ in the last message only. Correct or "
+            "remove the row"
+        )
     if chosen.segments == rejected.segments:
         raise RowError("chosen and rejected are the same answer, so nothing can be learned: remove the row")
+    if _answer(chosen) == _answer(rejected):
+        raise RowError("chosen and rejected differ only in the whitespace around the answer: remove the row")
     return dataclasses.replace(chosen, rejected=rejected)
 
 
@@ -56,6 +64,7 @@ def join_pairs(documents: Iterable[TokenizedDocument]) -> Iterator[TokenizedDocu
             truncated=chosen.truncated or rejected.truncated,
             cut_turns=max(chosen.cut_turns, rejected.cut_turns),
             longest=max(chosen.full_length, rejected.full_length),
+            cut_loss_tokens=chosen.cut_loss_tokens + rejected.cut_loss_tokens,
         )
 
 
@@ -94,7 +103,7 @@ def teaches(tokens: TokenizedDocument) -> bool:
     )
 
 
-def _skipped_pair(chosen: Document, rejected: Document, name: str, chat: TrainedChat) -> Document:
+def _skipped_pair(chosen: Document, rejected: Document, name: str, document: Document, chat: TrainedChat) -> Document:
     """A pair that cannot be trained on, because the chat template does not render the answer `name` as it is."""
     without_loss = [
         dataclasses.replace(
@@ -104,8 +113,17 @@ def _skipped_pair(chosen: Document, rejected: Document, name: str, chat: Trained
     ]
     problems = tuple(f"{name}: {problem}" for problem in chat.problems)
     return dataclasses.replace(
-        without_loss[0], rejected=without_loss[1], chat=dataclasses.replace(chat, problems=problems)
+        without_loss[0],
+        rejected=without_loss[1],
+        chat=dataclasses.replace(chat, problems=problems),
+        turns_left_out=document.turns_left_out,
     )
+
+
+def _answer(document: Document) -> tuple[str, str]:
+    """What an answer says: its content without the whitespace around it, and all that is learned without any."""
+    learned = "".join(segment.text for segment in document.segments if segment.has_loss)
+    return document.completion.strip(), "".join(learned.split())
 
 
 def prompt_segments(document: Document) -> list[Segment]:

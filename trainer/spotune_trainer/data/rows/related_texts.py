@@ -49,4 +49,5 @@ def tokenize_related_texts(
             truncated=full_length > len(ids),
             pair_lengths=np.array([len(part.input_ids) for part in parts], dtype=np.int32),
             longest=max(part.full_length for part in parts),
+            cut_loss_tokens=full_length - len(ids),
         )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from spotune.prompting.template import RowError, Template, column_text
-from spotune_trainer.data.chat.messages import read_chat
+from spotune_trainer.data.chat.messages import Chat, read_chat, read_tools
 from spotune_trainer.data.chat.renderer import ChatRenderer, TrainOn
 from spotune_trainer.data.labels.positions import LabelIds, column_value, read_word_labels
 from spotune_trainer.data.rows.documents import Document, Segment, chat_document
@@ -83,7 +83,8 @@ class RowRenderer:
         elif self._texts:
             document = texts_document({name: self._render(name, row) for name in self._texts}, kept)
         elif self._options.text:
-            document = Document((Segment(self._render("text", row), True),), "", kept)
+            text = self._render("text", row)
+            document = Document((Segment(text, bool(text.strip())),), "", kept)
         else:
             document = self._answer("completion", row, kept)
             if not document.completion.strip():
@@ -95,13 +96,14 @@ class RowRenderer:
         try:
             document.dedup_key  # noqa: B018 - encodes the text, so it rejects lone surrogates
         except UnicodeEncodeError as error:
-            raise RowError(f"the text cannot be encoded as UTF-8: {error.reason}") from error
+            raise RowError(f"the text cannot be encoded as UTF-8: {error.reason}; correct or remove the row") from error
         return document
 
     def _answer(self, name: str, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
         """A prompt with an answer to it: by templates, or the chat in the column of the answer's template."""
         if self._chats is not None:
-            return chat_document(self._chats.render(read_chat(row, self._templates[name].columns[0])), kept)
+            chat = self._read_chat(row, name, self._templates[name].columns[0])
+            return chat_document(chat, self._chats.render(chat), kept)
         text = self._render(name, row)
         return Document((Segment(self._render("prompt", row), False), Segment(text, True)), text, kept)
 
@@ -118,20 +120,30 @@ class RowRenderer:
             return Document((Segment(text, False),), "", kept, labels=labels, word_list=tuple(word_list))
         text = self._render("text", row)
         if not text.strip():
-            raise RowError("the text is empty: remove the row, or correct it")
+            raise RowError("the text is empty: remove the row, or correct it or dataset.text")
         with _naming("label"):
-            label = self._label_ids.position(column_value(row, self._label))
+            value = column_value(row, self._label)
+        label = self._label_ids.position(value)
         return Document((Segment(text, False),), "", kept, labels=(label,))
 
     def _render_chat(self, chats: ChatRenderer, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
-        chat = read_chat(row, self._options.messages, self._options.tools)
+        chat = self._read_chat(row, "messages", self._options.messages)
         if self._options.task == "seq2seq":
             last = chat.assistant_turns[-1]
             answer = chat.messages[last]["content"]
             if not answer:
-                raise RowError(f"message {last + 1} has no content, which a seq2seq model could learn")
+                raise RowError(f"message {last + 1} has no content, which a seq2seq model could learn: remove the row")
             return Document((Segment(chats.prompt(chat, last), False), Segment(answer, True)), answer, kept)
-        return chat_document(chats.render(chat), kept)
+        return chat_document(chat, chats.render(chat), kept)
+
+    def _read_chat(self, row: Mapping[str, Any], name: str, column: str) -> Chat:
+        """The chat in the column that the field `name` names, with the tools of the row."""
+        tools = self._options.tools
+        if tools:
+            with _naming("tools"):  # first, since errors of the chat name another field
+                read_tools(row, tools)
+        with _naming(name):
+            return read_chat(row, column, tools)
 
 
 @contextmanager

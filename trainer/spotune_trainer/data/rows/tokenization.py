@@ -8,6 +8,7 @@ as at inference, and divided only where a token would lie in two segments. A com
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -68,6 +69,19 @@ class DocumentTokenizer:
             return tokenize_related_texts(documents, self._tokenizer, self._options.max_length)
         return self._seq2seq(documents) if self._options.task == "seq2seq" else self._causal(documents)
 
+    def count_turn_tokens(self, documents: Sequence[Document]) -> list[Counter[str]]:
+        """Tokens of the answers of each chat that are not trained on, by outcome: of what the row says in them."""
+        texts = [text for document in documents for _, text in document.turns_left_out]
+        texts = [text.encode(errors="replace").decode() for text in texts]  # a text that is not rendered is not checked
+        sizes = iter(map(len, self._encode_plain(texts)))
+        found = []
+        for document in documents:
+            counts: Counter[str] = Counter()
+            for outcome, _ in document.turns_left_out:
+                counts[outcome] += next(sizes)
+            found.append(counts)
+        return found
+
     def _labelled(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
         """Texts with their label, or with the label of each word at its first token, as in transformers' run_ner.py."""
         max_length = self._options.max_length
@@ -77,8 +91,9 @@ class DocumentTokenizer:
         else:
             encoded = tokenize_texts(self._tokenizer, [document.segments[0].text for document in documents], max_length)
         for document, text in zip(documents, encoded, strict=True):
-            labels = np.array(document.labels, dtype=np.int32)
+            labels, cut = np.array(document.labels, dtype=np.int32), 0
             if self._options.label_each_word:
+                cut = len(labels) - len(text.first_tokens) if text.full_length > len(text.input_ids) else 0
                 labels = np.full(len(text.input_ids), NO_LOSS, dtype=np.int32)
                 for word, token in text.first_tokens.items():
                     labels[token] = document.labels[word]
@@ -87,6 +102,7 @@ class DocumentTokenizer:
                 labels,
                 full_length=text.full_length,
                 truncated=text.full_length > len(text.input_ids),
+                cut_loss_tokens=cut,
             )
 
     def _seq2seq(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
@@ -103,6 +119,7 @@ class DocumentTokenizer:
                 labels=np.array(labels[:max_target_length], dtype=np.int32),
                 full_length=len(prompt),
                 truncated=len(prompt) > len(ids) or len(labels) > max_target_length,
+                cut_loss_tokens=max(len(labels) - max_target_length, 0),
             )
 
     def _causal(self, documents: Sequence[Document]) -> Iterator[TokenizedDocument]:
@@ -122,6 +139,7 @@ class DocumentTokenizer:
                 full_length=len(ids),
                 truncated=len(ids) > max_length,
                 cut_turns=_count_cut_turns(document.segments, sizes, max_length),
+                cut_loss_tokens=int(np.count_nonzero(has_loss[max_length:])),
             )
 
     def _encode_segments(self, documents: Sequence[Document]) -> Iterator[list[list[int]]]:

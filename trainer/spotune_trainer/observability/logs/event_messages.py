@@ -30,6 +30,11 @@ def _attempt_ended(event: Mapping[str, Any]) -> str | None:
     return None if event["exitCode"] == 0 else f"attempt {event['attempt']} ended with exit code {event['exitCode']}"
 
 
+def _prepared(event: Mapping[str, Any]) -> str:
+    of_source = f" of source {event['source']}" if event["source"] else ""
+    return f"data{of_source} is prepared: {event['summary']}"
+
+
 def _generation_started(event: Mapping[str, Any]) -> str:
     origin = f"from step {event['step']}" if event.get("restoredFrom") else "from the beginning"
     lost = f", {event['stepsLost']} steps to repeat" if event.get("stepsLost") else ""
@@ -60,6 +65,7 @@ def _exported(event: Mapping[str, Any]) -> str:
 _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "attempt-started": _attempt_started,
     "attempt-ended": _attempt_ended,
+    "prepared": _prepared,
     "generation-started": _generation_started,
     "checkpoint-skipped": lambda event: f"checkpoint {event['checkpoint']} is skipped: {event['reason']}",
     "committed": _committed,

@@ -16,12 +16,12 @@ from spotune_trainer.observability.report.charts import (
     Bar,
     Line,
     duration,
-    length_chart,
     line_chart,
     parts_bar,
     timeline,
 )
 from spotune_trainer.observability.report.run_summary import RunSummary, WorkerGroup, read_summary
+from spotune_trainer.observability.report.training_data import data_sections
 
 _GROUP_CLASSES = {"left": "left", "done": "done", "preempted": "left", "": "runs"}
 """CSS class of a worker group by its outcome; any other outcome is a failure."""
@@ -67,8 +67,7 @@ def render_page(summary: RunSummary) -> str:
         questions=_questions(summary),
         curves=[chart for chart in _curves(summary) if chart],
         timeline=_timeline(summary),
-        data_facts=list(_data_facts(summary)),
-        lengths=_lengths(summary),
+        data=list(data_sections(summary.data)),
         parts=parts_bar("", summary.status.get("goodputParts") or {}),
         plan=_yaml(plan) if plan else "",
         job=_yaml(summary.job),
@@ -165,41 +164,6 @@ def _timeline(summary: RunSummary) -> str:
     ]
     commits = [each["time"] for each in summary.commits]
     return timeline("Number of workers over time; ticks below are commits", bars, commits, _LEGEND)
-
-
-def _data_facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    """(name, value) of what was read, trained on and cut; none for shards of other tools."""
-    counts = summary.data.get("splits", {}).get("train")
-    if counts is None:
-        return
-    text = summary.data["options"]["text"]
-    yield "rows", f"{counts['documents']:,}"
-    yield "tokens", f"{counts['tokens']:,}"
-    yield "tokens trained on", f"{counts['lossTokens']:,}"
-    yield "maximum length", f"{text['maxLength']:,}"
-    if text["packing"]:
-        yield "packed rows", f"{counts['samples']:,}"
-    if "pairs" in counts:
-        yield "pairs in packed rows", f"{counts['pairs']:,}"
-        yield "padding", f"{counts['padding']:.1%} ({counts['unpackedPadding']:.1%} without packing)"
-    yield "rows cut", f"{counts['truncated']:,} ({counts['truncated'] / max(counts['documents'], 1):.1%})"
-    cut = counts.get("cutTokens", 0)
-    yield "tokens cut", f"{cut:,} ({cut / max(counts['tokens'] + cut, 1):.1%})"
-    yield "rows left out", f"{counts['dropped']:,}"
-
-
-def _lengths(summary: RunSummary) -> str:
-    """The chart of lengths; empty for shards whose manifest has none, as those of earlier versions."""
-    rows = summary.data.get("splits", {}).get("train", {}).get("inputLengths", {})
-    if not rows:
-        return ""
-    text = summary.data["options"]["text"]
-    limit = None if text["packing"] and text["text"] else text["maxLength"]
-    what = "Inputs" if text["task"] == "seq2seq" else "Rows"
-    cut = "" if limit is None else f"; the line is the maximum length, {limit:,}"
-    return length_chart(
-        f"{what} by length in tokens, before they are cut{cut}", {int(k): n for k, n in rows.items()}, limit
-    )
 
 
 def _label(group: WorkerGroup) -> str:

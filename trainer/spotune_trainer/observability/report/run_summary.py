@@ -11,6 +11,7 @@ from typing import Any
 from spotune.errors import UsageError
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import surviving_steps
+from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 
@@ -68,7 +69,8 @@ class RunSummary:
         commits: Events `committed` in order.
         evaluations: Events `evaluated` by step, each step once: a later worker group may have repeated one. The scores
             contain those of the events `harness`.
-        data: `manifest.json` of the training shards; empty if they are in a bucket, or were not made by spotune.
+        data: `manifest.json` of the training shards by source of a mixture; without a mixture the name is empty.
+            Sources in a bucket, and those that were not made by spotune, are missing.
     """
 
     name: str
@@ -109,20 +111,32 @@ def read_summary(root: Path) -> RunSummary:
         groups=_worker_groups(events),
         commits=[event for event in events if event["event"] == "committed"],
         evaluations=_evaluations(events),
-        data=_read_manifest(job, directory),
+        data=_read_manifests(job, directory),
     )
 
 
-def _read_manifest(job: Mapping[str, Any], directory: JobDirectory) -> Mapping[str, Any]:
-    """The manifest of the training shards, which is in their folder or, if they are one of two splits, above it."""
-    train = job["spec"]["dataset"].get("train")
-    prepared = directory.data_manifest
-    folder = prepared.parent if train is None else Path(train["source"])
-    for path in (folder / prepared.name, folder.parent / prepared.name):
+def _read_manifests(job: Mapping[str, Any], directory: JobDirectory) -> dict[str, Mapping[str, Any]]:
+    """The manifest of the training shards of each source of a mixture, or of the only ones, whose name is empty."""
+    dataset = job["spec"]["dataset"]
+    sources = {source["name"]: source for source in dataset.get("mixture") or ()} or {"": dataset}
+    found = {name: _read_manifest(source, directory.prepared(name)) for name, source in sources.items()}
+    return {name: manifest for name, manifest in found.items() if manifest is not None}
+
+
+def _read_manifest(source: Mapping[str, Any], prepared: Path) -> Mapping[str, Any] | None:
+    """The manifest of shards, which is in their folder or, if they are one of two splits, above it.
+
+    Args:
+        source: The dataset of a job, or a source of its mixture.
+        prepared: Folder of the shards if the job makes them of raw rows.
+    """
+    train = source.get("train")
+    folders = [prepared] if train is None else [Path(train["source"]), Path(train["source"]).parent]
+    for path in (folder / MANIFEST for folder in folders):
         manifest = files.read_json(path) if path.is_file() else None
         if isinstance(manifest, dict) and {"options", "splits"} <= manifest.keys():
             return manifest
-    return {}
+    return None
 
 
 def _evaluations(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

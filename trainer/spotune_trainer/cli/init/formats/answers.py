@@ -34,7 +34,7 @@ def chat_format(columns: Sequence[ColumnProfile], messages: str) -> RowFormat:
     return RowFormat(
         messages=checked_column(columns, messages),
         tools=tools,
-        reason=f"Column {messages!r} has messages with role and content{with_tools}. The tokenizer's chat template "
+        reason=f"Column {messages!r} has chat messages{with_tools}. The tokenizer's chat template "
         "renders them, and the model learns every assistant message (trainOn: last learns the last one only).",
     )
 

@@ -26,6 +26,7 @@ from spotune_trainer.cli.init.formats.labels import (
 from spotune_trainer.cli.init.formats.preferences import find_answers, pairs_format
 from spotune_trainer.cli.init.formats.profile import ColumnProfile, RowFormat
 from spotune_trainer.cli.init.formats.related_texts import find_related_texts
+from spotune_trainer.data.chat.messages import SHAREGPT_ROLES
 
 _TO_CHAT = (
     'jq -c \'.{0} |= map({{role: ({{human: "user", gpt: "assistant"}}[.from] // .from), content: .value}})\' '
@@ -98,8 +99,8 @@ def _generated(columns: Sequence[ColumnProfile], task: Task, *, has_chat_templat
     sharegpt = next((column for column in columns if column.kind == "sharegpt"), None)
     if sharegpt is not None:
         raise JobError(
-            f"column {sharegpt.name!r} has chats in ShareGPT's form (from, value), which spotune does not read: it "
-            f"reads role and content. Convert the rows first: {_TO_CHAT.format(sharegpt.name)}"
+            f"column {sharegpt.name!r} has chats in ShareGPT's form (from, value) with other roles than "
+            f"{', '.join(SHAREGPT_ROLES)}. Convert the rows first: {_TO_CHAT.format(sharegpt.name)}"
         )
     text = find_plain_text(columns)
     if text is None:

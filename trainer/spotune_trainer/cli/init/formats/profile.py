@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["text", "number", "boolean", "chat", "answer", "sharegpt", "texts", "numbers", "list", "object"]
-"""Kind of a value. chat: a list of messages with role and content. answer: one of the assistant's messages only, whose
-prompt is in another column. sharegpt: a list of messages with from and value. texts and numbers: lists of them, such as
-words and their labels. list: any other list."""
+"""Kind of a value. chat: a list of messages with role and content, or ShareGPT's from and value. answer: one of the
+assistant's messages only, whose prompt is in another column. sharegpt: messages of ShareGPT with unknown roles. texts
+and numbers: lists of them, such as words and their labels. list: any other list."""
 
 TEMPLATE_KINDS: frozenset[Kind] = frozenset({"text", "number", "boolean"})
 """Kinds that a template can contain."""
