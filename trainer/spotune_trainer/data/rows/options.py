@@ -90,8 +90,8 @@ class TextOptions:
             self._check_label()
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
-        if self.task == "seq2seq" and self.messages and self.train_on == "all":
-            raise ValueError("trainOn: all is for causal models: a seq2seq model learns the last answer of a chat")
+        if self.task == "seq2seq" and self.messages:
+            raise ValueError("chats are for causal models: write the messages before an answer into prompt")
         if not self.messages and (self.tools or self.train_on != "assistant" or self.train_trailing_whitespace):
             raise ValueError("tools, trainOn and trainTrailingWhitespace are for chats: set messages, or remove them")
         taken = _RESERVED.intersection(self.keep)
