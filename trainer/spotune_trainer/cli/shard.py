@@ -237,6 +237,8 @@ def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     console.print(table)
     longest = dataset.manifest["options"]["text"]["maxLength"]
     warn = partial(console.print, style="yellow", highlight=False, soft_wrap=True)
+    for warning in dataset.manifest.get("warnings", ()):
+        warn(f"{warning}.")
     for split, counts in splits.items():
         for problem in counts.get("problems", ()):
             warn(f"{split}: left out: {problem}")
