@@ -64,7 +64,7 @@ def test_content_parts_are_left_to_a_template_that_reads_them(chat_model: Served
     tokenizer.chat_template = template
     parts = [{"type": "text", "text": "how"}, {"type": "text", "text": "many"}]
     model = dataclasses.replace(chat_model, tokenizer=tokenizer)
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "seven"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": parts}, {"role": "assistant", "content": "seven"}]
     assert model.render_chat(messages) == "user:[how][many];assistant:seven;"
 
 

@@ -235,11 +235,14 @@ def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     _add_packed_pairs(table, list(splits.values()))
     table.add_row("median tokens of a row", *(f"{counts['inputTokens']['p50']:,}" for counts in splits.values()))
     console.print(table)
+    _print_warnings(dataset, partial(console.print, style="yellow", highlight=False, soft_wrap=True))
+
+
+def _print_warnings(dataset: PreparedDataset, warn: Callable[[str], None]) -> None:
     longest = dataset.manifest["options"]["text"]["maxLength"]
-    warn = partial(console.print, style="yellow", highlight=False, soft_wrap=True)
     for warning in dataset.manifest.get("warnings", ()):
         warn(f"{warning}.")
-    for split, counts in splits.items():
+    for split, counts in dataset.manifest["splits"].items():
         for problem in counts.get("problems", ()):
             warn(f"{split}: left out: {problem}")
         if counts.get("reasoningRemoved"):

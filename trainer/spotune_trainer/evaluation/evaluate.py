@@ -323,7 +323,8 @@ def _last_answer(tokens: Tokens, labels: Tokens, tokenizer: PreTrainedTokenizerB
     The end-of-text token after an answer belongs to it, also after whitespace without a label.
     """
     edges = np.flatnonzero(np.diff((labels != NO_LOSS).astype(np.int8), prepend=0, append=0))
-    starts, stops = edges[::2].tolist(), edges[1::2].tolist()
+    starts: list[int] = edges[::2].tolist()
+    stops: list[int] = edges[1::2].tolist()
     if len(starts) > 1 and tokens[starts[-1] : stops[-1]].tolist() == [tokenizer.eos_token_id]:
         between = str(tokenizer.decode(tokens[stops[-2] : starts[-1]].tolist()))
         return starts[-1] if between.strip() else starts[-2]

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
 
+from spotune.prompting.content import render_content
 from spotune.prompting.template import RowError
 from tests.trainer.data.chat.support.conversations import CONVERSATIONS, TOOLS, assistant, conversation_row, user
 from tests.trainer.data.chat.support.own_templates import render, tokenizer_of, tokenizer_with_template, trained
@@ -177,6 +180,24 @@ def test_text_after_the_result_of_a_tool_is_not_mixed_with_it() -> None:
 def test_tools_that_a_template_ignores_are_a_problem() -> None:
     chat = render(tokenizer_of("axolotl/chatml"), MULTI[:2], tools=TOOLS)
     assert chat.problems == ("the chat template of axolotl/chatml does not render the tool 'get_weather'",)
+
+
+@pytest.mark.parametrize(
+    ("template", "joined"), [("trl/qwen2_5_vl", "ab"), ("trl/gemma3", "ab"), ("axolotl/chatml", "a\nb")]
+)
+def test_text_parts_are_rendered_as_in_serving(template: str, joined: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [user("1?") | {"content": parts}, assistant("A"), user("2?"), assistant("B") | {"content": parts}]
+    tokenizer = tokenizer_of(template)
+    chat = render(tokenizer, messages)
+    assert trained(chat)[1].startswith(joined)
+    assert chat.text.count(joined) == 2
+    assert chat.answer == joined
+    assert chat.text == render_content(lambda form: apply(tokenizer, form), messages, (TypeError, TemplateError))
+
+
+def apply(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False))
 
 
 def test_templates_that_want_lists_of_parts_get_them() -> None:

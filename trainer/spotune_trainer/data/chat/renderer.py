@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Literal
 
 from spotune.prompting.template import RowError
@@ -103,13 +102,15 @@ class ChatRenderer:
         except RowError:
             return ()
         start = min((start for start, _ in segments), default=len(text))
-        covered = commonprefix([prompt, text])[start:]
-        if not covered:
+        shorter = min(len(prompt), len(text))
+        same = next((place for place in range(shorter) if prompt[place] != text[place]), shorter)
+        if start >= same:
             return ()
-        return (
-            f"the generation marks of {self._template.name} cover {covered!r}, which the prompt already has: the model "
-            "also learns to write it. Move the marks behind it",
+        warning = (
+            f"the generation marks of {self._template.name} cover {text[start:same]!r}, which the prompt already has: "
+            "the model also learns to write it. Move the marks behind it"
         )
+        return (warning,)
 
     def render(self, chat: Chat) -> TrainedChat:
         """The whole chat, and what of it is trained on. If the template refuses the chat, its text is empty.
@@ -134,7 +135,7 @@ class ChatRenderer:
             dict(sorted(draft.outcomes.items())),
             tuple(draft.problems),
             draft.reasoning_removed,
-            self._last_answer(chat, rendered, draft),
+            self._last_answer(rendered, draft),
         )
 
     def _choose_turns(self, chat: Chat, draft: _Draft) -> list[int]:
@@ -156,14 +157,14 @@ class ChatRenderer:
             )
         return chosen
 
-    def _last_answer(self, chat: Chat, rendered: RenderedChat, draft: _Draft) -> str:
+    def _last_answer(self, rendered: RenderedChat, draft: _Draft) -> str:
         turn = max((turn for turn, outcome in draft.outcomes.items() if outcome == "trained"), default=None)
         if turn is None:
             return ""
         text = "".join(rendered.whole.text[span.start : span.end] for span in draft.spans if span.turn == turn)
         for token in self._template.special_tokens:
             text = text.replace(token, "")
-        return content_text(chat.messages[turn]) or text.strip()
+        return content_text(rendered.messages[turn]) or text.strip()
 
     def _find_turns(self, chat: Chat, rendered: RenderedChat, turns: list[int], draft: _Draft) -> None:
         finder = TurnFinder(self._template, rendered, chat.tools)
@@ -225,9 +226,9 @@ class ChatRenderer:
                 joined[-1] = (joined[-1][0], end)
         for start, end in joined[:-1]:
             yield TrainedSpan(start, end, turn)
-        yield from self._end(text, *joined[-1], turn)
+        yield from self._last_spans(text, *joined[-1], turn)
 
-    def _end(self, text: str, start: int, end: int, turn: int) -> Iterator[TrainedSpan]:
+    def _last_spans(self, text: str, start: int, end: int, turn: int) -> Iterator[TrainedSpan]:
         """The span of a turn up to the token that ends it, and the end-of-text token if another one ends the turn.
 
         Generation may stop only at the end-of-text token, so the last turn has to get there. Whitespace between these
@@ -237,9 +238,9 @@ class ChatRenderer:
         if self._trailing_whitespace:
             yield TrainedSpan(start, max(stop, end), turn)
             return
-        answer_end, eos_start = self._stops.split_end_of_text(text, start, stop)
-        yield TrainedSpan(start, answer_end, turn)
-        if answer_end < eos_start:
+        answer_stop, eos_start = self._stops.split_eos(text, start, stop)
+        yield TrainedSpan(start, answer_stop, turn)
+        if answer_stop < eos_start:
             yield TrainedSpan(eos_start, stop, turn)
         elif stop < end == len(text) and self._template.eos_token not in text[start:stop]:
             yield TrainedSpan(end, end, turn)

@@ -34,7 +34,7 @@ class StopTokens:
         tokens = tuple(token for token in (*(self._closing or ()), self._template.eos_token) if token)
         return bool(tokens) and answer.endswith(tokens)
 
-    def ends(self, answer: str) -> bool:
+    def is_complete(self, answer: str) -> bool:
         """Whether an answer ends with a token at which the model stops."""
         return self.closes(answer) or (self._closing != () and answer.endswith(tuple(self._template.special_tokens)))
 
@@ -45,14 +45,14 @@ class StopTokens:
         tokenization adds the end-of-text token.
         """
         answer = text[start:end].rstrip()
-        if self.ends(answer):
+        if self.is_complete(answer):
             return start + len(answer)
         following = text[end:].lstrip()
         tokens = self._template.added_tokens if self._closing == () else self._template.special_tokens
         token = next((token for token in tokens if following.startswith(token)), "")
         return len(text) - len(following) + len(token) if token else end
 
-    def split_end_of_text(self, text: str, start: int, stop: int) -> tuple[int, int]:
+    def split_eos(self, text: str, start: int, stop: int) -> tuple[int, int]:
         """The end of an answer before whitespace and the end-of-text token at its end, and the start of that token.
 
         Some templates end a chat with that token, after whitespace (Phi-3). Both are ``stop`` for other answers.
