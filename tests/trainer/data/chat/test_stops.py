@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from tests.trainer.data.chat.support.conversations import CONVERSATIONS, TOOLS, tokenizer_with
-from tests.trainer.data.chat.support.own_templates import render, tokenizer_of, trained
+from tests.trainer.data.chat.support.own_templates import render, tokenizer_of, tokenizer_with_template, trained
 from tests.trainer.data.chat.support.reference import REFERENCES
 
 MULTI, CALLS = CONVERSATIONS["multi"], CONVERSATIONS["tools"]
@@ -27,6 +27,35 @@ def test_a_model_without_a_closing_token_learns_to_stop_after_a_call(template: s
     call, *others = trained(render(with_tokens(template, **{kind: TAGS}), CALLS, tools=TOOLS))
     assert call.endswith("</tool_call><|observation|>")
     assert others[0].endswith("Sunny.<|user|>")
+
+
+@pytest.mark.parametrize(
+    ("special", "added"),
+    [
+        ("<|user|> <|assistant|> <|observation|> </tool_call>", ""),
+        ("[gMASK] <sop>", "<|user|> <|assistant|> <|observation|> </tool_call>"),
+    ],
+    ids=["the beginning of a chat is no token", "roles are not special"],
+)
+def test_the_next_role_is_learned_whichever_tokens_are_special(special: str, added: str) -> None:
+    tokenizer = tokenizer_with("trl/glm4moe", special, "<|endoftext|>", added)
+    call, answer, _ = trained(render(tokenizer, CALLS, tools=TOOLS))
+    assert call.endswith("</tool_call><|observation|>")
+    assert answer.endswith("Sunny.<|user|>")
+
+
+def test_a_call_without_the_closing_token_of_answers_ends_with_the_next_role() -> None:
+    tokenizer = tokenizer_with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}"
+        "<tool_call>{{ m.tool_calls[0].function.name }} {{ m.tool_calls[0].function.arguments | tojson }}</tool_call>"
+        "{% else %}<|im_end|>{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    assert trained(render(tokenizer, CALLS)) == [
+        '<tool_call>get_weather {"city": "Paris"}</tool_call><|im_start|>',
+        "Sunny.<|im_end|>",
+        "Welcome.<|im_end|>",
+    ]
 
 
 @pytest.mark.parametrize("template", REFERENCES)
