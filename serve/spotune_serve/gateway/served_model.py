@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jinja2 import TemplateError
 
 from spotune.errors import JobError, UsageError
+from spotune.prompting.content import joined_content, render_content
 from spotune.prompting.encoding import encode_for_inference, encode_prompts
 from spotune.prompting.export_manifest import MANIFEST, ExportManifest, find_export
 from spotune.prompting.template import RowError, Template
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
+_RENDERING_ERRORS = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _DEFAULT_LENGTH = 4096
 """Maximum length for models with relative positions, such as T5, and no other limit."""
@@ -179,7 +181,8 @@ class ServedModel:
             return self.check_length(ids, "messages")
         if not self.chats:
             raise ApiError(400, self._no_chat_message(), param="messages")
-        question = next((str(m["content"] or "") for m in reversed(messages) if m.get("role") == "user"), "")
+        last = next((m["content"] for m in reversed(messages) if m.get("role") == "user"), None)
+        question = str(joined_content(last) or "")
         if not question:
             raise ApiError(400, "The messages have no question: the last user message is empty.", param="messages")
         text = Template(self.manifest.prompt).render({self.fields[0]: question})
@@ -190,16 +193,21 @@ class ServedModel:
     ) -> str:
         """Chat messages as the tokenizer's chat template writes them, up to the answer.
 
+        Lists of text parts are rendered as they were for training: see `spotune.prompting.content`.
+
         Raises:
             ApiError: the template cannot render the messages.
         """
         extra = {"tools": list(tools), "tool_choice": tool_choice} if tools else {}
-        conversation: Any = list(messages)
-        try:
+
+        def render(conversation: list[dict[str, Any]]) -> str:
             return str(
                 self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True, **extra)
             )
-        except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+
+        try:
+            return render_content(render, messages, _RENDERING_ERRORS)
+        except _RENDERING_ERRORS as error:
             message = f"The model's chat template cannot render the messages: {error}"
             raise ApiError(400, message, param="messages") from error
 

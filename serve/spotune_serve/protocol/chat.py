@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from spotune.prompting.content import simple_content
 from spotune_serve.protocol.sampling import MAX_LOGPROBS, SamplingFields
 from spotune_serve.protocol.tool_choice import ToolFunction, check_functions, forced_functions
 from spotune_serve.protocol.usage import Usage
@@ -35,10 +36,10 @@ class ChatMessage(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
     def as_template_value(self) -> dict[str, Any]:
-        """The message as chat templates expect it: content is text, and arguments of tool calls are objects."""
+        """The message as chat templates expect it: arguments of tool calls are objects, one text part is text."""
         value = self.model_dump(exclude_unset=True)
         if isinstance(self.content, list):
-            value["content"] = "\n".join(part.text for part in self.content)
+            value["content"] = simple_content(value["content"]) or ""
         elif self.content is None:
             value["content"] = ""
         if self.tool_calls is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,19 @@ def test_content_parts_are_joined(chat_model: ServedModel) -> None:
     parts = [{"type": "text", "text": "how"}, {"type": "text", "text": "many"}]
     client.ask(PATH, model="tiny", messages=[{"role": "user", "content": parts}])
     assert prompt_text(client, chat_model) == "user:how\nmany;assistant:"
+
+
+def test_content_parts_are_left_to_a_template_that_reads_them(chat_model: ServedModel) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %};{% endfor %}"
+    )
+    tokenizer = copy.deepcopy(chat_model.tokenizer)
+    tokenizer.chat_template = template
+    parts = [{"type": "text", "text": "how"}, {"type": "text", "text": "many"}]
+    model = dataclasses.replace(chat_model, tokenizer=tokenizer)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": parts}, {"role": "assistant", "content": "seven"}]
+    assert model.render_chat(messages) == "user:[how][many];assistant:seven;"
 
 
 def test_a_stream_starts_with_the_role_and_closes_with_the_reason(chat_model: ServedModel) -> None:

@@ -144,6 +144,24 @@ def test_the_turns_of_chats_are_reported_by_outcome(workplace: Path, capsys: pyt
     assert manifest["options"]["text"]["trainOn"] == "last"
 
 
+def test_generation_marks_that_cover_the_prompt_are_a_warning(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = [{"role": "user", "content": "how many"}, {"role": "assistant", "content": "ten"}]
+    (workplace / "chats.jsonl").write_text(json.dumps({"chat": chat}) + "\n")
+    tokenizer = AutoTokenizer.from_pretrained(workplace / "tokenizer")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}user: {{ m.content }}</s>{% else %}"
+        "{% generation %}assistant: {{ m.content }}</s>{% endgeneration %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    tokenizer.save_pretrained(workplace / "tokenizer")
+    words = ["chats.jsonl", "--directory", "out", "--tokenizer", "tokenizer", "--messages", "chat"]
+    assert shard(*words) == 0
+    assert "tokenizer cover 'assistant: ', which the prompt already has" in capsys.readouterr().out
+    assert "warnings" in json.loads((workplace / "out" / "manifest.json").read_text())
+
+
 MIXTURE = """
 apiVersion: spotune.dev/v1alpha1
 kind: FinetuneJob

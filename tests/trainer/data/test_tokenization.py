@@ -105,19 +105,13 @@ def test_loss_of_a_chat_is_on_every_assistant_turn(tokenizer: PreTrainedTokenize
     assert render(TextOptions("causal", messages="chat"), tokenizer, {"chat": CHAT}).completion == "count"
 
 
-def test_target_of_a_seq2seq_chat_is_the_last_answer(tokenizer: PreTrainedTokenizerBase) -> None:
-    (row,) = tokenize(TextOptions("seq2seq", messages="chat"), tokenizer, {"chat": CHAT})
-    assert text_of(row, tokenizer).endswith("<|user|>select</s><|assistant|>")
-    assert text_with_loss(row, tokenizer) == "count</s>"
-
-
 def with_template(tokenizer: PreTrainedTokenizerBase, template: str, **options: Any) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer, chat_template=template, **{"eos_token": "</s>"} | options
     )
 
 
-def test_a_chat_template_that_drops_earlier_answers_leaves_loss_on_the_last(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_chat_template_that_drops_earlier_answers_leaves_no_loss(tokenizer: PreTrainedTokenizerBase) -> None:
     dropping = with_template(
         tokenizer,
         "{% for message in messages %}<|{{ message.role }}|>"
@@ -126,10 +120,10 @@ def test_a_chat_template_that_drops_earlier_answers_leaves_loss_on_the_last(toke
     )
     options = TextOptions("causal", messages="chat")
     (row,) = tokenize(options, dropping, {"chat": CHAT})
-    assert text_with_loss(row, dropping) == "count</s>"
+    assert text_with_loss(row, dropping) == ""
     chat = render(options, dropping, {"chat": CHAT}).chat
     assert chat is not None
-    assert chat.outcomes == {1: "notRendered", 3: "trained"}
+    assert chat.outcomes == {1: "notRendered", 3: "notRendered"}
     assert "does not render the content of message 2" in chat.problems[0]
 
 
@@ -145,10 +139,11 @@ def test_whitespace_after_a_turn_carries_no_loss(tokenizer: PreTrainedTokenizerB
 def test_a_last_turn_that_ends_with_another_token_goes_on_to_the_end_of_text(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Base models stop only at the end-of-text token. The model has to write what leads to it."""
+    """Base models stop only at the end-of-text token. Whitespace before it is the template's."""
     ends_with_user = with_template(tokenizer, CHAT_TEMPLATE.replace("</s>{% endfor %}", "<|user|>\n{% endfor %}"))
     (row,) = tokenize(TextOptions("causal", messages="chat"), ends_with_user, {"chat": CHAT})
-    assert text_with_loss(row, ends_with_user) == "ten<|user|>count<|user|>\n</s>"
+    assert text_of(row, ends_with_user).endswith("count<|user|>\n</s>")
+    assert text_with_loss(row, ends_with_user) == "ten<|user|>count<|user|></s>"
 
 
 def test_the_reference_answer_is_that_of_the_last_trained_turn(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -241,7 +236,7 @@ def test_text_with_a_lone_surrogate_is_rejected(tokenizer: PreTrainedTokenizerBa
         ({"task": "causal"}, "exactly one"),
         ({"task": "causal", "text": "a", "messages": "b"}, "exactly one"),
         ({"task": "seq2seq", "text": "a"}, "plain text is for causal"),
-        ({"task": "seq2seq", "messages": "a", "train_on": "all"}, "trainOn: all is for causal"),
+        ({"task": "seq2seq", "messages": "a"}, "chats are for causal models"),
         ({"task": "causal", "text": "a", "train_on": "last"}, "are for chats"),
         ({"task": "causal", "text": "a", "keep": ("labels",)}, "cannot be called 'labels'"),
         ({"task": "seq2seq", "prompt": "a", "completion": "b", "packing": True}, "packing is for causal"),

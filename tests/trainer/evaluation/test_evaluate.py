@@ -320,6 +320,22 @@ def test_the_last_answer_of_a_chat_is_generated(sources: dict[Task, Path]) -> No
     assert result.predictions[0].prompt == f"{question}{row['completion']}{question}"
 
 
+@pytest.mark.parametrize(("between", "ends_with_answer"), [(" ", False), (" how", True)])
+def test_an_end_of_text_token_after_whitespace_belongs_to_the_answer(
+    sources: dict[Task, Path], between: str, ends_with_answer: bool
+) -> None:
+    """The model learns no whitespace between the token that ends a turn and the end-of-text token."""
+    job, model, tokenizer, rows = load(sources["causal"], "causal", **generating())
+    row, eos = rows[0], tokenizer.eos_token_id
+    gap = tokenizer(between, add_special_tokens=False)["input_ids"]
+    assert gap
+    row["input_ids"] = np.concatenate([row["input_ids"], gap, [eos]])
+    row["labels"] = np.concatenate([row["labels"], [-100] * len(gap), [eos]])
+    result = evaluate(model, ListedRows([row]), tokenizer, job, batch_size=4)
+    question = "how many singers are there ? 0"
+    assert result.predictions[0].prompt == (f"{question}{row['completion']}{between}" if ends_with_answer else question)
+
+
 def test_an_empty_evaluation_set_is_an_error(sources: dict[Task, Path]) -> None:
     job, model, tokenizer, rows = load(sources["seq2seq"], "seq2seq")
     with pytest.raises(JobError, match=r"dataset.eval: the evaluation set is empty"):

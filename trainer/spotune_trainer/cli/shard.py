@@ -201,7 +201,13 @@ def _print_summary(dataset: PreparedDataset, console: Console) -> None:
         table.add_row(title, *values)
     table.add_row("median tokens of a row", *(f"{counts['inputTokens']['p50']:,}" for counts in splits.values()))
     console.print(table)
+    _print_warnings(dataset, partial(console.print, style="yellow", highlight=False, soft_wrap=True))
+
+
+def _print_warnings(dataset: PreparedDataset, warn: Callable[[str], None]) -> None:
     longest = dataset.manifest["options"]["text"]["maxLength"]
-    for split, counts in splits.items():
+    for warning in dataset.manifest.get("warnings", ()):
+        warn(f"{warning}.")
+    for split, counts in dataset.manifest["splits"].items():
         for warning in warnings(counts, longest):
-            console.print(f"{split}: {warning}", style="yellow", highlight=False, soft_wrap=True)
+            warn(f"{split}: {warning}")

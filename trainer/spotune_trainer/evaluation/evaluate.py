@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from spotune.errors import JobError
-from spotune_trainer.data.batches import NO_LOSS, Batch, Row, StepFeatures, Task, collate, row_labels
+from spotune_trainer.data.batches import NO_LOSS, Batch, Row, StepFeatures, Task, Tokens, collate, row_labels
 from spotune_trainer.evaluation.custom_metrics import Metric
 from spotune_trainer.evaluation.label_scores import LabelScorer, label_scorer
 from spotune_trainer.evaluation.metrics import METRICS, build_metrics, mean_score
@@ -258,7 +258,7 @@ class _Evaluator:
 
     def _answer(self, ids: Sequence[int], rows: Sequence[Row]) -> tuple[Prediction, ...]:
         assert self.generation is not None
-        prompts = [_prompt(sample_id, row, self.task) for sample_id, row in zip(ids, rows, strict=True)]
+        prompts = [_prompt(sample_id, row, self.task, self.tokenizer) for sample_id, row in zip(ids, rows, strict=True)]
         answers = generate_texts(
             self.model,
             self.tokenizer,
@@ -297,7 +297,7 @@ def _make_batches(ids: Sequence[int], lengths: Sequence[int], batch_size: int) -
     return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
 
 
-def _prompt(sample_id: int, row: Row, task: Task) -> list[int]:
+def _prompt(sample_id: int, row: Row, task: Task, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The prompt's tokens: all inputs of a seq2seq row, or the tokens before the last answer of a causal row."""
     if "completion" not in row or len(row.get("lengths", ())) > 1:
         problem = "packs several documents" if "completion" in row else "has no column completion"
@@ -307,9 +307,7 @@ def _prompt(sample_id: int, row: Row, task: Task) -> list[int]:
         )
     tokens = np.asarray(row["input_ids"], dtype=np.int64)
     if task == "causal":
-        answered = (row_labels(row) != NO_LOSS).astype(np.int8)
-        starts = np.flatnonzero(np.diff(answered, prepend=0) == 1)
-        tokens = tokens[: int(starts[-1])] if starts.size else tokens
+        tokens = tokens[: _last_answer(tokens, row_labels(row), tokenizer)]
     if not tokens.size:
         raise JobError(
             f"training.evaluation.generate: the prompt of evaluation sample {sample_id} is empty. Give the rows a "
@@ -317,6 +315,20 @@ def _prompt(sample_id: int, row: Row, task: Task) -> list[int]:
         )
     prompt: list[int] = tokens.tolist()
     return prompt
+
+
+def _last_answer(tokens: Tokens, labels: Tokens, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Index of the first token of the last answer; None without labels.
+
+    The end-of-text token after an answer belongs to it, also after whitespace without a label.
+    """
+    edges = np.flatnonzero(np.diff((labels != NO_LOSS).astype(np.int8), prepend=0, append=0))
+    starts: list[int] = edges[::2].tolist()
+    stops: list[int] = edges[1::2].tolist()
+    if len(starts) > 1 and tokens[starts[-1] : stops[-1]].tolist() == [tokenizer.eos_token_id]:
+        between = str(tokenizer.decode(tokens[stops[-2] : starts[-1]].tolist()))
+        return starts[-1] if between.strip() else starts[-2]
+    return starts[-1] if starts else None
 
 
 def _combine(

@@ -12,6 +12,7 @@ import torch
 from jinja2 import TemplateError
 
 from spotune.errors import UsageError
+from spotune.prompting.content import render_content
 from spotune.prompting.encoding import encode_for_inference
 from spotune.prompting.export_manifest import ExportManifest, find_export
 from spotune.prompting.template import fill_prompt
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _BATCH_SIZE = 8
+_RENDERING_ERRORS = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,13 @@ class Predictor:
         if bool(question) == (column in fields):
             raise UsageError(f"pass a question, or a JSON object with a list of chat messages as {column!r}.")
         messages = fields.get(column, [{"role": "user", "content": question}])
+
+        def render(conversation: list[dict[str, Any]]) -> str:
+            return str(self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            return render_content(render, messages, _RENDERING_ERRORS)
+        except _RENDERING_ERRORS as error:
             raise UsageError(f"the model's chat template cannot render the messages: {error}") from error
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:

@@ -18,9 +18,22 @@ def read(*messages: dict[str, Any], **row: Any) -> Chat:
     return read_chat({"chat": list(messages), **row}, "chat", "tools" if "tools" in row else "")
 
 
-def test_text_parts_are_joined_by_line_breaks_as_in_serving() -> None:
-    parts = [{"type": "text", "text": "How"}, {"type": "text", "text": "many?"}]
-    assert read({"role": "user", "content": parts}, assistant("Ten.")).messages[0]["content"] == "How\nmany?"
+PARTS = [{"type": "text", "text": "How"}, {"type": "text", "text": "many?"}]
+
+
+def test_text_parts_are_left_to_the_template_and_then_joined_by_line_breaks() -> None:
+    as_given, as_parts, joined, one_part = message_variants(
+        read({"role": "user", "content": PARTS}, assistant("Ten.")).messages
+    )
+    assert [message["content"] for message in as_given] == [PARTS, "Ten."]
+    assert [message["content"] for message in as_parts] == [PARTS, [{"type": "text", "text": "Ten."}]]
+    assert [message["content"] for message in joined] == ["How\nmany?", "Ten."]
+    assert one_part[0]["content"] == [{"type": "text", "text": "How\nmany?"}]
+
+
+@pytest.mark.parametrize(("parts", "content"), [(PARTS[:1], "How"), ([], "")])
+def test_one_text_part_is_text(parts: list[dict[str, str]], content: str) -> None:
+    assert read({"role": "user", "content": parts}, assistant("Ten.")).messages[0]["content"] == content
 
 
 def test_fields_that_parquet_fills_with_null_are_left_out() -> None:

@@ -7,48 +7,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from spotune.prompting.content import render_content
 from spotune.prompting.template import RowError
-from spotune_trainer.data.chat.messages import read_chat
-from spotune_trainer.data.chat.renderer import ChatRenderer, TrainedChat
-from tests.trainer.data.chat.support.conversations import (
-    CONVERSATIONS,
-    TOOLS,
-    assistant,
-    conversation_row,
-    tokenizer_with,
-    user,
-)
+from tests.trainer.data.chat.support.conversations import CONVERSATIONS, TOOLS, assistant, conversation_row, user
+from tests.trainer.data.chat.support.own_templates import render, tokenizer_of, tokenizer_with_template, trained
 from tests.trainer.data.chat.support.reference import REFERENCES
 
 MULTI = CONVERSATIONS["multi"]
+NEXT_ROLE = "<|observation|>"
+"""How GLM's calls end. It is the next message's, except in TRL's template."""
 UNSTABLE = ["trl/qwen3", "trl/gptoss", "trl/phi3_5", "trl/glm4moe", "trl/deepseekv3", "trl/nemotron_3_nano"]
 """Templates that render a message differently once others follow, or write nothing at the end of a turn."""
-
-
-def tokenizer_of(template: str) -> PreTrainedTokenizerBase:
-    reference = REFERENCES[template]
-    return tokenizer_with(template, reference.special, reference.eos)
-
-
-def tokenizer_with_template(text: str) -> PreTrainedTokenizerBase:
-    tokenizer = tokenizer_with("axolotl/chatml", "<|im_start|>", "<|im_end|>")
-    changed = type(tokenizer)(
-        tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>", pad_token="<pad>", chat_template=text
-    )
-    changed.name_or_path = "own"
-    return changed
-
-
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> TrainedChat:
-    tools = options.pop("tools", None)
-    row = {"chat": messages, "tools": tools}
-    return ChatRenderer(tokenizer, **options).render(read_chat(row, "chat", "tools"))
-
-
-def trained(chat: TrainedChat) -> list[str]:
-    return [chat.text[span.start : span.end] for span in chat.spans]
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
@@ -65,7 +37,7 @@ def test_a_changed_answer_changes_the_text_only_within_its_span(template: str, c
         changed = [dict(message) for message in row["chat"]]
         changed[turn]["content"] = "Something else."
         other = render(tokenizer, changed, tools=row["tools"])
-        (span,) = [span for span in chat.spans if span.turn == turn]
+        span = next(span for span in chat.spans if span.turn == turn)
         assert other.text.startswith(chat.text[: span.start])
         assert other.text.endswith(chat.text[span.end :])
         assert row["chat"][turn]["content"] in chat.text[span.start : span.end]
@@ -93,8 +65,8 @@ def test_spans_are_ordered_and_hold_all_answers_and_no_questions(
     bounds = [bound for span in chat.spans for bound in (span.start, span.end)]
     assert bounds == sorted(bounds)
     asked = [index for index, message in enumerate(messages) if message.get("train", 0) in (None, True)]
-    assert [span.turn for span in chat.spans] == asked
-    for span in chat.spans:
+    assert list(dict.fromkeys(span.turn for span in chat.spans)) == asked
+    for span in {span.turn: span for span in reversed(chat.spans)}.values():
         inside = chat.text[span.start : span.end]
         assert span.turn is not None
         assert plain[span.turn]["content"].strip() in inside
@@ -105,7 +77,7 @@ def test_spans_are_ordered_and_hold_all_answers_and_no_questions(
 def test_every_turn_is_trained_where_only_the_last_was_before(template: str) -> None:
     chat = render(tokenizer_of(template), MULTI)
     assert set(chat.outcomes.values()) == {"trained"}
-    assert len(trained(chat)) == 3
+    assert {span.turn for span in chat.spans} == {1, 3, 5}
 
 
 def test_flags_choose_the_turns() -> None:
@@ -181,7 +153,7 @@ def test_a_chat_may_end_with_a_call(template: str) -> None:
     chat = render(tokenizer_of(template), CONVERSATIONS["tools"][:2], tools=TOOLS)
     (call,) = trained(chat)
     assert "get_weather" in call
-    assert call[-12:] == expected[0].removesuffix("<|observation|>")[-12:]  # GLM's is that of the next message
+    assert call.removesuffix(NEXT_ROLE)[-12:] == expected[0].removesuffix(NEXT_ROLE)[-12:]
 
 
 def test_several_calls_in_one_turn_are_trained() -> None:
@@ -208,6 +180,24 @@ def test_text_after_the_result_of_a_tool_is_not_mixed_with_it() -> None:
 def test_tools_that_a_template_ignores_are_a_problem() -> None:
     chat = render(tokenizer_of("axolotl/chatml"), MULTI[:2], tools=TOOLS)
     assert chat.problems == ("the chat template of axolotl/chatml does not render the tool 'get_weather'",)
+
+
+@pytest.mark.parametrize(
+    ("template", "joined"), [("trl/qwen2_5_vl", "ab"), ("trl/gemma3", "ab"), ("axolotl/chatml", "a\nb")]
+)
+def test_text_parts_are_rendered_as_in_serving(template: str, joined: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [user("1?") | {"content": parts}, assistant("A"), user("2?"), assistant("B") | {"content": parts}]
+    tokenizer = tokenizer_of(template)
+    chat = render(tokenizer, messages)
+    assert trained(chat)[1].startswith(joined)
+    assert chat.text.count(joined) == 2
+    assert chat.answer == joined
+    assert chat.text == render_content(lambda form: apply(tokenizer, form), messages, (TypeError, TemplateError))
+
+
+def apply(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False))
 
 
 def test_templates_that_want_lists_of_parts_get_them() -> None:

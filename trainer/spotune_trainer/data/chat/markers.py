@@ -19,7 +19,7 @@ from spotune_trainer.data.chat.messages import REASONING_FIELDS, Message
 _FIRST, _LAST = 0xF0000, 0xFFFFD  # Supplementary Private Use Area-A of Unicode
 _MARKER = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 # Templates look at tags at the end of a text (`content.endswith('</tool_response>')`), so the marker goes before one.
-_TAIL = re.compile(r"(?:</(?!think)[\w:.-]+>)?\s*\Z")
+_LAST_TAG = re.compile(r"</(?!think)[\w:.-]+>\Z")
 _LAST_WORD = re.compile(r"\w(?=\W*\Z)")
 
 FieldKind = Literal["content", "reasoning", "name", "arguments"]
@@ -79,7 +79,7 @@ class MarkedMessages:
     def _put_into_message(self, index: int, message: Message) -> Message:
         marked = dict(message)
         content = message.get("content")
-        if isinstance(content, list):  # one part of type text: see messages.message_variants
+        if isinstance(content, list):  # of text parts: see messages.message_variants
             marked["content"] = [
                 {**part, "text": self._insert_last(part["text"], Field(index, "content"))} for part in content
             ]
@@ -114,9 +114,9 @@ class MarkedMessages:
         return self._insert_last(value, field) if isinstance(value, str) else value
 
     def _insert_last(self, text: str, field: Field) -> str:
-        tail = _TAIL.search(text)
-        assert tail is not None, "the pattern matches the empty end of any text"
-        return self._insert(text, tail.start(), field) if text.strip() else text
+        stripped = text.rstrip()
+        tag = _LAST_TAG.search(stripped)
+        return self._insert(text, tag.start() if tag else len(stripped), field) if stripped else text
 
     def _insert(self, text: str, position: int, field: Field) -> str:
         if _MARKER.search(text):

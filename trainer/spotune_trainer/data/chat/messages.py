@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from spotune.prompting.content import CONTENT_FORMS, simple_content, with_content
 from spotune.prompting.template import RowError
 
 Message = dict[str, Any]
@@ -34,8 +35,8 @@ class Chat:
     """The chat of a row.
 
     Attributes:
-        messages: In the format of transformers, without flags. Content is text or null, and arguments of tool calls
-            are objects where they are valid JSON.
+        messages: In the format of transformers, without flags. Content is text, null or a list of several text parts,
+            and arguments of tool calls are objects where they are valid JSON.
         trained: For each message its ``train`` or ``weight`` flag; None without one.
         tools: JSON schemas of the functions that the model may call.
     """
@@ -80,25 +81,19 @@ def message_variants(messages: Sequence[Message]) -> Iterator[tuple[Message, ...
     calls (objects or JSON text), and about content (text or a list of parts).
     """
     variants: list[tuple[Message, ...]] = []
-    for text_arguments, no_content, parts in (
-        (False, True, False),
-        (False, False, False),
-        (True, True, False),
-        (True, False, False),
-        (False, False, True),
-    ):
-        variant = tuple(_variant(message, text_arguments, no_content, parts) for message in messages)
-        if variant not in variants:
-            variants.append(variant)
-            yield variant
+    for form in CONTENT_FORMS:
+        for text_arguments, no_content in ((False, True), (False, False), (True, True), (True, False)):
+            base = [_variant(message, text_arguments, no_content) for message in messages]
+            variant = with_content(base, form)
+            if variant not in variants:
+                variants.append(variant)
+                yield variant
 
 
-def _variant(message: Message, text_arguments: bool, no_content: bool, parts: bool) -> Message:
+def _variant(message: Message, text_arguments: bool, no_content: bool) -> Message:
     changed = {name: value for name, value in message.items() if value is not None}
     if not no_content:
         changed.setdefault("content", "")
-    if parts and "content" in changed:
-        changed["content"] = [{"type": "text", "text": changed["content"]}]
     if text_arguments and "tool_calls" in changed:
         changed["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
@@ -109,7 +104,7 @@ def _variant(message: Message, text_arguments: bool, no_content: bool, parts: bo
 
 def has_content(message: Message) -> bool:
     """Whether a message has text, reasoning or tool calls."""
-    texts = (message.get(name) or "" for name in ("content", *REASONING_FIELDS))
+    texts = [content_text(message), *(message.get(name) or "" for name in REASONING_FIELDS)]
     return bool(message.get("tool_calls")) or any(text.strip() for text in texts)
 
 
@@ -120,6 +115,20 @@ def message_text(message: Message) -> str:
     texts = [*parts, *(message.get(name) for name in REASONING_FIELDS)]
     calls = [_as_json(call["function"]) for call in message.get("tool_calls") or ()]
     return "\n".join([*filter(None, texts), *calls])
+
+
+def content_text(message: Message) -> str:
+    """The content of a message, with its parts one after the other; empty if it has none."""
+    content = message.get("content")
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+
+
+def has_text_of(message: Message, text: str) -> bool:
+    """Whether ``text`` has the whole content of a message, or each of its parts."""
+    content = message.get("content")
+    if isinstance(content, list) and all(part["text"].strip() in text for part in content):
+        return True
+    return content_text(message).strip() in text
 
 
 def _as_json(value: Any) -> str:
@@ -195,16 +204,14 @@ def _read_message(value: Mapping[str, Any], place: str) -> Message:
     return message
 
 
-def _read_content(content: Any, place: str) -> str | None:
+def _read_content(content: Any, place: str) -> Any:
     if content is None or isinstance(content, str):
         return content
-    texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise RowError(f"{place}: a content part of type {kind!r}; only parts of type 'text' can be learned from")
-        texts.append(part["text"])
-    return "\n".join(texts)  # as serving joins them
+    return simple_content([{"type": "text", "text": part["text"]} for part in content]) or ""
 
 
 def _read_call(call: Any, place: str) -> dict[str, Any]:

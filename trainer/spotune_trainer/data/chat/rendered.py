@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spotune.prompting.content import reads_parts
 from spotune_trainer.data.chat.markers import Field, Located, MarkedMessages
-from spotune_trainer.data.chat.messages import Message, message_variants
+from spotune_trainer.data.chat.messages import Message, content_text, has_text_of, message_variants
+from spotune_trainer.data.chat.reasoning import split_reasoning
 from spotune_trainer.data.chat.template import ChatTemplate, TemplateRefusalError
 
 
@@ -37,12 +39,12 @@ def render_chat(template: ChatTemplate, messages: Sequence[Message], tools: Sequ
         TemplateRefusalError: The template renders no form.
     """
     best: RenderedChat | None = None
-    refusals: list[TemplateRefusalError] = []
+    refusals: dict[bool, list[TemplateRefusalError]] = {True: [], False: []}  # by whether content is in lists
     for variant in message_variants(messages):
         try:
             rendered = _render(template, variant, tools)
         except TemplateRefusalError as error:
-            refusals.append(error)
+            refusals[any(isinstance(message.get("content"), list) for message in variant)].append(error)
             continue
         if best is None or _losses(rendered) < _losses(best):
             best = rendered
@@ -50,7 +52,7 @@ def render_chat(template: ChatTemplate, messages: Sequence[Message], tools: Sequ
             return best
     if best is None:
         has_null = any(message["content"] is None for message in messages)
-        raise refusals[1] if has_null else refusals[0]  # the first is about the missing content
+        raise refusals[False][1 if has_null else 0]  # the first is about the missing content
     return best
 
 
@@ -60,7 +62,7 @@ def _losses(rendered: RenderedChat) -> int:
 
 def _render(template: ChatTemplate, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> RenderedChat:
     text = template.render(messages, tools)
-    if any(_has_repr(text, message.get("content")) for message in messages):
+    if not reads_parts(text, messages):
         raise TemplateRefusalError(f"{template.name} does not read lists of content parts")
     marked = MarkedMessages(messages)
     whole = marked.locate(template.render(marked.messages, tools))
@@ -85,7 +87,7 @@ def _find_lost(messages: Sequence[Message], marked: MarkedMessages, whole: Locat
             yield field
     for index, message in enumerate(messages):
         content = Field(index, "content")
-        if content not in marked.fields and content_text(message).strip() not in whole.text:
+        if content not in marked.fields and not _has_content(whole.text, message):
             yield content
         for number, call in enumerate(message.get("tool_calls", ())):
             name = Field(index, "name", number)
@@ -95,12 +97,13 @@ def _find_lost(messages: Sequence[Message], marked: MarkedMessages, whole: Locat
                 yield Field(index, "arguments", number)
 
 
+def _has_content(text: str, message: Message) -> bool:
+    """Whether a rendered chat has the content of a message; of the assistant's at least what is no reasoning."""
+    if has_text_of(message, text):
+        return True
+    return message["role"] == "assistant" and split_reasoning(content_text(message))[1].strip() in text
+
+
 def _has_repr(text: str, value: Any) -> bool:
-    """Whether a template wrote an object or a list as Python does, instead of reading it or writing JSON."""
-    return isinstance(value, dict | list) and len(value) > 0 and repr(value) in text
-
-
-def content_text(message: Message) -> str:
-    """The content of a message in any form of `message_variants`; empty if it has none."""
-    content = message.get("content")
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+    """Whether a template wrote an object as Python does, instead of reading it or writing JSON."""
+    return isinstance(value, dict) and len(value) > 0 and repr(value) in text

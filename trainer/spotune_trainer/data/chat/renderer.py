@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from spotune.prompting.template import RowError
-from spotune_trainer.data.chat.messages import Chat, has_content
+from spotune_trainer.data.chat.messages import Chat, Message, content_text, has_content
 from spotune_trainer.data.chat.rendered import RenderedChat, render_chat
+from spotune_trainer.data.chat.stops import StopTokens
 from spotune_trainer.data.chat.template import ChatTemplate, TemplateRefusalError
 from spotune_trainer.data.chat.turns import TurnError, TurnFinder
 
@@ -25,6 +26,8 @@ does not let it be told from other text."""
 @dataclass(frozen=True)
 class TrainedSpan:
     """A span ``[start, end)`` of a rendered chat, in characters, that the model is trained to generate.
+
+    An empty span at the end of the chat is the end-of-text token, which tokenization adds there.
 
     Attributes:
         start: First character.
@@ -79,17 +82,32 @@ class ChatRenderer:
         self, tokenizer: PreTrainedTokenizerBase, train_on: TrainOn = "assistant", trailing_whitespace: bool = False
     ) -> None:
         self._template = ChatTemplate(tokenizer)
+        self._stops = StopTokens(self._template)
         self._train_on = train_on
         self._trailing_whitespace = trailing_whitespace
 
-    def prompt(self, chat: Chat, turn: int) -> str:
-        """The text that the model gets at inference before it generates the message ``turn``.
-
-        Raises:
-            RowError: The template cannot render the messages.
-        """
-        rendered = render_chat(self._template, chat.messages[:turn], chat.tools)
-        return self._template.render(rendered.messages, chat.tools, generation=True)
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know about the template: generation marks that cover text of the prompt."""
+        question: Message = {"role": "user", "content": "?"}
+        try:
+            if not self._template.has_generation_segments(()):
+                return ()
+            messages = render_chat(self._template, [question, {"role": "assistant", "content": "!"}], ()).messages
+            prompt = self._template.render(messages[:1], (), generation=True)
+            text, segments = self._template.generation_segments(messages, ())
+        except RowError:
+            return ()
+        start = min((start for start, _ in segments), default=len(text))
+        shorter = min(len(prompt), len(text))
+        same = next((place for place in range(shorter) if prompt[place] != text[place]), shorter)
+        if start >= same:
+            return ()
+        warning = (
+            f"the generation marks of {self._template.name} cover {text[start:same]!r}, which the prompt already has: "
+            "the model also learns to write it. Move the marks behind it"
+        )
+        return (warning,)
 
     def render(self, chat: Chat) -> TrainedChat:
         """The whole chat, and what of it is trained on. If the template refuses the chat, its text is empty.
@@ -114,7 +132,7 @@ class ChatRenderer:
             dict(sorted(draft.outcomes.items())),
             tuple(draft.problems),
             draft.reasoning_removed,
-            self._last_answer(chat, rendered, draft),
+            self._last_answer(rendered, draft),
         )
 
     def _choose_turns(self, chat: Chat, draft: _Draft) -> list[int]:
@@ -141,14 +159,14 @@ class ChatRenderer:
         ]
         return [turn for turn in chosen if turn not in empty]
 
-    def _last_answer(self, chat: Chat, rendered: RenderedChat, draft: _Draft) -> str:
+    def _last_answer(self, rendered: RenderedChat, draft: _Draft) -> str:
         turn = max((turn for turn, outcome in draft.outcomes.items() if outcome == "trained"), default=None)
         if turn is None:
             return ""
         text = "".join(rendered.whole.text[span.start : span.end] for span in draft.spans if span.turn == turn)
         for token in self._template.special_tokens:
             text = text.replace(token, "")
-        return chat.messages[turn]["content"] or text.strip()
+        return content_text(rendered.messages[turn]) or text.strip()
 
     def _find_turns(self, chat: Chat, rendered: RenderedChat, turns: list[int], draft: _Draft) -> None:
         finder = TurnFinder(self._template, rendered, chat.tools)
@@ -160,7 +178,7 @@ class ChatRenderer:
                 segments = None
         for turn in turns:
             try:
-                spans = [finder.find(turn)] if segments is None else finder.find_marked(turn, segments)
+                spans = [finder.find(turn)] if segments is None else self._find_marked(finder, turn, text, segments)
             except TurnError as error:
                 draft.outcomes[turn] = error.reason
                 draft.problems.append(str(error))
@@ -169,13 +187,25 @@ class ChatRenderer:
             draft.reasoning_removed += finder.reasoning_is_removed(turn, "".join(text[a:b] for a, b in spans))
             draft.spans += self._finish(text, spans, turn)
 
+    def _find_marked(
+        self, finder: TurnFinder, turn: int, text: str, segments: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """The generation marks of an answer. They may leave out the token that ends it."""
+        spans = finder.find_marked(turn, segments)
+        start, end = spans[-1]
+        if not self._stops.closes(text[start:end].rstrip()):
+            spans[-1] = (start, finder.extend_by_tokens(turn, start, end))
+        return spans
+
     def _find_all_text(self, chat: Chat, rendered: RenderedChat, draft: _Draft) -> None:
         """All text but the turns that are flagged. Without their places, nothing can be trained on."""
         finder = TurnFinder(self._template, rendered, chat.tools)
         flagged = list(draft.outcomes)
         trained = [turn for turn in chat.assistant_turns if turn not in flagged]
         try:
-            finder.check_rendered(chat.assistant_turns[-1])
+            for turn in trained:
+                finder.check_rendered(turn)
+                finder.check_text(turn, rendered.whole.text)
             left_out = [finder.find(turn) for turn in flagged]
         except TurnError as error:
             draft.outcomes |= dict.fromkeys(trained, error.reason)
@@ -198,21 +228,21 @@ class ChatRenderer:
                 joined[-1] = (joined[-1][0], end)
         for start, end in joined[:-1]:
             yield TrainedSpan(start, end, turn)
-        start, end = joined[-1]
-        yield TrainedSpan(start, self._cut_after_stop(text, start, end), turn)
+        yield from self._last_spans(text, *joined[-1], turn)
 
-    def _cut_after_stop(self, text: str, start: int, end: int) -> int:
-        """The end of a turn that ``text[start:end]`` contains, at the token that ends it.
+    def _last_spans(self, text: str, start: int, end: int, turn: int) -> Iterator[TrainedSpan]:
+        """The span of a turn up to the token that ends it, and the end-of-text token if another one ends the turn.
 
-        Whitespace after that token is left out, because generation has stopped. A turn without such a token ends with
-        the special token that begins the next one: models such as GLM stop there.
+        Generation may stop only at the end-of-text token, so the last turn has to get there. Whitespace between these
+        tokens is the template's, not the model's.
         """
-        answer = text[start:end].rstrip()
-        if answer.endswith(tuple(self._template.added_tokens)):
-            # Generation may stop only at the end-of-text token, which tokenization adds. The model has to get there.
-            adds_eos = not text[end:] and self._template.eos_token not in text[start:end]
-            return end if self._trailing_whitespace or adds_eos else start + len(answer)
-        remainder = text[end:]
-        following = remainder.lstrip()
-        token = next((token for token in self._template.special_tokens if following.startswith(token)), "")
-        return end + len(remainder) - len(following) + len(token) if token else end
+        stop = self._stops.find(text, start, end)
+        if self._trailing_whitespace:
+            yield TrainedSpan(start, max(stop, end), turn)
+            return
+        answer_stop, eos_start = self._stops.split_eos(text, start, stop)
+        yield TrainedSpan(start, answer_stop, turn)
+        if answer_stop < eos_start:
+            yield TrainedSpan(eos_start, stop, turn)
+        elif stop < end == len(text) and self._template.eos_token not in text[start:stop]:
+            yield TrainedSpan(end, end, turn)

@@ -16,16 +16,11 @@ from typing import Any, Literal
 
 from spotune.prompting.template import RowError
 from spotune_trainer.data.chat.markers import Field, Located
-from spotune_trainer.data.chat.messages import Message
-from spotune_trainer.data.chat.rendered import RenderedChat, content_text
+from spotune_trainer.data.chat.messages import Message, content_text, has_text_of
+from spotune_trainer.data.chat.reasoning import split_reasoning
+from spotune_trainer.data.chat.rendered import RenderedChat
 from spotune_trainer.data.chat.template import ChatTemplate, TemplateRefusalError
 
-# Reasoning within the content, as DeepSeek and Qwen, Seed-OSS, Mistral and Gemma 4 write it.
-_REASONING = re.compile(
-    r"(?:<think>|<thinking>|<seed:think>|\[THINK\]|<\|channel>thought)?(.*?)"
-    r"(?:</think>|</thinking>|</seed:think>|\[/THINK\]|<channel\|>)",
-    re.DOTALL,
-)
 _LONGEST_TAG = 100  # characters
 _OPEN_TAG = re.compile(r"[<\[][^<>\[\]]*\Z|\w+\Z")
 
@@ -94,8 +89,29 @@ class TurnFinder:
         self.check_text(turn, "".join(self._whole.text[start:end] for start, end in owned))
         return owned
 
+    def extend_by_tokens(self, turn: int, start: int, end: int) -> int:
+        """The end of the answer ``turn`` with the tokens that its template writes directly after its marks.
+
+        A mark may end before the token that ends the turn, such as ``<|tool_response>`` after a call.
+
+        Args:
+            turn: Index of the message.
+            start: Beginning of its last mark.
+            end: End of its last mark.
+        """
+        try:
+            stop = self._find_stop(turn, start)
+        except (TurnError, TemplateRefusalError):
+            return end
+        added = self._whole.text[end:stop]
+        for token in self._template.added_tokens:
+            added = added.replace(token, "")
+        return max(stop, end) if not added.strip() else end
+
     def check_rendered(self, turn: int) -> None:
         """Check that the template renders an answer and all before it, and reasoning if the answer is the last one.
+
+        Earlier reasoning is no context: templates remove it on purpose, also at inference.
 
         Raises:
             TurnError: It does not.
@@ -104,7 +120,8 @@ class TurnFinder:
         for field in sorted(self._chat.lost, key=lambda field: (field.message, field.kind, field.call)):
             is_own = field.message == turn and (field.kind != "reasoning" or self._is_last(turn))
             is_call = field.kind in ("name", "arguments")
-            is_context = field.message < turn and (is_call or messages[field.message]["role"] != "assistant")
+            is_reasoning = field.kind == "reasoning" and messages[field.message]["role"] == "assistant"
+            is_context = field.message < turn and not is_reasoning
             if is_own or is_context:
                 name = f"tool call {field.call + 1}" if is_call else field.kind
                 place = f"{_place(field.message)} ({messages[field.message]['role']})"
@@ -120,23 +137,23 @@ class TurnFinder:
         Raises:
             TurnError: It does not.
         """
-        content = content_text(self._chat.messages[turn]).strip()
-        if content in text:
+        message = self._chat.messages[turn]
+        if has_text_of(message, text):
             return
-        reasoning = [part.strip() for part in _REASONING.findall(content)]
-        if self._is_last(turn) and any(part not in text for part in reasoning):
+        reasoning, answer = split_reasoning(content_text(message).strip())
+        if self._is_last(turn) and any(part.strip() not in text for part in reasoning):
             raise TurnError(
                 "notRendered", f"{self._template.name} does not render the reasoning in the content of {_place(turn)}"
             )
-        if not reasoning or _REASONING.sub("", content).strip() not in text:
+        if not reasoning or answer.strip() not in text:
             raise TurnError("notRendered", f"{self._template.name} does not render the whole content of {_place(turn)}")
 
     def reasoning_is_removed(self, turn: int, text: str) -> bool:
         """Whether the template removed reasoning from an answer, which it rendered as ``text``."""
         if Field(turn, "reasoning") in self._chat.lost:
             return True
-        content = content_text(self._chat.messages[turn]).strip()
-        return content not in text and bool(_REASONING.search(content))
+        message = self._chat.messages[turn]
+        return not has_text_of(message, text) and bool(split_reasoning(content_text(message))[0])
 
     def _is_last(self, turn: int) -> bool:
         """Whether no other answer follows."""
@@ -209,7 +226,7 @@ class TurnFinder:
         text = self._whole.text
         here = self._whole.last_position(turn) or start
         remainder = text[here:]
-        tokens = sum(remainder.count(token) for token in self._template.added_tokens)
+        tokens = sum(remainder.count(token) for token in self._template.special_tokens)
         if tokens <= 1 and self._role:
             return len(text)
         # A template may write the beginning of another answer after every chat, asked for or not.

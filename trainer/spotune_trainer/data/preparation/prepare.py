@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from spotune.job import FinetuneJob
 
 _VERSION = 1  # of the output; increased when the same input gives different shards
-_CHAT_VERSION = 2  # the same for chats; 2 since labels end with the token that ends a turn
+_CHAT_VERSION = 3  # the same for chats; 3 since calls without a closing token end with the token of the next role
 # Options of later versions. They are no part of the key where they have these values, so older datasets keep theirs.
 _LATER_OPTIONS: Mapping[str, Any] = {
     "tools": "",
@@ -218,6 +218,8 @@ def prepare(
             "splits": {split: statistics(counts) for split, counts in splits.items()},
             "sources": sources,
         }
+        if warnings := RowRenderer(options.text, tokenizer).warnings:
+            manifest["warnings"] = list(warnings)
         assemble_dataset(staging / key, output, summaries, options.folders, manifest)
         return PreparedDataset(output, manifest, reused=False)
 

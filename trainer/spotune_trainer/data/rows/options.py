@@ -90,8 +90,8 @@ class TextOptions:
             self._check_label()
         if self.task == "seq2seq" and self.text:
             raise ValueError("a seq2seq model needs prompt and completion; plain text is for causal models")
-        if self.task == "seq2seq" and self.messages and self.train_on == "all":
-            raise ValueError("trainOn: all is for causal models: a seq2seq model learns the last answer of a chat")
+        if self.task == "seq2seq" and self.messages:
+            raise ValueError("chats are for causal models: write the messages before an answer into prompt")
         if self.tools and not self.is_chat:
             raise ValueError(
                 "tools is for chats: set messages, or chosen and rejected as columns with chats, or remove it"

@@ -65,6 +65,11 @@ class RowRenderer:
         named = {self._options.messages, self._options.tools, self._label} - {""}
         return frozenset(templates) | set(self._options.keep) | named
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know about the chat template."""
+        return self._chats.warnings if self._chats is not None else ()
+
     def render(self, row: Mapping[str, Any]) -> Document:
         """The document of one row.
 
@@ -77,7 +82,8 @@ class RowRenderer:
             answers = (self._answer(name, row, kept) for name in ("chosen", "rejected"))
             document = pair_documents(*answers)
         elif self._chats is not None:
-            document = self._render_chat(self._chats, row, kept)
+            chat = self._read_chat(row, "messages", self._options.messages)
+            document = chat_document(chat, self._chats.render(chat), kept)
         elif self._options.has_labelled_texts:
             document = self._labelled(row, kept)
         elif self._texts:
@@ -125,16 +131,6 @@ class RowRenderer:
             value = column_value(row, self._label)
         label = self._label_ids.position(value)
         return Document((Segment(text, False),), "", kept, labels=(label,))
-
-    def _render_chat(self, chats: ChatRenderer, row: Mapping[str, Any], kept: Mapping[str, str]) -> Document:
-        chat = self._read_chat(row, "messages", self._options.messages)
-        if self._options.task == "seq2seq":
-            last = chat.assistant_turns[-1]
-            answer = chat.messages[last]["content"]
-            if not answer:
-                raise RowError(f"message {last + 1} has no content, which a seq2seq model could learn: remove the row")
-            return Document((Segment(chats.prompt(chat, last), False), Segment(answer, True)), answer, kept)
-        return chat_document(chat, chats.render(chat), kept)
 
     def _read_chat(self, row: Mapping[str, Any], name: str, column: str) -> Chat:
         """The chat in the column that the field `name` names, with the tools of the row."""

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -92,8 +92,15 @@ def _byte_level() -> str:
 
 
 @cache
-def tokenizer_with(template: str, special: str, eos: str) -> PreTrainedTokenizerBase:
-    """A byte-level tokenizer with a chat template of ``golden`` and, separated by spaces, special tokens."""
+def tokenizer_with(template: str, special: str, eos: str, added: str = "") -> PreTrainedTokenizerBase:
+    """A byte-level tokenizer with a chat template of ``golden``.
+
+    Args:
+        template: Its path in ``golden``, without the suffix.
+        special: Special tokens, separated by spaces.
+        eos: The end-of-text token.
+        added: Tokens that are not special, separated by spaces.
+    """
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_byte_level()),
         bos_token=BOS,
@@ -102,5 +109,6 @@ def tokenizer_with(template: str, special: str, eos: str) -> PreTrainedTokenizer
         additional_special_tokens=[token for token in special.split() if token not in (BOS, eos)],
         chat_template=(GOLDEN / f"{template}.jinja").read_text(encoding="utf-8"),
     )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added.split()])
     tokenizer.name_or_path = template
     return tokenizer

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from transformers import PreTrainedTokenizerBase
 
-from tests.trainer.data.chat.support.conversations import GOLDEN
+from tests.trainer.data.chat.support.conversations import GOLDEN, tokenizer_with
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,13 @@ class Reference:
     template: str
     eos: str
     special: str
+    added: str
     fields: Mapping[str, Any]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """A tokenizer with the template and its tokens."""
+        return tokenizer_with(self.template, self.special, self.eos, self.added)
 
     def expected(self, conversation: str) -> Expected:
         """The texts that are trained on in a conversation."""
@@ -57,7 +64,8 @@ class Reference:
         *others, last = answers
         start, end = self.fields.get("start", ""), self.fields["end"]
         last_start, last_end = self.fields.get("lastStart", start), self.fields.get("lastEnd", end)
-        return (*(f"{start}{answer}{end}" for answer in others), f"{last_start}{last}{last_end}")
+        after = [self.fields["afterLast"]] if "afterLast" in self.fields else []
+        return (*(f"{start}{answer}{end}" for answer in others), f"{last_start}{last}{last_end}", *after)
 
 
 def _expected(value: Any) -> Expected:
@@ -69,7 +77,7 @@ def _expected(value: Any) -> Expected:
 def _read() -> dict[str, Reference]:
     entries = yaml.safe_load((GOLDEN / "reference.yaml").read_text(encoding="utf-8"))
     return {
-        template: Reference(template, entry["eos"], entry.get("special", ""), entry)
+        template: Reference(template, entry["eos"], entry.get("special", ""), entry.get("added", ""), entry)
         for entry in entries
         for template in entry["templates"]
     }
