@@ -28,7 +28,7 @@ _ONE_FILE: Final = "name one file: a web server lists no folders"
 _REMEDIES: Final = {
     "s3": "set AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, and S3_ENDPOINT_URL unless the bucket is at AWS",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GCS_KEY with GCS_SECRET",
-    "az": "set AZURE_ACCOUNT_NAME, and AZURE_ACCOUNT_ACCESS_KEY or a login",
+    "az": "set AZURE_ACCOUNT_NAME, and AZURE_ACCOUNT_ACCESS_KEY or a login; or AZURE_STORAGE_CONNECTION_STRING",
     "hf": "set HF_TOKEN for a dataset that is private or gated",
     "http": _ONE_FILE,
     "https": _ONE_FILE,
@@ -49,10 +49,10 @@ def find_stored_files(source: str) -> list[StoredFile]:
         JobError: There is none, access is denied, or the scheme is unknown.
         InfrastructureError: The store did not answer.
     """
-    scheme, bucket, key = _split(source)
+    scheme, bucket, key = split_url(source)
     if scheme.startswith("http"):
         source = source.partition("?")[0]  # for messages: a query may hold a signature
-    found = _with_retries(source, lambda: _list(_store(scheme), bucket, key))
+    found = with_retries(source, lambda: _list(open_store(scheme), bucket, key))
     if not found:
         what = "no file matches" if _WILDCARD.search(key) else "there is no file or folder at"
         raise JobError(f"{what} {source}: check the name with the tool of the store")
@@ -71,7 +71,7 @@ def local_copy(file: StoredFile, folder: Path) -> Iterator[Path]:
         JobError: The file is missing or access is denied.
         InfrastructureError: It was replaced meanwhile, the disk is too small, or the download failed.
     """
-    scheme = _split(file.url)[0]
+    scheme = split_url(file.url)[0]
     with _own_folder(folder) as own:
         free = shutil.disk_usage(own).free
         if free < file.size:
@@ -83,15 +83,20 @@ def local_copy(file: StoredFile, folder: Path) -> Iterator[Path]:
 
         def attempt() -> None:
             target.unlink(missing_ok=True)
-            _store(scheme).download(file, target)
+            open_store(scheme).download(file, target)
             if target.stat().st_size != file.size:
                 raise IncompleteCopyError(f"{target.stat().st_size:,} of {file.size:,} bytes were sent")
 
-        _with_retries(file.url, attempt)
+        with_retries(file.url, attempt)
         yield target
 
 
-def _split(source: str) -> tuple[str, str, str]:
+def split_url(source: str) -> tuple[str, str, str]:
+    """Scheme, bucket and key of a URL.
+
+    Raises:
+        JobError: The scheme is unknown, or no dataset of the Hub is named.
+    """
     scheme, _, place = source.partition("://")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -106,9 +111,9 @@ def _split(source: str) -> tuple[str, str, str]:
 
 
 @cache
-def _store(scheme: str) -> Store:
+def open_store(scheme: str) -> Store:
     """The client for a scheme; one for each process, because connections cannot be shared."""
-    from spotune_trainer.data.stores.azure import open_azure_store
+    from spotune_trainer.data.stores.azure import AzureStore
     from spotune_trainer.data.stores.google import open_google_store
     from spotune_trainer.data.stores.hub import HubStore
     from spotune_trainer.data.stores.s3 import S3Store
@@ -117,7 +122,7 @@ def _store(scheme: str) -> Store:
     stores: dict[str, Callable[[], Store]] = {
         "s3": S3Store,
         "gs": open_google_store,
-        "az": open_azure_store,
+        "az": AzureStore,
         "hf": HubStore,
     }
     return stores[scheme]() if scheme in stores else WebStore(scheme)
@@ -154,7 +159,18 @@ def _as_regex(pattern: str) -> str:
     )
 
 
-def _with_retries(url: str, attempt: Callable[[], _Result]) -> _Result:
+def with_retries(url: str, attempt: Callable[[], _Result], action: str = "read") -> _Result:
+    """Call ``attempt`` up to four times, with pauses, and return its result.
+
+    Args:
+        url: What is read or written, for messages.
+        attempt: Called without arguments.
+        action: ``read`` or ``written``, for messages.
+
+    Raises:
+        JobError: The file is missing or access is denied.
+        InfrastructureError: It was replaced while it was read, or the last attempt failed.
+    """
     for pause in (*PAUSES_SECONDS, None):
         try:
             return attempt()
@@ -168,7 +184,7 @@ def _with_retries(url: str, attempt: Callable[[], _Result]) -> _Result:
             if pause is None:
                 tried = f"{len(PAUSES_SECONDS) + 1} attempts"
                 raise InfrastructureError(
-                    f"{url} could not be read in {tried} ({type(error).__name__}: {detail(error)}): run it again"
+                    f"{url} could not be {action} in {tried} ({type(error).__name__}: {detail(error)}): run it again"
                 ) from error
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
