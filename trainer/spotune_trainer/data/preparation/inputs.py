@@ -25,6 +25,11 @@ _ONE_PART = 1 << 62  # bytes: the files are not split
 Part = tuple[FileRange, ...]
 
 
+def part_name(number: int) -> str:
+    """The name of a part's staging folder, counted from 0."""
+    return f"part-{number:05d}"
+
+
 def find_inputs(sources: Sequence[str | Path]) -> list[InputFile]:
     """The input files that paths, folders, URLs and patterns such as ``data/*.jsonl`` name.
 
