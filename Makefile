@@ -89,8 +89,12 @@ images: $(READY) ## Build the images of the Dockerfile by buildah, for the test 
 test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/cluster/README.md)
 	$(BIN)/pytest -m cluster tests
 
+.PHONY: emulators
+emulators: $(READY) ## Install the emulators of Google's and Azure's stores that tests use (once, kept in ~/.cache/spotune)
+	$(BIN)/python -m tests.emulators
+
 .PHONY: test-long
-test-long: $(READY) ## The tests that `make test` leaves out for their time
+test-long: emulators ## The tests that `make test` leaves out for their time
 	@if $(BIN)/spotune-testcluster check; then $(MAKE) --no-print-directory cluster-build; fi
 	$(BIN)/pytest -m long
 

@@ -1,4 +1,4 @@
-"""Fixtures: a small tokenizer, rows, a writer of shards, and an object store."""
+"""Fixtures: a small tokenizer, rows, a writer of shards, and object stores."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from spotune_trainer.data.stores import find
+from tests.trainer.support.buckets import Bucket, open_bucket
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}</s>{% endfor %}"
@@ -103,7 +104,14 @@ def s3() -> Iterator[Any]:
             patch.setenv(name, value)
         client = boto3.client("s3", endpoint_url=environment["S3_ENDPOINT_URL"])
         client.create_bucket(Bucket="bucket")
-        find._store.cache_clear()
+        find.open_store.cache_clear()
         yield client
-    find._store.cache_clear()
+    find.open_store.cache_clear()
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """A bucket, found by environment variables: of S3, or of the kind that the test is parametrized with."""
+    with open_bucket(getattr(request, "param", "s3")) as opened:
+        yield opened

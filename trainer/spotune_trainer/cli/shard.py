@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,7 +25,9 @@ Report = Callable[["PrepareProgress"], None]
 
 
 def shard(
-    directory: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the dataset to.")],
+    directory: Annotated[
+        str, typer.Option(metavar="DIR", help="Folder to write the dataset to, or its s3://, gs:// or az:// URL.")
+    ],
     inputs: raw_data.Inputs = None,
     job: raw_data.Job = None,
     tokenizer: raw_data.Tokenizer = None,
@@ -84,6 +87,10 @@ def shard(
 
     spotune shard hf://datasets/openai/gsm8k --config main --split test --directory data/eval --job finetunejob.yaml
 
+    Write to a bucket, each part when it is complete, so that the shards may be larger than the disk:
+
+    spotune shard "s3://my-bucket/raw/*.jsonl" --directory s3://my-bucket/shards --job finetunejob.yaml
+
     Each source of a mixture that has raw rows gets a folder of its own, DIR/NAME.
     """
     settings = raw_data.read_settings(
@@ -125,10 +132,10 @@ def shard(
     loaded, datasets = load_tokenizer(settings), {}
     for name, files in sources.items():
         with raw_data.naming_source(name), _reporting(Console(stderr=True), name) as report:
-            datasets[name] = prepare(files, directory.absolute() / name, options, loaded, report)
+            datasets[name] = prepare(files, _output(directory, name), options, loaded, report)
     if output == "json":
         shown = {name: _json(dataset) for name, dataset in datasets.items()}
-        typer.echo(json.dumps(shown.get("", {"directory": str(directory.absolute()), "sources": shown})))
+        typer.echo(json.dumps(shown.get("", {"directory": _output(directory, ""), "sources": shown})))
         return
     for dataset in datasets.values():
         _print_summary(dataset, Console())
@@ -136,8 +143,15 @@ def shard(
         _print_total(datasets, Console())
 
 
+def _output(directory: str, name: str) -> str:
+    """Where the dataset of one source of a mixture is written to; without a name, the only dataset."""
+    if "://" in directory:
+        return f"{directory.rstrip('/')}/{name}".rstrip("/")
+    return str(Path(directory).absolute() / name)
+
+
 def _json(dataset: PreparedDataset) -> dict[str, Any]:
-    return {"directory": str(dataset.folder), "reused": dataset.reused, **dataset.manifest}
+    return {"directory": dataset.place, "reused": dataset.reused, **dataset.manifest}
 
 
 def _print_total(datasets: Mapping[str, PreparedDataset], console: Console) -> None:
@@ -193,7 +207,7 @@ class _Lines:
 def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     state = "existed already" if dataset.reused else "is written"
     splits = dataset.manifest["splits"]
-    console.print(f"{dataset.folder} {state}", highlight=False, soft_wrap=True)
+    console.print(f"{dataset.place} {state}", highlight=False, soft_wrap=True)
     table = Table("", *splits)
     for column in table.columns[1:]:
         column.justify = "right"

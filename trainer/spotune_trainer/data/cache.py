@@ -4,7 +4,8 @@ A download goes to a temporary file, is checked against the index, and is then r
 complete. A file lock per shard prevents two processes from downloading it at the same time. The kernel releases the
 lock when its process dies, so a killed process blocks no other. The cache survives restarts.
 
-MosaicML streaming's downloaders do the transfers (s3, gs, az, hf). Local folders are read in place.
+MosaicML streaming's downloaders do the transfers (s3, gs, az, hf), those of Google and Azure with the clients that read
+raw rows. Local folders are read in place.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from typing import TypeVar
 from streaming.base.compression import decompress
 from streaming.base.format import FileInfo
 from streaming.base.hashing import get_hash, is_hash
-from streaming.base.storage import CloudDownloader
+from streaming.base.storage import AzureDownloader, CloudDownloader, GCSDownloader
 
 from spotune.errors import DataError, InfrastructureError, JobError, SpotuneError
+from spotune_trainer.data.stores.azure import azure_client
 from spotune_trainer.data.stores.failures import detail, is_for_the_user
+from spotune_trainer.data.stores.google import google_client, google_keys
 
 Result = TypeVar("Result")
 
@@ -56,7 +59,7 @@ class FileSource:
         self.folder = None if "://" in source else Path(source)
         self._url = _streaming_url(self.source)
         self._closing = threading.Event()
-        self._downloader = CloudDownloader.get(self._url)
+        self._downloader = _downloader(self._url)
 
     def close(self) -> None:
         """Stop retrying: other threads that wait between attempts make their last attempt at once."""
@@ -222,11 +225,30 @@ def _streaming_url(source: str) -> str:
         case "hf":
             return source if path.startswith("datasets/") else f"hf://datasets/{path}"
         case "az":
-            account = os.environ.get("AZURE_ACCOUNT_NAME")
-            if not account:
-                raise JobError(
-                    f"{source}: set the environment variable AZURE_ACCOUNT_NAME to the storage account's name"
-                )
-            return f"azure://{account}.blob.core.windows.net/{path}"
+            return f"azure://account/{path}"  # the account is that of the client
         case _:
             raise JobError(f"the dataset {source} has an unknown scheme; use s3://, gs://, az://, hf:// or a path")
+
+
+def _downloader(url: str) -> CloudDownloader:
+    scheme = url.partition("://")[0]
+    downloaders: dict[str, Callable[[], CloudDownloader]] = {"azure": _AzureDownloader, "gs": _GoogleDownloader}
+    return downloaders[scheme]() if scheme in downloaders else CloudDownloader.get(url)
+
+
+class _AzureDownloader(AzureDownloader):
+    """Streaming's own client knows no other endpoint than the one of Azure's public cloud."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._azure_client = azure_client()
+
+
+class _GoogleDownloader(GCSDownloader):
+    """Streaming's own client knows no other endpoint than Google's."""
+
+    def _create_gcs_client(self) -> None:
+        from boto3.session import Session
+
+        keys = google_keys()
+        self._gcs_client = google_client() if keys is None else Session().client("s3", **keys)

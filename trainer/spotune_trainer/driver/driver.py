@@ -13,7 +13,7 @@ from functools import partial
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
 from spotune.fingerprint import changed_fields
-from spotune.job import FinetuneJob, PrepareSpec
+from spotune.job import FinetuneJob
 from spotune.plan.checkpoint_interval import seconds_to_preemption
 from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files

@@ -22,7 +22,11 @@ logger = logging.getLogger("spotune.driver")
 
 
 def prepare_sources(
-    job: FinetuneJob, directory: JobDirectory, sources: Mapping[str, PrepareSpec], ledger: Ledger, status: StatusPublisher
+    job: FinetuneJob,
+    directory: JobDirectory,
+    sources: Mapping[str, PrepareSpec],
+    ledger: Ledger,
+    status: StatusPublisher,
 ) -> None:
     """Convert raw data to shards, unless they exist already. Sets `dataLeftOut` of the status.
 

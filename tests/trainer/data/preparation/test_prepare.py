@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data.preparation import process_pool as pool
+from spotune_trainer.data.preparation.inputs import find_inputs, split_into_parts
 from spotune_trainer.data.preparation.prepare import PrepareOptions, PrepareProgress, prepare
 from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.shards import ShardedDataset
@@ -343,3 +344,15 @@ def test_two_runs_cannot_prepare_the_same_folder_at_once(
             prepare([path], tmp_path / "out", OPTIONS, tokenizer)
 
     assert not prepare([path], tmp_path / "out", OPTIONS, tokenizer, meanwhile).reused
+
+
+def test_processes_are_no_further_ahead_than_is_allowed(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    files = find_inputs([write_jsonl(tmp_path / "a.jsonl", make_rows(400))])
+    parts = split_into_parts(files, frozenset(), OPTIONS.part_size)
+    assert len(parts) > 12
+    written = pool.write_parts(parts, tmp_path / "parts", OPTIONS.part, tokenizer, 2, ahead=2)
+    most = 0
+    for number, _ in enumerate(written):
+        time.sleep(0.1)  # in which the processes write several parts
+        most = max(most, len(list((tmp_path / "parts").glob("part-*"))) - number)
+    assert most == 4, "this part, and those that were written meanwhile"

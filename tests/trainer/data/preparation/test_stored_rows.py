@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
@@ -22,14 +21,20 @@ from spotune_trainer.data.preparation.check import check_rows
 from spotune_trainer.data.preparation.prepare import PreparedDataset, PrepareOptions, PrepareProgress, prepare
 from spotune_trainer.data.preparation.preview import preview_row
 from spotune_trainer.data.rows.options import TextOptions
-from spotune_trainer.data.stores.s3 import S3Store
-from spotune_trainer.data.stores.stored_file import StoredFile
+from spotune_trainer.data.stores import find
+from spotune_trainer.data.stores.stored_file import Store, StoredFile
+from tests.trainer.support.buckets import KINDS, WRITABLE, Bucket
+
+# google-api-core warns of a package for gRPC, which the client of the store does not use.
+pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 
 TEXT = TextOptions("causal", "{q}", "{a}")
 OPTIONS = PrepareOptions(TEXT, processes=1, part_size=100)
 FILES = 6
 
 Upload = Callable[[Path], str]
+
+in_every_kind_of_bucket = pytest.mark.parametrize("bucket", KINDS, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -39,29 +44,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def upload(s3: Any, request: pytest.FixtureRequest) -> Upload:
+def upload(bucket: Bucket, request: pytest.FixtureRequest) -> Upload:
     """A function that uploads the files of a folder, and returns its URL."""
     prefix = request.node.name.partition("[")[0]
-
-    def copy(folder: Path) -> str:
-        for path in folder.iterdir():
-            s3.upload_file(str(path), "bucket", f"{prefix}/{path.name}")
-        return f"s3://bucket/{prefix}"
-
-    return copy
+    return lambda folder: bucket.upload(folder, prefix)
 
 
 @pytest.fixture
-def downloads(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def downloads(bucket: Bucket, cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were downloaded. Each download finds no other copy on the node."""
-    real, names = S3Store.download, list[str]()
+    kind = type(find.open_store(bucket.url.partition(":")[0]))
+    real, names = kind.download, list[str]()
 
-    def download(self: S3Store, file: StoredFile, target: Path) -> None:
+    def download(self: Store, file: StoredFile, target: Path) -> None:
         assert not [path for path in cache.rglob("*") if path.is_file() and path.name != "lock"]
         names.append(target.name)
         real(self, file, target)
 
-    monkeypatch.setattr(S3Store, "download", download)
+    monkeypatch.setattr(kind, "download", download)
     return names
 
 
@@ -92,6 +92,7 @@ def shards(dataset: PreparedDataset) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "arrow"])
+@in_every_kind_of_bucket
 def test_a_bucket_gives_the_shards_of_a_folder_with_one_file_at_a_time_on_the_node(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, upload: Upload, downloads: list[str], cache: Path, kind: str
 ) -> None:
@@ -125,9 +126,10 @@ def test_processes_make_the_same_shards(tokenizer: PreTrainedTokenizerBase, tmp_
     # In a process of its own, because the fork server of this one may have the environment of an earlier test.
     two = [source, str(tmp_path / "two"), str(tmp_path / "tokenizer")]
     subprocess.run([sys.executable, "-c", TWO_PROCESSES, *two], check=True)
-    assert shards(one) == shards(dataclasses.replace(one, folder=tmp_path / "two"))
+    assert shards(one) == shards(dataclasses.replace(one, place=str(tmp_path / "two")))
 
 
+@in_every_kind_of_bucket
 def test_a_killed_preparation_downloads_only_the_missing_files(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, upload: Upload, downloads: list[str]
 ) -> None:
@@ -162,20 +164,38 @@ def test_a_check_of_the_first_rows_downloads_only_their_files(
     assert [path.name for path in (cache / "raw-rows").iterdir()] == ["lock"]
 
 
+@pytest.mark.parametrize("bucket", WRITABLE, indirect=True)
 def test_replaced_files_are_prepared_again_from_the_start(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, upload: Upload, s3: Any
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, upload: Upload, bucket: Bucket
 ) -> None:
     source = upload(write(tmp_path / "raw", "jsonl"))
-    key = f"{source.removeprefix('s3://bucket/')}/5.jsonl"
+    key = f"{source.removeprefix(bucket.url + '/')}/5.jsonl"
 
     def replace(done: PrepareProgress) -> None:
         if done.parts_done == 2:
-            s3.put_object(Bucket="bucket", Key=key, Body=b'{"q": "new", "a": "rows"}\n')
+            bucket.put(key, b'{"q": "new", "a": "rows"}\n')
 
     with pytest.raises(InfrastructureError, match=r"5\.jsonl was replaced while it was read: run it again"):
         prepare([source], tmp_path / "out", OPTIONS, tokenizer, progress=replace)
     assert prepare([source], tmp_path / "out", OPTIONS, tokenizer).manifest["splits"]["train"]["documents"] == 41
-    s3.put_object(Bucket="bucket", Key=key, Body=b'{"q": "newer", "a": "rows"}\n')
+    bucket.put(key, b'{"q": "newer", "a": "rows"}\n')
+    with pytest.raises(JobError, match="--overwrite"):
+        prepare([source], tmp_path / "out", OPTIONS, tokenizer)
+
+
+@pytest.mark.parametrize("bucket", ["hf"], indirect=True)
+def test_a_commit_to_the_hub_changes_nothing_of_a_preparation_that_has_begun(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, upload: Upload, bucket: Bucket
+) -> None:
+    source = upload(write(tmp_path / "raw", "jsonl"))
+    key = f"{source.removeprefix(bucket.url + '/')}/5.jsonl"
+    undisturbed = prepare([source], tmp_path / "undisturbed", OPTIONS, tokenizer)
+
+    def replace(done: PrepareProgress) -> None:
+        if done.parts_done == 2:
+            bucket.put(key, b'{"q": "new", "a": "rows"}\n')
+
+    assert shards(prepare([source], tmp_path / "out", OPTIONS, tokenizer, progress=replace)) == shards(undisturbed)
     with pytest.raises(JobError, match="--overwrite"):
         prepare([source], tmp_path / "out", OPTIONS, tokenizer)
 

@@ -87,10 +87,10 @@ def test_an_unreachable_store_is_an_infrastructure_error(monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    find._store.cache_clear()
+    find.open_store.cache_clear()
     with pytest.raises(InfrastructureError, match=r"s3://bucket/x could not be read in 4 attempts \(Endpoint"):
         find_stored_files("s3://bucket/x")
-    find._store.cache_clear()
+    find.open_store.cache_clear()
 
 
 def test_a_copy_is_deleted_when_it_has_been_read(s3: Any, tmp_path: Path) -> None:

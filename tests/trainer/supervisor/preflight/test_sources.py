@@ -248,7 +248,7 @@ def test_unreachable_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InfrastructureError, match=r"Could not connect to the endpoint URL"):
         data("s3://bucket/train")
     monkeypatch.delenv("AZURE_ACCOUNT_NAME", raising=False)
-    with pytest.raises(InfrastructureError, match=r"the environment variable AZURE_ACCOUNT_NAME is not set"):
+    with pytest.raises(InfrastructureError, match=r"az:// needs the environment variable AZURE_ACCOUNT_NAME"):
         data("az://container/train")
 
 

@@ -1,4 +1,4 @@
-"""Joins complete parts into one dataset: renumbers the shards, writes index and manifest, and renames the folder."""
+"""Joins complete parts into one dataset: renumbers the shards, and writes index and manifest."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from typing import Any
 
 from spotune_trainer.data.counts.split_counts import PartSummary, SplitCounts
 from spotune_trainer.data.manifests import MANIFEST
+from spotune_trainer.data.preparation.inputs import part_name
 from spotune_trainer.data.preparation.lengths import length_histogram
 from spotune_trainer.data.preparation.packing import padding_share
 from spotune_trainer.data.shards import INDEX
-from spotune_trainer.files import fsync_directory, write_json, write_text
+from spotune_trainer.files import write_json, write_text
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _MICRO_BATCH_SIZE = 8
 """Rows of the micro-batches that padding is counted for. The plan, which chooses their size, needs the model."""
 
 
+def shard_name(number: int) -> str:
+    """The file name of a dataset's shard, counted from 0."""
+    return f"shard.{number:05d}.mds"
+
+
 def assemble_dataset(
-    staged: Path,
-    output: Path,
-    summaries: Sequence[PartSummary],
-    folders: Mapping[str, str],
-    manifest: Mapping[str, Any],
-) -> None:
-    """Move the parts in ``staged`` into the dataset ``output``. May be killed at any time and run again.
+    staged: Path, summaries: Sequence[PartSummary], folders: Mapping[str, str], manifest: Mapping[str, Any]
+) -> Path:
+    """Join the parts in ``staged`` into one dataset, and return its folder in there. May be killed, and run again.
 
     Args:
-        staged: Staging folder with the parts.
-        output: The dataset's folder; replaced if it exists.
+        staged: Staging folder with the parts. Shards that are not there are listed only.
         summaries: Of all parts, in order.
-        folders: Folder of each split, relative to the output.
+        folders: Folder of each split, relative to the dataset.
         manifest: Content of ``manifest.json``.
     """
     final = staged / "final"
@@ -43,16 +44,13 @@ def assemble_dataset(
         target.mkdir(parents=True, exist_ok=True)
         index = []
         for number, (source, shard) in enumerate(_staged_shards(staged, summaries, split)):
-            name = f"shard.{number:05d}.mds"
-            if source.exists():  # otherwise an earlier, killed run has moved it
+            name = shard_name(number)
+            if source.exists():  # otherwise an earlier, killed run has moved it, or it is in a store
                 source.rename(target / name)
             index.append(shard | {"raw_data": shard["raw_data"] | {"basename": name}})
         write_text(target / INDEX, json.dumps({"version": 2, "shards": index}, sort_keys=True))
     write_json(final / MANIFEST, manifest)
-    if output.exists() and any(output.iterdir()):
-        output.rename(staged / "replaced")
-    final.rename(output)
-    fsync_directory(output.parent)
+    return final
 
 
 def statistics(counts: SplitCounts) -> dict[str, Any]:
@@ -104,7 +102,7 @@ def _packed_pairs(counts: SplitCounts) -> dict[str, Any]:
 def _staged_shards(staged: Path, summaries: Sequence[PartSummary], split: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     for number, summary in enumerate(summaries):
         for shard in summary.splits[split].shards:
-            yield staged / f"part-{number:05d}" / split / shard["raw_data"]["basename"], shard
+            yield staged / part_name(number) / split / shard["raw_data"]["basename"], shard
 
 
 def _quantiles(lengths: Counter[int]) -> dict[str, float]:

@@ -28,6 +28,11 @@ RawInput = str | Path | PrepareSpec
 Part = tuple[FileRange, ...]
 
 
+def part_name(number: int) -> str:
+    """The name of a part's staging folder, counted from 0."""
+    return f"part-{number:05d}"
+
+
 def find_inputs(sources: Sequence[RawInput]) -> list[InputFile]:
     """The input files that paths, folders, URLs and patterns such as ``data/*.jsonl`` name.
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "eval")
 SHARD_HASH = "xxh3_64"
-_SUMMARY = "part.json"
+SUMMARY = "part.json"
 _TOKENIZER_BATCH = 256  # documents per tokenizer call, to amortize its overhead
 
 
@@ -92,7 +92,7 @@ def raise_error(error: JobError) -> None:
 def read_summary(folder: Path) -> PartSummary | None:
     """The summary of a complete part; None if the part is not complete."""
     try:
-        content = json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))
+        content = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     return PartSummary({name: SplitCounts.from_json(split) for name, split in content.items()})
@@ -113,7 +113,7 @@ def write_part(folder: Path, part: Part, options: PartOptions, tokenizer: PreTra
         writers = {split: _SplitWriter(temporary / split, options, packing=split == "train") for split in SPLITS}
         _write_documents(part, options, tokenizer, writers)
         summary = PartSummary({split: writer.finish() for split, writer in writers.items()})
-        write_json(temporary / _SUMMARY, {name: vars(split) for name, split in summary.splits.items()})
+        write_json(temporary / SUMMARY, {name: vars(split) for name, split in summary.splits.items()})
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -264,6 +264,10 @@ class _SplitWriter:
         if self._packer is not None:
             for row in self._packer.flush():
                 self._write_packed(row)
+        if self._writer.new_samples:
+            self._writer.flush_shard()
+            self._writer._reset_cache()
+        self._writer.executor.submit(int).result()  # finish() sleeps for a second if its pool has not begun all tasks
         self._writer.finish()
         index = self._folder / "index.json"
         self._counts.shards = json.loads(index.read_text(encoding="utf-8"))["shards"]

@@ -1,47 +1,43 @@
 """Prepares a dataset: raw text files to tokenized MDS shards, on all cores.
 
 1. The input is split into parts. The split depends on the files only.
-2. Each part is tokenized into shards, in a staging folder beside the output.
-3. When all parts are complete, they are joined into one dataset, which is renamed to the output folder. So the output
-   folder is never incomplete.
+2. Each part is tokenized into shards, in a staging folder.
+3. When all parts are complete, they are joined into one dataset: a folder that appears at once, or one in a store, to
+   which each part was uploaded before, and whose index is uploaded last. See `outputs`.
 
-A run that is killed continues with the missing parts. The staging folder is keyed by a hash of the options, the
-tokenizer and the content of the input, of files in stores their versions; if one of them changes, preparation starts
-over. The output is byte-identical
-for any number of processes and kills.
+A run that is killed continues with the missing parts. What is staged is keyed by a hash of the options, the tokenizer
+and the content of the input, of files in stores their versions; if one of them changes, preparation starts over. The
+output is byte-identical for any number of processes and kills, in a folder and in a store.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from spotune.errors import InfrastructureError, JobError
+from spotune.errors import JobError
 from spotune_trainer.data.counts.left_out import check_left_out, count_left_out, count_of_splits, remedy
 from spotune_trainer.data.counts.split_counts import PartSummary, SplitCounts
-from spotune_trainer.data.manifests import MANIFEST
-from spotune_trainer.data.preparation.assemble import assemble_dataset, statistics
+from spotune_trainer.data.preparation.assemble import statistics
 from spotune_trainer.data.preparation.inputs import Part, RawInput, find_inputs, split_into_parts
+from spotune_trainer.data.preparation.outputs import Output, exclusive_staging, open_output
 from spotune_trainer.data.preparation.parts import SPLITS, PartOptions
 from spotune_trainer.data.preparation.process_pool import write_parts
 from spotune_trainer.data.preparation.raw_files import InputFile
 from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.rows.renderer import RowRenderer
 from spotune_trainer.data.rows.tokenization import DocumentTokenizer
-from spotune_trainer.files import content_hash, content_key, read_json
+from spotune_trainer.files import content_hash, content_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -162,19 +158,24 @@ class PreparedDataset:
     """A dataset that `prepare` wrote, or that existed already.
 
     Attributes:
-        folder: The output folder.
+        place: Path or URL of the output.
         manifest: Content of ``manifest.json``: ``key``, ``options``, ``tokenizerHash``, ``splits`` and ``sources``.
         reused: Whether the output already existed, made from the same input with the same options.
     """
 
-    folder: Path
+    place: str
     manifest: dict[str, Any]
     reused: bool
+
+    @property
+    def folder(self) -> Path:
+        """The output folder of a dataset on this machine."""
+        return Path(self.place)
 
 
 def prepare(
     inputs: Sequence[RawInput],
-    output: Path,
+    output: Path | str,
     options: PrepareOptions,
     tokenizer: PreTrainedTokenizerBase,
     progress: Callable[[PrepareProgress], None] = lambda _: None,
@@ -184,7 +185,9 @@ def prepare(
     Args:
         inputs: Files, folders, patterns and datasets; paths, and URLs of stores. A file in a store is on this node only
             while a process reads it, so the input may be larger than the disk.
-        output: Folder of the dataset; with an eval fraction, the parent of ``train`` and ``eval``.
+        output: Folder of the dataset; with an eval fraction, the parent of ``train`` and ``eval``. A path, or the URL
+            of a folder in a store; then a part is on this machine only until it is uploaded, so the dataset may be
+            larger than the disk.
         options: How rows are tokenized and written.
         tokenizer: The model's tokenizer.
         progress: Called in this process after each part.
@@ -196,18 +199,19 @@ def prepare(
             Complete parts are kept; run it again.
     """
     columns = needed_columns(options.text, tokenizer)
+    target = open_output(output, options.folders)
     files = find_inputs(inputs)
-    staging = output.with_name(f".{output.name}.preparing")
-    with _exclusive_staging(staging, output), _staging_cleanup(staging, output):
+    with exclusive_staging(target):
         sources = _describe_sources(files)
         key = _output_key(options, tokenizer, sources)
-        existing = _find_existing(output, key, overwrite=options.overwrite, max_skipped=options.max_skipped)
+        existing = _find_existing(target, key, overwrite=options.overwrite, max_skipped=options.max_skipped)
         if existing is not None:
             return existing
-        _remove_stale_staging(staging, key)
+        target.begin(key)
         parts = split_into_parts(files, columns, options.part_size)
-        written = write_parts(parts, staging / key, options.part, tokenizer, options.processes)
-        summaries = _collect_summaries(written, parts, progress)
+        staged = target.staging / key
+        written = write_parts(parts, staged, options.part, tokenizer, options.processes, ahead=target.ahead)
+        summaries = _collect_summaries(written, parts, target, progress)
         splits = _merge_counts(summaries, options, inputs)
         manifest = {
             "version": _VERSION,
@@ -220,8 +224,8 @@ def prepare(
         }
         if warnings := RowRenderer(options.text, tokenizer).warnings:
             manifest["warnings"] = list(warnings)
-        assemble_dataset(staging / key, output, summaries, options.folders, manifest)
-        return PreparedDataset(output, manifest, reused=False)
+        target.finish(summaries, manifest)
+        return PreparedDataset(target.place, manifest, reused=False)
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -261,31 +265,6 @@ def nothing_to_learn(split: str, problems: Sequence[str], reasons: Collection[st
     return JobError(f"no row of {split} has a token that carries loss: {'; '.join(problems)}. {remedy(reasons)}")
 
 
-@contextmanager
-def _exclusive_staging(staging: Path, output: Path) -> Iterator[None]:
-    """Hold the lock of the staging folder. The kernel releases it when this process exits or is killed."""
-    staging.mkdir(parents=True, exist_ok=True)
-    with (staging / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InfrastructureError(f"another process is preparing {output}; wait until it has finished") from None
-        yield
-
-
-@contextmanager
-def _staging_cleanup(staging: Path, output: Path) -> Iterator[None]:
-    """Delete the staging folder on success and on a JobError; keep it on errors after which a rerun can continue."""
-    try:
-        yield
-    except JobError:
-        shutil.rmtree(staging)
-        raise
-    except OSError as error:
-        raise InfrastructureError(f"{output} could not be prepared: {error}; run it again to continue") from error
-    shutil.rmtree(staging)
-
-
 def _describe_sources(files: Sequence[InputFile]) -> list[dict[str, Any]]:
     """Path, size, split, and what identifies the content of each file: a checksum, or the version in a store."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # reading and hashing release the GIL
@@ -318,47 +297,40 @@ def _camel_case(options: dict[str, Any]) -> dict[str, Any]:
     return {name: _camel_case(value) if isinstance(value, dict) else value for name, value in renamed.items()}
 
 
-def _find_existing(output: Path, key: str, *, overwrite: bool, max_skipped: int) -> PreparedDataset | None:
+def _find_existing(output: Output, key: str, *, overwrite: bool, max_skipped: int) -> PreparedDataset | None:
     """The output, if it already exists with this key; None if it is to be written.
 
     Raises:
         JobError: The output folder has other content, and ``overwrite`` does not allow to replace it. Or it was made
             with a higher ``max_skipped``, and leaves out more than is allowed now.
     """
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+    manifest = output.find_manifest()
+    if manifest is None:
         return None
-    try:
-        manifest = read_json(output / MANIFEST) if output.is_dir() else None
-    except ValueError as error:
-        raise JobError(str(error)) from error
-    if not isinstance(manifest, dict) or "key" not in manifest:
-        raise JobError(f"{output} exists and was not written by `spotune shard`; choose a folder that does not exist")
     if manifest["key"] == key:
         splits = manifest["splits"].values()
         problems = [problem for split in splits for problem in split.get("problems", [])]
         check_left_out(problems, count_of_splits(splits), max_skipped)
-        return PreparedDataset(output, manifest, reused=True)
+        return PreparedDataset(output.place, manifest, reused=True)
     if not overwrite:
         raise JobError(
-            f"{output} has shards that were made from other input, with other options or another tokenizer; choose "
-            "another folder, or replace them with --overwrite"
+            f"{output.place} has shards that were made from other input, with other options or another tokenizer; "
+            "choose another folder, or replace them with --overwrite"
         )
     return None
 
 
-def _remove_stale_staging(staging: Path, key: str) -> None:
-    for path in staging.iterdir():
-        if path.is_dir() and path.name != key:
-            shutil.rmtree(path)
-
-
 def _collect_summaries(
-    summaries: Iterator[PartSummary], parts: Sequence[Part], progress: Callable[[PrepareProgress], None]
+    summaries: Iterator[PartSummary],
+    parts: Sequence[Part],
+    output: Output,
+    progress: Callable[[PrepareProgress], None],
 ) -> list[PartSummary]:
     sizes = [sum(piece.size for piece in part) for part in parts]
     done: list[PartSummary] = []
     documents = 0
-    for summary in summaries:
+    for number, summary in enumerate(summaries):
+        output.keep_part(number, summary)
         done.append(summary)
         documents += sum(split.documents for split in summary.splits.values())
         progress(PrepareProgress(len(done), len(parts), sum(sizes[: len(done)]), sum(sizes), documents))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from spotune.errors import InfrastructureError
 from spotune_trainer.data.counts.split_counts import PartSummary
-from spotune_trainer.data.preparation.inputs import Part
+from spotune_trainer.data.preparation.inputs import Part, part_name
 from spotune_trainer.data.preparation.parts import PartOptions, write_part
 
 if TYPE_CHECKING:
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def write_parts(
-    parts: Sequence[Part], folder: Path, options: PartOptions, tokenizer: PreTrainedTokenizerBase, processes: int
+    parts: Sequence[Part],
+    folder: Path,
+    options: PartOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    processes: int,
+    *,
+    ahead: int | None = None,
 ) -> Iterator[PartSummary]:
     """Write every part to ``folder/part-NNNNN`` and yield the summaries, in the order of the parts.
 
@@ -32,13 +39,15 @@ def write_parts(
         options: How parts are written.
         tokenizer: The model's tokenizer.
         processes: Number of processes; 0 means one per core.
+        ahead: For each process, how many parts may be written, or being written, before their summary is yielded; None
+            for no limit.
 
     Raises:
         JobError: A part has a wrong row. Always the error of the first such part.
         InfrastructureError: A process was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    folders = [folder / f"part-{number:05d}" for number in range(len(parts))]
+    folders = [folder / part_name(number) for number in range(len(parts))]
     count = min(processes or len(os.sched_getaffinity(0)), len(parts))
     if count <= 1:
         for path, part in zip(folders, parts, strict=True):
@@ -50,12 +59,31 @@ def write_parts(
     context.set_forkserver_preload([write_part.__module__])
     try:
         with ProcessPoolExecutor(count, context, _init_worker, (options, tokenizer)) as pool:
-            yield from pool.map(_write_in_worker, folders, parts)
+            yield from _in_order(pool, folders, parts, len(parts) if ahead is None else count * ahead)
     except BrokenProcessPool as error:
         raise InfrastructureError(
             f"a tokenizing process was killed, most likely for lack of memory: use fewer than {count} processes and "
             "run it again; it continues with the missing parts"
         ) from error
+
+
+def _in_order(
+    pool: ProcessPoolExecutor, folders: Sequence[Path], parts: Sequence[Part], limit: int
+) -> Iterator[PartSummary]:
+    """The summaries of the parts. At most ``limit`` parts are in the pool or wait to be yielded."""
+    waiting: deque[Future[PartSummary]] = deque()
+    try:
+        for folder, part in zip(folders, parts, strict=True):
+            if len(waiting) == limit:
+                yield waiting[0].result()
+                waiting.popleft()
+            waiting.append(pool.submit(_write_in_worker, folder, part))
+        while waiting:
+            yield waiting[0].result()
+            waiting.popleft()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 class _WorkerState:

@@ -4,41 +4,62 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from spotune.errors import JobError
 from spotune_trainer.data.stores.stored_file import STALLED_SECONDS, ChangedFileError, StoredFile
 
+_CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
 
-def open_azure_store() -> AzureStore:
-    """The store for `az://` URLs: the containers of the account `$AZURE_ACCOUNT_NAME`.
+
+def azure_client(**options: Any) -> Any:
+    """Azure's ``BlobServiceClient`` for the account of the environment.
+
+    `$AZURE_STORAGE_CONNECTION_STRING` names account, key and endpoint. Without it, `$AZURE_ACCOUNT_NAME` names the
+    account, and `$AZURE_ACCOUNT_ACCESS_KEY` its key; without a key, a login or a workload identity is used.
+    `$AZURE_STORAGE_ENDPOINT` is the account's URL where that is not ``https://ACCOUNT.blob.core.windows.net``: in a
+    sovereign cloud, behind a private domain, or of an emulator.
+
+    Args:
+        options: Of the client, such as time-outs.
 
     Raises:
-        JobError: The variable is not set.
+        JobError: No account is named, or the connection string is malformed.
     """
-    from azure.identity import AzureCliCredential, ChainedTokenCredential, DefaultAzureCredential
     from azure.storage.blob import BlobServiceClient
 
+    connection = os.environ.get(_CONNECTION)
+    if connection:
+        try:
+            return BlobServiceClient.from_connection_string(connection, **options)
+        except ValueError as error:
+            raise JobError(f"the environment variable {_CONNECTION} is malformed: {error}") from error
     account = os.environ.get("AZURE_ACCOUNT_NAME")
     if not account:
-        raise JobError("az:// needs the environment variable AZURE_ACCOUNT_NAME: set it to the account's name")
-    credential: Any = os.environ.get("AZURE_ACCOUNT_ACCESS_KEY") or ChainedTokenCredential(
-        AzureCliCredential(), DefaultAzureCredential()
-    )
-    url = f"https://{account}.blob.core.windows.net"
-    return AzureStore(BlobServiceClient(url, credential=credential, read_timeout=STALLED_SECONDS))
+        raise JobError(
+            "az:// needs the environment variable AZURE_ACCOUNT_NAME: set it to the account's name, or set "
+            f"{_CONNECTION}"
+        )
+    url = os.environ.get("AZURE_STORAGE_ENDPOINT") or f"https://{account}.blob.core.windows.net"
+    return BlobServiceClient(url, credential=_credential(account), **options)
+
+
+def _credential(account: str) -> Any:
+    key = os.environ.get("AZURE_ACCOUNT_ACCESS_KEY")
+    if key:
+        return {"account_name": account, "account_key": key}
+    from azure.identity import AzureCliCredential, ChainedTokenCredential, DefaultAzureCredential
+
+    return ChainedTokenCredential(AzureCliCredential(), DefaultAzureCredential())
 
 
 class AzureStore:
-    """Containers of one account.
+    """Containers of the account of the environment, see `azure_client`."""
 
-    Args:
-        client: Azure's ``BlobServiceClient``.
-    """
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self) -> None:
+        self._client = azure_client(read_timeout=STALLED_SECONDS)
 
     def list_files(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
         """See `Store`."""
@@ -57,3 +78,14 @@ class AzureStore:
                 content.readinto(stream)
         except ResourceModifiedError as error:
             raise ChangedFileError from error
+
+    def upload(self, bucket: str, key: str, content: bytes) -> None:
+        """See `WritableStore`."""
+        self._client.get_blob_client(bucket, key).upload_blob(content, overwrite=True)
+
+    def delete(self, bucket: str, key: str) -> None:
+        """See `WritableStore`."""
+        from azure.core.exceptions import ResourceNotFoundError
+
+        with suppress(ResourceNotFoundError):  # an attempt whose answer was lost has deleted it
+            self._client.get_blob_client(bucket, key).delete_blob()

@@ -29,7 +29,7 @@ _ONE_FILE: Final = "name one file: a web server lists no folders"
 _REMEDIES: Final = {
     "s3": "set AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, and S3_ENDPOINT_URL unless the bucket is at AWS",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GCS_KEY with GCS_SECRET",
-    "az": "set AZURE_ACCOUNT_NAME, and AZURE_ACCOUNT_ACCESS_KEY or a login",
+    "az": "set AZURE_ACCOUNT_NAME, and AZURE_ACCOUNT_ACCESS_KEY or a login; or AZURE_STORAGE_CONNECTION_STRING",
     "hf": "set HF_TOKEN for a dataset that is private or gated",
     "http": _ONE_FILE,
     "https": _ONE_FILE,
@@ -60,11 +60,11 @@ def find_stored_files(
             was asked for.
         InfrastructureError: The store did not answer.
     """
-    scheme, bucket, key = _parse_url(source)
+    scheme, bucket, key = split_url(source)
     if scheme.startswith("http"):
         source = source.partition("?")[0]  # for messages: a query may hold a signature
     card = (CARD_METADATA,) if scheme == "hf" and not key else ()
-    found = _with_retries(source, lambda: _list(_store(scheme), bucket, key, hidden_too=card))
+    found = with_retries(source, lambda: _list(open_store(scheme), bucket, key, hidden_too=card))
     names_files = WILDCARD.search(key) is not None or [file.key for file in found] == [key]
     if scheme == "hf" and found and not names_files:
         return choose_split(source, key, found, config, split, is_rows, partial(_read_text, source))
@@ -91,7 +91,7 @@ def local_copy(file: StoredFile, folder: Path) -> Iterator[Path]:
         JobError: The file is missing or access is denied.
         InfrastructureError: It was replaced meanwhile, the disk is too small, or the download failed.
     """
-    scheme = _parse_url(file.url)[0]
+    scheme = split_url(file.url)[0]
     with _own_folder(folder) as own:
         free = shutil.disk_usage(own).free
         if free < file.size:
@@ -103,11 +103,11 @@ def local_copy(file: StoredFile, folder: Path) -> Iterator[Path]:
 
         def attempt() -> None:
             target.unlink(missing_ok=True)
-            _store(scheme).download(file, target)
+            open_store(scheme).download(file, target)
             if target.stat().st_size != file.size:
                 raise IncompleteCopyError(f"{target.stat().st_size:,} of {file.size:,} bytes were sent")
 
-        _with_retries(file.url, attempt)
+        with_retries(file.url, attempt)
         yield target
 
 
@@ -117,13 +117,18 @@ def _read_text(source: str, file: StoredFile) -> str:
     def attempt() -> str:
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "content"
-            _store("hf").download(file, target)
+            open_store("hf").download(file, target)
             return target.read_text(encoding="utf-8")
 
-    return _with_retries(source, attempt)
+    return with_retries(source, attempt)
 
 
-def _parse_url(source: str) -> tuple[str, str, str]:
+def split_url(source: str) -> tuple[str, str, str]:
+    """Scheme, bucket and key of a URL.
+
+    Raises:
+        JobError: The scheme is unknown, or no dataset of the Hub is named.
+    """
     scheme, _, place = source.partition("://")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -135,9 +140,9 @@ def _parse_url(source: str) -> tuple[str, str, str]:
 
 
 @cache
-def _store(scheme: str) -> Store:
+def open_store(scheme: str) -> Store:
     """The client for a scheme; one for each process, because connections cannot be shared."""
-    from spotune_trainer.data.stores.azure import open_azure_store
+    from spotune_trainer.data.stores.azure import AzureStore
     from spotune_trainer.data.stores.google import open_google_store
     from spotune_trainer.data.stores.hub import HubStore
     from spotune_trainer.data.stores.s3 import S3Store
@@ -146,7 +151,7 @@ def _store(scheme: str) -> Store:
     stores: dict[str, Callable[[], Store]] = {
         "s3": S3Store,
         "gs": open_google_store,
-        "az": open_azure_store,
+        "az": AzureStore,
         "hf": HubStore,
     }
     return stores[scheme]() if scheme in stores else WebStore(scheme)
@@ -175,7 +180,18 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _with_retries(url: str, attempt: Callable[[], _Result]) -> _Result:
+def with_retries(url: str, attempt: Callable[[], _Result], action: str = "read") -> _Result:
+    """Call ``attempt`` up to four times, with pauses, and return its result.
+
+    Args:
+        url: What is read or written, for messages.
+        attempt: Called without arguments.
+        action: ``read`` or ``written``, for messages.
+
+    Raises:
+        JobError: The file is missing or access is denied.
+        InfrastructureError: It was replaced while it was read, or the last attempt failed.
+    """
     for pause in (*PAUSES_SECONDS, None):
         try:
             return attempt()
@@ -189,7 +205,7 @@ def _with_retries(url: str, attempt: Callable[[], _Result]) -> _Result:
             if pause is None:
                 tried = f"{len(PAUSES_SECONDS) + 1} attempts"
                 raise InfrastructureError(
-                    f"{url} could not be read in {tried} ({type(error).__name__}: {detail(error)}): run it again"
+                    f"{url} could not be {action} in {tried} ({type(error).__name__}: {detail(error)}): run it again"
                 ) from error
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")

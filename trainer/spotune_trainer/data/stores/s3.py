@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -52,6 +54,17 @@ class S3Store:
         with found["Body"] as body, target.open("xb") as stream:
             shutil.copyfileobj(body, stream, READ_BYTES)
 
+    def upload(self, bucket: str, key: str, content: bytes) -> None:
+        """See `WritableStore`."""
+        digest = hashlib.md5(content, usedforsecurity=False).digest()
+        # Stores with this protocol know this checksum, and some no newer one, which boto3 would send.
+        checksum = base64.b64encode(digest).decode()
+        self._request("put_object", Bucket=bucket, Key=key, Body=content, ContentMD5=checksum)
+
+    def delete(self, bucket: str, key: str) -> None:
+        """See `WritableStore`."""
+        self._request("delete_object", Bucket=bucket, Key=key)
+
     def _request(self, operation: str, **arguments: Any) -> Any:
         from botocore.exceptions import NoCredentialsError
 
@@ -68,5 +81,10 @@ class S3Store:
 
         retries = {"mode": "adaptive"}
         signature = None if signed else UNSIGNED
-        config = Config(read_timeout=STALLED_SECONDS, retries=retries, signature_version=signature)
+        config = Config(
+            read_timeout=STALLED_SECONDS,
+            retries=retries,
+            signature_version=signature,
+            request_checksum_calculation="when_required",
+        )
         return Session().client("s3", config=config, **self._access)

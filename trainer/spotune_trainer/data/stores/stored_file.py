@@ -56,3 +56,15 @@ class Store(Protocol):
             ChangedFileError: The store has another version now.
         """
         ...
+
+
+class WritableStore(Store, Protocol):
+    """A kind of store that files are written to, too."""
+
+    def upload(self, bucket: str, key: str, content: bytes) -> None:
+        """Write a file, or replace it."""
+        ...
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Delete a file; does nothing if there is none."""
+        ...

@@ -27,6 +27,7 @@ _NO_SECRETS = "Secrets need a cluster; on one machine set {} in the environment"
 _STORE_VARIABLES = (
     *("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
     *("GCS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_ACCOUNT_NAME"),
+    "AZURE_STORAGE_CONNECTION_STRING",
 )
 
 

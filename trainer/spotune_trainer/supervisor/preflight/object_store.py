@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from spotune.errors import InfrastructureError, JobError
+from spotune_trainer.data.stores.azure import azure_client
+from spotune_trainer.data.stores.google import google_client, google_keys
 
 _TIMEOUT_SECONDS = 10
 
@@ -59,35 +61,22 @@ def _from_s3(bucket: str, key: str, max_bytes: int) -> bytes:
 
 
 def _from_google(bucket: str, key: str, max_bytes: int) -> bytes:
-    if "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ:
-        access = {"aws_access_key_id": os.environ["GCS_KEY"], "aws_secret_access_key": os.environ["GCS_SECRET"]}
-        endpoint = "https://storage.googleapis.com"
-        return _get_object(bucket, key, max_bytes, endpoint_url=endpoint, region_name="auto", **access)
-    from google.cloud.storage import Client  # type: ignore[import-untyped]
-
-    blob = Client().bucket(bucket).blob(key)
+    keys = google_keys()
+    if keys is not None:
+        return _get_object(bucket, key, max_bytes, **keys)
+    blob = google_client().bucket(bucket).blob(key)
     return bytes(blob.download_as_bytes(end=max_bytes - 1, timeout=_TIMEOUT_SECONDS, retry=None))
 
 
 def _from_azure(container: str, name: str, max_bytes: int) -> bytes:
-    from azure.identity import AzureCliCredential, ChainedTokenCredential, DefaultAzureCredential
-    from azure.storage.blob import BlobServiceClient
-
-    account = os.environ.get("AZURE_ACCOUNT_NAME")
-    if not account:
-        raise JobError("the environment variable AZURE_ACCOUNT_NAME is not set: set it to the storage account's name")
-    credential: Any = os.environ.get("AZURE_ACCOUNT_ACCESS_KEY") or ChainedTokenCredential(
-        AzureCliCredential(), DefaultAzureCredential()
-    )
-    url = f"https://{account}.blob.core.windows.net"
     timeouts: dict[str, Any] = {
         "connection_timeout": _TIMEOUT_SECONDS,
         "read_timeout": _TIMEOUT_SECONDS,
         "retry_total": 1,
     }
-    with BlobServiceClient(url, credential=credential, **timeouts) as service:
+    with azure_client(**timeouts) as service:
         blob = service.get_blob_client(container, name)
-        return blob.download_blob(offset=0, length=max_bytes).readall()
+        return bytes(blob.download_blob(offset=0, length=max_bytes).readall())
 
 
 def _from_hub(owner: str, path: str, max_bytes: int) -> bytes:
