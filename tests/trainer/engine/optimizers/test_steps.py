@@ -10,10 +10,15 @@ import schedulefree
 import torch
 from torch import Tensor, nn
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForTokenClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -168,6 +173,22 @@ def test_muon_updates_the_matrices_of_hidden_layers_only() -> None:
     assert {name.rsplit(".", 2)[1] for name in hidden_matrices(gpt)} == {"c_attn", "c_proj", "c_fc"}
     t5 = T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2))
     assert {name.rsplit(".", 2)[1] for name in hidden_matrices(t5)} == {"q", "k", "v", "o", "wi", "wo"}
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class"),
+    [
+        (BertForSequenceClassification, BertConfig),
+        (RobertaForSequenceClassification, RobertaConfig),
+        (LlamaForTokenClassification, LlamaConfig),
+    ],
+)
+def test_muon_does_not_update_a_head_for_labels(model_class: Any, config_class: Any) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = model_class(config_class(vocab_size=20, **sizes, num_labels=3))
+    names = hidden_matrices(model)
+    assert names
+    assert not [name for name in names if name.startswith(("classifier.", "score."))]
 
 
 def test_weight_decay_applies_to_matrices_only() -> None:

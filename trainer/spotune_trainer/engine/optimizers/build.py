@@ -61,10 +61,11 @@ def _groups(model: PreTrainedModel, training: TrainingSpec) -> list[dict[str, An
 
 
 def hidden_matrices(model: PreTrainedModel) -> set[str]:
-    """Names of the 2-D weights of a model's hidden layers: of neither its embeddings nor its output head."""
+    """Names of the 2-D weights of a model's hidden layers: of neither its embeddings nor its head, for labels too."""
     embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     output: Any = model.get_output_embeddings()
-    head: Any = getattr(model, "score", None)
-    outside = [*embeddings, *(module.weight for module in (output, head) if module is not None)]
-    excluded = {id(weight) for weight in outside}
+    base = model.base_model  # the model itself if it has no head, or is a T5
+    heads = [] if base is model else [child for child in model.children() if child is not base]
+    of_heads = [parameter for head in heads for parameter in head.parameters()]
+    excluded = {id(weight) for weight in (*embeddings, *of_heads, *([] if output is None else [output.weight]))}
     return {name for name, p in model.named_parameters() if p.ndim == 2 and id(p) not in excluded}
