@@ -46,7 +46,7 @@ CASES_WITH_SECTIONS = [
 
 
 def job_of(
-    runs: Runs, training: dict[str, Any], dtype: str, *, evaluated: bool = False, **sections: dict[str, Any]
+    runs: Runs, training: dict[str, Any], dtype: str, *, evaluated: bool = False, **sections: Any
 ) -> FinetuneJob:
     dataset = {"eval": {"source": str(runs.shards("causal"))}}
     every = {"evaluation": {"everySteps": 2}} if evaluated else {}
@@ -68,7 +68,7 @@ def test_so_does_one_with_an_adapter_or_in_host_memory(
     resumed_alike(runs, training, layout, "float32", **sections)
 
 
-def resumed_alike(runs: Runs, training: dict[str, Any], layout: Layout, dtype: str, **sections: dict[str, Any]) -> None:
+def resumed_alike(runs: Runs, training: dict[str, Any], layout: Layout, dtype: str, **sections: Any) -> None:
     """Check that a run that is interrupted, and evaluated when it goes on, ends as an undisturbed one, bit for bit."""
     undisturbed = runs.empty("undisturbed")
     train_generation(undisturbed, job_of(runs, training, dtype, **sections), layout)
