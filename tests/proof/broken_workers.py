@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spotune_trainer.checkpoint import async_checkpointer, writer
+from spotune_trainer.checkpoint.fragment import MASTER
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn
 from spotune_trainer.checkpoint.reader import CheckpointReader
 from spotune_trainer.checkpoint.restore import RestoredBytes
@@ -22,6 +23,8 @@ from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.engine import zero_state
+from spotune_trainer.models.heads import head_modules
+from spotune_trainer.models.pretrained import build_model
 from spotune_trainer.training import finalize
 from spotune_trainer.training.context import TrainContext, build_loader
 from spotune_trainer.training.worker import Worker
@@ -224,3 +227,31 @@ class TrainedReference(Worker):
             self.context = replace(self.context, task=self.task)
         else:
             super().compute_references()
+
+
+class HeadLeftOut(Worker):
+    """Goes on with the head of the first step, as if a checkpoint held the base model alone."""
+
+    seeds_further = 0
+
+    def restore(self) -> None:
+        super().restore()
+        if self.task.restore is None:
+            return
+        spec = self.job.spec
+        training = spec.training.model_copy(update={"seed": spec.training.seed + self.seeds_further})
+        first = build_model(self.job.model_copy(update={"spec": spec.model_copy(update={"training": training})}))
+        weights, heads = first.state_dict(), tuple(f"{name}." for name in head_modules(first))
+        for fragment in zero_state.fragments_to_load(self.context.engine):
+            if fragment.parameter.startswith(heads):
+                for name, state in fragment.states.items():
+                    state.zero_()
+                    if name == MASTER:
+                        state.add_(weights[fragment.parameter].flatten()[fragment.offset :][: state.numel()])
+        zero_state.sync_model_from_masters(self.context.engine)
+
+
+class HeadDrawnAgain(HeadLeftOut):
+    """Draws the head from another seed at a restart."""
+
+    seeds_further = 1

@@ -23,6 +23,7 @@ from tests.proof.evidence import collect_evidence
 from tests.proof.mixtures import mixture_job
 from tests.proof.references import PartialRunWorker, References, copy_reference, train_steps
 from tests.trainer.support.groups import run_group
+from tests.trainer.support.labelled import labelled_job
 from tests.trainer.support.preference import preference_job
 from tests.trainer.support.runs import Layout, Runs, make_task, train_rank
 
@@ -48,6 +49,13 @@ def mixture_control_job(runs: Runs) -> FinetuneJob:
 def preference_control_job(runs: Runs) -> FinetuneJob:
     """24 steps on pairs, by DPO."""
     return preference_job(runs.empty("pairs").root, "dpo", checkpoint={"every": 4, "keepEverySteps": 1})
+
+
+def labels_control_job(runs: Runs) -> FinetuneJob:
+    """24 steps on texts with labels, of a tiny BERT with a new head and dropout."""
+    root = runs.empty("labels").root
+    checkpoint = {"every": 4, "keepEverySteps": 1}
+    return labelled_job(root, dropout=0.1, training={"learningRate": 1e-3}, checkpoint=checkpoint)
 
 
 @dataclass
@@ -209,9 +217,19 @@ PREFERENCE_CONTROLS = (
     ),
 )
 
+LABELS_CONTROLS = (
+    Control("head left out of the restored checkpoint", "have different losses", _by(broken_workers.HeadLeftOut)),
+    Control(
+        "head drawn from another seed at a restart, with a change of world size",
+        "from that of 2 workers",
+        _by(broken_workers.HeadDrawnAgain, _THREE),
+    ),
+)
+
 CONTROL_JOBS = (
     (control_job, CONTROLS),
     (mixture_control_job, MIXTURE_CONTROLS),
     (preference_control_job, PREFERENCE_CONTROLS),
+    (labels_control_job, LABELS_CONTROLS),
 )
 """Each job with the controls that break its run."""

@@ -58,8 +58,8 @@ The checker requires of every schedule:
 _CONTROLS = """## Negative controls
 
 Each control breaks the trainer in one place or damages a checkpoint. The same checker must find it.
-Controls on pairs train by DPO, those on mixtures on three sources. The tests also check that the
-same runs with an intact trainer have no findings.
+Controls on pairs train by DPO, those on mixtures on three sources, and those of a head on texts with
+labels. The tests also check that the same runs with an intact trainer have no findings.
 
 - "ranks": a real worker group without Ray resumes from a checkpoint.
 - "product": the whole product runs with the broken part, and a fault is injected.

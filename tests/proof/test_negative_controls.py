@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 
@@ -10,12 +11,14 @@ from spotune_trainer.training.worker import Worker
 from tests.proof.checker import findings
 from tests.proof.negative_controls import (
     CONTROLS,
+    LABELS_CONTROLS,
     MIXTURE_CONTROLS,
     PREFERENCE_CONTROLS,
     ZERO_STAGE,
     Control,
     ControlBench,
     control_job,
+    labels_control_job,
     mixture_control_job,
     preference_control_job,
     run_control,
@@ -44,8 +47,20 @@ def preference_bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
     return ControlBench(runs, References(runs, preference_control_job(runs)))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("data", ["bench", "mixture_bench", "preference_bench"])
+@pytest.fixture(scope="module")
+def labels_bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
+    runs = Runs(tmp_path_factory.mktemp("labels"))
+    return ControlBench(runs, References(runs, labels_control_job(runs)))
+
+
+@pytest.mark.parametrize(
+    ("data", "world_size"),
+    [
+        *product(("bench", "mixture_bench", "preference_bench"), (2, 3)),
+        ("labels_bench", 3),
+        pytest.param("labels_bench", 2, marks=pytest.mark.long),  # the run above begins with two workers
+    ],
+)
 def test_intact_trainer_has_no_findings(request: pytest.FixtureRequest, data: str, world_size: int) -> None:
     bench: ControlBench = request.getfixturevalue(data)
     directory = bench.interrupted_run()
@@ -71,4 +86,10 @@ def test_defect_of_a_mixture_is_found(mixture_bench: ControlBench, control: Cont
 @pytest.mark.parametrize("control", PREFERENCE_CONTROLS, ids=lambda control: control.name)
 def test_defect_of_a_preference_objective_is_found(preference_bench: ControlBench, control: Control) -> None:
     found = run_control(control, preference_bench)
+    assert any(re.search(control.caught_by, finding) for finding in found), found
+
+
+@pytest.mark.parametrize("control", LABELS_CONTROLS, ids=lambda control: control.name)
+def test_defect_of_a_head_is_found(labels_bench: ControlBench, control: Control) -> None:
+    found = run_control(control, labels_bench)
     assert any(re.search(control.caught_by, finding) for finding in found), found

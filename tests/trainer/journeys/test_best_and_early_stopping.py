@@ -7,7 +7,7 @@ Evaluations follow every second step, commits every fifth one and every evaluati
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,17 @@ from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.training.task import RankExit
 from spotune_trainer.training.worker import TrainResult, Worker
 from tests.trainer.support.groups import GroupFailedError
+from tests.trainer.support.live import LiveRun, kill
 from tests.trainer.support.preference import preference_job
-from tests.trainer.support.runs import Layout, Runs, committed, losses, sample_hashes, train_generation
+from tests.trainer.support.runs import (
+    MICRO_BATCH,
+    Layout,
+    Runs,
+    committed,
+    losses,
+    sample_hashes,
+    train_generation,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -39,14 +48,14 @@ WEIGHTS = "model.safetensors"
 REASON = f"stopped early after step {STOPPED}: loss has not improved in {PATIENCE} evaluations; best "
 
 
-def make_job(runs: Runs, epochs: int = 8, output: dict[str, Any] | None = None, **evaluation: Any) -> FinetuneJob:
+def make_job(runs: Runs, epochs: int = 8, rate: float = 0.08, **sections: Any) -> FinetuneJob:
     stopping = {"everySteps": EVERY, "best": {"metric": "loss"}, "earlyStopping": {"patience": PATIENCE}}
-    training = {"learningRate": 0.08, "scheduler": "constant", "warmupSteps": 0, "epochs": epochs}
+    training = {"learningRate": rate, "scheduler": "constant", "warmupSteps": 0, "epochs": epochs}
     return runs.job(
         dataset={"eval": {"fraction": 0.2, "seed": 1}},
-        training=training | {"evaluation": stopping | evaluation},
+        training=training | {"evaluation": stopping | sections.pop("evaluation", {})},
         checkpoint={"keep": 1},
-        output=output or {},
+        **sections,
     )
 
 
@@ -264,7 +273,7 @@ def test_last_step_is_exported_on_request(runs: Runs) -> None:
 
 def test_best_of_a_run_that_does_not_stop_early_may_be_its_last_step(runs: Runs) -> None:
     directory = runs.empty("whole")
-    job = make_job(runs, epochs=2, earlyStopping=None)
+    job = make_job(runs, epochs=2, evaluation={"earlyStopping": None})
     result = train_generation(directory, job, Layout(1, 0))
     steps = result.summary["steps"]
     values = {event["step"]: event["loss"] for event in evaluations(directory)}
@@ -301,3 +310,41 @@ def test_pairs_stop_early_by_the_share_that_is_ranked_right_although_the_loss_st
     assert result.summary["exportStep"] == best
     assert equals_checkpoint(directory.export, directory, best)
     assert [event["loss"] for event in events] == sorted((event["loss"] for event in events), reverse=True)
+
+
+@pytest.fixture
+def live(runs: Runs) -> Iterator[LiveRun]:
+    """A run of two workers that stops early after tens of steps, to be killed in between."""
+    sections: dict[str, Any] = {
+        "execution": {"zeroStage": TWO.zero_stage, "microBatchSize": MICRO_BATCH},
+        "workers": {"count": TWO.world_size, "gpus": 0},
+        "retry": {"backoff": {"initial": "500ms", "max": "1s"}},
+    }
+    job = make_job(runs, epochs=60, rate=0.02, evaluation={"earlyStopping": {"patience": 10}}, **sections)
+    run = LiveRun(runs.empty("live-stopped-early"), job)
+    yield run
+    run.clean_up()
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_live_run_with_a_killed_worker_stops_at_the_same_step_with_the_same_bits(runs: Runs, live: LiveRun) -> None:
+    undisturbed = runs.empty("undisturbed-stopped-early")
+    expected = train_generation(undisturbed, live.job, TWO, timeout=300).summary
+    assert expected["stoppedEarly"] is not None
+    best = expected["best"]["step"]
+    live.start()
+    live.wait_for_step(best + EVERY)
+    kill(live.workers()[0])
+    code, output = live.wait()
+
+    assert code == 0, output
+    assert [event["cause"] for event in live.events("failure")] == ["workerLost"]
+    restarted = list_generations(live.directory)[-1].restored
+    assert restarted is not None
+    assert best <= restarted.step < expected["steps"], "it goes on while it waits for an improvement"
+    fields = ("best", "stoppedEarly", "steps", "exportStep", "exportSha256", "evalLoss")
+    assert [live.result()[name] for name in fields] == [expected[name] for name in fields]
+    assert losses(live.directory) == losses(undisturbed)
+    assert sample_hashes(live.directory) == sample_hashes(undisturbed)

@@ -21,10 +21,26 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.pretrained import build_model
 from tests.command_line import run_spotune
 from tests.trainer.support.groups import GroupFailedError
-from tests.trainer.support.labelled import STEPS, TOPICS, labelled_job, sentences, texts
+from tests.trainer.support.labelled import (
+    STEPS,
+    TOPICS,
+    labelled_job,
+    save_wordpiece_tokenizer,
+    sentences,
+    texts,
+)
 from tests.trainer.support.plain_trainer import trainer_losses
 from tests.trainer.support.preference import preference_job
-from tests.trainer.support.runs import Layout, Runs, committed_state, losses, train_generation
+from tests.trainer.support.runs import (
+    Layout,
+    Runs,
+    at_all_layouts,
+    committed_state,
+    losses,
+    sample_hashes,
+    train_generation,
+)
+from tests.trainer.support.tiny import save_config
 
 pytestmark = pytest.mark.slow
 
@@ -36,20 +52,16 @@ ADAPTER = {"lora": {"r": 4}}
 @pytest.mark.parametrize(
     ("objective", "model_type", "layout"),
     [
-        ("classification", "bert", Layout(2, 3)),
-        ("tokenClassification", "bert", Layout(1, 0)),
-        pytest.param("classification", "bert", Layout(1, 0), marks=LONG),
-        pytest.param("classification", "bert", Layout(2, 1), marks=LONG),
-        pytest.param("classification", "bert", Layout(2, 2), marks=LONG),
-        pytest.param("classification", "llama", Layout(1, 0), marks=LONG),
-        pytest.param("classification", "llama", Layout(2, 3), marks=LONG),
-        pytest.param("tokenClassification", "bert", Layout(2, 1), marks=LONG),
-        pytest.param("tokenClassification", "bert", Layout(2, 2), marks=LONG),
-        pytest.param("tokenClassification", "bert", Layout(2, 3), marks=LONG),
+        *at_all_layouts("classification", "bert", quick=[Layout(2, 3)]),
+        *at_all_layouts("classification", "llama"),
+        *at_all_layouts("tokenClassification", "bert", quick=[Layout(1, 0)]),
+        *at_all_layouts("tokenClassification", "llama"),
     ],
     ids=str,
 )
 def test_losses_match_those_of_the_trainer(tmp_path: Path, objective: str, model_type: str, layout: Layout) -> None:
+    if (objective, model_type) == ("tokenClassification", "llama"):
+        save_llama_for_words(tmp_path / "model")
     job = labelled_job(tmp_path, objective, model_type, training={"labelSmoothing": 0.1})
     directory = JobDirectory(tmp_path / "run")
     train_generation(directory, job, layout)
@@ -78,6 +90,27 @@ def test_a_run_resumes_exactly(
     resumed_exactly(runs, undisturbed, job, layout)
     if adapter:
         head_is_trained(undisturbed, job)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("objective", "before", "after"),
+    [
+        ("classification", Layout(2, 1), Layout(3, 2)),
+        ("tokenClassification", Layout(2, 3), Layout(1, 0)),
+    ],
+    ids=str,
+)
+def test_a_run_resumes_at_another_world_size(
+    tmp_path: Path, runs: Runs, objective: str, before: Layout, after: Layout
+) -> None:
+    job = labelled_job(tmp_path, objective, dropout=0.1, checkpoint={"every": HALF, "keep": 3})
+    undisturbed = runs.empty("finished-labelled")
+    train_generation(undisturbed, job, before)
+    resumed = runs.interrupted(undisturbed, HALF)
+    train_generation(resumed, job, after)
+    assert sample_hashes(resumed) == sample_hashes(undisturbed)
+    assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-5)
 
 
 @pytest.mark.long
@@ -167,6 +200,15 @@ def test_shards_with_other_labels_are_refused(tmp_path: Path, runs: Runs, change
         job["spec"]["model"]["source"] = str(runs.root / "none")
     with pytest.raises(GroupFailedError, match=message):
         train_generation(runs.empty("refused"), FinetuneJob.model_validate(job), Layout(1, 0))
+
+
+def save_llama_for_words(folder: Path) -> None:
+    """Save a Llama without dropout before its head, and with a tokenizer that has no spaces in its tokens.
+
+    Given words one by one, as in transformers' example, a byte-level tokenizer leaves out the spaces of the text.
+    """
+    save_config(folder, "causal", attention_dropout=0.0, classifier_dropout=0.0)
+    save_wordpiece_tokenizer(folder)
 
 
 def resumed_exactly(runs: Runs, undisturbed: JobDirectory, job: FinetuneJob, layout: Layout) -> None:

@@ -19,7 +19,15 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.embedding import Kind, embedding_job, embedding_rows, save_embedding_source
 from tests.trainer.support.groups import GroupFailedError
 from tests.trainer.support.preference import BATCH, STEPS
-from tests.trainer.support.runs import Layout, Runs, committed_state, losses, train_generation
+from tests.trainer.support.runs import (
+    Layout,
+    Runs,
+    at_all_layouts,
+    committed_state,
+    losses,
+    sample_hashes,
+    train_generation,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +44,9 @@ HALF = STEPS // 2
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("encoder", Layout(1, 0)),
-        pytest.param("encoder", Layout(2, 1), marks=pytest.mark.long),
-        pytest.param("encoder", Layout(2, 2), marks=pytest.mark.long),
-        ("encoder", Layout(2, 3)),
-        ("encoder-negatives", Layout(2, 3)),
-        pytest.param("decoder", Layout(1, 0), marks=pytest.mark.long),
-        ("decoder", Layout(2, 3)),
+        *at_all_layouts("encoder", quick=[Layout(1, 0), Layout(2, 3)]),
+        *at_all_layouts("encoder-negatives", quick=[Layout(2, 3)]),
+        *at_all_layouts("decoder", quick=[Layout(2, 3)]),
     ],
     ids=str,
 )
@@ -71,15 +75,47 @@ def test_dropout_is_the_same_in_both_passes_and_at_any_world_size(tmp_path: Path
     assert found[0] != pytest.approx(EXPECTED["encoder"], rel=1e-3), "there was dropout"
 
 
-def test_a_run_resumes_exactly(tmp_path: Path, runs: Runs) -> None:
-    job = embedding_job(tmp_path, dropout=0.1, checkpoint={"every": HALF, "keep": 3})
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("encoder", Layout(2, 1)),
+        pytest.param("encoder-negatives", Layout(2, 2), marks=pytest.mark.long),
+        pytest.param("decoder", Layout(2, 1), marks=pytest.mark.long),
+        pytest.param("decoder", Layout(2, 3), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_run_resumes_exactly(tmp_path: Path, runs: Runs, name: str, layout: Layout) -> None:
+    job = embedding_job(tmp_path, **JOBS[name], dropout=0.1, checkpoint={"every": HALF, "keep": 3})
     undisturbed = runs.empty("finished-embedding")
-    train_generation(undisturbed, job, Layout(2, 1))
+    train_generation(undisturbed, job, layout)
     resumed = runs.interrupted(undisturbed, HALF)
-    train_generation(resumed, job, Layout(2, 1))
+    train_generation(resumed, job, layout)
     expected, found = committed_state(undisturbed, STEPS), committed_state(resumed, STEPS)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert losses(resumed) == losses(undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("encoder", Layout(2, 1), Layout(3, 2)),
+        ("encoder-negatives", Layout(2, 3), Layout(1, 0)),
+        ("decoder", Layout(1, 0), Layout(2, 3)),
+    ],
+    ids=str,
+)
+def test_a_run_resumes_at_another_world_size(
+    tmp_path: Path, runs: Runs, name: str, before: Layout, after: Layout
+) -> None:
+    job = embedding_job(tmp_path, **JOBS[name], dropout=0.1, checkpoint={"every": HALF, "keep": 3})
+    undisturbed = runs.empty("finished-embedding")
+    train_generation(undisturbed, job, before)
+    resumed = runs.interrupted(undisturbed, HALF)
+    train_generation(resumed, job, after)
+    assert sample_hashes(resumed) == sample_hashes(undisturbed)
+    assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-5)
 
 
 def test_steps_and_evaluations_report_how_well_texts_are_found(tmp_path: Path, runs: Runs) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,9 +33,22 @@ class Float16Worker(Worker):
         self.checkpointing.finish_commit()
 
 
-@pytest.mark.parametrize("layout", [Layout(2, 1), Layout(2, 3)], ids=str)
-def test_restart_changes_neither_loss_scale_nor_weights(runs: Runs, layout: Layout) -> None:
-    job = runs.job("causal", "float16", checkpoint=EVERY_STEP, training={"maxBadSteps": 1})
+SCHEDULE_FREE = {"optimizer": "schedule_free_adamw", "scheduler": "constant_with_warmup"}
+LONG = pytest.mark.long
+CASES = [
+    pytest.param({}, Layout(2, 1), id="adamw, stage 1"),
+    pytest.param({}, Layout(2, 3), id="adamw, stage 3"),
+    pytest.param({"emaDecay": 0.9}, Layout(2, 3), id="EMA, stage 3", marks=LONG),
+    pytest.param({"optimizer": "muon", "emaDecay": 0.9}, Layout(2, 2), id="muon with EMA, stage 2", marks=LONG),
+    pytest.param({"optimizer": "adafactor"}, Layout(2, 1), id="adafactor, stage 1", marks=LONG),
+    pytest.param(SCHEDULE_FREE, Layout(2, 2), id="schedule_free_adamw, stage 2", marks=LONG),
+    pytest.param(SCHEDULE_FREE, Layout(2, 3), id="schedule_free_adamw, stage 3", marks=LONG),
+]
+
+
+@pytest.mark.parametrize(("training", "layout"), CASES)
+def test_restart_changes_neither_loss_scale_nor_weights(runs: Runs, training: dict[str, Any], layout: Layout) -> None:
+    job = runs.job("causal", "float16", checkpoint=EVERY_STEP, training={"maxBadSteps": 1, **training})
     undisturbed = runs.empty("float16")
     train_generation(undisturbed, job, layout, Float16Worker)
     skipped = [record["step"] for record in surviving_steps(undisturbed) if record["skipped"]]
@@ -51,6 +65,7 @@ def test_restart_changes_neither_loss_scale_nor_weights(runs: Runs, layout: Layo
     assert losses(resumed) == losses(undisturbed)
     assert committed(resumed, STEPS).manifest.loss_scale == scales[-1]
     expected, found = committed_state(undisturbed, STEPS), committed_state(resumed, STEPS)
+    assert found.keys() == expected.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 

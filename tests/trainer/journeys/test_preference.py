@@ -3,44 +3,47 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.training.worker import Worker
 from tests.trainer.support.groups import GroupFailedError
 from tests.trainer.support.preference import BATCH, STEPS, preference_job
-from tests.trainer.support.runs import Layout, Runs, committed_state, losses, train_generation
+from tests.trainer.support.runs import (
+    Layout,
+    Runs,
+    at_all_layouts,
+    committed_state,
+    losses,
+    sample_hashes,
+    train_generation,
+)
 
 pytestmark = pytest.mark.slow
 
 TRL = json.loads(Path("benchmarks/results/trl_preference.json").read_text(encoding="utf-8"))["losses"]
 HALF = STEPS // 2
+LONG = pytest.mark.long
+NEEDS_REFERENCE = ("dpo", "kto")
+ADAPTER = {"lora": {"r": 4, "dropout": 0.1}}
 
 
 @pytest.mark.parametrize(
     ("objective", "layout"),
     [
-        ("dpo", Layout(1, 0)),
-        ("dpo", Layout(2, 1)),
-        ("dpo", Layout(2, 2)),
-        ("dpo", Layout(2, 3)),
-        ("orpo", Layout(1, 0)),
-        ("orpo", Layout(2, 3)),
-        ("simpo", Layout(1, 0)),
-        ("simpo", Layout(2, 3)),
-        ("kto", Layout(1, 0)),
-        pytest.param("kto", Layout(2, 1), marks=pytest.mark.long),
-        pytest.param("kto", Layout(2, 2), marks=pytest.mark.long),
-        ("kto", Layout(2, 3)),
-        ("reward", Layout(1, 0)),
-        ("reward", Layout(2, 1)),
-        ("reward", Layout(2, 2)),
-        ("reward", Layout(2, 3)),
+        *at_all_layouts("dpo", quick=[Layout(1, 0), Layout(2, 1), Layout(2, 2), Layout(2, 3)]),
+        *at_all_layouts("orpo", quick=[Layout(1, 0), Layout(2, 3)]),
+        *at_all_layouts("simpo", quick=[Layout(1, 0), Layout(2, 3)]),
+        *at_all_layouts("kto", quick=[Layout(1, 0), Layout(2, 3)]),
+        *at_all_layouts("reward", quick=[Layout(1, 0), Layout(2, 1), Layout(2, 2), Layout(2, 3)]),
     ],
     ids=str,
 )
@@ -58,7 +61,9 @@ def test_kto_is_the_same_with_a_rank_that_has_no_samples(tmp_path: Path, runs: R
     assert losses(directory) == pytest.approx(TRL["kto"], rel=1e-4)
 
 
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
+@pytest.mark.parametrize(
+    "objective", ["dpo", "kto", pytest.param("orpo", marks=LONG), pytest.param("simpo", marks=LONG)]
+)
 def test_a_run_resumes_exactly_with_the_reference_of_its_first_generation(
     tmp_path: Path, runs: Runs, objective: str
 ) -> None:
@@ -66,12 +71,93 @@ def test_a_run_resumes_exactly_with_the_reference_of_its_first_generation(
     undisturbed = runs.empty(f"finished-{objective}")
     train_generation(undisturbed, job, Layout(2, 1))
     resumed = runs.interrupted(undisturbed, HALF)
-    written = [path.stat().st_mtime_ns for path in reference_files(resumed)]
+    written = times_of_writing(resumed)
+    assert bool(written) is (objective in NEEDS_REFERENCE)
     train_generation(resumed, job, Layout(2, 1))
-    assert [path.stat().st_mtime_ns for path in reference_files(resumed)] == written
-    expected, found = committed_state(undisturbed, STEPS), committed_state(resumed, STEPS)
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert losses(resumed) == losses(undisturbed)
+    assert times_of_writing(resumed) == written
+    ends_alike(resumed, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("objective", ["kto", "orpo", "simpo"])
+@pytest.mark.parametrize(("before", "after"), [(Layout(2, 1), Layout(3, 2)), (Layout(2, 3), Layout(1, 0))], ids=str)
+def test_a_run_resumes_at_another_world_size(
+    tmp_path: Path, runs: Runs, objective: str, before: Layout, after: Layout
+) -> None:
+    job = preference_job(tmp_path, objective, checkpoint={"every": HALF, "keep": 3})
+    undisturbed = runs.empty(f"finished-{objective}")
+    train_generation(undisturbed, job, before)
+    resumed = runs.interrupted(undisturbed, HALF)
+    train_generation(resumed, job, after)
+    assert sample_hashes(resumed) == sample_hashes(undisturbed)
+    assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-5)
+
+
+class KilledInReferencePass(Worker):
+    """The rank that computes the first part of the reference's log-probabilities dies when it has stored it."""
+
+    def compute_references(self) -> None:
+        store = self.context.references.train
+        assert store is not None
+        write = store.write
+
+        def write_and_die(part: int, values: npt.NDArray[np.float32], pairs: npt.NDArray[np.int64]) -> None:
+            write(part, values, pairs)
+            if part == 0:
+                os._exit(9)
+
+        store.write = write_and_die  # type: ignore[method-assign]
+        super().compute_references()
+
+
+@pytest.mark.parametrize("after", [Layout(1, 0), pytest.param(Layout(3, 2), marks=LONG)], ids=str)
+def test_a_kill_in_the_reference_pass_loses_only_parts_in_work(tmp_path: Path, runs: Runs, after: Layout) -> None:
+    job = preference_job(tmp_path, "dpo", training={"maxSteps": 1, "warmupSteps": 0})
+    undisturbed, killed = runs.empty("undisturbed-reference"), runs.empty("killed-reference")
+    train_generation(undisturbed, job, Layout(2, 3))
+    with pytest.raises(GroupFailedError, match="status 9"):
+        train_generation(killed, job, Layout(2, 3), KilledInReferencePass)
+    stored, parts = times_of_writing(killed), len(reference_files(undisturbed))
+    assert 0 < len(stored) < parts
+    train_generation(killed, job, after)
+    log = killed.generation_logs(2).worker(0).read_text()
+    assert log.count("are to be computed") == -(-(parts - len(stored)) // after.world_size)
+    assert f"reference model: {parts - len(stored)} of {parts} parts are to be computed" in log
+    assert stored.items() <= times_of_writing(killed).items(), "they are not written again"
+    assert contents(killed) == contents(undisturbed)
+    assert losses(killed) == pytest.approx(losses(undisturbed), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "layout"),
+    [
+        ("dpo", Layout(2, 1)),
+        pytest.param("dpo", Layout(2, 3), marks=LONG),
+        pytest.param("kto", Layout(2, 1), marks=LONG),
+        pytest.param("kto", Layout(2, 3), marks=LONG),
+    ],
+    ids=str,
+)
+def test_the_reference_of_an_adapter_is_its_base(tmp_path: Path, runs: Runs, objective: str, layout: Layout) -> None:
+    job = preference_job(tmp_path, objective, adapter=ADAPTER, checkpoint={"every": HALF, "keep": 3})
+    undisturbed = runs.empty(f"finished-adapter-{objective}")
+    train_generation(undisturbed, job, layout)
+    first, *_, last = surviving_steps(undisturbed)
+    rewards = [name for name in first if name in ("kl", "rewardMargin", "rewardChosen", "rewardRejected")]
+    assert len(rewards) >= 3
+    assert [first[name] for name in rewards] == pytest.approx([0.0] * len(rewards), abs=1e-4)
+    assert last["rewardMargin"] > 1e-3, "the adapter left its base"
+
+    bare = job.model_dump(mode="json", exclude_unset=True)
+    del bare["spec"]["adapter"]
+    bare["spec"]["training"] |= {"maxSteps": 1, "warmupSteps": 0}
+    without = runs.empty(f"bare-{objective}")
+    train_generation(without, FinetuneJob.model_validate(bare), Layout(1, 0))
+    assert contents(without) == contents(undisturbed)
+
+    resumed = runs.interrupted(undisturbed, HALF)
+    train_generation(resumed, job, layout)
+    ends_alike(resumed, undisturbed)
 
 
 def test_the_reference_is_the_same_at_any_world_size(tmp_path: Path, runs: Runs) -> None:
@@ -144,6 +230,19 @@ def test_shards_that_do_not_fit_the_objective_are_refused(
     job["spec"]["training"] |= {"objective": objective, "preference": {}}
     with pytest.raises(GroupFailedError, match=message):
         train_generation(runs.empty("refused"), FinetuneJob.model_validate(job), Layout(1, 0))
+
+
+def ends_alike(resumed: JobDirectory, undisturbed: JobDirectory) -> None:
+    """Check that two runs have the same losses, and the same weights and moments at the end, bit for bit."""
+    expected, found = committed_state(undisturbed, STEPS), committed_state(resumed, STEPS)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert losses(resumed) == losses(undisturbed)
+
+
+def times_of_writing(directory: JobDirectory) -> dict[str, int]:
+    """When each file with log-probabilities was written, in nanoseconds, by its name; empty if there is none."""
+    return {path.name: path.stat().st_mtime_ns for path in directory.reference.glob("*/*.npy")}
 
 
 def contents(directory: JobDirectory) -> list[bytes]:

@@ -19,7 +19,7 @@ from spotune_trainer.export.predict import Predictor
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.pretrained import build_model
 from tests.trainer.support.preference import PAIRS, STEPS, preference_job
-from tests.trainer.support.runs import Layout, Runs, committed_state, losses, train_generation
+from tests.trainer.support.runs import Layout, Runs, committed_state, losses, sample_hashes, train_generation
 from tests.trainer.support.tiny import make_job, save_source
 
 pytestmark = pytest.mark.slow
@@ -54,6 +54,20 @@ def test_a_run_from_a_language_model_resumes_exactly(tmp_path: Path, language_mo
     assert losses(resumed) == losses(undisturbed)
     profile = json.loads(undisturbed.flops_profile.read_text())
     assert profile["parameters"] == sum(parameter.numel() for parameter in build_model(job).parameters())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("before", "after"), [(Layout(2, 1), Layout(3, 2)), (Layout(2, 3), Layout(1, 0))], ids=str)
+def test_a_run_resumes_at_another_world_size(
+    tmp_path: Path, language_model: Path, runs: Runs, before: Layout, after: Layout
+) -> None:
+    job = reward_job(tmp_path, language_model, checkpoint={"every": HALF, "keep": 3})
+    undisturbed = runs.empty("finished-reward")
+    train_generation(undisturbed, job, before)
+    resumed = runs.interrupted(undisturbed, HALF)
+    train_generation(resumed, job, after)
+    assert sample_hashes(resumed) == sample_hashes(undisturbed)
+    assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-5)
 
 
 @pytest.mark.parametrize("layout", [Layout(1, 0), Layout(2, 3)], ids=str)

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import deepspeed
 import torch
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.utils import (
     lazy_init_hp_params_optimizer_state,
     safe_get_full_fp32_param,
@@ -38,7 +39,9 @@ from tests.trainer.support.tiny import make_job
 
 VOCABULARY = 37
 FROZEN = ("model.layers.0.self_attn.k_proj.weight", "model.norm.weight")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOAT16_LOSS_SCALE = 2.0**8
+"""At which the small model's gradients do not overflow."""
 BACKENDS = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
@@ -108,9 +111,18 @@ def build(layout: Layout, frozen: Sequence[str] = FROZEN) -> Any:
 
 
 def wrap(model: Any, layout: Layout, **training: Any) -> Any:
-    """An engine of a layout around any model; keyword arguments are fields of `training`."""
+    """An engine of a layout around any model; keyword arguments are fields of `training`.
+
+    float16 is trained on CPUs, too, which have no support for it, and from a loss scale without overflow.
+    """
     config = EngineConfig(layout.stage, 1, 1, DTYPES[layout.dtype], False, layout.offload)
-    return build_engine(model, make_job("/model", training={"learningRate": 0.01, **training}).spec.training, config)
+    spec = make_job("/model", training={"learningRate": 0.01, **training}).spec.training
+    if layout.dtype != "float16":
+        return build_engine(model, spec, config)
+    with patch.object(CPU_Accelerator, "is_fp16_supported", lambda _: True):
+        engine = build_engine(model, spec, config)
+    engine.optimizer.loss_scaler.cur_scale = FLOAT16_LOSS_SCALE
+    return engine
 
 
 def release(engine: Any) -> None:

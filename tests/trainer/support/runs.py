@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from streaming.base.format.mds import MDSWriter
@@ -51,6 +52,12 @@ class Layout:
 
     world_size: int
     zero_stage: int
+
+
+def at_all_layouts(*values: Any, quick: Sequence[Layout] = ()) -> list[Any]:
+    """Parameters of a test: `values` at each ZeRO stage on one and on two ranks; `long` but for the `quick` layouts."""
+    layouts = [Layout(world_size, zero_stage) for world_size in (1, 2) for zero_stage in range(4)]
+    return [pytest.param(*values, layout, marks=() if layout in quick else (pytest.mark.long,)) for layout in layouts]
 
 
 @dataclass

@@ -235,6 +235,13 @@ def some_layouts(name: str, dtype: str) -> list[Layout]:
     return [Layout(lowest, 1, dtype), Layout(1, 2, dtype), Layout(highest, 3, dtype)]
 
 
+def in_host_memory() -> list[Layout]:
+    """Layouts whose optimizer, or parameters too, are in host memory, and one without."""
+    offloads: list[tuple[int, int, Any]] = [(1, 1, "optimizer"), (2, 2, "optimizer"), (3, 2, "optimizer")]
+    layouts = [Layout(stage, world_size, "bfloat16", offload) for stage, world_size, offload in offloads]
+    return [*layouts, Layout(3, 2, "float32", "parameters"), Layout(3, 1, "float32")]
+
+
 def cases() -> Iterator[Any]:
     for name in TRAINING:
         dtype = "float32" if name == "adafactor" else "bfloat16"
@@ -243,6 +250,8 @@ def cases() -> Iterator[Any]:
         for each in DTYPES:
             layouts = every_layout(name, each, 3)
             yield pytest.param(name, layouts, id=f"{name}-{each}-all", marks=pytest.mark.long)
+        if HIGHEST_STAGE.get(name, 3) == 3:
+            yield pytest.param(name, in_host_memory(), id=f"{name}-offload", marks=pytest.mark.long)
 
 
 STATES = {

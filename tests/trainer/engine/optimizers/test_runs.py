@@ -31,20 +31,49 @@ CASES = [
 ]
 
 
-def job_of(runs: Runs, training: dict[str, Any], dtype: str, *, evaluated: bool = False) -> FinetuneJob:
+ADAPTER = {"adapter": {"lora": {"r": 4, "dropout": 0.1}}}
+HOST = {"execution": {"offload": "optimizer"}}
+ALL_IN_HOST = {"execution": {"offload": "parameters"}}
+CASES_WITH_SECTIONS = [
+    pytest.param(SCHEDULE_FREE, Layout(2, 1), ADAPTER, id="schedule_free_adamw, adapter, stage 1"),
+    pytest.param(SCHEDULE_FREE, Layout(2, 3), ADAPTER, id="schedule_free_adamw, adapter, stage 3"),
+    pytest.param({"optimizer": "adafactor"}, Layout(2, 0), ADAPTER, id="adafactor, adapter, stage 0"),
+    pytest.param({"optimizer": "adafactor"}, Layout(2, 2), ADAPTER, id="adafactor, adapter, stage 2"),
+    pytest.param({"emaDecay": 0.9}, Layout(2, 2), HOST, id="EMA, optimizer in host memory"),
+    pytest.param({"emaDecay": 0.9}, Layout(2, 3), ALL_IN_HOST, id="EMA, parameters in host memory"),
+    pytest.param({"emaDecay": 0.9}, Layout(2, 2), {**ADAPTER, **HOST}, id="EMA, adapter, optimizer in host memory"),
+]
+
+
+def job_of(
+    runs: Runs, training: dict[str, Any], dtype: str, *, evaluated: bool = False, **sections: Any
+) -> FinetuneJob:
     dataset = {"eval": {"source": str(runs.shards("causal"))}}
     every = {"evaluation": {"everySteps": 2}} if evaluated else {}
-    return runs.job("causal", dtype, training={**training, **every}, dataset=dataset if evaluated else {})
+    return runs.job("causal", dtype, training={**training, **every}, dataset=dataset if evaluated else {}, **sections)
 
 
 @pytest.mark.parametrize(("training", "layout", "dtype"), CASES)
 def test_an_interrupted_and_evaluated_run_ends_with_the_same_weights(
     runs: Runs, training: dict[str, Any], layout: Layout, dtype: str
 ) -> None:
+    resumed_alike(runs, training, layout, dtype)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("training", "layout", "sections"), CASES_WITH_SECTIONS)
+def test_so_does_one_with_an_adapter_or_in_host_memory(
+    runs: Runs, training: dict[str, Any], layout: Layout, sections: dict[str, Any]
+) -> None:
+    resumed_alike(runs, training, layout, "float32", **sections)
+
+
+def resumed_alike(runs: Runs, training: dict[str, Any], layout: Layout, dtype: str, **sections: Any) -> None:
+    """Check that a run that is interrupted, and evaluated when it goes on, ends as an undisturbed one, bit for bit."""
     undisturbed = runs.empty("undisturbed")
-    train_generation(undisturbed, job_of(runs, training, dtype), layout)
+    train_generation(undisturbed, job_of(runs, training, dtype, **sections), layout)
     resumed = runs.interrupted(undisturbed, step=STEPS_PER_EPOCH)
-    train_generation(resumed, job_of(runs, training, dtype, evaluated=True), layout)
+    train_generation(resumed, job_of(runs, training, dtype, evaluated=True, **sections), layout)
     assert losses(resumed) == losses(undisturbed)
     found, wanted = committed_state(resumed, STEPS), committed_state(undisturbed, STEPS)
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
