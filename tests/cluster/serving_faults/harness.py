@@ -104,14 +104,16 @@ class ServingHarness:
         They are started again if the first ones end before the last ones begin: on a busy machine, or where one replica
         has most of them because a gateway has not seen the other one yet.
         """
+        ended = STREAMS
         for _ in range(_STARTS):
             with self.clients.streams(STREAMS) as streams:
                 streams.wait_until_begun()
-                if STREAMS - streams.ended >= IN_MID_ANSWER:
+                ended = streams.ended
+                if STREAMS - ended >= IN_MID_ANSWER:
                     yield streams
                     return
                 streams.results()
-        raise AssertionError(f"{streams.ended} streams of {STREAMS} had ended when the last one began")
+        raise AssertionError(f"{ended} streams of {STREAMS} had ended when the last one began")
 
     def wait_until_replaced(self, hit: Sequence[dict[str, Any]]) -> None:
         """Wait until pods are gone, or have restarted a container; and until the service is Ready."""
