@@ -90,7 +90,7 @@ test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/clust
 	$(BIN)/pytest -m cluster tests
 
 .PHONY: emulators
-emulators: $(READY) ## Install the emulators of Google's and Azure's stores for tests (a minute or two once, kept in ~/.cache)
+emulators: $(READY) ## Install the emulators of Google's and Azure's stores that tests use (once, kept in ~/.cache/spotune)
 	$(BIN)/python -m tests.emulators
 
 .PHONY: test-long
