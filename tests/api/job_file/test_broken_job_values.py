@@ -234,10 +234,7 @@ WRONG_TOGETHER = [
         "rows that may be left out of shards",
         TRAIN,
         TRAIN + "    maxSkipped: 3\n",
-        (
-            ":8: spec.dataset.maxSkipped: is only for raw rows, and shards are made already: set a row format, or "
-            "remove it"
-        ),
+        ":8: spec.dataset.maxSkipped: is only for raw rows, and shards are made already: set a row format, or remove it",
     ),
     (
         "plain text for seq2seq",
