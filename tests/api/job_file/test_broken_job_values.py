@@ -231,12 +231,6 @@ WRONG_TOGETHER = [
         ":11: spec.dataset.tools: is only for chats: set messages, the column with the chat, or remove it",
     ),
     (
-        "rows that may be left out of shards",
-        TRAIN,
-        TRAIN + "    maxSkipped: 3\n",
-        ":8: spec.dataset.maxSkipped: is only for raw rows, and shards are made already: set a row format, or remove it",
-    ),
-    (
         "plain text for seq2seq",
         TRAIN,
         TRAIN + "    text: body\n",

@@ -7,6 +7,15 @@ DATASET = "hf://datasets/me/rows"
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
 WRONG_RAW_DATA = [
     (
+        "rows that may be left out of shards",
+        TRAIN,
+        TRAIN + "    maxSkipped: 3\n",
+        (
+            ":8: spec.dataset.maxSkipped: is only for raw rows, and shards are made already: set a row format, or "
+            "remove it"
+        ),
+    ),
+    (
         "split of files in a bucket",
         TRAIN,
         '    prepare: {source: "s3://bucket/rows", split: train}\n' + FORM,
