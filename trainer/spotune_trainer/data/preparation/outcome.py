@@ -10,9 +10,9 @@ import numpy as np
 
 from spotune_trainer.data.batches import NO_LOSS
 from spotune_trainer.data.counts.left_out import LOST_TURNS, RowReason, count_left_out, explain_row
-from spotune_trainer.data.preparation.packing import split_document
 from spotune_trainer.data.rows.documents import Document, TokenizedDocument
 from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.packing import split_document
 from spotune_trainer.data.rows.pairs import split_pair, teaches
 
 

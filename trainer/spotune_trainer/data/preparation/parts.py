@@ -27,12 +27,12 @@ from spotune_trainer.data.counts.left_out import MAX_PROBLEMS, LeftOutError, che
 from spotune_trainer.data.counts.split_counts import PartSummary, SplitCounts
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.outcome import RowOutcome, loss_tokens, outcome_of
-from spotune_trainer.data.preparation.packing import PackedRow, Packer
 from spotune_trainer.data.preparation.raw_files import FileRange
 from spotune_trainer.data.preparation.readers import RawRow, read_rows
 from spotune_trainer.data.rows.documents import Document, TokenizedDocument
 from spotune_trainer.data.rows.labelled_answers import with_mismatched
 from spotune_trainer.data.rows.options import TextOptions
+from spotune_trainer.data.rows.packing import PackedRow, Packer
 from spotune_trainer.data.rows.renderer import RowRenderer
 from spotune_trainer.data.rows.tokenization import DocumentTokenizer
 from spotune_trainer.files import fsync_directory, fsync_file, write_json

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotune_trainer.data.preparation.packing import PackedRow, Packer, padding_share, split_document
 from spotune_trainer.data.rows.documents import TokenizedDocument
+from spotune_trainer.data.rows.packing import PackedRow, Packer, padding_share, split_document
 
 lengths = st.lists(st.integers(1, 16), max_size=300)
 
