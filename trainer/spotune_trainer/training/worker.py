@@ -226,6 +226,15 @@ class Worker:
         self.context.release_engine()
         del self.loop
 
+    def leave(self) -> None:
+        """End what goes on in the background, because training has failed."""
+        if hasattr(self, "checkpointing"):
+            self.checkpointing.abandon()
+        if hasattr(self, "context"):
+            for dataset in (self.context.datasets.train, self.context.datasets.evaluation):
+                if dataset is not None:
+                    dataset.close(wait=False)
+
     def _save_compiled(self) -> None:
         if self.context.compile_cache is not None:
             self.context.compile_cache.save()
@@ -260,7 +269,12 @@ def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory 
         try:
             if not distributed.is_initialized():
                 _init_process_group()
-            result = Worker(task, rank, world_size, reporter, memory).train()
+            worker = Worker(task, rank, world_size, reporter, memory)
+            try:
+                result = worker.train()
+            except BaseException:
+                worker.leave()
+                raise
         except BaseException as error:
             logger.exception("rank %d failed", rank)
             record_failure(logs, describe(rank, error))
