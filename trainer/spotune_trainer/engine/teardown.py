@@ -49,7 +49,7 @@ _aborting = threading.Lock()
 def abort_process_groups() -> None:
     """Make every collective of this process fail, the one that it is blocked in as well; from any thread."""
     with _aborting:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             for group in list(distributed_c10d._world.pg_map):
                 with suppress(RuntimeError):  # a group without NCCL
                     group._get_backend(torch.device("cuda")).abort()
@@ -164,7 +164,7 @@ def _changed_mode() -> str | None:
 
 def _return_memory() -> None:
     """Give free memory back: to the device, which other processes may share, and to the operating system."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     ctypes.CDLL(None).malloc_trim(0)
