@@ -110,7 +110,7 @@ class NodeAgent:
             connection.wait([handle for rank in running for handle in rank.wait_handles()], _POLL_SECONDS)
         self._deadlines.pop(task.generation, None)
         results = [rank.result() for rank in ranks]
-        self._standing_by |= {rank.local_rank: rank for rank in ranks if rank.stays}
+        self._standing_by |= {rank.local_rank: rank for rank in ranks if rank.is_kept}
         if any(result.exit in (RankExit.TRAINED, RankExit.STOPPED) for result in results):  # no group follows
             self._memory.free()
         return results
@@ -156,9 +156,9 @@ class _Rank:
         return self._assignment.place.local_rank
 
     @property
-    def stays(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether the process waits for another generation."""
-        return self._reported is not None and self._reported.stays and not self._killed
+        return self._reported is not None and self._reported.is_kept and not self._killed
 
     def assign(self, assignment: Assignment) -> bool:
         """Let the waiting process take part in another generation. Returns False if it has exited."""
@@ -184,7 +184,7 @@ class _Rank:
                 self._reported = self._connection.recv()
             except (EOFError, OSError):
                 self._connection.close()
-        self.status = self._reported.status if self._reported and self.stays else status
+        self.status = self._reported.status if self._reported and self.is_kept else status
 
     def abort(self) -> None:
         """Tell the process that another rank of its generation has failed."""

@@ -82,7 +82,7 @@ def run_rank(agent: Connection, assignment: Assignment) -> None:
     while True:
         result = _take_part(assignment, messages, baseline)
         agent.send(result)
-        if not result.stays:
+        if not result.is_kept:
             _exit(result.status)
         following = messages.next_assignment(STANDBY_SECONDS)
         if following is None:
@@ -163,14 +163,14 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
     was_aborted = messages.end()
     if failure is None:
         result = RankResult(place.rank, 0, trained.exit, trained.summary)
-        may_stay = trained.exit is RankExit.YIELDED
+        may_be_kept = trained.exit is RankExit.YIELDED
     else:
         if was_aborted and not is_own and failure.cause != FailureCause.OUT_OF_MEMORY:
             failure = replace(failure, cause=str(FailureCause.COMMUNICATION))
         result = RankResult(place.rank, 1, failure=failure)
-        may_stay = failure.cause == FailureCause.COMMUNICATION
+        may_be_kept = failure.cause == FailureCause.COMMUNICATION
     del assignment
-    return replace(result, stays=may_stay and _is_clean(baseline, task.logs, place.rank))
+    return replace(result, is_kept=may_be_kept and _is_clean(baseline, task.logs, place.rank))
 
 
 def _is_clean(baseline: ProcessBaseline, logs: GenerationLogs, rank: int) -> bool:
