@@ -90,8 +90,11 @@ def main() -> None:
         recoveries: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         with tempfile.TemporaryDirectory() as folder:
             LLAMAS["measured"] = MODELS[model]
-            sections = {"workers": {"count": WORKERS, "gpus": 0}, "execution": {"zeroStage": 2, "microBatchSize": 1}}
-            sections["retry"] = {"backoff": {"initial": "1s", "max": "1s"}}
+            sections: dict[str, dict[str, Any]] = {
+                "workers": {"count": WORKERS, "gpus": 0},
+                "execution": {"zeroStage": 2, "microBatchSize": 1},
+                "retry": {"backoff": {"initial": "1s", "max": "1s"}},
+            }
             job = make_llama_job(Path(folder), "measured", batch=WORKERS, length=32, sections=sections, every=1, keep=1)
             for number in range(options.rounds):
                 for way, kept in WAYS.items():

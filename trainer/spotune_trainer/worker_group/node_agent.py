@@ -145,7 +145,10 @@ class _Rank:
 
     def __init__(self, assignment: Assignment) -> None:
         self._connection, theirs = _FORKING.Pipe()
-        self._begin(assignment)
+        self._assignment = assignment
+        self._reported: RankResult | None = None
+        self._aborted = self._killed = False
+        self.status: int | None = None
         self._process = _FORKING.Process(target=run_rank, args=(theirs, assignment))
         self._process.start()
         theirs.close()
@@ -168,7 +171,9 @@ class _Rank:
             self._connection.send(assignment)
         except OSError:
             return False
-        self._begin(assignment)
+        self._assignment = assignment
+        self._reported = self.status = None
+        self._aborted = False
         return True
 
     def wait_handles(self) -> list[Connection | int]:
@@ -204,12 +209,6 @@ class _Rank:
         rank, logs = self._assignment.place.rank, self._assignment.task.logs
         reported = self._reported or RankResult(rank, self.status)
         return replace(reported, status=self.status, hung=has_hung(logs, rank), killed=self._killed)
-
-    def _begin(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._reported: RankResult | None = None
-        self._aborted = self._killed = False
-        self.status: int | None = None
 
 
 def _send_gpu_memory(sender: Connection) -> None:

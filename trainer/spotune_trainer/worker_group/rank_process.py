@@ -150,8 +150,9 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
     _set_name(f"spotune-rank-{place.rank}")
     os.environ |= place.environment()
     from spotune_trainer.training.failures import describe
-    from spotune_trainer.training.worker import run_worker
+    from spotune_trainer.training.worker import TrainResult, run_worker
 
+    trained: TrainResult | None = None
     failure: RankFailure | None = None
     is_own = False
     messages.begin(task.generation)
@@ -162,6 +163,7 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
         is_own = isinstance(error, SpotuneError | MemoryError)
     was_aborted = messages.end()
     if failure is None:
+        assert trained is not None
         result = RankResult(place.rank, 0, trained.exit, trained.summary)
         may_be_kept = trained.exit is RankExit.YIELDED
     else:
