@@ -7,7 +7,7 @@ anew, as before. Runs of both ways take turns. A recovery ends with the first st
 * leave: until the driver knows that the group has ended;
 * decide: until it has claimed the next generation;
 * process: until rank 0 of that generation begins;
-* data, model, engine, restore, firstStep: as rank 0 reports them, see docs/observability.md.
+* data, model, engine, restore, firstStep: `startup` in rank 0's progress.json.
 
     python -m benchmarks.recovery_processes --output benchmarks/results/recovery_processes.json
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,6 +41,9 @@ from spotune_trainer.training.nonfinite_steps import BadSteps
 from spotune_trainer.training.task import RankExit, WorkerTask
 
 logger = logging.getLogger("spotune.worker")
+
+_RENDEZVOUS_SECONDS = 10.0
+"""How long a rank looks for rank 0 by itself. Then PyTorch does, until its own timeout."""
 
 
 @dataclass(frozen=True)
@@ -287,4 +291,20 @@ def _init_process_group() -> None:
     """Join the process group that the environment describes, as torchrun does."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if os.environ["RANK"] != "0":
+        _wait_for_rendezvous(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
+def _wait_for_rendezvous(address: str, port: int) -> None:
+    """Wait until rank 0 listens. PyTorch would wait, too, but half a second and more between two attempts."""
+    until = time.monotonic() + _RENDEZVOUS_SECONDS
+    family = socket.getaddrinfo(address, port)[0][0]
+    while time.monotonic() < until:
+        with suppress(OSError), socket.socket(family) as probe:
+            probe.settimeout(_RENDEZVOUS_SECONDS)
+            probe.bind(("", 0))
+            if probe.getsockname()[1] != port:  # it would connect to itself, and rank 0 could not listen there
+                probe.connect((address, port))
+                return
+        time.sleep(0.01)
