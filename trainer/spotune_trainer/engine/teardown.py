@@ -44,11 +44,14 @@ _THREADS_SECONDS = 1.0
 _TCP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _PARAMS_TO_RELEASE = "_PartitionedParameterCoordinator__params_to_release"
 _aborting = threading.Lock()
+aborted = threading.Event()
+"""Set from an abort until the process is ready for its next generation."""
 
 
 def abort_process_groups() -> None:
     """Make every collective of this process fail, the one that it is blocked in as well; from any thread."""
     with _aborting:
+        aborted.set()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             for group in list(distributed_c10d._world.pg_map):
                 with suppress(RuntimeError):  # a group without NCCL
@@ -105,13 +108,13 @@ class ProcessBaseline:
         inspect.getclosurevars(getattr(PartitionedParameterCoordinator, _PARAMS_TO_RELEASE)).nonlocals[
             "func"
         ].cache_clear()
-        torch.compiler.reset()
         gc.collect()
         problem = _remaining_modules() or self._remaining_threads() or _changed_mode()
         if problem is None:
             torch.manual_seed(self.seed)
             np.random.set_state(self.numpy_state)
             _return_memory()
+            aborted.clear()
         return problem
 
     def _remaining_threads(self) -> str | None:

@@ -23,6 +23,7 @@ from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.determinism import allow_nondeterministic_kernels
+from spotune_trainer.engine.teardown import aborted
 from spotune_trainer.evaluation.ranks import RankGroup
 from spotune_trainer.evaluation.reference import compute_reference
 from spotune_trainer.job_directory.notice import Flags, NoticeWatch
@@ -301,6 +302,8 @@ def _wait_for_rendezvous(address: str, port: int) -> None:
     until = time.monotonic() + _RENDEZVOUS_SECONDS
     family = socket.getaddrinfo(address, port)[0][0]
     while time.monotonic() < until:
+        if aborted.is_set():
+            raise ConnectionAbortedError("another rank was lost before the group had met")
         with suppress(OSError), socket.socket(family) as probe:
             probe.settimeout(_RENDEZVOUS_SECONDS)
             probe.bind(("", 0))

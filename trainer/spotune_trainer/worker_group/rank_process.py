@@ -172,6 +172,8 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
         result = RankResult(place.rank, 1, failure=failure)
         may_be_kept = failure.cause == FailureCause.COMMUNICATION
     del assignment
+    if task.plan["compile"]:  # the state of the compiler is not known well enough
+        may_be_kept = False
     return replace(result, is_kept=may_be_kept and _is_clean(baseline, task.logs, place.rank))
 
 
