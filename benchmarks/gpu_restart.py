@@ -25,7 +25,7 @@ from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankPlacement
-from spotune_trainer.worker_group.rank_process import run_rank
+from spotune_trainer.worker_group.rank_process import Assignment, run_rank
 from tests.trainer.support.measured import LLAMAS, make_llama_job
 from tests.trainer.support.runs import Layout, make_task, start_generation
 
@@ -39,8 +39,9 @@ def generation(directory: JobDirectory, job: FinetuneJob, micro_batch_size: int)
     task = make_task(directory, job, Layout(1, 1), start_generation(directory), micro_batch_size)
     with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
-    _, said = _FORKING.Pipe(duplex=False)
-    process = _FORKING.Process(target=run_rank, args=(task, RankPlacement(0, 0, 1, 1, "127.0.0.1", port), said))
+    _ours, theirs = _FORKING.Pipe()
+    assignment = Assignment(task, RankPlacement(0, 0, 1, 1, "127.0.0.1", port), memory=None)
+    process = _FORKING.Process(target=run_rank, args=(theirs, assignment))
     process.start()
     try:
         wait_until(lambda: any(files.read_lines(task.logs.steps)), process)

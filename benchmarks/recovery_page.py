@@ -17,6 +17,7 @@ _MEASURED = {
     "Before: each worker group imported all modules again": _RESULTS / "recovery_before.json",
 }
 _LOADING = _RESULTS / "restore_from_memory.json"
+_PROCESSES = _RESULTS / "recovery_processes.json"
 _SOURCES = {
     "memory": "shared memory of the node",
     "page cache": "the volume, a local disk, in the page cache of the machine",
@@ -47,11 +48,32 @@ Compare the parts within one table.
 | firstStep | the first step that was not made before is done |
 """
 
+_PROCESSES_TEXT = """## Processes that stay ([ADR 57](adr/0057-processes-stay.md))
+
+[recovery_processes.py](../benchmarks/recovery_processes.py) kills one of four CPU workers after the
+other. In one way the other ranks keep their processes, in the other way all ranks are forked anew.
+Runs of both ways take turns, with eight kills each. A recovery ends with the first step of the next
+worker group.
+
+Medians in seconds, {cores} cores that other work shares, `benchmarks/results/{file}`.
+`leave` lasts until the driver knows that the group has ended, `decide` until it has claimed the
+next generation, `process` until rank 0 begins.
+"""
+_PROCESSES_MEANING = """
+A new process pays for what each library does at its first use: it shows in `data`, `model` and
+`engine`. The larger model has 34 million parameters. Four processes on two cores need longer for
+its first step than for their start, so the difference between the two ways is within the noise. On
+GPUs, where processes are not kept by default, this is not measured yet.
+
+In both ways, ranks look for rank 0 every 10 ms. PyTorch alone waits for half a second and more
+after its first attempt, which cost every rank that was ready before rank 0.
+"""
+
 
 def page() -> str:
     """Return the page as Markdown."""
     tables = [line for title, path in _MEASURED.items() for line in _table(title, path)]
-    return "\n".join([_TEXT, *tables, *_loading()])
+    return "\n".join([_TEXT, *tables, *_loading(), *_processes()])
 
 
 def _table(title: str, path: Path) -> Iterator[str]:
@@ -87,6 +109,20 @@ def _loading() -> Iterator[str]:
     for source, seconds in measured["medianSeconds"].items():
         yield f"| {_SOURCES[source]} | {seconds:.1f} |"
     yield ""
+
+
+def _processes() -> Iterator[str]:
+    """Recovery in kept and in new processes."""
+    measured = json.loads(_PROCESSES.read_text())
+    yield _PROCESSES_TEXT.format(cores=measured["machine"]["cores"], file=_PROCESSES.name)
+    parts = list(next(iter(measured["models"]["tiny"].values()))["medianSeconds"])
+    yield f"| model | way | {' | '.join(parts)} |"
+    yield "|---" * (len(parts) + 2) + "|"
+    for model, ways in measured["models"].items():
+        for way, found in ways.items():
+            seconds = " | ".join(f"{found['medianSeconds'][part]:.2f}" for part in parts)
+            yield f"| {model} | {way} | {seconds} |"
+    yield _PROCESSES_MEANING
 
 
 if __name__ == "__main__":

@@ -287,3 +287,24 @@ def test_a_kill_at_any_system_call_leaves_the_last_commit_or_the_next(tmp_path: 
     assert set(steps) == {5, 10}
     assert [one["killed"] for one in found] == [True] * (len(found) - 1) + [False]
     assert len(found) > 30
+
+
+def test_abandoned_commit_ends_and_leaves_no_checkpoint(directory: JobDirectory) -> None:
+    checkpointer = make_checkpointer(directory, world_size=2)
+    save(checkpointer, FIRST, make_state(), world_size=2)
+    assert wait_until(lambda: (directory.checkpoints / str(FIRST) / rank_ok(0)).exists(), 30.0)
+    checkpointer.abandon()  # rank 1 will never write its file
+    assert not any(thread.name == "commit" for thread in threading.enumerate())
+    assert choose_checkpoint(directory).checkpoint is None
+
+
+def test_abandoned_commit_does_not_retry_on_a_volume_that_refuses_it(
+    directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_checkpointer, "_FIRST_RETRY_SECONDS", 60.0)
+    checkpointer = make_checkpointer(directory)
+    directory.checkpoints.write_text("not a folder")
+    save(checkpointer, FIRST, make_state())
+    assert wait_until(lambda: checkpointer.problem is not None, 30.0)
+    checkpointer.abandon()
+    assert not any(thread.name == "commit" for thread in threading.enumerate())

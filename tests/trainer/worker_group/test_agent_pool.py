@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 from ray._private import ray_constants
 
 from spotune.retry import FailureCause
@@ -21,9 +22,19 @@ from spotune_trainer.supervisor.ray_head import local as local_ray
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
 from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.agent_pool import AgentPool
-from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Stopped, Trained
+from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Stopped, Trained, Yielded
 from tests.trainer.support.live import held_segments, process_name
-from tests.trainer.support.runs import STEPS, Layout, Runs, make_task, start_generation
+from tests.trainer.support.runs import (
+    STEPS,
+    STEPS_PER_EPOCH,
+    Layout,
+    Runs,
+    committed_state,
+    make_task,
+    sample_hashes,
+    start_generation,
+    train_generation,
+)
 from tests.trainer.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -80,10 +91,10 @@ class Cluster:
 class Group:
     """A worker group that runs in the background."""
 
-    def __init__(self, agents: AgentPool, task: WorkerTask) -> None:
+    def __init__(self, agents: AgentPool, task: WorkerTask, world_size: int = LAYOUT.world_size) -> None:
         self.task = task
         self._results: list[GroupResult] = []
-        self._thread = threading.Thread(target=lambda: self._results.append(agents.run_group(task, 2)))
+        self._thread = threading.Thread(target=lambda: self._results.append(agents.run_group(task, world_size)))
         self._thread.start()
 
     def result(self) -> GroupResult:
@@ -131,14 +142,95 @@ def test_consecutive_groups_train_with_the_same_agent(cluster: Cluster) -> None:
         assert cluster.agent() == agent
 
 
-def test_killed_rank_is_reported_lost_and_the_other_ranks_are_killed(cluster: Cluster) -> None:
+def test_killed_rank_is_reported_lost_and_the_other_rank_keeps_its_process(cluster: Cluster) -> None:
     group = cluster.start()
-    agent = cluster.agent()
-    assert set(cluster.ranks()) == {"spotune-rank-0", "spotune-rank-1"}
+    agent, ranks = cluster.agent(), cluster.ranks()
+    assert set(ranks) == {"spotune-rank-0", "spotune-rank-1"}
+    kill(ranks["spotune-rank-1"])
+    assert group.result() == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
+    assert cluster.ranks() == {"spotune-rank-0": ranks["spotune-rank-0"]}
+    assert cluster.agent() == agent
+
+
+def test_group_without_a_lost_rank_before_it_gets_new_processes(cluster: Cluster) -> None:
+    group = cluster.start()
+    survivor = cluster.ranks()["spotune-rank-0"]
+    kill(cluster.ranks()["spotune-rank-1"])
+    group.result()
+    cluster.agents._keep_processes = False  # as after an error of the group's own
+    group = cluster.start()
+    assert survivor not in cluster.ranks().values()
+    kill(cluster.ranks()["spotune-rank-1"])
+    group.result()
+
+
+def test_suspended_process_that_stays_is_killed_and_replaced(cluster: Cluster) -> None:
+    """It does not answer to its next assignment, so the group fails, and the one after it has a new process."""
+    group = cluster.start()
+    survivor = cluster.ranks()["spotune-rank-0"]
+    kill(cluster.ranks()["spotune-rank-1"])
+    group.result()
+    kill(survivor, signal.SIGSTOP)
+    group = Group(cluster.agents, cluster.task(epochs=10_000))
+    until(lambda: len(cluster.ranks()) == 2)
     kill(cluster.ranks()["spotune-rank-1"])
     assert group.result() == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
     assert not cluster.ranks()
-    assert cluster.agent() == agent
+    group = cluster.start()
+    assert survivor not in cluster.ranks().values()
+    kill(cluster.ranks()["spotune-rank-1"])
+    group.result()
+
+
+def test_processes_stay_while_the_world_shrinks_and_grows(cluster: Cluster) -> None:
+    """Kills in three generations, the second of which has just begun; the weights are those of an undisturbed run."""
+    cluster.ensure()
+    directory, undisturbed = cluster.runs.empty("resized"), cluster.runs.empty("not-resized")
+    job = cluster.runs.job(
+        training={"epochs": 14},
+        checkpoint={"every": 4},
+        execution={"zeroStage": 2, "microBatchSize": 3, "reproducible": "worldSize"},
+        workers={"count": 3, "gpus": 0},
+    )
+    train_generation(undisturbed, job, LAYOUT)
+    steps = 14 * STEPS_PER_EPOCH
+    size_of: dict[int, int] = {}
+    processes: list[dict[str, Process]] = []
+
+    def start(world_size: int) -> Group:
+        task = replace(make_task(directory, job, LAYOUT, start_generation(directory)), memory_copies=2)
+        size_of[task.generation] = world_size
+        return Group(cluster.agents, task, world_size)
+
+    def wait_for_new_steps(group: Group) -> None:
+        until(lambda: len(list(files.read_lines(group.task.logs.steps))) > 5)
+        processes.append(cluster.ranks())
+
+    group = start(3)
+    wait_for_new_steps(group)
+    kill(cluster.ranks()["spotune-rank-2"])
+    group.result()
+    remaining = cluster.ranks()
+    group = start(3)
+    until(lambda: len(cluster.ranks()) == 3)
+    kill(cluster.ranks()["spotune-rank-2"])  # before the group has met
+    group.result()
+    group = start(2)
+    wait_for_new_steps(group)
+    write_notice(group.task.logs.notice, seconds=None, reason="there are slots for 3 workers", leave=True)
+    assert isinstance(group.result(), Yielded)
+    group = start(3)
+    wait_for_new_steps(group)
+    assert isinstance(group.result(), Trained)
+
+    first, shrunk, grown = processes
+    assert remaining == {name: first[name] for name in ("spotune-rank-0", "spotune-rank-1")}
+    assert {name: process for name, process in grown.items() if name != "spotune-rank-2"} == shrunk
+    assert grown["spotune-rank-2"] != first["spotune-rank-2"]
+    assert sample_hashes(directory) == sample_hashes(undisturbed)
+    found, expected = committed_state(directory, steps), committed_state(undisturbed, steps)
+    assert found.keys() == expected.keys()
+    assert [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])] == []
 
 
 def test_next_group_restores_the_commit_of_a_killed_rank_from_memory(cluster: Cluster) -> None:

@@ -30,6 +30,8 @@ _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 30.0
 _SLOW_SECONDS = 120.0
 """After this time, a pending commit is reported as a problem."""
+_ABANDON_SECONDS = 1.0
+"""How long an abandoned commit may take to end."""
 _PROGRESS_CHECK_SECONDS = 1.0
 """Shortest time between two checks of the files on the volume."""
 
@@ -66,6 +68,10 @@ class _PendingSave:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+class _AbandonedError(Exception):
+    """Nobody waits for the commit any more."""
+
+
 class AsyncCheckpointer:
     """Saves the fragments of one rank. All ranks of a generation must save the same checkpoints in the same order.
 
@@ -98,6 +104,7 @@ class AsyncCheckpointer:
         self._snapshot = Snapshot(memory)
         self._reservation: threading.Thread | None = None
         self._pending: _PendingSave | None = None
+        self._abandoned = threading.Event()
         self._last_progress: object = None
         self._last_check = float("-inf")
 
@@ -195,16 +202,34 @@ class AsyncCheckpointer:
             while_waiting()
         return self.poll()
 
+    def abandon(self) -> None:
+        """End the pending commit, unfinished as if the process had been killed. Nothing may be saved afterwards.
+
+        Waits for a moment only: a volume that does not respond blocks the thread.
+        """
+        self._abandoned.set()
+        if self._reservation is not None:
+            self._reservation.join(_ABANDON_SECONDS)
+
+    def _raise_if_abandoned(self) -> None:
+        if self._abandoned.is_set():
+            raise _AbandonedError
+
     def _run(self, pending: _PendingSave, make_manifest: Callable[[tuple[FileEntry, ...]], Manifest]) -> None:
         try:
             folder = self._directory.checkpoints / str(pending.name)
             fragments = self._snapshot.fragments()
-            entry = self._retry(pending, lambda: write_fragments(folder, self._rank, fragments))
+            entry = self._retry(
+                pending, lambda: write_fragments(folder, self._rank, fragments, self._raise_if_abandoned)
+            )
             self._snapshot.complete(pending.name, entry)
             if self._rank == 0:
                 raise_if_superseded(self._directory, pending.name.generation)
                 pending.manifest = self._retry(
-                    pending, lambda: commit(self._directory, pending.name, self._world_size, make_manifest)
+                    pending,
+                    lambda: commit(
+                        self._directory, pending.name, self._world_size, make_manifest, self._raise_if_abandoned
+                    ),
                 )
                 self._retry(pending, lambda: self._prune(pending.name.generation))
         except BaseException as error:  # noqa: BLE001 - raised again by `poll`
@@ -228,7 +253,8 @@ class AsyncCheckpointer:
                 pending.retries += 1
                 pending.problem = f"the commit of step {pending.name.step} failed and will be retried: {error}"
                 logger.warning("%s", pending.problem)
-                time.sleep(delay)
+                self._abandoned.wait(delay)
+                self._raise_if_abandoned()
                 delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
             else:
                 pending.problem = None

@@ -11,7 +11,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,16 @@ def file_header(sizes: Sequence[tuple[str, int]]) -> bytes:
     return struct.pack("<Q", len(encoded)) + encoded
 
 
-def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> FileEntry:
+def write_fragments(
+    folder: Path, rank: int, fragments: Sequence[Fragment], raise_if_abandoned: Callable[[], None] = lambda: None
+) -> FileEntry:
     """Write this rank's file and then its `.ok` file. Both are durable on return.
+
+    Args:
+        folder: the checkpoint's folder.
+        rank: the rank whose file it is.
+        fragments: its fragments.
+        raise_if_abandoned: called before each tensor and before the `.ok` file; what it raises ends the write.
 
     Returns:
         The file's entry in the manifest.
@@ -77,8 +85,15 @@ def write_fragments(folder: Path, rank: int, fragments: Sequence[Fragment]) -> F
     Raises:
         OSError: the volume refuses it. A partial file is removed, which frees space on a full volume.
     """
-    tensors = (tensor for fragment in fragments for tensor in fragment.states.values())
-    return write_tensors(folder, rank, tensor_sizes(fragments), tensors)
+
+    def tensors() -> Iterator[Tensor]:
+        for fragment in fragments:
+            for tensor in fragment.states.values():
+                raise_if_abandoned()
+                yield tensor
+        raise_if_abandoned()
+
+    return write_tensors(folder, rank, tensor_sizes(fragments), tensors())
 
 
 def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], tensors: Iterable[Tensor]) -> FileEntry:
@@ -144,6 +159,7 @@ def commit(
     name: CheckpointName,
     world_size: int,
     make_manifest: Callable[[tuple[FileEntry, ...]], Manifest],
+    raise_if_abandoned: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """On rank 0: wait for the `.ok` file of every rank, then write the manifest. On return, the checkpoint is durable.
 
@@ -154,14 +170,17 @@ def commit(
         name: the checkpoint.
         world_size: number of ranks to wait for.
         make_manifest: makes the manifest from the entries of all ranks' files.
+        raise_if_abandoned: called while it waits, and before the manifest is written; what it raises ends the commit.
     """
     folder = directory.checkpoints / str(name)
     entries: list[FileEntry] = []
     for rank in range(world_size):
         while (value := files.read_json(folder / rank_ok(rank))) is None:
+            raise_if_abandoned()
             time.sleep(_POLL_SECONDS)
         entries.append(FileEntry(**value))
     manifest = make_manifest(tuple(entries))
+    raise_if_abandoned()
     files.write_json(folder / MANIFEST, manifest.to_json())
     files.fsync_directory(directory.checkpoints)
     return manifest

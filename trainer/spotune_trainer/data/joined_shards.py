@@ -78,7 +78,7 @@ class JoinedShards:
         ]
         return all(started)
 
-    def close(self) -> None:
-        """Stop fetching. Files in the cache stay."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stop fetching; wait for what is being fetched unless `wait` is false. Files in the cache stay."""
         for dataset in self.datasets:
-            dataset.close()
+            dataset.close(wait=wait)

@@ -128,11 +128,11 @@ class ShardedDataset:
                 self._prefetched[shard] = self._prefetch_pool.submit(self._open_shard, shard)
         return True
 
-    def close(self) -> None:
-        """Stop fetching. Files in the cache stay."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stop fetching; wait for what is being fetched unless `wait` is false. Files in the cache stay."""
         self._files.close()
         if self._prefetch_pool is not None:
-            self._prefetch_pool.shutdown(wait=True, cancel_futures=True)
+            self._prefetch_pool.shutdown(wait=wait, cancel_futures=True)
 
     def __enter__(self) -> ShardedDataset:
         return self

@@ -141,6 +141,10 @@ class Checkpointing:
         with reporter.stopwatch.measure(Part.CHECKPOINT_STALL):
             self._record(self.checkpointer.wait(report))
 
+    def abandon(self) -> None:
+        """End the pending commit, if there is one: this rank leaves the generation."""
+        self.checkpointer.abandon()
+
     def wait_for_staging(self) -> None:
         """Wait until the state has been copied. Call it before optimizer steps and evaluations, which overwrite it."""
         with self.context.reporter.stopwatch.measure(Part.CHECKPOINT_STALL):

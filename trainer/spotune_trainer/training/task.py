@@ -77,16 +77,17 @@ class RankExit(StrEnum):
 
 @dataclass(frozen=True)
 class RankResult:
-    """How the process of a rank ended.
+    """How a rank ended its part in a generation.
 
     Attributes:
         rank: 0-based, over the whole group.
-        status: exit status of the process, negative for a signal.
+        status: exit status of the process, negative for a signal; what it would be, if the process is kept.
         exit: why it exited; None if it failed or was killed.
         summary: of the run, from rank 0 of a group that trained to the end.
         failure: why it failed, if it could report that.
         hung: its watchdog ended it.
         killed: its agent killed it, because another rank had failed.
+        is_kept: its process can take part in the next generation.
     """
 
     rank: int
@@ -96,6 +97,7 @@ class RankResult:
     failure: RankFailure | None = None
     hung: bool = False
     killed: bool = False
+    is_kept: bool = False
 
 
 @dataclass(frozen=True)

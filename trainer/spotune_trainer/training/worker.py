@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.determinism import allow_nondeterministic_kernels
+from spotune_trainer.engine.teardown import aborted
 from spotune_trainer.evaluation.ranks import RankGroup
 from spotune_trainer.evaluation.reference import compute_reference
 from spotune_trainer.job_directory.notice import Flags, NoticeWatch
@@ -40,6 +42,9 @@ from spotune_trainer.training.nonfinite_steps import BadSteps
 from spotune_trainer.training.task import RankExit, WorkerTask
 
 logger = logging.getLogger("spotune.worker")
+
+_RENDEZVOUS_SECONDS = 10.0
+"""How long a rank looks for rank 0 by itself. Then PyTorch does, until its own timeout."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +231,15 @@ class Worker:
         self.context.release_engine()
         del self.loop
 
+    def leave(self) -> None:
+        """End what goes on in the background, because training has failed."""
+        if hasattr(self, "checkpointing"):
+            self.checkpointing.abandon()
+        if hasattr(self, "context"):
+            for dataset in (self.context.datasets.train, self.context.datasets.evaluation):
+                if dataset is not None:
+                    dataset.close(wait=False)
+
     def _save_compiled(self) -> None:
         if self.context.compile_cache is not None:
             self.context.compile_cache.save()
@@ -260,7 +274,12 @@ def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory 
         try:
             if not distributed.is_initialized():
                 _init_process_group()
-            result = Worker(task, rank, world_size, reporter, memory).train()
+            worker = Worker(task, rank, world_size, reporter, memory)
+            try:
+                result = worker.train()
+            except BaseException:
+                worker.leave()
+                raise
         except BaseException as error:
             logger.exception("rank %d failed", rank)
             record_failure(logs, describe(rank, error))
@@ -273,4 +292,22 @@ def _init_process_group() -> None:
     """Join the process group that the environment describes, as torchrun does."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if os.environ["RANK"] != "0":
+        _wait_for_rendezvous(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
+def _wait_for_rendezvous(address: str, port: int) -> None:
+    """Wait until rank 0 listens. PyTorch would wait, too, but half a second and more between two attempts."""
+    until = time.monotonic() + _RENDEZVOUS_SECONDS
+    family = socket.getaddrinfo(address, port)[0][0]
+    while time.monotonic() < until:
+        if aborted.is_set():
+            raise ConnectionAbortedError("another rank was lost before the group had met")
+        with suppress(OSError), socket.socket(family) as probe:
+            probe.settimeout(_RENDEZVOUS_SECONDS)
+            probe.bind(("", 0))
+            if probe.getsockname()[1] != port:  # it would connect to itself, and rank 0 could not listen there
+                probe.connect((address, port))
+                return
+        time.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,9 +17,10 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from spotune.errors import InfrastructureError
+from spotune.retry import FailureCause
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, NodeAgent, NodeInfo
-from spotune_trainer.worker_group.result import GroupResult, Slots, classify_exit
+from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Yielded, classify_exit
 
 
 def slots_by_node(nodes: Iterable[Mapping[str, Any]], gpus: bool) -> dict[str, int]:
@@ -41,6 +43,8 @@ _IMPORT_SECONDS = 300.0
 """Timeout of the first process on a node, which waits for the imports of the fork server."""
 _RESTART_SECONDS = 5.0
 """Delay before a dead agent is replaced on its node."""
+_KEEP_PROCESSES = "SPOTUNE_KEEP_RANK_PROCESSES"
+"""Environment variable of the driver: 0 or 1, for comparisons. By default, processes with GPUs are not kept."""
 
 
 def draining_nodes() -> dict[str, float]:
@@ -92,11 +96,14 @@ class AgentPool:
         pool                                   NodeAgent (actor)
           | -- info() ---------------------------> |   info_ref resolves: started, imports are under way
           | -- block_forever() ------------------> |   death_ref resolves with an error: actor or node is dead
-          | -- run_ranks(task, placements) ------> |   one call for each group; resolves with its RankResults,
+          | -- run_ranks(task, placements, ...) -> |   one call for each group; resolves with its RankResults,
           |                                        |   or with an error if the agent dies meanwhile
           | -- abort(generation) ----------------> |   a rank elsewhere has failed: run_ranks ends within a grace period
 
     An agent that dies is replaced. An agent on a draining node is kept while it runs ranks, then killed.
+
+    After a lost rank, and after a group that yielded, the other ranks keep their processes for the next group. After
+    any other failure all processes are new ones, because their state may be a part of the problem.
 
     Args:
         nodes: the cluster's nodes, as `ray.nodes()` returns them.
@@ -113,6 +120,7 @@ class AgentPool:
         self._agents: dict[str, _Agent] = {}
         self._not_before: dict[str, float] = {}
         self._lock = threading.RLock()
+        self._keep_processes = False
 
     def ensure(self, gpus: bool) -> Slots:
         """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
@@ -175,7 +183,14 @@ class AgentPool:
             with self._lock:
                 for agent in self._agents.values():
                     agent.placements = []
-        return classify_exit(task.logs, results, lost, ray_error)
+        result = classify_exit(task.logs, results, lost, ray_error)
+        self._keep_processes = _leaves_processes(result) and self._may_keep_processes()
+        return result
+
+    def _may_keep_processes(self) -> bool:
+        with self._lock:
+            gpus = any(agent.gpus for agent in self._agents.values())
+        return os.environ.get(_KEEP_PROCESSES, "0" if gpus else "1") == "1"
 
     def _place_ranks(self, world_size: int) -> bool:
         """Assign ranks to agents, on as few nodes as possible. Returns False if there are not enough slots."""
@@ -213,7 +228,10 @@ class AgentPool:
         """
         with self._lock:
             hosts = [agent for agent in self._agents.values() if agent.placements]
-        running = {agent.handle.run_ranks.remote(task, agent.placements): agent for agent in hosts}
+        running = {
+            agent.handle.run_ranks.remote(task, agent.placements, keep_processes=self._keep_processes): agent
+            for agent in hosts
+        }
         ray_error, timeout = "", None
         while running:
             done, _ = ray.wait(list(running), num_returns=1, timeout=timeout)
@@ -248,6 +266,11 @@ class AgentPool:
             logger.warning("the agent on node %s died: %s", agent.node, str(error).strip().splitlines()[0])
         self._agents.pop(agent.node, None)
         self._not_before[agent.node] = time.monotonic() + _RESTART_SECONDS
+
+
+def _leaves_processes(result: GroupResult) -> bool:
+    """Whether the next group may use processes of the group with this result."""
+    return isinstance(result, Yielded) or (isinstance(result, Failed) and result.cause is FailureCause.WORKER_LOST)
 
 
 def _start(node: str, slots: int, gpus: bool) -> _Agent:

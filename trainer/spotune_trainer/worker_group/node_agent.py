@@ -22,14 +22,14 @@ from multiprocessing.connection import Connection
 import ray.util
 
 from spotune.plan.devices import machine_memory_bytes
-from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
+from spotune_trainer.checkpoint.memory.node_memory import NodeMemory
 from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
-from spotune_trainer.worker_group.rank_process import has_hung, run_rank
+from spotune_trainer.worker_group.rank_process import Abort, Assignment, has_hung, run_rank
 
-GRACE_SECONDS = 2.0
-"""Once a rank has failed, the others have this long to report their own failure; then they are killed."""
+GRACE_SECONDS = 5.0
+"""Once a rank has failed, the others have this long to leave the generation; then they are killed."""
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 _FORKING = multiprocessing.get_context("forkserver")
 
 
@@ -61,6 +61,7 @@ class NodeAgent:
         forkserver.ensure_running()
         self._deadlines: dict[int, float] = {}
         self._memory = NodeMemory()
+        self._standing_by: dict[int, _Rank] = {}
 
     def info(self) -> NodeInfo:
         """Address and memory of this node."""
@@ -82,59 +83,120 @@ class NodeAgent:
         """Never returns. A caller that waits for it gets an error as soon as the agent or its node is dead."""
         threading.Event().wait()
 
-    def run_ranks(self, task: WorkerTask, placements: Sequence[RankPlacement]) -> list[RankResult]:
-        """Run ranks on this node until all have exited. Once one fails, the others have `GRACE_SECONDS`."""
+    def run_ranks(
+        self, task: WorkerTask, placements: Sequence[RankPlacement], *, keep_processes: bool = False
+    ) -> list[RankResult]:
+        """Run ranks on this node until none takes part any more. Once one fails, the others have `GRACE_SECONDS`.
+
+        Args:
+            task: of the generation.
+            placements: of the ranks.
+            keep_processes: use those of an earlier generation that wait for another one; otherwise fork them all.
+        """
         memories = self._memory.share(len(placements), task.memory_copies, task.restore)
-        ranks = [_Rank(task, place, memory) for place, memory in zip(placements, memories, strict=True)]
+        ranks = self._start_ranks(
+            [Assignment(task, place, memory) for place, memory in zip(placements, memories, strict=True)],
+            keep_processes=keep_processes,
+        )
         while running := [rank for rank in ranks if rank.status is None]:
             for rank in running:
                 rank.poll()
                 if rank.status:
                     self.abort(task.generation)
-                elif time.monotonic() > self._deadlines.get(task.generation, float("inf")):
-                    rank.kill()
+            deadline = self._deadlines.get(task.generation)
+            for rank in running:
+                if deadline is not None and rank.status is None:
+                    rank.abort() if time.monotonic() < deadline else rank.kill()
             connection.wait([handle for rank in running for handle in rank.wait_handles()], _POLL_SECONDS)
         self._deadlines.pop(task.generation, None)
         results = [rank.result() for rank in ranks]
+        self._standing_by |= {rank.local_rank: rank for rank in ranks if rank.is_kept}
         if any(result.exit in (RankExit.TRAINED, RankExit.STOPPED) for result in results):  # no group follows
             self._memory.free()
         return results
 
+    def _start_ranks(self, assignments: Sequence[Assignment], *, keep_processes: bool) -> list[_Rank]:
+        """Start each rank in the process that had its local rank before, or in a new one. Ends all other processes."""
+        kept = self._standing_by if keep_processes else {}
+        unused, self._standing_by = self._standing_by, {}
+        ranks = []
+        for assignment in assignments:
+            rank = kept.get(assignment.place.local_rank)
+            if rank is not None and rank.assign(assignment):
+                del unused[rank.local_rank]
+                ranks.append(rank)
+            else:
+                ranks.append(_Rank(assignment))
+        for rank in unused.values():
+            rank.kill()
+        return ranks
+
     def abort(self, generation: int) -> None:
-        """A rank of this generation has failed, here or elsewhere: kill the others after `GRACE_SECONDS`."""
+        """A rank of this generation has failed, here or elsewhere: the others leave it within `GRACE_SECONDS`."""
         self._deadlines.setdefault(generation, time.monotonic() + GRACE_SECONDS)
 
 
 class _Rank:
-    """The process of a rank, and the result that it sent.
+    """The process of a rank, and the result of its last generation.
 
     Attributes:
-        status: exit status, negative for a signal; None while it runs.
+        status: of the result; None while the process takes part in a generation.
     """
 
-    def __init__(self, task: WorkerTask, place: RankPlacement, memory: RankMemory | None) -> None:
-        self._rank = place.rank
-        self._logs = task.logs
+    def __init__(self, assignment: Assignment) -> None:
+        self._connection, theirs = _FORKING.Pipe()
+        self._assignment = assignment
         self._reported: RankResult | None = None
-        self._receiver, sender = _FORKING.Pipe(duplex=False)
-        self._process = _FORKING.Process(target=run_rank, args=(task, place, sender, memory))
-        self._process.start()
-        sender.close()
-        self._killed = False
+        self._aborted = self._killed = False
         self.status: int | None = None
+        self._process = _FORKING.Process(target=run_rank, args=(theirs, assignment))
+        self._process.start()
+        theirs.close()
+
+    @property
+    def local_rank(self) -> int:
+        """Its place on the node, which is also that of its GPU."""
+        return self._assignment.place.local_rank
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the process waits for another generation."""
+        return self._reported is not None and self._reported.is_kept and not self._killed
+
+    def assign(self, assignment: Assignment) -> bool:
+        """Let the waiting process take part in another generation. Returns False if it has exited."""
+        if self._process.exitcode is not None:
+            return False
+        try:
+            self._connection.send(assignment)
+        except OSError:
+            return False
+        self._assignment = assignment
+        self._reported = self.status = None
+        self._aborted = False
+        return True
 
     def wait_handles(self) -> list[Connection | int]:
         """Handles that become readable once `poll` has something to do."""
-        return [self._process.sentinel] if self._receiver.closed else [self._process.sentinel, self._receiver]
+        ended = self._process.sentinel
+        return [ended] if self._connection.closed or self._reported else [ended, self._connection]
 
     def poll(self) -> None:
         """Receive its result, if there is one, and update `status`."""
         status = self._process.exitcode  # read first: the result of an exited process is still in the pipe
-        if not self._receiver.closed and self._receiver.poll():
-            with suppress(EOFError):
-                self._reported = self._receiver.recv()
-            self._receiver.close()
-        self.status = status
+        if self._reported is None and not self._connection.closed and self._connection.poll():
+            try:
+                self._reported = self._connection.recv()
+            except (EOFError, OSError):
+                self._connection.close()
+        self.status = self._reported.status if self._reported and self.is_kept else status
+
+    def abort(self) -> None:
+        """Tell the process that another rank of its generation has failed."""
+        if not self._aborted:
+            self._aborted = True
+            with suppress(OSError):
+                self._connection.send(Abort(self._assignment.task.generation))
 
     def kill(self) -> None:
         """Kill the process."""
@@ -142,10 +204,11 @@ class _Rank:
         self._process.kill()
 
     def result(self) -> RankResult:
-        """How the process ended. To be called once `status` is set."""
+        """How its part in the generation ended. To be called once `status` is set."""
         assert self.status is not None
-        reported = self._reported or RankResult(self._rank, self.status)
-        return replace(reported, status=self.status, hung=has_hung(self._logs, self._rank), killed=self._killed)
+        rank, logs = self._assignment.place.rank, self._assignment.task.logs
+        reported = self._reported or RankResult(rank, self.status)
+        return replace(reported, status=self.status, hung=has_hung(logs, rank), killed=self._killed)
 
 
 def _send_gpu_memory(sender: Connection) -> None:

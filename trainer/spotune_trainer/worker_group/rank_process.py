@@ -1,22 +1,64 @@
 """The process of one rank: forked for the node agent, killed with it.
 
+A process may take part in several generations. When its group has lost a rank, or has yielded, it aborts its
+collectives, frees the engine and everything else of the generation, and waits for its next `Assignment`: imports, the
+CUDA context and warm libraries stay. A process that cannot return to a clean state exits, and another one is forked.
+
 Must be cheap to import: the agent imports it, and must not wait for DeepSpeed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import queue
 import signal
 import sys
+import threading
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
+from spotune.errors import SpotuneError
+from spotune.retry import FailureCause
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.job_directory.layout import GenerationLogs
-from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
+from spotune_trainer.observability.logs.line_format import logging_to_file
+from spotune_trainer.training.task import RankExit, RankFailure, RankPlacement, RankResult, WorkerTask
+
+if TYPE_CHECKING:
+    from spotune_trainer.engine.teardown import ProcessBaseline
+
+logger = logging.getLogger("spotune.worker")
+
+STANDBY_SECONDS = 300.0
+"""How long a process waits for its next generation; then it exits."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The agent's request to take part in a generation.
+
+    Attributes:
+        task: of the generation.
+        place: of the process in its group.
+        memory: its share of the node's shared memory.
+    """
+
+    task: WorkerTask
+    place: RankPlacement
+    memory: RankMemory | None
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The agent's notice that another rank of this generation has failed: leave it."""
+
+    generation: int
 
 
 def has_hung(logs: GenerationLogs, rank: int) -> bool:
@@ -25,21 +67,129 @@ def has_hung(logs: GenerationLogs, rank: int) -> bool:
     return stacks.exists() and stacks.stat().st_size > 0
 
 
-def run_rank(task: WorkerTask, place: RankPlacement, results: Connection, memory: RankMemory | None = None) -> None:
-    """Main function of the process: train, and send the `RankResult` through `results`."""
-    _name_and_tie_to_parent(f"spotune-rank-{place.rank}")
+def run_rank(agent: Connection, assignment: Assignment) -> None:
+    """Main function of the process: train in one generation after the other, and send a `RankResult` for each.
+
+    Args:
+        agent: connection to the agent, which sends `Abort` and further `Assignment`s.
+        assignment: the first one.
+    """
+    _tie_to_parent()
+    messages = _Messages(agent)
+    from spotune_trainer.engine.teardown import ProcessBaseline
+
+    baseline = ProcessBaseline.of_this_process()
+    while True:
+        result = _take_part(assignment, messages, baseline)
+        agent.send(result)
+        if not result.is_kept:
+            _exit(result.status)
+        following = messages.next_assignment(STANDBY_SECONDS)
+        if following is None:
+            _exit(1)
+        assert following is not None
+        assignment = following
+
+
+class _Messages:
+    """Receives the agent's messages in a thread, since the main thread may be blocked in a collective.
+
+    Args:
+        agent: connection to the agent.
+    """
+
+    def __init__(self, agent: Connection) -> None:
+        self._agent = agent
+        self._assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._generation: int | None = None
+        self._aborted: int | None = None
+        threading.Thread(target=self._receive, name="agent", daemon=True).start()
+
+    def next_assignment(self, timeout_seconds: float) -> Assignment | None:
+        """Wait for the next assignment; None if there is none in time."""
+        try:
+            return self._assignments.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return None
+
+    def begin(self, generation: int) -> None:
+        """From now on an `Abort` of this generation aborts the collectives of this process."""
+        with self._lock:
+            self._generation = generation
+
+    def end(self) -> bool:
+        """From now on no `Abort` has an effect. Returns whether the generation has been aborted."""
+        with self._lock:
+            generation, self._generation = self._generation, None
+            return self._aborted == generation
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                message = self._agent.recv()
+            except (EOFError, OSError):  # the agent is dead, and the kernel is about to kill this process
+                return
+            if isinstance(message, Assignment):
+                self._assignments.put(message)
+            elif isinstance(message, Abort):
+                self._abort(message.generation)
+
+    def _abort(self, generation: int) -> None:
+        from spotune_trainer.engine.teardown import abort_process_groups
+
+        with self._lock:
+            if generation == self._generation:
+                self._aborted = generation
+                abort_process_groups()
+
+
+def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBaseline) -> RankResult:
+    """Train in one generation. If the process can take part in another one, nothing of this one is left in it."""
+    task, place = assignment.task, assignment.place
+    _set_name(f"spotune-rank-{place.rank}")
     os.environ |= place.environment()
     from spotune_trainer.training.failures import describe
-    from spotune_trainer.training.worker import run_worker
+    from spotune_trainer.training.worker import TrainResult, run_worker
 
+    trained: TrainResult | None = None
+    failure: RankFailure | None = None
+    is_own = False
+    messages.begin(task.generation)
     try:
-        result = run_worker(task, place.rank, place.world_size, memory)
-    except BaseException as error:  # run_worker has logged it in full
-        results.send(RankResult(place.rank, 1, failure=describe(place.rank, error)))
-        _exit(1)
-        raise
-    results.send(RankResult(place.rank, 0, result.exit, result.summary))
-    _exit(0)
+        trained = run_worker(task, place.rank, place.world_size, assignment.memory)
+    except BaseException as error:  # noqa: BLE001 - run_worker has logged it in full
+        failure = describe(place.rank, error)
+        is_own = isinstance(error, SpotuneError | MemoryError)
+    was_aborted = messages.end()
+    if failure is None:
+        assert trained is not None
+        result = RankResult(place.rank, 0, trained.exit, trained.summary)
+        may_be_kept = trained.exit is RankExit.YIELDED
+    else:
+        if was_aborted and not is_own and failure.cause != FailureCause.OUT_OF_MEMORY:
+            failure = replace(failure, cause=str(FailureCause.COMMUNICATION))
+        result = RankResult(place.rank, 1, failure=failure)
+        may_be_kept = failure.cause == FailureCause.COMMUNICATION
+    del assignment
+    if task.plan["compile"]:  # the state of the compiler is not known well enough
+        may_be_kept = False
+    return replace(result, is_kept=may_be_kept and _is_clean(baseline, task.logs, place.rank))
+
+
+def _is_clean(baseline: ProcessBaseline, logs: GenerationLogs, rank: int) -> bool:
+    """Whether nothing of the generation is left in this process, which is freed first."""
+    with logging_to_file(logs.worker(rank)):
+        try:
+            problem = baseline.restore()
+        except Exception:
+            logger.exception("rank %d cannot leave the generation: the process exits", rank)
+            return False
+        if problem is None:
+            logger.info("rank %d has left the generation: the process waits for the next one", rank)
+        else:
+            logger.info("rank %d has left the generation: the process exits, because %s", rank, problem)
+    return problem is None
 
 
 def _exit(status: int) -> None:
@@ -49,8 +199,11 @@ def _exit(status: int) -> None:
     os._exit(status)
 
 
-def _name_and_tie_to_parent(name: str) -> None:
-    """Name this process for `ps`, and have the kernel kill it when the fork server dies."""
-    system = ctypes.CDLL(None, use_errno=True)
-    system.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-    system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _set_name(name: str) -> None:
+    """Name this process for `ps`."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def _tie_to_parent() -> None:
+    """Have the kernel kill this process when the fork server dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
