@@ -40,7 +40,7 @@ def generation(directory: JobDirectory, job: FinetuneJob, micro_batch_size: int)
     with socket.create_server(("", 0)) as listener:
         port = listener.getsockname()[1]
     _ours, theirs = _FORKING.Pipe()
-    assignment = Assignment(task, RankPlacement(0, 0, 1, 1, "127.0.0.1", port), memory=None)
+    assignment = Assignment(task, RankPlacement(0, 0, 1, 1, "127.0.0.1", port), memory=None, keep=False)
     process = _FORKING.Process(target=run_rank, args=(theirs, assignment))
     process.start()
     try:

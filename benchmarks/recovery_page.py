@@ -48,7 +48,7 @@ Compare the parts within one table.
 | firstStep | the first step that was not made before is done |
 """
 
-_PROCESSES_TEXT = """## Processes that stay ([ADR 57](adr/0057-processes-stay.md))
+_PROCESSES_TEXT = """## Processes that may stay ([ADR 57](adr/0057-processes-stay.md))
 
 [recovery_processes.py](../benchmarks/recovery_processes.py) kills one of four CPU workers after the
 other. In one way the other ranks keep their processes, in the other way all ranks are forked anew.
@@ -63,7 +63,8 @@ _PROCESSES_MEANING = """
 A new process pays for what each library does at its first use: it shows in `data`, `model` and
 `engine`. The larger model has 34 million parameters. Four processes on two cores need longer for
 its first step than for their start, so the difference between the two ways is within the noise. On
-GPUs, where processes are not kept by default, this is not measured yet.
+GPUs this is not measured yet. Processes are kept with `SPOTUNE_KEEP_RANK_PROCESSES=1`, which is not
+the default.
 
 In both ways, ranks look for rank 0 every 10 ms. PyTorch alone waits for half a second and more
 after its first attempt, which cost every rank that was ready before rank 0.

@@ -25,7 +25,7 @@ def run(runs: Runs) -> Iterator[LiveRun]:
         workers={"count": WORKERS, "gpus": 0},
         retry={"backoff": {"initial": "500ms", "max": "1s"}},
     )
-    made = LiveRun(runs.empty("kept"), job)
+    made = LiveRun(runs.empty("kept"), job, {"SPOTUNE_KEEP_RANK_PROCESSES": "1"})
     yield made
     made.clean_up()
 

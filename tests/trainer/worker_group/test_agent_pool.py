@@ -142,6 +142,23 @@ def test_consecutive_groups_train_with_the_same_agent(cluster: Cluster) -> None:
         assert cluster.agent() == agent
 
 
+def test_killed_rank_is_reported_lost_and_the_other_ranks_are_killed(cluster: Cluster) -> None:
+    group = cluster.start()
+    agent = cluster.agent()
+    assert set(cluster.ranks()) == {"spotune-rank-0", "spotune-rank-1"}
+    kill(cluster.ranks()["spotune-rank-1"])
+    assert group.result() == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
+    assert not cluster.ranks()
+    assert cluster.agent() == agent
+
+
+@pytest.fixture
+def keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are kept, which is not the default."""
+    monkeypatch.setenv("SPOTUNE_KEEP_RANK_PROCESSES", "1")
+
+
+@pytest.mark.usefixtures("keep")
 def test_killed_rank_is_reported_lost_and_the_other_rank_keeps_its_process(cluster: Cluster) -> None:
     group = cluster.start()
     agent, ranks = cluster.agent(), cluster.ranks()
@@ -152,18 +169,21 @@ def test_killed_rank_is_reported_lost_and_the_other_rank_keeps_its_process(clust
     assert cluster.agent() == agent
 
 
+@pytest.mark.usefixtures("keep")
 def test_group_without_a_lost_rank_before_it_gets_new_processes(cluster: Cluster) -> None:
     group = cluster.start()
     survivor = cluster.ranks()["spotune-rank-0"]
     kill(cluster.ranks()["spotune-rank-1"])
     group.result()
-    cluster.agents._keep_processes = False  # as after an error of the group's own
+    cluster.agents._reuse_processes = False  # as after an error of the group's own
     group = cluster.start()
     assert survivor not in cluster.ranks().values()
     kill(cluster.ranks()["spotune-rank-1"])
     group.result()
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("keep")
 def test_suspended_process_that_stays_is_killed_and_replaced(cluster: Cluster) -> None:
     """It does not answer to its next assignment, so the group fails, and the one after it has a new process."""
     group = cluster.start()
@@ -182,6 +202,8 @@ def test_suspended_process_that_stays_is_killed_and_replaced(cluster: Cluster) -
     group.result()
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("keep")
 def test_processes_stay_while_the_world_shrinks_and_grows(cluster: Cluster) -> None:
     """Kills in three generations, the second of which has just begun; the weights are those of an undisturbed run."""
     cluster.ensure()

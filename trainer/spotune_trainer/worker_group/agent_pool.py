@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from spotune.errors import InfrastructureError
 from spotune.retry import FailureCause
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
-from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, NodeAgent, NodeInfo
+from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, GRACE_SECONDS_OF_KEPT, NodeAgent, NodeInfo
 from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Yielded, classify_exit
 
 
@@ -44,7 +44,7 @@ _IMPORT_SECONDS = 300.0
 _RESTART_SECONDS = 5.0
 """Delay before a dead agent is replaced on its node."""
 _KEEP_PROCESSES = "SPOTUNE_KEEP_RANK_PROCESSES"
-"""Environment variable of the driver: 0 or 1, for comparisons. By default, processes with GPUs are not kept."""
+"""Environment variable of the driver; 1: processes are kept. Not the default until it is tried on GPUs (ADR 57)."""
 
 
 def draining_nodes() -> dict[str, float]:
@@ -102,8 +102,9 @@ class AgentPool:
 
     An agent that dies is replaced. An agent on a draining node is kept while it runs ranks, then killed.
 
-    After a lost rank, and after a group that yielded, the other ranks keep their processes for the next group. After
-    any other failure all processes are new ones, because their state may be a part of the problem.
+    With `SPOTUNE_KEEP_RANK_PROCESSES=1`, the other ranks keep their processes for the next group after a lost rank, and
+    after a group that yielded. After any other failure all processes are new ones, because their state may be a part of
+    the problem.
 
     Args:
         nodes: the cluster's nodes, as `ray.nodes()` returns them.
@@ -120,7 +121,7 @@ class AgentPool:
         self._agents: dict[str, _Agent] = {}
         self._not_before: dict[str, float] = {}
         self._lock = threading.RLock()
-        self._keep_processes = False
+        self._reuse_processes = False
 
     def ensure(self, gpus: bool) -> Slots:
         """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
@@ -184,13 +185,8 @@ class AgentPool:
                 for agent in self._agents.values():
                     agent.placements = []
         result = classify_exit(task.logs, results, lost, ray_error)
-        self._keep_processes = _leaves_processes(result) and self._may_keep_processes()
+        self._reuse_processes = _leaves_processes(result)
         return result
-
-    def _may_keep_processes(self) -> bool:
-        with self._lock:
-            gpus = any(agent.gpus for agent in self._agents.values())
-        return os.environ.get(_KEEP_PROCESSES, "0" if gpus else "1") == "1"
 
     def _place_ranks(self, world_size: int) -> bool:
         """Assign ranks to agents, on as few nodes as possible. Returns False if there are not enough slots."""
@@ -228,9 +224,10 @@ class AgentPool:
         """
         with self._lock:
             hosts = [agent for agent in self._agents.values() if agent.placements]
+        keep = os.environ.get(_KEEP_PROCESSES) == "1"
+        reuse = keep and self._reuse_processes
         running = {
-            agent.handle.run_ranks.remote(task, agent.placements, keep_processes=self._keep_processes): agent
-            for agent in hosts
+            agent.handle.run_ranks.remote(task, agent.placements, keep=keep, reuse=reuse): agent for agent in hosts
         }
         ray_error, timeout = "", None
         while running:
@@ -246,7 +243,7 @@ class AgentPool:
                     lost |= {place.rank: type(error).__name__ for place in agent.placements}
                     self._kill(agent)
                 if failed and timeout is None:
-                    timeout = GRACE_SECONDS + _REPLY_SECONDS
+                    timeout = (GRACE_SECONDS_OF_KEPT if keep else GRACE_SECONDS) + _REPLY_SECONDS
                     for other in running.values():
                         other.handle.abort.remote(task.generation)
         return ray_error

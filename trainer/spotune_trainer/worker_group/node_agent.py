@@ -26,8 +26,10 @@ from spotune_trainer.checkpoint.memory.node_memory import NodeMemory
 from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.rank_process import Abort, Assignment, has_hung, run_rank
 
-GRACE_SECONDS = 5.0
-"""Once a rank has failed, the others have this long to leave the generation; then they are killed."""
+GRACE_SECONDS = 2.0
+"""Once a rank has failed, the others have this long to report their own failure; then they are killed."""
+GRACE_SECONDS_OF_KEPT = 5.0
+"""The same where processes are kept, which have more to do: to leave the generation."""
 
 _POLL_SECONDS = 0.1
 _FORKING = multiprocessing.get_context("forkserver")
@@ -62,6 +64,7 @@ class NodeAgent:
         self._deadlines: dict[int, float] = {}
         self._memory = NodeMemory()
         self._standing_by: dict[int, _Rank] = {}
+        self._grace_seconds = GRACE_SECONDS
 
     def info(self) -> NodeInfo:
         """Address and memory of this node."""
@@ -84,19 +87,21 @@ class NodeAgent:
         threading.Event().wait()
 
     def run_ranks(
-        self, task: WorkerTask, placements: Sequence[RankPlacement], *, keep_processes: bool = False
+        self, task: WorkerTask, placements: Sequence[RankPlacement], *, keep: bool = False, reuse: bool = False
     ) -> list[RankResult]:
-        """Run ranks on this node until none takes part any more. Once one fails, the others have `GRACE_SECONDS`.
+        """Run ranks on this node until none takes part any more. Once one fails, the others have a grace period.
 
         Args:
             task: of the generation.
             placements: of the ranks.
-            keep_processes: use those of an earlier generation that wait for another one; otherwise fork them all.
+            keep: let processes wait for another generation, if a rank is lost elsewhere or the group yields.
+            reuse: use processes that wait since an earlier generation; otherwise fork them all.
         """
+        self._grace_seconds = GRACE_SECONDS_OF_KEPT if keep else GRACE_SECONDS
         memories = self._memory.share(len(placements), task.memory_copies, task.restore)
         ranks = self._start_ranks(
-            [Assignment(task, place, memory) for place, memory in zip(placements, memories, strict=True)],
-            keep_processes=keep_processes,
+            [Assignment(task, place, memory, keep) for place, memory in zip(placements, memories, strict=True)],
+            reuse=reuse,
         )
         while running := [rank for rank in ranks if rank.status is None]:
             for rank in running:
@@ -115,9 +120,9 @@ class NodeAgent:
             self._memory.free()
         return results
 
-    def _start_ranks(self, assignments: Sequence[Assignment], *, keep_processes: bool) -> list[_Rank]:
+    def _start_ranks(self, assignments: Sequence[Assignment], *, reuse: bool) -> list[_Rank]:
         """Start each rank in the process that had its local rank before, or in a new one. Ends all other processes."""
-        kept = self._standing_by if keep_processes else {}
+        kept = self._standing_by if reuse else {}
         unused, self._standing_by = self._standing_by, {}
         ranks = []
         for assignment in assignments:
@@ -132,8 +137,8 @@ class NodeAgent:
         return ranks
 
     def abort(self, generation: int) -> None:
-        """A rank of this generation has failed, here or elsewhere: the others leave it within `GRACE_SECONDS`."""
-        self._deadlines.setdefault(generation, time.monotonic() + GRACE_SECONDS)
+        """A rank of this generation has failed, here or elsewhere: the others leave it within a grace period."""
+        self._deadlines.setdefault(generation, time.monotonic() + self._grace_seconds)
 
 
 class _Rank:

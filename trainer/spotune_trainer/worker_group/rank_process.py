@@ -47,11 +47,13 @@ class Assignment:
         task: of the generation.
         place: of the process in its group.
         memory: its share of the node's shared memory.
+        keep: whether the process may wait for another generation afterwards.
     """
 
     task: WorkerTask
     place: RankPlacement
     memory: RankMemory | None
+    keep: bool
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
     trained: TrainResult | None = None
     failure: RankFailure | None = None
     is_own = False
-    messages.begin(task.generation)
+    if assignment.keep:
+        messages.begin(task.generation)
     try:
         trained = run_worker(task, place.rank, place.world_size, assignment.memory)
     except BaseException as error:  # noqa: BLE001 - run_worker has logged it in full
@@ -171,9 +174,9 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
             failure = replace(failure, cause=str(FailureCause.COMMUNICATION))
         result = RankResult(place.rank, 1, failure=failure)
         may_be_kept = failure.cause == FailureCause.COMMUNICATION
+    # The state of the compiler is not known well enough.
+    may_be_kept = may_be_kept and assignment.keep and not task.plan["compile"]
     del assignment
-    if task.plan["compile"]:  # the state of the compiler is not known well enough
-        may_be_kept = False
     return replace(result, is_kept=may_be_kept and _is_clean(baseline, task.logs, place.rank))
 
 
