@@ -176,6 +176,7 @@ class World:
         fault: The fault of the operator's requests.
         now: The time of the operator's clock.
         answer: The supervisor's response to `/progress`.
+        is_silent: Whether the supervisor responds with an error instead.
     """
 
     kube: Kube
@@ -185,6 +186,7 @@ class World:
     fault: Fault = field(default_factory=Fault)
     now: float = START
     answer: dict[str, Any] = field(default_factory=dict)
+    is_silent: bool = False
     crashes: int = 0
     _running: Operator | None = None
     _heard: bool = False
@@ -313,6 +315,8 @@ class World:
 
     async def supervise(self, request: web.Request) -> web.StreamResponse:
         """Respond as a supervisor that stops immediately after `POST /stop`."""
+        if self.is_silent:
+            raise web.HTTPServiceUnavailable
         if request.method == "POST":
             state = {"/stop": "stopped", "/start": "running"}[request.path]
             self.answer = {**self.answer, "supervisor": {**self.answer["supervisor"], "state": state}}

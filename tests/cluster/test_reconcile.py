@@ -305,6 +305,22 @@ def test_status_that_somebody_has_spoilt_is_written_again(namespace: Kubectl, cr
     within(namespace, credentials, test)
 
 
+def test_a_later_step_of_another_operator_stays_until_the_next_poll(namespace: Kubectl, credentials: Login) -> None:
+    async def test(here: World) -> None:
+        await live(here, TRAINING)
+        here.is_silent = True
+        here.now += 1
+        await here.kube.patch(JOBS, *here.key, {"status": {"step": 99}}, "status")
+        await here.settle()
+        assert (await here.picture())["status"]["step"] == 99
+        here.is_silent = False
+        await asyncio.sleep(0.5)  # many times the interval of polls
+        await here.settle()
+        assert (await here.picture())["status"]["step"] == 10
+
+    within(namespace, credentials, test)
+
+
 def _repaired(found: Any) -> Any:
     """A part of a picture without values that every repair changes: generations, managers, transition times."""
     if isinstance(found, dict):

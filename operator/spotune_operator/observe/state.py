@@ -123,6 +123,8 @@ class Observed:
         nodes: The nodes of these pods, by name.
         poll: The last poll of the supervisor; None without a head pod.
         refused: The API server's message for each kind of child that it rejected at the last apply.
+        changed_elsewhere_at: Unix time at which this operator first saw what somebody else has written to the job; 0 if
+            the last write was its own.
     """
 
     provider_ids: Sequence[str] = ()
@@ -133,6 +135,7 @@ class Observed:
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     poll: PollResult | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    changed_elsewhere_at: float = 0.0
 
     @property
     def head(self) -> Pod | None:

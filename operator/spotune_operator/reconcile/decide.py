@@ -212,6 +212,8 @@ def _requeue_after(context: ReconcileContext) -> float | None:
         waits.append(context.cleanup_at - now)
     if any(pod.deleting_since is not None for pod in observed.pods):
         waits.append(_TERMINATING_PODS_SECONDS)
+    if context.is_outdated:
+        waits.append(settings.poll_seconds)
     if context.poll.failing_since is not None:
         waits.append(context.poll.failing_since + settings.unreachable_seconds - now)
     if any(pod.gpus and pod.started is not None for pod in observed.pods):

@@ -119,6 +119,16 @@ class ReconcileContext:
         return self.poll.response is not None and self.freshness is not Freshness.REPEATED
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether somebody else has written a later step of the same generation since the last poll.
+
+        An operator that is being replaced still sees what its successor writes; its own last poll is older than that.
+        """
+        if self.poll.received_at >= self.observed.changed_elsewhere_at or self.progress.step is None:
+            return False
+        return self.progress.generation == self.previous.generation and self.progress.step < self.previous.step
+
+    @property
     def is_active(self) -> bool:
         """Whether the workers train, evaluate or export, as far as the operator can tell."""
         return self.progress.phase in ACTIVE_PHASES and self.freshness in (Freshness.FRESH, Freshness.REPEATED)

@@ -65,11 +65,12 @@ class Reconciler:
         self._clock = clock
         self._restarts = RestartMetrics(metrics, clock)
         self._status: StatusWriter[CachedJob, FinetuneJobStatus] = StatusWriter(
-            kube, JOBS, lambda job, previous, status: job_events(job, previous, status, clock()), caches.put_job
+            kube, JOBS, lambda job, previous, status: job_events(job, previous, status, clock()), self._written
         )
         self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
         self._applier = ChildApplier(kube, caches.version_of)
         self._refused: dict[JobKey, dict[str, str]] = {}
+        self._last_change: dict[JobKey, tuple[int, float]] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Reconcile a job.
@@ -117,6 +118,20 @@ class Reconciler:
             self._caches.forget_job(job.key)
         return exists
 
+    def _written(self, body: Manifest) -> None:
+        """Note the job as this operator has written it."""
+        self._caches.put_job(body)
+        metadata = body["metadata"]
+        self._last_change[metadata["namespace"], metadata["name"]] = int(metadata["resourceVersion"]), 0.0
+
+    def _changed_elsewhere_at(self, job: CachedJob) -> float:
+        """When the job was first seen as somebody else wrote it; 0 if this operator wrote it last."""
+        version, seen_at = self._last_change.get(job.key, (-1, 0.0))
+        if job.version != version:
+            seen_at = self._clock()
+            self._last_change[job.key] = job.version, seen_at
+        return seen_at
+
     def _observe(self, job: CachedJob) -> Observed:
         key = job.key
         pods = self._caches.pods(key)
@@ -130,6 +145,7 @@ class Reconciler:
             nodes={pod.node: node for pod in pods if (node := self._caches.node(pod.node)) is not None},
             poll=self._poller.set_target(key, head.ip if head is not None else ""),
             refused=dict(self._refused.get(key, {})),
+            changed_elsewhere_at=self._changed_elsewhere_at(job),
         )
 
     def _desired_children(self, job: CachedJob, previous: FinetuneJobStatus, observed: Observed) -> DesiredChildren:
@@ -174,6 +190,7 @@ class Reconciler:
         self._restarts.forget(key)
         self._desired.forget(key)
         self._refused.pop(key, None)
+        self._last_change.pop(key, None)
         self._applier.forget(key)
 
 

@@ -20,7 +20,7 @@ _WHILE_TRAINING: Final = ("tokens_per_second", "mfu")
 
 def training_fields(context: ReconcileContext) -> dict[str, Any]:
     """The fields that come from the supervisor, by their name in Python; without a value, the previous one stays."""
-    if _is_outdated(context):
+    if context.is_outdated:
         return _progress(context)
     progress = context.progress
     is_training = context.is_active and progress.phase == "Training"
@@ -36,16 +36,6 @@ def training_fields(context: ReconcileContext) -> dict[str, Any]:
         "restarts": _restarts(progress, context.previous.restarts),
         **_progress(context),
     }
-
-
-def _is_outdated(context: ReconcileContext) -> bool:
-    """Whether the status has a later step of the same generation than the last response.
-
-    An operator that is being replaced still sees what its successor writes, and its own last poll is older than that.
-    """
-    progress, previous = context.progress, context.previous
-    is_of_same_generation = progress.generation == previous.generation
-    return is_of_same_generation and progress.step is not None and progress.step < previous.step
 
 
 def _of_step(progress: ProgressResponse) -> dict[str, Any]:

@@ -198,8 +198,14 @@ def test_an_operator_that_is_being_replaced_does_not_take_back_what_its_successo
     scenario.trains(step=42, generation=3, loss=0.5, restarts={"workerLost": 2})
     scenario.decide()
     scenario.trains(step=41, generation=3, loss=0.6, restarts={"workerLost": 2})
+    scenario.observe(changed_elsewhere_at=scenario.now + 1)
+    decision = scenario.decide(after=1)
+    assert decision.requeue_after is not None
+    assert decision.requeue_after < SETTINGS.poll_seconds + 1
+    assert (scenario.status.step, scenario.status.loss) == (42, 0.5), "the poll is older than what somebody else wrote"
+    scenario.trains(step=41, generation=3, loss=0.6, restarts={"workerLost": 2})
     scenario.decide()
-    assert (scenario.status.step, scenario.status.loss) == (42, 0.5), "of an earlier poll"
+    assert (scenario.status.step, scenario.status.loss) == (41, 0.6), "what somebody else wrote was wrong"
     scenario.trains(step=30, generation=4, loss=0.7, restarts={"workerLost": 3})
     scenario.decide()
     assert (scenario.status.generation, scenario.status.step, scenario.status.loss) == (4, 30, 0.7)
