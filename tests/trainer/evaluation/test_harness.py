@@ -42,6 +42,7 @@ def scores_of_its_own_command(export: Path, folder: Path, output: Path) -> dict[
     return {f"{TASK}/acc": values["acc,none"], f"{TASK}/acc_norm": values["acc_norm,none"]}
 
 
+@pytest.mark.long
 def test_scores_are_those_of_the_harness_for_the_exported_folder(tmp_path: Path, runs: Runs) -> None:
     folder = write_task(tmp_path / "tasks")
     job = runs.job(

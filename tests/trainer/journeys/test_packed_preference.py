@@ -110,6 +110,7 @@ def test_held_out_rows_of_packed_pairs_are_evaluated(tmp_path: Path, runs: Runs)
     assert 0 <= scores["rewardAccuracy"] <= 1
 
 
+@pytest.mark.long
 def test_packed_and_single_pairs_may_be_mixed(tmp_path: Path, runs: Runs) -> None:
     folders = {"packed": tmp_path / "packed", "single": tmp_path / "single"}
     jobs = [packed_job(folder, "dpo", packing=name == "packed") for name, folder in folders.items()]
