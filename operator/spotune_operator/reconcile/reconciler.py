@@ -126,11 +126,11 @@ class Reconciler:
 
     def _changed_elsewhere_at(self, job: CachedJob) -> float:
         """When the job was first seen as somebody else wrote it; 0 if this operator wrote it last."""
-        version, seen_at = self._last_change.get(job.key, (-1, 0.0))
+        version, changed_at = self._last_change.get(job.key, (-1, 0.0))
         if job.version != version:
-            seen_at = self._clock()
-            self._last_change[job.key] = job.version, seen_at
-        return seen_at
+            changed_at = self._clock()
+            self._last_change[job.key] = job.version, changed_at
+        return changed_at
 
     def _observe(self, job: CachedJob) -> Observed:
         key = job.key
