@@ -271,18 +271,17 @@ def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory 
         process = f"{socket.gethostname()}, process {os.getpid()}"
         start = task.restore or "the beginning"
         logger.info("rank %d of %d on %s: starts from %s", rank, world_size, process, start)
+        worker: Worker | None = None
         try:
             if not distributed.is_initialized():
                 _init_process_group()
             worker = Worker(task, rank, world_size, reporter, memory)
-            try:
-                result = worker.train()
-            except BaseException:
-                worker.leave()
-                raise
+            result = worker.train()
         except BaseException as error:
             logger.exception("rank %d failed", rank)
             record_failure(logs, describe(rank, error))
+            if worker is not None:
+                worker.leave()
             raise
         logger.info("rank %d ends: %s", rank, result.exit.value)
         return result
