@@ -124,7 +124,7 @@ class _Messages:
         """From now on no `Abort` has an effect. Returns whether the generation has been aborted."""
         with self._lock:
             generation, self._generation = self._generation, None
-            return self._aborted == generation
+            return generation is not None and self._aborted == generation
 
     def _receive(self) -> None:
         while True:
