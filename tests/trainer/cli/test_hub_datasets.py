@@ -18,6 +18,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.sources import check_data
 from tests.command_line import run_spotune
 from tests.trainer.support.hub_datasets import hub_of_this_process
+from tests.trainer.support.raw_rows import JOB
 from tests.trainer.support.tiny import save_source
 
 DATASET = "hf://datasets/me/rows"
@@ -31,18 +32,6 @@ configs:
 - config_name: all
   data_files: [fr/*, en/a*]
 ---
-"""
-JOB = """\
-apiVersion: spotune.dev/v1alpha1
-kind: FinetuneJob
-metadata: {name: sql}
-spec:
-  model: {source: model, initialise: random}
-  dataset:
-    prompt: "{q}"
-    completion: "{a}"
-    DATA
-  training: {epochs: 1}
 """
 COLUMNS = ["--tokenizer", "model", "--prompt", "{q}", "--completion", "{a}"]
 

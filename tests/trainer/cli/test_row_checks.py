@@ -16,24 +16,13 @@ from typing import Any
 import pytest
 
 from tests.command_line import run_spotune
+from tests.trainer.support.raw_rows import JOB
 from tests.trainer.support.tiny import save_source, save_tokenizer
 
 Row = dict[str, Any]
 
 GOOD = {"q": "How many singers?", "a": "SELECT count(*) FROM singer"}
 EMPTY = GOOD | {"a": ""}
-JOB = """\
-apiVersion: spotune.dev/v1alpha1
-kind: FinetuneJob
-metadata: {name: sql}
-spec:
-  model: {source: model, initialise: random}
-  dataset:
-    prompt: "{q}"
-    completion: "{a}"
-    DATA
-  training: {epochs: 1}
-"""
 ONE = "prepare: {source: rows.jsonl}"
 MIXTURE = """mixture:
       - {name: good, prepare: {source: good.jsonl}}

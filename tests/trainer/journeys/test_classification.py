@@ -37,6 +37,7 @@ from tests.trainer.support.runs import (
     at_all_layouts,
     committed_state,
     losses,
+    resumed_at_another_layout,
     sample_hashes,
     train_generation,
 )
@@ -105,10 +106,7 @@ def test_a_run_resumes_at_another_world_size(
     tmp_path: Path, runs: Runs, objective: str, before: Layout, after: Layout
 ) -> None:
     job = labelled_job(tmp_path, objective, dropout=0.1, checkpoint={"every": HALF, "keep": 3})
-    undisturbed = runs.empty("finished-labelled")
-    train_generation(undisturbed, job, before)
-    resumed = runs.interrupted(undisturbed, HALF)
-    train_generation(resumed, job, after)
+    resumed, undisturbed = resumed_at_another_layout(runs, job, before, after, HALF)
     assert sample_hashes(resumed) == sample_hashes(undisturbed)
     assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-5)
 

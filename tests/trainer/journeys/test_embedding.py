@@ -25,6 +25,7 @@ from tests.trainer.support.runs import (
     at_all_layouts,
     committed_state,
     losses,
+    resumed_at_another_layout,
     sample_hashes,
     train_generation,
 )
@@ -110,10 +111,7 @@ def test_a_run_resumes_at_another_world_size(
     tmp_path: Path, runs: Runs, name: str, before: Layout, after: Layout
 ) -> None:
     job = embedding_job(tmp_path, **JOBS[name], dropout=0.1, checkpoint={"every": HALF, "keep": 3})
-    undisturbed = runs.empty("finished-embedding")
-    train_generation(undisturbed, job, before)
-    resumed = runs.interrupted(undisturbed, HALF)
-    train_generation(resumed, job, after)
+    resumed, undisturbed = resumed_at_another_layout(runs, job, before, after, HALF)
     assert sample_hashes(resumed) == sample_hashes(undisturbed)
     assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-5)
 

@@ -23,6 +23,7 @@ from tests.trainer.support.runs import (
     at_all_layouts,
     committed_state,
     losses,
+    resumed_at_another_layout,
     sample_hashes,
     train_generation,
 )
@@ -85,10 +86,7 @@ def test_a_run_resumes_at_another_world_size(
     tmp_path: Path, runs: Runs, objective: str, before: Layout, after: Layout
 ) -> None:
     job = preference_job(tmp_path, objective, checkpoint={"every": HALF, "keep": 3})
-    undisturbed = runs.empty(f"finished-{objective}")
-    train_generation(undisturbed, job, before)
-    resumed = runs.interrupted(undisturbed, HALF)
-    train_generation(resumed, job, after)
+    resumed, undisturbed = resumed_at_another_layout(runs, job, before, after, HALF)
     assert sample_hashes(resumed) == sample_hashes(undisturbed)
     assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-5)
 

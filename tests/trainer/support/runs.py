@@ -244,6 +244,17 @@ def rank_error(rank: int, world_size: int, task: WorkerTask) -> str:
     return ""
 
 
+def resumed_at_another_layout(
+    runs: Runs, job: FinetuneJob, before: Layout, after: Layout, step: int
+) -> tuple[JobDirectory, JobDirectory]:
+    """A run that was interrupted after its commit of `step` and resumed at another layout, and an undisturbed run."""
+    undisturbed = runs.empty("finished-at-one-layout")
+    train_generation(undisturbed, job, before)
+    resumed = runs.interrupted(undisturbed, step)
+    train_generation(resumed, job, after)
+    return resumed, undisturbed
+
+
 def losses(run: JobDirectory) -> list[float]:
     """Loss of every step of the surviving history."""
     return [float(record["loss"]) for record in surviving_steps(run)]
