@@ -109,9 +109,13 @@ class NodeAgent:
                 if rank.status:
                     self.abort(task.generation)
             deadline = self._deadlines.get(task.generation)
-            for rank in running:
-                if deadline is not None and rank.status is None:
-                    rank.abort() if time.monotonic() < deadline else rank.kill()
+            if deadline is not None:
+                is_over = time.monotonic() >= deadline
+                for rank in (rank for rank in running if rank.status is None):
+                    if is_over:
+                        rank.kill()
+                    else:
+                        rank.abort()
             connection.wait([handle for rank in running for handle in rank.wait_handles()], _POLL_SECONDS)
         self._deadlines.pop(task.generation, None)
         results = [rank.result() for rank in ranks]
