@@ -10,6 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 
+def rendering_errors() -> tuple[type[Exception], ...]:
+    """Errors of a chat template that does not read the messages, at inference. Needs jinja2."""
+    from jinja2 import TemplateError
+
+    return (TemplateError, ValueError, TypeError, KeyError, AttributeError)
+
+
 def simple_content(content: Any) -> Any:
     """Content that is a list of one text part as text; other content as it is."""
     return content[0]["text"] if isinstance(content, list) and len(content) == 1 else content

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jinja2 import TemplateError
-
 from spotune.errors import JobError, UsageError
-from spotune.prompting.content import joined_content, render_content
+from spotune.prompting.content import joined_content, render_content, rendering_errors
 from spotune.prompting.encoding import encode_for_inference, encode_prompts
 from spotune.prompting.export_manifest import MANIFEST, ExportManifest, find_export
 from spotune.prompting.template import RowError, Template
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-_RENDERING_ERRORS = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
+_RENDERING_ERRORS = rendering_errors()
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _DEFAULT_LENGTH = 4096
 """Maximum length for models with relative positions, such as T5, and no other limit."""

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jinja2 import TemplateError
 
 from spotune.errors import UsageError
-from spotune.prompting.content import render_content
+from spotune.prompting.content import render_content, rendering_errors
 from spotune.prompting.encoding import encode_for_inference
 from spotune.prompting.export_manifest import ExportManifest, find_export
 from spotune.prompting.template import fill_prompt
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _BATCH_SIZE = 8
-_RENDERING_ERRORS = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
+_RENDERING_ERRORS = rendering_errors()
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from spotune.prompting.content import rendering_errors
 from spotune.prompting.template import RowError
 from spotune_trainer.data.chat.messages import Message
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_RENDERING_ERRORS = (TemplateError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+_RENDERING_ERRORS: tuple[type[Exception], ...] = (*rendering_errors(), IndexError)
 
 
 class TemplateRefusalError(RowError):
