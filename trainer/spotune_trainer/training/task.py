@@ -113,6 +113,7 @@ class WorkerTask:
         seconds_to_preemption: mean time until a worker is preempted, estimated from this run.
         commit_seconds: how long the last commit took until it was durable; None if there was none.
         memory_copies: number of snapshots of commits that each rank keeps in shared memory of its node, 0 to 2.
+        peer_copy_rate: bytes per second at which a node copies each commit to another node; 0: it does not.
     """
 
     directory: str
@@ -123,6 +124,7 @@ class WorkerTask:
     seconds_to_preemption: float = SECONDS_TO_PREEMPTION
     commit_seconds: float | None = None
     memory_copies: int = 0
+    peer_copy_rate: int = 0
 
     @property
     def job_directory(self) -> JobDirectory:
