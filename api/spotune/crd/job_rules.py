@@ -12,7 +12,6 @@ from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
 from spotune.job import (
     BackoffSpec,
-    CheckpointSpec,
     DatasetSpec,
     EvalSpec,
     EvaluationSpec,
@@ -299,14 +298,6 @@ _EXECUTION = (
     ),
 )
 
-_CHECKPOINT = (
-    Rule(
-        "type(self.peerCopy) != bool || !self.peerCopy || type(self.memoryCopies) != int || self.memoryCopies > 0",
-        "true copies what memoryCopies keeps in memory: set that to auto, 1 or 2",
-        "peerCopy",
-    ),
-)
-
 _SERVICE_NAME: Final = "(self.spec.serving.name == '' ? self.metadata.name : self.spec.serving.name)"
 """CEL equivalent of `spotune.job.FinetuneJob.service_name`."""
 
@@ -367,7 +358,6 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ModelSpec: _MODEL,
     WorkersSpec: _WORKERS,
     BackoffSpec: _BACKOFF,
-    CheckpointSpec: _CHECKPOINT,
     EvalSpec: EVAL_RULES,
     MixtureSourceSpec: MIXTURE_SOURCE_RULES,
     PrepareSpec: PREPARE_RULES,
