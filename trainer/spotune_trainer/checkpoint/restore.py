@@ -23,9 +23,6 @@ from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpoin
 
 logger = logging.getLogger("spotune.worker")
 
-_CONNECTIONS = 4
-"""Number of files that a rank copies from other nodes at once."""
-
 
 @dataclass(frozen=True)
 class RestoredBytes:
@@ -91,6 +88,7 @@ class Restore:
             if file in self._bytes and file not in self._copied
         }
         damaged: list[str] = []
+        from_volume = self.volume_files
         with ThreadPoolExecutor(1 + len(used), thread_name_prefix="verify") as verifier:
             verified = verifier.submit(verify, self._checkpoint, [self._entries[file] for file in share])
             intact = {file: verifier.submit(is_intact, used[file], self._entries[file]) for file in used}
@@ -104,7 +102,7 @@ class Restore:
         if damaged:
             self._distrust(damaged, "its bytes do not have the checksum that the manifest records")
             self._open()
-            verify(self._checkpoint, [self._entries[file] for file in damaged])
+            verify(self._checkpoint, [self._entries[file] for file in self.volume_files - from_volume])
             self._reader.restore(self._fragments)
         return self._report()
 
@@ -116,9 +114,8 @@ class Restore:
     def _copy_from_peers(self) -> None:
         """Copy the files that this rank needs, and that only other nodes have in memory, to segments of its own."""
         while files := [file for file in self._bytes if file in self._at_peers and file not in self._segments]:
-            with ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="peer") as threads:
-                copies = dict(zip(files, threads.map(self._copy, files), strict=True))
-            for file, segment in copies.items():
+            for file in files:
+                segment = self._copy(file)
                 if segment is None:
                     del self._at_peers[file]  # the volume is read
                 else:

@@ -120,7 +120,11 @@ class RankMemory:
 
 
 class NodeMemory:
-    """The segments of one node. Not thread-safe: the ranks of one group end before those of the next start."""
+    """The segments of one node. Not thread-safe: the ranks of one group end before those of the next start.
+
+    Attributes:
+        ranks: number of ranks on the node.
+    """
 
     def __init__(self) -> None:
         self._by_rank: list[tuple[Segment, Segment]] = []

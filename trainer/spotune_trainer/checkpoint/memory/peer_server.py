@@ -2,10 +2,10 @@
 
 Each connection has a thread. A client that has proved that it knows the secret sends requests:
 
-    find, with labels                    -> the sizes of the headers of those files that it holds, then the headers
-    read, with a label                   -> whether it holds the file, then the content
-    keep, with a label, the generation   -> why it refuses, or null; then the client sends the content
-    and all files of the commit             -> why it was refused, or null
+    find, with labels                 -> sizes of the safetensors headers of the files that it holds, then the headers
+    read, with a label                -> whether it holds the file, then the content
+    keep, with a label, generation    -> why it refuses, or null; then the client sends the content
+    and all files of the commit       -> why it was refused after all, or null
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class PeerServer:
         self._secret = secret
         self._memory = memory
         self._copies = copies
-        self._listener = socket.create_server((host, 0), backlog=_MOST_CONNECTIONS)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=_MOST_CONNECTIONS)
         self._free_connections = threading.Semaphore(_MOST_CONNECTIONS)
         self._closed = threading.Event()
         self.address = PeerAddress(host, int(self._listener.getsockname()[1]))
@@ -79,7 +80,7 @@ class PeerServer:
             with PeerConnection(connected, self._secret, serves=True) as connection:
                 while True:
                     self._answer(connection, connection.receive())
-        except (PeerError, KeyError, TypeError, ValueError) as error:
+        except (PeerError, OSError, KeyError, TypeError, ValueError) as error:
             logger.debug("a connection of another node ended: %s", error)
         finally:
             self._free_connections.release()
