@@ -236,7 +236,7 @@ class AgentPool:
                 (a for a in self._agents.values() if a.placements), key=lambda agent: agent.placements[0].rank
             )
             idle = [agent for agent in self._agents.values() if not agent.placements and agent.is_ready()]
-        others = _others_of([agent.info().peer for agent in hosts], [agent.info().peer for agent in idle])
+        others = others_of([agent.info().peer for agent in hosts], [agent.info().peer for agent in idle])
         keep = os.environ.get(_KEEP_PROCESSES) == "1"
         reuse = keep and self._reuse_processes
         running = {
@@ -279,7 +279,7 @@ class AgentPool:
         self._not_before[agent.node] = time.monotonic() + _RESTART_SECONDS
 
 
-def _others_of(hosts: Sequence[PeerAddress | None], idle: Sequence[PeerAddress | None]) -> list[OtherNodes]:
+def others_of(hosts: Sequence[PeerAddress | None], idle: Sequence[PeerAddress | None]) -> list[OtherNodes]:
     """The other nodes for each node of a group, in the order of their ranks: a ring, in which each has a next one.
 
     Args:
