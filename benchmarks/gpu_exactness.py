@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import distributed
@@ -39,6 +39,13 @@ from tests.trainer.support.runs import Layout, Runs, committed, committed_state,
 STAGES = (0, 1, 2, 3)
 DTYPES = ("float32", "bfloat16")
 INTERRUPTED_AFTER = 5
+
+
+class HasJob(Protocol):
+    """What is trained."""
+
+    def job(self, runs: Runs, **checkpoint: int) -> FinetuneJob:
+        """The job, with values of its section `checkpoint`; called anew for each generation."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ def train(
     runs: Runs,
     directory: JobDirectory,
     layout: Layout,
-    kind: Kind,
+    kind: HasJob,
     worker: type[Worker] = Worker,
     **checkpoint: int,
 ) -> None:
@@ -139,7 +146,7 @@ def compare(runs: Runs, layout: Layout, dtype: str, reference: list[dict[str, An
 
 
 def resume(
-    runs: Runs, directory: JobDirectory, layout: Layout, kind: Kind
+    runs: Runs, directory: JobDirectory, layout: Layout, kind: HasJob
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Train without and with an interruption; returns the uninterrupted steps, and whether both runs are equal."""
     train(runs, directory, layout, kind)

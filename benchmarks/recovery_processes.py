@@ -1,4 +1,4 @@
-"""Compares two ways to start a worker group after a killed rank: in the processes that are left, and in new ones.
+r"""Compares ways to start a worker group after a killed rank: in the processes that are left, and in new ones.
 
 `spotune run` trains with four CPU workers (gloo) and commits all the time. `kill -9` ends one rank after the other. In
 one way the other ranks keep their processes for the next group (docs/adr/0057); in the other way all ranks are forked
@@ -10,17 +10,25 @@ anew, as before. Runs of both ways take turns. A recovery ends with the first st
 * data, model, engine, restore, firstStep: `startup` in rank 0's progress.json.
 
     python -m benchmarks.recovery_processes --output benchmarks/results/recovery_processes.json
+
+On GPUs, with one GPU per worker, two more ways are measured: new processes that read the volume, and compiled layers.
+
+    python -m benchmarks.recovery_processes --gpus --workers 2 --models 1.1B --kills 4 --rounds 1 \
+        --output benchmarks/results/recovery_processes_gpu_2.json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import shutil
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.machine import describe_machine
 from spotune.job import FinetuneJob
@@ -28,23 +36,48 @@ from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import latest_generation
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.live import LiveRun, kill
-from tests.trainer.support.measured import LLAMAS, make_llama_job
+from tests.trainer.support.measured import LLAMAS, make_llama_job, publish
 
-WORKERS = 4
-MODELS = {"tiny": LLAMAS["tiny"], "larger": LLAMAS["small"] | {"num_hidden_layers": 12}}
-WAYS = {"new processes": "0", "kept processes": "1"}
-"""Values of the environment variable by way."""
+MODELS = LLAMAS | {"larger": LLAMAS["small"] | {"num_hidden_layers": 12}}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the next worker group starts.
+
+    Attributes:
+        keeps: whether the other ranks keep their processes.
+        memory_copies: commits that each worker keeps in memory; "auto" is two where they fit.
+        compile: whether layers are compiled.
+    """
+
+    keeps: bool
+    memory_copies: int | str = "auto"
+    compile: bool = False
+
+
+WAYS = {"new processes": Way(keeps=False), "kept processes": Way(keeps=True)}
+GPU_WAYS = {
+    "new processes, from the volume": Way(keeps=False, memory_copies=0),
+    **WAYS,
+    "new processes, compiled": Way(keeps=False, compile=True),
+}
 STEPS_BETWEEN_KILLS = 5
 STARTUP = ("data", "model", "engine", "restore", "firstStep")
 
 
-def measure(job: FinetuneJob, directory: JobDirectory, kept: str, kills: int) -> list[dict[str, float]]:
+def measure(job: FinetuneJob, directory: JobDirectory, way: Way, kills: int) -> list[dict[str, float]]:
     """The recoveries of one run, in seconds by part."""
-    run = LiveRun(directory, job, {"SPOTUNE_KEEP_RANK_PROCESSES": kept})
+    spec = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    spec["spec"]["checkpoint"]["memoryCopies"] = way.memory_copies
+    spec["spec"]["execution"]["compile"] = way.compile
+    job = FinetuneJob.model_validate(spec)
+    run = LiveRun(directory, job, {"SPOTUNE_KEEP_RANK_PROCESSES": str(int(way.keeps))})
     run.start()
     try:
         run.wait_for_step(1)
-        return [recover(run, number % WORKERS, expect_kept=kept == "1") for number in range(kills)]
+        workers = job.spec.workers.count
+        return [recover(run, number % workers, expect_kept=way.keeps) for number in range(kills)]
     finally:
         run.clean_up()
 
@@ -62,7 +95,7 @@ def recover(run: LiveRun, rank: int, *, expect_kept: bool) -> dict[str, float]:
     logs = run.directory.generation_logs(generation + 1)
     run.wait_until(lambda: "firstStep" in startup(logs.progress)[1], "the first step")
     kept = {number for number, process in run.ranks().items() if process == before[number]}
-    assert kept == (set(range(WORKERS)) - {rank} if expect_kept else set()), kept
+    assert kept == (set(before) - {rank} if expect_kept else set()), kept
     failed = run.events("failure")[-1]["time"]
     claimed = run.events("generation-started")[-1]["time"]
     started, parts = startup(logs.progress)
@@ -78,36 +111,47 @@ def startup(progress: Path) -> tuple[float, dict[str, float]]:
 
 
 def main() -> None:
-    """Measure, print and write the result."""
+    """Measure, and write what is measured so far after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=WORKERS, help="ranks to kill in each run, one after the other")
+    parser.add_argument("--gpus", action="store_true", help="one GPU per worker")
+    parser.add_argument("--ways", nargs="+", choices=GPU_WAYS, help="by default all, those for GPUs only with --gpus")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=4, help="ranks to kill in each run, one after the other")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each way")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["tiny", "larger"])
+    parser.add_argument("--rows", type=int, default=1, help="of a worker in each step")
+    parser.add_argument("--length", type=int, default=32, help="tokens of a row")
+    parser.add_argument("--every", type=int, default=1, help="steps between two commits")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
-    result: dict[str, Any] = {"machine": describe_machine("ray", "torch", "deepspeed", "transformers"), "models": {}}
+    packages = ("ray", "torch", "deepspeed", "transformers")
+    result: dict[str, Any] = {"machine": describe_machine(*packages), "models": {}}
+    if options.gpus:
+        result["machine"]["device"] = torch.cuda.get_device_name()
+    workers, every = options.workers, options.every
+    ways = {name: GPU_WAYS[name] for name in options.ways or (GPU_WAYS if options.gpus else WAYS)}
     for model in options.models:
-        recoveries: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        recoveries: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         with tempfile.TemporaryDirectory() as folder:
             LLAMAS["measured"] = MODELS[model]
             sections: dict[str, dict[str, Any]] = {
-                "workers": {"count": WORKERS, "gpus": 0},
-                "execution": {"zeroStage": 2, "microBatchSize": 1},
+                "workers": {"count": workers, "gpus": int(options.gpus)},
+                "execution": {"zeroStage": 2, "microBatchSize": options.rows},
                 "retry": {"backoff": {"initial": "1s", "max": "1s"}},
             }
-            job = make_llama_job(Path(folder), "measured", batch=WORKERS, length=32, sections=sections, every=1, keep=1)
-            for number in range(options.rounds):
-                for way, kept in WAYS.items():
-                    directory = JobDirectory(Path(folder) / f"{way} {number}".replace(" ", "-"))
-                    recoveries[way] += measure(job, directory, kept, options.kills)
-                    print(model, way, recoveries[way][-options.kills :], flush=True)
-        result["models"][model] = {
-            way: {"medianSeconds": medians(found), "recoveries": found} for way, found in recoveries.items()
-        }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n", encoding="utf-8")
+            batch = workers * options.rows
+            job = make_llama_job(Path(folder), "measured", batch, options.length, sections, every=every, keep=1)
+            for _ in range(options.rounds):
+                for name, way in ways.items():
+                    directory = JobDirectory(Path(folder) / "job")
+                    recoveries[name] += measure(job, directory, way, options.kills)
+                    shutil.rmtree(directory.root)
+                    result["models"][model] = {
+                        way: {"medianSeconds": medians(found), "recoveries": found}
+                        for way, found in recoveries.items()
+                        if found
+                    }
+                    publish(result, options.output)
 
 
 def medians(recoveries: list[dict[str, float]]) -> dict[str, float]:
