@@ -24,16 +24,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from spotune.errors import SpotuneError
 from spotune.job import TrainingSpec
 from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
+from spotune_trainer.checkpoint.memory.digests import digest_of_rest
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Segment
 
-_HASH_BLOCK_BYTES = 16 << 20
 _ELEMENT_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 """What a safetensors file begins with: the length of its header."""
@@ -83,17 +82,6 @@ class _Read:
     file: str
     position: int
     out: Tensor
-
-
-def is_intact(segment: Segment, entry: FileEntry) -> bool:
-    """Whether the content of a segment has the size and the checksum of a file of a checkpoint."""
-    if segment.content_bytes != entry.size:
-        return False
-    digest = xxhash.xxh3_64()
-    with memoryview(segment.map()) as mapped, mapped[LABEL_BYTES:] as content:
-        for start in range(0, entry.size, _HASH_BLOCK_BYTES):
-            digest.update(content[start : start + _HASH_BLOCK_BYTES])
-    return digest.hexdigest() == entry.xxh3
 
 
 def verify(checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None) -> None:
@@ -298,14 +286,11 @@ def _read_state(checkpoint: Checkpoint, state: str) -> dict[str, Tensor]:
 
 
 def _digest(checkpoint: Checkpoint, entry: FileEntry) -> str:
-    digest = xxhash.xxh3_64()
     try:
-        with (checkpoint.path / entry.name).open("rb") as stream:
-            while block := stream.read(_HASH_BLOCK_BYTES):
-                digest.update(block)
+        with (checkpoint.path / entry.name).open("rb", buffering=0) as file:
+            return digest_of_rest(file)
     except OSError as error:
         raise CorruptCheckpointError(str(checkpoint.name), f"{entry.name} cannot be read: {error}") from error
-    return digest.hexdigest()
 
 
 class _PinnedBuffer(threading.local):

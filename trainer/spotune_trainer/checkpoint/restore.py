@@ -9,17 +9,18 @@ wrong with a segment, or with another node, the rank reads the file instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from spotune_trainer.checkpoint.fragment import Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, file_label
+from spotune_trainer.checkpoint.memory.digests import SegmentDigests
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.memory.peer_connection import PeerError
 from spotune_trainer.checkpoint.memory.peer_reader import PeerFile
 from spotune_trainer.checkpoint.memory.segment import Segment
-from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, is_intact, verify
+from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
 
 logger = logging.getLogger("spotune.worker")
 
@@ -50,6 +51,7 @@ class Restore:
 
     def __init__(self, checkpoint: Checkpoint, fragments: Sequence[Fragment], memory: RankMemory | None) -> None:
         self._checkpoint = checkpoint
+        self._digests = memory.digests if memory is not None else SegmentDigests()
         self._fragments = fragments
         self._entries = {entry.name: entry for entry in checkpoint.manifest.files}
         labels = [file_label(checkpoint.name, entry) for entry in checkpoint.manifest.files]
@@ -87,17 +89,18 @@ class Restore:
             for file, segment in self._segments.items()
             if file in self._bytes and file not in self._copied
         }
-        damaged: list[str] = []
         from_volume = self.volume_files
-        with ThreadPoolExecutor(1 + len(used), thread_name_prefix="verify") as verifier:
+        for segment in used.values():
+            self._digests.begin(segment)
+        with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
             verified = verifier.submit(verify, self._checkpoint, [self._entries[file] for file in share])
-            intact = {file: verifier.submit(is_intact, used[file], self._entries[file]) for file in used}
             try:
                 self._reader.restore(self._fragments)
             except CorruptCheckpointError:
-                if all(each.result() for each in intact.values()):
+                if not (damaged := self._damaged(used)):
                     raise
-            damaged = [file for file, each in intact.items() if not each.result()]
+            else:
+                damaged = self._damaged(used)
             verified.result()
         if damaged:
             self._distrust(damaged, "its bytes do not have the checksum that the manifest records")
@@ -105,6 +108,11 @@ class Restore:
             verify(self._checkpoint, [self._entries[file] for file in self.volume_files - from_volume])
             self._reader.restore(self._fragments)
         return self._report()
+
+    def _damaged(self, used: Mapping[str, Segment]) -> list[str]:
+        """The files whose segment does not have the bytes that were committed."""
+        entries = [(self._entries[file], segment) for file, segment in used.items()]
+        return [e.name for e, segment in entries if not self._digests.is_intact(segment, e.size, e.xxh3)]
 
     def _open(self) -> None:
         headers = {file: holders[0].header for file, holders in self._at_peers.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -98,6 +99,11 @@ class RankResult:
     hung: bool = False
     killed: bool = False
     is_kept: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether something else than its agent killed it."""
+        return self.status == -signal.SIGKILL and not self.killed
 
 
 @dataclass(frozen=True)

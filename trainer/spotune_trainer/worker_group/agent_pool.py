@@ -251,15 +251,16 @@ class AgentPool:
                 try:
                     finished: list[RankResult] = ray.get(call, timeout=0)
                     failed = any(result.status for result in finished)
+                    was_lost = any(result.is_lost for result in finished)
                     results += finished
                 except RayError as error:
-                    ray_error, failed = str(error), True
+                    ray_error, failed, was_lost = str(error), True, True
                     lost |= {place.rank: type(error).__name__ for place in agent.placements}
                     self._kill(agent)
                 if failed and timeout is None:
                     timeout = (GRACE_SECONDS_OF_KEPT if keep else GRACE_SECONDS) + _REPLY_SECONDS
                     for other in running.values():
-                        other.handle.abort.remote(task.generation)
+                        other.handle.abort.remote(task.generation, lost=was_lost)
         return ray_error
 
     def _kill(self, agent: _Agent) -> None:

@@ -95,7 +95,7 @@ class NodeAgent:
         self._copies = PeerCopies()
         self._server = self._start_server()
         self._standing_by: dict[int, _Rank] = {}
-        self._grace_seconds = GRACE_SECONDS
+        self._keeps = False
 
     def info(self) -> NodeInfo:
         """Address and memory of this node."""
@@ -136,7 +136,7 @@ class NodeAgent:
             keep: let processes wait for another generation, if a rank is lost elsewhere or the group yields.
             reuse: use processes that wait since an earlier generation; otherwise fork them all.
         """
-        self._grace_seconds = GRACE_SECONDS_OF_KEPT if keep else GRACE_SECONDS
+        self._keeps = keep
         with self._copying_commits(task, placements, others):
             memories = self._share_memory(task, len(placements), others)
             ranks = self._start_ranks(
@@ -196,7 +196,7 @@ class NodeAgent:
             for rank in running:
                 rank.poll()
                 if rank.status:
-                    self.abort(task.generation)
+                    self.abort(task.generation, lost=rank.result().is_lost)
             deadline = self._deadlines.get(task.generation)
             if deadline is not None:
                 is_over = time.monotonic() >= deadline
@@ -205,7 +205,8 @@ class NodeAgent:
                         rank.kill()
                     else:
                         rank.abort()
-            connection.wait([handle for rank in running for handle in rank.wait_handles()], _POLL_SECONDS)
+            if handles := [handle for rank in running if rank.status is None for handle in rank.wait_handles()]:
+                connection.wait(handles, _POLL_SECONDS)
         self._deadlines.pop(task.generation, None)
 
     def _start_ranks(self, assignments: Sequence[Assignment], *, reuse: bool) -> list[_Rank]:
@@ -224,9 +225,17 @@ class NodeAgent:
             rank.kill()
         return ranks
 
-    def abort(self, generation: int) -> None:
-        """A rank of this generation has failed, here or elsewhere: the others leave it within a grace period."""
-        self._deadlines.setdefault(generation, time.monotonic() + self._grace_seconds)
+    def abort(self, generation: int, *, lost: bool = False) -> None:
+        """A rank of this generation has failed, here or elsewhere: the others leave it within a grace period.
+
+        Args:
+            generation: of the rank.
+            lost: the rank or its node is gone. Then the others know nothing of the cause, and have no grace period
+                unless their processes are kept.
+        """
+        grace_seconds = GRACE_SECONDS_OF_KEPT if self._keeps else 0.0 if lost else GRACE_SECONDS
+        deadline = time.monotonic() + grace_seconds
+        self._deadlines[generation] = min(deadline, self._deadlines.get(generation, deadline))
 
 
 class _Rank:

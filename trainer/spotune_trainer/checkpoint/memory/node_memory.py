@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from spotune.plan.devices import free_memory_bytes
+from spotune_trainer.checkpoint.memory.digests import SegmentDigests
 from spotune_trainer.checkpoint.memory.peer_reader import PeerReader
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segment
 from spotune_trainer.checkpoint.memory.spare_memory import shortage
@@ -39,11 +40,25 @@ class RankMemory:
     ranks: int
     peers: PeerReader | None = None
     free_bytes: Callable[[], int] = free_memory_bytes
+    _digests: SegmentDigests | None = field(default=None, init=False)
     _newest: Segment | None = field(default=None, init=False)
     _has_committed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._newest = next((segment for segment in self.own if segment.label is not None), None)
+
+    @property
+    def digests(self) -> SegmentDigests:
+        """Checksums of the segments; made in the process of the rank, since threads cannot be sent there."""
+        self._digests = self._digests or SegmentDigests()
+        return self._digests
+
+    def begin_to_verify(self, checkpoint: str) -> None:
+        """Start to compute the checksum of this rank's own file of a checkpoint, which it probably restores from."""
+        for segment in self.own:
+            label = segment.label
+            if label is not None and label.checkpoint == checkpoint:
+                self.digests.begin(segment)
 
     def holding(self, files: Iterable[Label]) -> dict[str, Segment]:
         """The segments with the labels of these files, by the name of the file. Their content is not verified."""
@@ -139,7 +154,7 @@ class NodeMemory:
         *,
         others_are_replaced: bool = False,
     ) -> list[RankMemory | None]:
-        """Distribute the segments over the ranks of the next group. Frees those that it cannot start from.
+        """Distribute the segments over the ranks of the next group, which overwrites those that it cannot start from.
 
         Args:
             ranks: number of ranks on this node.
@@ -154,8 +169,10 @@ class NodeMemory:
         self.ranks = ranks
         for segment in self._segments():
             label = segment.label
-            if copies == 0 or label is None or label.checkpoint != restore:
+            if copies == 0:
                 segment.free()
+            elif label is None or label.checkpoint != restore:
+                segment.label = None  # its memory stays: to free gigabytes takes a second, and to allocate them again
         if copies == 0:
             return [None] * ranks
         try:
@@ -166,6 +183,9 @@ class NodeMemory:
             return [None] * ranks
         held = tuple(segment for segment in self._segments() if segment.label is not None)
         gone = [segment for pair in self._by_rank[ranks:] for segment in pair]
+        for segment in gone:
+            if segment.label is None:
+                segment.free()
         surplus = gone if others_are_replaced else [*gone, *others]
         return [
             RankMemory(
