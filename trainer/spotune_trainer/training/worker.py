@@ -100,7 +100,6 @@ class Worker:
         self.set_up()
         with measure(Part.RESTORE):
             self.restore()
-        self.checkpointing.reserve()  # not before: locking pages would delay the restore
         with measure(Part.EVALUATION):
             self.compute_references()
         with measure(Part.PRODUCTIVE):
@@ -185,6 +184,7 @@ class Worker:
                 if step.number == first_step + 1:
                     self.reporter.record_startup("firstStep")
                     self._save_compiled()
+                    self.checkpointing.reserve()  # not before: while pages are locked, all that allocates waits
                     self.reporter.set_phase(Phase.TRAINING)
                 self.checkpointing.poll()
                 if step.flags.commit:
