@@ -9,13 +9,17 @@ import copy
 import shutil
 from collections.abc import Generator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from spotune_trainer.checkpoint import async_checkpointer, writer
 from spotune_trainer.checkpoint.fragment import MASTER
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, file_label, open_checkpoint
+from spotune_trainer.checkpoint.memory.peer_connection import PeerConnection
+from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segment
 from spotune_trainer.checkpoint.reader import CheckpointReader
 from spotune_trainer.checkpoint.restore import RestoredBytes
 from spotune_trainer.data.loader import MicroBatches
@@ -23,11 +27,13 @@ from spotune_trainer.data.mixture_schedule import MixtureSchedule
 from spotune_trainer.data.schedule import SampleIds, SampleSchedule
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.engine import zero_state
+from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.heads import head_modules
 from spotune_trainer.models.pretrained import build_model
 from spotune_trainer.training import finalize
 from spotune_trainer.training.context import TrainContext, build_loader
 from spotune_trainer.training.worker import Worker
+from tests.trainer.support.peers import nodes
 
 _FENCE = "raise_if_superseded"
 
@@ -172,6 +178,35 @@ class TrustingWorker(Worker):
 
         self.checkpointing._load = load_unverified  # type: ignore[method-assign]
         super().restore()
+
+
+class PeerTrustingWorker(Worker):
+    """Believes that another node has in memory what it says: the bytes of an earlier commit, in this case."""
+
+    def restore(self) -> None:
+        checkpoint = open_checkpoint(self.task.job_directory.checkpoints / str(self.task.restore))
+        assert isinstance(checkpoint, Checkpoint)
+        with nodes(2) as (peer, own):
+            (memory,) = own.begin(self.task.generation, None, peer)
+            held = peer.begin(self.task.generation, ranks=len(checkpoint.manifest.files))
+            for file, entry in zip(held, checkpoint.manifest.files, strict=True):
+                segment = file.begin(entry.size)
+                with segment.map() as mapped:
+                    mapped[LABEL_BYTES:] = (stale_copies(self.task.job_directory) / entry.name).read_bytes()
+                file.complete(segment, file_label(checkpoint.name, entry))
+            self.checkpointing.memory = memory
+            with mock.patch.object(PeerConnection, "receive_content", _receive_unverified):
+                super().restore()
+
+
+def stale_copies(directory: JobDirectory) -> Path:
+    """Where a control puts the files of an earlier commit, which another node passes off as those of the last one."""
+    return directory.root / "stale"
+
+
+def _receive_unverified(connection: PeerConnection, segment: Segment, label: Label) -> None:
+    with segment.map() as mapped:
+        mapped[LABEL_BYTES:] = connection.receive_bytes(label.size)
 
 
 class DropoutByRank(Worker):

@@ -135,6 +135,16 @@ def _torn_checkpoint(bench: ControlBench) -> JobDirectory:
     return directory
 
 
+def _stale_copies(bench: ControlBench) -> JobDirectory:
+    """Another node passes off its copies of the commit before as those of the last one, and no one verifies them."""
+    directory, whole = bench.interrupted_run(), bench.references.undisturbed(_TWO)
+    assert whole.directory is not None
+    earlier = whole.directory.checkpoints / str(CheckpointName(COMMITTED - 1, 1))
+    shutil.copytree(earlier, broken_workers.stale_copies(directory))
+    bench.resume(directory, broken_workers.PeerTrustingWorker)
+    return directory
+
+
 def _zombie_commits(bench: ControlBench) -> JobDirectory:
     """A lost group lives on and commits, its successor is lost, too, and what the zombie committed is believed."""
     directory, job = bench.runs.empty("zombie"), bench.references.job
@@ -175,6 +185,7 @@ CONTROLS = (
         _by(broken_workers.SecondMomentForgotten, _THREE),
     ),
     Control("torn checkpoint trusted", "which is corrupt", _torn_checkpoint),
+    Control("stale copies in another node's memory trusted", "end with different bits", _stale_copies),
     Control("commit of a zombie generation believed", "of a superseded generation", _zombie_commits),
     Control("export by a zombie generation", "exported the model after it was superseded", _zombie_exports),
     Control(

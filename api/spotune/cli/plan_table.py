@@ -97,6 +97,7 @@ def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
         *([gathered] if any(layout.gathered_layers for layout in layouts) else []),
         *([reduced] if any(layout.whole_gradients for layout in layouts) else []),
         ("Commits kept in memory", _of_choice(lambda choice: str(choice.memory_copies))),
+        ("Copied to another node", _of_choice(lambda choice: "yes" if choice.peer_copy else "no")),
         *([("Compiled layers", _of_choice(lambda _choice: "yes"))] if plan.setup.compiled else []),
     ]
 

@@ -88,3 +88,14 @@ class CheckpointSpec(Section):
     """Also keep every checkpoint whose step is a multiple of this number. 0: none."""
     memory_copies: Annotated[Literal["auto", 0, 1, 2], expecting("auto, 0, 1 or 2")] = "auto"
     """Commits that each worker's node keeps in memory to resume from. auto: 2, or 1 where memory is short. 0: none."""
+    peer_copy: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
+    """Copy each commit from the memory of its node to that of another node, to resume from after the loss of a node.
+    auto: where memory suffices."""
+    peer_copy_rate: PositiveInt = 200
+    """Megabytes per second that a node sends at most while it copies a commit to another node."""
+
+    @model_validator(mode="after")
+    def _check_peer_copy(self) -> Self:
+        if self.peer_copy is True and self.memory_copies == 0:
+            invalid("peerCopy", "true copies what memoryCopies keeps in memory: set that to auto, 1 or 2")
+        return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ from spotune.job import FinetuneJob, WorkersSpec
 from spotune.plan.activations import CHUNKED_LOSS_MODELS
 from spotune.plan.architecture import Architecture
 from spotune.plan.config_reader import ENCODER_MODEL_TYPES, SUPPORTED_MODEL_TYPES, read_architecture
-from spotune.plan.layout import LayoutRequest, ModelTooLargeError, choose_layout, memory_with_second_copy
+from spotune.plan.layout import LayoutRequest, ModelTooLargeError, choose_layout, commit_copies, memory_with_copies
 from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEstimate, Precision, ZeroStage, precision_of
 from spotune.plan.parameters import TrainedParameters
 from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, TrainingSetup
@@ -62,7 +62,7 @@ def resolve_execution(
         ModelTooLargeError: no layout fits.
         JobError: a value is `auto` and the model type in `config` is not supported, or values contradict each other.
     """
-    request = layout_request(job)
+    request = layout_request(job, world_size)
     if request.complete and not _is_known(config):
         return _plan(job, request.layout(), "as set in execution")
     choice = choose_layout(training_setup(read_architecture(config), job), world_size, device_memory_bytes, request)
@@ -78,11 +78,14 @@ class MinimumPlan:
         execution: the plan for that number, which more workers use too.
         second_copy_from: number of workers from which each keeps a second commit in memory, if
             `checkpoint.memoryCopies` is auto; None if it fits on no number of the job's workers.
+        peer_copy_from: number of workers from which each has memory for a commit of another node, if
+            `checkpoint.peerCopy` is auto; None likewise.
     """
 
     world_size: int
     execution: ExecutionPlan
     second_copy_from: int | None = None
+    peer_copy_from: int | None = None
 
 
 def resolve_minimum(config: Mapping[str, Any], job: FinetuneJob, device_memory_bytes: int) -> MinimumPlan:
@@ -103,20 +106,34 @@ def resolve_minimum(config: Mapping[str, Any], job: FinetuneJob, device_memory_b
         with suppress(ModelTooLargeError):
             execution = resolve_execution(config, job, world_size, device_memory_bytes)
             if execution.fits:
-                return _with_second_copy(config, job, MinimumPlan(world_size, execution), device_memory_bytes)
+                return _with_copies(config, job, MinimumPlan(world_size, execution), device_memory_bytes)
     minimum = MinimumPlan(last, resolve_execution(config, job, last, device_memory_bytes))
-    return _with_second_copy(config, job, minimum, device_memory_bytes)
+    return _with_copies(config, job, minimum, device_memory_bytes)
 
 
-def _with_second_copy(
+def _with_copies(
     config: Mapping[str, Any], job: FinetuneJob, minimum: MinimumPlan, device_memory_bytes: int
 ) -> MinimumPlan:
     if not _is_known(config):
         return minimum
     setup, layout = training_setup(read_architecture(config), job), minimum.execution.layout
-    sizes = (size for size in job.spec.workers.world_sizes if size >= minimum.world_size)
-    fitting = (size for size in sizes if memory_with_second_copy(setup, size, device_memory_bytes, layout))
-    return replace(minimum, second_copy_from=next(fitting, None))
+    sizes = [size for size in job.spec.workers.world_sizes if size >= minimum.world_size]
+
+    def first_fitting(copies: int, sizes: Iterable[int]) -> int | None:
+        fitting = (size for size in sizes if memory_with_copies(setup, size, device_memory_bytes, layout, copies))
+        return next(fitting, None)
+
+    asked = job.spec.checkpoint.memory_copies
+    copies = commit_copies(2 if asked == "auto" else asked, peer_copy=True)
+    on_several_nodes = [size for size in sizes if _can_copy_to_peer(job, size)]
+    return replace(
+        minimum, second_copy_from=first_fitting(2, sizes), peer_copy_from=first_fitting(copies, on_several_nodes)
+    )
+
+
+def _can_copy_to_peer(job: FinetuneJob, world_size: int) -> bool:
+    """Whether so many workers are on several nodes, and have commits in memory that they can copy."""
+    return job.spec.checkpoint.memory_copies != 0 and world_size > max(1, job.spec.workers.gpus)
 
 
 def resolve_compile(job: FinetuneJob) -> bool:
@@ -131,14 +148,15 @@ def resolve_compile(job: FinetuneJob) -> bool:
     return spec.workers.gpus > 0 and spec.dataset.packing and spec.adapter is None
 
 
-def layout_request(job: FinetuneJob) -> LayoutRequest:
-    """The layout fields of the job's `execution` section, and the number of commits in memory."""
+def layout_request(job: FinetuneJob, world_size: int) -> LayoutRequest:
+    """The layout fields of the job's `execution` section, and the number of commits in memory of each worker."""
     execution = job.spec.execution
     return LayoutRequest(
         zero_stage=execution.zero_stage,
         micro_batch_size=execution.micro_batch_size,
         gradient_checkpointing=execution.gradient_checkpointing,
         memory_copies=job.spec.checkpoint.memory_copies,
+        peer_copy=job.spec.checkpoint.peer_copy if _can_copy_to_peer(job, world_size) else False,
     )
 
 

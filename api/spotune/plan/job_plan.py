@@ -150,7 +150,7 @@ def _plan_workers(
     size = checkpoint_bytes(parameters, setup.precision.checkpoint_bytes)
     checkpoint = _plan_checkpoints(job, size, world_size, assumptions)
     try:
-        choice = choose_layout(setup, world_size, device.memory_bytes, layout_request(job))
+        choice = choose_layout(setup, world_size, device.memory_bytes, layout_request(job, world_size))
     except JobError as error:
         return WorkersPlan(world_size, device, None, 0, checkpoint, str(error))
     accumulation = passes_per_step(setup.global_batch_size, world_size, choice.layout.micro_batch_size)
@@ -217,6 +217,7 @@ def _layout_json(choice: LayoutChoice, accumulation: int, *, compiled: bool) -> 
         "gatheredLayers": choice.layout.gathered_layers,
         "wholeGradients": choice.layout.whole_gradients,
         "memoryCopies": choice.memory_copies,
+        "peerCopy": choice.peer_copy,
     }
 
 

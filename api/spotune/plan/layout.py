@@ -40,12 +40,13 @@ class ModelTooLargeError(JobError):
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """The layout fields of a job's `execution`, and `checkpoint.memoryCopies`; the plan resolves `auto`."""
+    """The layout fields of a job's `execution`, and how many commits stay in memory; the plan resolves `auto`."""
 
     zero_stage: Literal["auto"] | ZeroStage = "auto"
     micro_batch_size: Literal["auto"] | int = "auto"
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     memory_copies: Literal["auto", 0, 1, 2] = 1
+    peer_copy: Literal["auto"] | bool = False
 
     @property
     def complete(self) -> bool:
@@ -64,7 +65,8 @@ class LayoutChoice:
     """A layout, its memory per worker, and the reason for choosing it, for display.
 
     `fits` is false only for a layout that the user has set completely: an estimate does not overrule it.
-    `memory_copies` is the number of commits that each worker keeps in memory.
+    `memory_copies` is the number of commits that each worker keeps in memory. With `peer_copy`, it has memory for one
+    of another node as well.
     """
 
     layout: Layout
@@ -72,6 +74,7 @@ class LayoutChoice:
     reason: str
     fits: bool = True
     memory_copies: int = 1
+    peer_copy: bool = False
 
 
 def choose_layout(
@@ -79,48 +82,76 @@ def choose_layout(
 ) -> LayoutChoice:
     """Choose the lowest ZeRO stage that fits `device_bytes` on each of `world_size` workers, and a micro-batch size.
 
-    With `memory_copies` auto, each worker keeps a second commit in memory if it fits beside that layout.
+    With `memory_copies` auto, each worker keeps a second commit in memory if it fits beside that layout. With
+    `peer_copy` auto, it then keeps one of another node as well, if that fits, too.
 
     Raises:
         ModelTooLargeError: No layout fits; the message says what is missing and what would help.
         JobError: `request` contradicts the offload.
     """
-    if request.memory_copies == "auto":
-        choice = choose_layout(setup, world_size, device_bytes, replace(request, memory_copies=1))
-        memory = memory_with_second_copy(setup, world_size, device_bytes, choice.layout)
+    least = replace(
+        request,
+        memory_copies=1 if request.memory_copies == "auto" else request.memory_copies,
+        peer_copy=request.peer_copy is True,
+    )
+    choice = _choose_with_copies(setup, world_size, device_bytes, least)
+    most = 2 if request.memory_copies == "auto" else request.memory_copies
+    further = [replace(choice, memory_copies=most)] if request.memory_copies == "auto" else []
+    if request.peer_copy == "auto" and most:
+        further.append(replace(choice, memory_copies=most, peer_copy=True))
+    for more in further:
+        copies = commit_copies(more.memory_copies, peer_copy=more.peer_copy)
+        memory = memory_with_copies(setup, world_size, device_bytes, choice.layout, copies)
         if memory is None:
-            return choice
+            break
         reason = choice.reason if request.complete else _reason(choice.layout, memory, device_bytes, request)
-        return replace(choice, memory=memory, reason=reason, memory_copies=2)
-    setup = replace(setup, commit_copies=max(1, request.memory_copies))
-    budget = setup.budget_bytes(device_bytes)
-    stages = _candidate_stages(setup, request)
-    if request.complete:
-        return _explicit_choice(setup, world_size, device_bytes, request)
-    for stage in stages:
-        layout = _layout_at(setup, world_size, budget, stage, request)
-        if layout is not None:
-            layout = _use_spare_memory(setup, world_size, budget, layout)
-            memory = setup.memory(world_size, layout)
-            reason = _reason(layout, memory, device_bytes, request)
-            return LayoutChoice(layout, memory, reason, memory_copies=request.memory_copies)
-    raise ModelTooLargeError(_does_not_fit(setup, world_size, device_bytes, request))
+        choice = replace(more, memory=memory, reason=reason)
+    return choice
 
 
-def memory_with_second_copy(
-    setup: TrainingSetup, world_size: int, device_bytes: int, layout: Layout
+def commit_copies(memory_copies: int, *, peer_copy: bool) -> int:
+    """Number of copies of a commit for which a worker needs memory: at least the one that its file is written from."""
+    return max(1, memory_copies) + peer_copy
+
+
+def memory_with_copies(
+    setup: TrainingSetup, world_size: int, device_bytes: int, layout: Layout, copies: int
 ) -> MemoryEstimate | None:
-    """The memory of a worker that keeps two commits in memory; None if that does not fit.
+    """The memory of a worker with so many copies of a commit; None if that does not fit.
 
-    On GPU workers, both are in host memory. If its size is not known, they fit here, and the node itself decides.
+    On GPU workers, all are in host memory. If its size is not known, they fit here, and the node itself decides.
     """
-    memory = replace(setup, commit_copies=2).memory(world_size, layout)
+    memory = replace(setup, commit_copies=copies).memory(world_size, layout)
     if setup.on_cpu:
         fits = memory.total_bytes <= setup.budget_bytes(device_bytes)
     else:  # it also holds the process, and the weights while they are loaded
         needed = memory.host_bytes + memory.states.weights_bytes + CPU_RUNTIME_BYTES
         fits = setup.host_memory_bytes is None or needed <= setup.host_memory_bytes
     return memory if fits else None
+
+
+def _choose_with_copies(
+    setup: TrainingSetup, world_size: int, device_bytes: int, request: LayoutRequest
+) -> LayoutChoice:
+    """The choice for a number of commits in memory that is not `auto`."""
+    assert request.memory_copies != "auto", "resolved before"
+    assert request.peer_copy != "auto", "resolved before"
+    setup = replace(setup, commit_copies=commit_copies(request.memory_copies, peer_copy=request.peer_copy))
+    budget = setup.budget_bytes(device_bytes)
+    stages = _candidate_stages(setup, request)
+    if request.complete:
+        choice = _explicit_choice(setup, world_size, device_bytes, request)
+        return replace(choice, memory_copies=request.memory_copies, peer_copy=request.peer_copy)
+    for stage in stages:
+        layout = _layout_at(setup, world_size, budget, stage, request)
+        if layout is not None:
+            layout = _use_spare_memory(setup, world_size, budget, layout)
+            memory = setup.memory(world_size, layout)
+            reason = _reason(layout, memory, device_bytes, request)
+            return LayoutChoice(
+                layout, memory, reason, memory_copies=request.memory_copies, peer_copy=request.peer_copy
+            )
+    raise ModelTooLargeError(_does_not_fit(setup, world_size, device_bytes, request))
 
 
 def balanced_micro_batch_size(
@@ -246,8 +277,7 @@ def _explicit_choice(setup: TrainingSetup, world_size: int, device_bytes: int, r
     reason = "as set in execution"
     if not fits:
         reason += f"; it may run out of memory: {_gb(memory.total_bytes)} estimated, the device has {_gb(device_bytes)}"
-    assert request.memory_copies != "auto", "resolved before"
-    return LayoutChoice(layout, memory, reason, fits, request.memory_copies)
+    return LayoutChoice(layout, memory, reason, fits)
 
 
 def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: LayoutRequest) -> str:
@@ -274,11 +304,11 @@ def _does_not_fit(setup: TrainingSetup, world_size: int, device_bytes: int, requ
         f"checkpointing (weights {_gb(states.weights_bytes)}, gradients {_gb(states.gradients_bytes)}, optimizer "
         f"{_gb(states.optimizer_bytes)}, activations {_gb(memory.activations.total_bytes)}, other "
         f"{_gb(memory.other_bytes)}), and {_gb(budget)} of the device can be used. "
-        f"What would help: {', '.join(_remedies(setup, world_size, budget, layout))}."
+        f"What would help: {', '.join(_remedies(setup, world_size, budget, layout, request))}."
     )
 
 
-def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> list[str]:
+def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout, request: LayoutRequest) -> list[str]:
     remedies = []
     sufficient = _fitting_world_size(setup, world_size, budget, layout)
     if sufficient is not None:
@@ -292,8 +322,10 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
     if layout.micro_batch_size > 1:
         is_fixed = setup.precision.fixed_point
         remedies.append("a smaller execution.microBatchSize" if is_fixed else "execution.microBatchSize auto")
-    if setup.on_cpu and setup.commit_copies > 1:
+    if setup.on_cpu and request.memory_copies == 2:
         remedies.append("checkpoint.memoryCopies auto")
+    if setup.on_cpu and request.peer_copy is True:
+        remedies.append("checkpoint.peerCopy auto")
     memory = setup.memory(world_size, layout)
     if memory.activations.total_bytes > memory.total_bytes / 4:
         remedies.append("a shorter dataset.maxLength")

@@ -68,9 +68,11 @@ def test_table_has_a_column_per_number_of_workers_and_names_what_was_assumed(pla
     assert [part.strip() for part in lines["Accumulation"].strip("│").split("│")][-1] == "2"
     assert "34.22 GB" in lines["Checkpoint, all workers"]
     copies = [part.strip() for part in lines["Host memory for commits"].strip("│").split("│")]
-    assert copies == ["Host memory for commits", "68.44 GB", "34.22 GB", "17.11 GB"]
+    assert copies == ["Host memory for commits", "68.44 GB", "51.33 GB", "25.66 GB"]
     kept = [part.strip() for part in lines["Commits kept in memory"].strip("│").split("│")]
     assert kept == ["Commits kept in memory", "2", "2", "2"]
+    copied = [part.strip() for part in lines["Copied to another node"].strip("│").split("│")]
+    assert copied == ["Copied to another node", "no", "yes", "yes"]
     assert "Host memory for offload" not in lines
     assert "preempted every 6.0 h on average" in out
 
@@ -101,6 +103,7 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
         "gatheredLayers": 0,
         "wholeGradients": False,
         "memoryCopies": 2,
+        "peerCopy": True,
     }
     memory = workers["memoryPerWorker"]
     assert memory["optimizerBytes"] == 12 * 2_851_598_336 // 4
@@ -108,7 +111,7 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
     activations = memory["activationsBytes"] + memory["reductionBytes"]
     others = ("weightsBytes", "gradientsBytes", "optimizerBytes", "buffersBytes", "runtimeBytes")
     assert memory["totalBytes"] == sum(memory[name] for name in others) + activations
-    assert memory["hostBytes"] == memory["commitBytes"] == 2 * 12 * 2_851_598_336 // 4
+    assert memory["hostBytes"] == memory["commitBytes"] == 3 * 12 * 2_851_598_336 // 4
     checkpoint = workers["checkpoint"]
     assert checkpoint["bytes"] == 12 * 2_851_598_336
     assert checkpoint["intervalSteps"] == round(checkpoint["intervalSeconds"] / 2)
@@ -261,7 +264,7 @@ def test_checkpoints_have_the_states_of_the_optimizer(
 
     assert plan["checkpoint"]["bytes"] / 2_851_598_336 == pytest.approx(bytes_per_parameter, abs=0.03)
     assert plan["memoryPerWorker"]["optimizerBytes"] == pytest.approx(plan["checkpoint"]["bytes"] / 4, rel=1e-6)
-    assert plan["memoryPerWorker"]["hostBytes"] == pytest.approx(2 * plan["checkpoint"]["bytes"] / 4, rel=1e-6)
+    assert plan["memoryPerWorker"]["hostBytes"] == pytest.approx(3 * plan["checkpoint"]["bytes"] / 4, rel=1e-6)
 
 
 def test_interval_of_the_job_is_used_where_it_sets_one(planner: Planner) -> None:

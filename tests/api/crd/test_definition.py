@@ -147,6 +147,7 @@ def test_it_has_only_what_a_structural_schema_may_have(kind: str) -> None:
             {
                 ".spec.execution.gradientCheckpointing",
                 ".spec.execution.compile",
+                ".spec.checkpoint.peerCopy",
                 ".spec.adapter.lora.targetModules",
             },
         ),

@@ -318,6 +318,12 @@ WRONG_TOGETHER = [
         ),
     ),
     (
+        "copies of nothing",
+        WORKERS,
+        "  checkpoint: {memoryCopies: 0, peerCopy: true}\n",
+        ":10: spec.checkpoint.peerCopy: true copies what memoryCopies keeps in memory: set that to auto, 1 or 2",
+    ),
+    (
         "adapter that is not there",
         WORKERS,
         "  output: {mergeAdapter: false}\n",

@@ -9,7 +9,7 @@ from spotune.job import FinetuneJob
 from spotune.plan import ExecutionPlan, resolve_execution
 from spotune.plan.activations import Workload, logits_bytes
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.execution import resolve_minimum, training_setup
+from spotune.plan.execution import layout_request, resolve_minimum, training_setup
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
 from spotune.plan.parameters import count_lora_parameters
@@ -130,6 +130,31 @@ def test_a_second_commit_is_kept_from_the_number_of_workers_on_which_it_fits() -
     found = [resolve_minimum(T5_SMALL, job, memory).second_copy_from for memory in range(GB, 8 * GB, GB // 20)]
 
     assert list(dict.fromkeys(found)) == [None, 4, 3, 2, 1], "the more memory, the fewer workers"
+
+
+@pytest.mark.parametrize(
+    ("copies", "expected"),
+    [("auto", [None, 4, 3, 2]), (1, [None, 4, 3, 2]), (0, [None])],
+)
+def test_a_commit_of_another_node_is_kept_from_the_number_of_workers_on_which_it_fits(
+    copies: str | int, expected: list[int | None]
+) -> None:
+    """One worker is one node, which has no other."""
+    execution = {"zeroStage": 1, "microBatchSize": 1, "gradientCheckpointing": True}
+    workers = {"count": 4, "min": 1, "gpus": 0}
+    job = t5_job(workers=workers, execution=execution, checkpoint={"memoryCopies": copies})
+    found = [resolve_minimum(T5_SMALL, job, memory) for memory in range(GB, 8 * GB, GB // 20)]
+
+    assert list(dict.fromkeys(plan.peer_copy_from for plan in found)) == expected
+    if copies == "auto":
+        beside_two = [plan.second_copy_from for plan in found if plan.peer_copy_from == 4]
+        assert set(beside_two) < {1, 2, 3, 4}, "the node's own commits come first"
+
+
+def test_workers_of_one_pod_have_no_other_node() -> None:
+    pods = [t5_job(workers={"count": count, "min": 1, "gpus": 4}) for count in (1, 2)]
+    assert [layout_request(job, 4).peer_copy for job in pods] == [False, False]
+    assert layout_request(pods[1], 8).peer_copy == "auto"
 
 
 def test_pods_with_gpus_share_the_memory_that_they_request() -> None:

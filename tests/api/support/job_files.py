@@ -52,7 +52,8 @@ spec:
                                       limit: 100, batchSize: 8, chatTemplate: true}}}
   execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto, attention: auto,
                compile: auto, deterministic: true, reproducible: none, flopsProfile: 10}
-  checkpoint: {every: 300s, keep: 2, keepEverySteps: 0, memoryCopies: auto}
+  checkpoint: {every: 300s, keep: 2, keepEverySteps: 0, memoryCopies: auto, peerCopy: auto,
+               peerCopyRate: 200}
   tracking:   {tensorboard: true, wandb: {project: x, keySecretRef: {name: wandb, key: key}},
                mlflow: {uri: "http://mlflow:5000", experiment: x}}
   output:     {hub: {repo: me/t5, private: true, strategy: end, tokenSecretRef: {name: hf, key: write}},

@@ -9,7 +9,7 @@ import pytest
 
 from spotune.errors import JobError
 from spotune_trainer.driver import planning
-from spotune_trainer.driver.planning import memory_copies, plan_run
+from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run
 from spotune_trainer.job_directory.run_plan import RunPlan
 from tests.trainer.support.runs import Layout, Runs, make_plan
 
@@ -59,3 +59,28 @@ def test_plan_of_an_older_version_keeps_one_commit_in_memory(runs: Runs) -> None
     value = make_plan(Layout(1, 2)).to_json()
     del value["secondCopyFrom"]
     assert memory_copies(runs.job(), RunPlan.from_json(value), 4) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "planned_from", "copied"),
+    [
+        ({}, None, [False, False, False]),
+        ({}, 2, [False, True, True]),
+        ({"peerCopy": False}, 1, [False, False, False]),
+        ({"peerCopy": True}, None, [True, True, True]),
+        ({"memoryCopies": 0}, 1, [False, False, False]),
+    ],
+)
+def test_nodes_copy_commits_from_the_planned_number_of_workers(
+    runs: Runs, asked: dict[str, Any], planned_from: int | None, copied: list[bool]
+) -> None:
+    job = runs.job(checkpoint={"peerCopyRate": 50, **asked})
+    plan = replace(make_plan(Layout(1, 2)), peer_copy_from=planned_from)
+    rates = [50_000_000 if each else 0 for each in copied]
+    assert [peer_copy_rate(job, plan, workers) for workers in (1, 2, 3)] == rates
+
+
+def test_plan_of_an_older_version_copies_nothing_to_other_nodes(runs: Runs) -> None:
+    value = make_plan(Layout(1, 2)).to_json()
+    del value["peerCopyFrom"]
+    assert peer_copy_rate(runs.job(), RunPlan.from_json(value), 4) == 0

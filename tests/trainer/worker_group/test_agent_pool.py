@@ -4,130 +4,41 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import ray
 import torch
-from ray._private import ray_constants
 
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import choose_checkpoint
 from spotune_trainer.job_directory.notice import write_notice
-from spotune_trainer.supervisor.ray_head import local as local_ray
-from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
+from spotune_trainer.supervisor.ray_head.processes import Process
 from spotune_trainer.training.task import WorkerTask
-from spotune_trainer.worker_group.agent_pool import AgentPool
-from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Stopped, Trained, Yielded
-from tests.trainer.support.live import held_segments, process_name
+from spotune_trainer.worker_group.result import Failed, Slots, Stopped, Trained, Yielded
+from tests.trainer.support.agent_cluster import LAYOUT, Cluster, Group, kill, next_task, started_cluster, until
+from tests.trainer.support.live import held_segments
 from tests.trainer.support.runs import (
     STEPS,
     STEPS_PER_EPOCH,
-    Layout,
     Runs,
     committed_state,
-    make_task,
     sample_hashes,
-    start_generation,
     train_generation,
 )
-from tests.trainer.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
 SLOTS = 3
-LAYOUT = Layout(2, 2)
-_PATIENCE_SECONDS = 90.0
-
-
-@dataclass
-class Cluster:
-    """A Ray of one node, its agent pool, and worker groups on it."""
-
-    runs: Runs
-    family: ProcessFamily
-    draining: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.agents = AgentPool(draining=lambda: self.draining)
-
-    def ranks(self) -> dict[str, Process]:
-        """Processes of the ranks, by name."""
-        return self._named("spotune-rank-")
-
-    def agent(self) -> Process:
-        """The process of the agent."""
-        (found,) = self._named("ray::NodeAgent").values()
-        return found
-
-    def agent_memory_bytes(self) -> int:
-        """Memory of the segments that the agent holds."""
-        return sum(segment.stat().st_blocks * 512 for segment in held_segments(self.agent()))
-
-    def _named(self, start: str) -> dict[str, Process]:
-        named = {process_name(process): process for process in self.family.members()}
-        return {name: process for name, process in named.items() if name.startswith(start)}
-
-    def ensure(self) -> None:
-        until(lambda: self.agents.ensure(gpus=False).ready == SLOTS)
-
-    def task(self, epochs: int = 2) -> WorkerTask:
-        directory = self.runs.empty("agents")
-        job = self.runs.job(training={"epochs": epochs}, workers={"count": 2, "gpus": 0})
-        return make_task(directory, job, LAYOUT, start_generation(directory))
-
-    def start(self) -> Group:
-        """Start a group that trains for a long time, and wait for its first steps."""
-        self.ensure()
-        group = Group(self.agents, self.task(epochs=10_000))
-        until(lambda: len(list(files.read_lines(group.task.logs.steps))) > 3)
-        return group
-
-
-class Group:
-    """A worker group that runs in the background."""
-
-    def __init__(self, agents: AgentPool, task: WorkerTask, world_size: int = LAYOUT.world_size) -> None:
-        self.task = task
-        self._results: list[GroupResult] = []
-        self._thread = threading.Thread(target=lambda: self._results.append(agents.run_group(task, world_size)))
-        self._thread.start()
-
-    def result(self) -> GroupResult:
-        """Wait for the group to exit; returns its result."""
-        self._thread.join(_PATIENCE_SECONDS)
-        (result,) = self._results
-        return result
-
-
-def until(condition: Callable[[], object]) -> None:
-    assert wait_until(lambda: bool(condition()), _PATIENCE_SECONDS), "the condition did not become true in time"
 
 
 @pytest.fixture(scope="module")
 def cluster(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Start a local Ray without a token, and connect this process to it (a token has to be set before the import)."""
-    with pytest.MonkeyPatch.context() as patch:
-        environment = local_ray._environment
-        patch.setattr(local_ray, "_environment", lambda *given: environment(*given) | {"RAY_AUTH_MODE": "disabled"})
-        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # as in that environment
-        head = local_ray.LocalRay(tmp_path_factory.mktemp("ray"), SLOTS, gpus=False)
-        head.start()
-        assert head.running is not None
-        try:
-            ray.init(address=head.running.address, log_to_driver=False)
-            yield Cluster(runs, head.running.family)
-        finally:
-            ray.shutdown()
-            head.shut_down()
-
-
-def kill(process: Process, number: int = signal.SIGKILL) -> None:
-    os.kill(process.pid, number)
+    """A Ray of one node."""
+    with started_cluster(runs, tmp_path_factory.mktemp("ray"), SLOTS) as cluster:
+        yield cluster
 
 
 def test_consecutive_groups_train_with_the_same_agent(cluster: Cluster) -> None:
@@ -220,7 +131,7 @@ def test_processes_stay_while_the_world_shrinks_and_grows(cluster: Cluster) -> N
     processes: list[dict[str, Process]] = []
 
     def start(world_size: int) -> Group:
-        task = replace(make_task(directory, job, LAYOUT, start_generation(directory)), memory_copies=2)
+        task = replace(next_task(directory, job), memory_copies=2)
         size_of[task.generation] = world_size
         return Group(cluster.agents, task, world_size)
 
@@ -262,7 +173,7 @@ def test_next_group_restores_the_commit_of_a_killed_rank_from_memory(cluster: Cl
     job = cluster.runs.job(training={"epochs": 10_000}, checkpoint={"every": 4}, workers={"count": 2, "gpus": 0})
 
     def task() -> WorkerTask:
-        return replace(make_task(directory, job, LAYOUT, start_generation(directory)), memory_copies=2)
+        return replace(next_task(directory, job), memory_copies=2)
 
     group = Group(cluster.agents, task())
     until(lambda: choose_checkpoint(directory).checkpoint)
@@ -343,6 +254,6 @@ def test_draining_node_keeps_its_agent_until_its_group_has_exited(cluster: Clust
     group.result()
     assert cluster.agents.occupied() == set()
     assert cluster.agents.ensure(gpus=False) == Slots(0, 0)
-    until(lambda: not cluster._named("ray::NodeAgent"))
+    until(lambda: not cluster.named("ray::NodeAgent"))
     cluster.draining = {}
     cluster.ensure()

@@ -8,6 +8,7 @@ may be resumed from depends on the generations: see `spotune_trainer.checkpoint.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,19 @@ class Manifest:
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
+
+
+def newest_complete(checkpoints: Path, generation: int, names: Iterable[str]) -> str | None:
+    """The newest of these checkpoints that this generation has committed; None if it has committed none of them.
+
+    Args:
+        checkpoints: the folder of all checkpoints.
+        generation: number of the generation.
+        names: of the checkpoints.
+    """
+    newest_first = sorted((CheckpointName.parse(name) for name in names), reverse=True)
+    own = (name for name in newest_first if name.generation == generation)
+    return next((str(name) for name in own if (checkpoints / str(name) / MANIFEST).exists()), None)
 
 
 def file_label(name: CheckpointName, entry: FileEntry) -> Label:

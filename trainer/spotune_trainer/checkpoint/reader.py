@@ -24,17 +24,18 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from spotune.errors import SpotuneError
 from spotune.job import TrainingSpec
 from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
+from spotune_trainer.checkpoint.memory.digests import digest_of_rest
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Segment
 
-_HASH_BLOCK_BYTES = 16 << 20
 _ELEMENT_BYTES = 4
+_LENGTH = struct.Struct("<Q")
+"""What a safetensors file begins with: the length of its header."""
 _CHUNK_ELEMENTS = 1 << 24
 """64 MiB: the pinned host buffer of each thread, for data on its way to a device."""
 _INVALID_HEADER = (OSError, OverflowError, MemoryError, ValueError, KeyError, TypeError, AttributeError, struct.error)
@@ -83,17 +84,6 @@ class _Read:
     out: Tensor
 
 
-def is_intact(segment: Segment, entry: FileEntry) -> bool:
-    """Whether the content of a segment has the size and the checksum of a file of a checkpoint."""
-    if segment.content_bytes != entry.size:
-        return False
-    digest = xxhash.xxh3_64()
-    with memoryview(segment.map()) as mapped, mapped[LABEL_BYTES:] as content:
-        for start in range(0, entry.size, _HASH_BLOCK_BYTES):
-            digest.update(content[start : start + _HASH_BLOCK_BYTES])
-    return digest.hexdigest() == entry.xxh3
-
-
 def verify(checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None) -> None:
     """Check the contents of files against the checksums in the manifest.
 
@@ -118,11 +108,18 @@ class CheckpointReader:
     Args:
         checkpoint: the checkpoint.
         segments: segments of shared memory that hold some of its files, by the name of the file.
+        headers: what other files begin with, up to their first tensor, if that is known already.
     """
 
-    def __init__(self, checkpoint: Checkpoint, segments: Mapping[str, Segment] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        segments: Mapping[str, Segment] = MappingProxyType({}),
+        headers: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
         self.checkpoint = checkpoint
         self._segments = segments
+        self._headers = headers
         self._stored: dict[tuple[str, str], list[_StoredRange]] = defaultdict(list)
         for entry in checkpoint.manifest.files:
             for parameter, state, stored in self._read_header(entry.name):
@@ -212,13 +209,19 @@ class CheckpointReader:
     def _read_header(self, file: str) -> list[tuple[str, str, _StoredRange]]:
         """Parameter, state and range of every tensor in a file."""
         try:
-            with ExitStack() as opened:
-                source = self._open(file, opened)
-                (length,) = struct.unpack("<Q", os.pread(source.descriptor, 8, source.start))
-                header = json.loads(os.pread(source.descriptor, length, source.start + 8))
-            return [_stored_tensor(file, 8 + length, name, value) for name, value in header.items()]
+            encoded = self._header_json(file)
+            start = _LENGTH.size + len(encoded)
+            return [_stored_tensor(file, start, name, value) for name, value in json.loads(encoded).items()]
         except _INVALID_HEADER as error:
             raise self._corrupt(f"{file} cannot be read: {error}") from error
+
+    def _header_json(self, file: str) -> bytes:
+        if file in self._headers and file not in self._segments:
+            return self._headers[file][_LENGTH.size :]
+        with ExitStack() as opened:
+            source = self._open(file, opened)
+            (length,) = _LENGTH.unpack(os.pread(source.descriptor, _LENGTH.size, source.start))
+            return os.pread(source.descriptor, length, source.start + _LENGTH.size)
 
     def _corrupt(self, reason: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(str(self.checkpoint.name), reason)
@@ -283,14 +286,11 @@ def _read_state(checkpoint: Checkpoint, state: str) -> dict[str, Tensor]:
 
 
 def _digest(checkpoint: Checkpoint, entry: FileEntry) -> str:
-    digest = xxhash.xxh3_64()
     try:
-        with (checkpoint.path / entry.name).open("rb") as stream:
-            while block := stream.read(_HASH_BLOCK_BYTES):
-                digest.update(block)
+        with (checkpoint.path / entry.name).open("rb", buffering=0) as file:
+            return digest_of_rest(file)
     except OSError as error:
         raise CorruptCheckpointError(str(checkpoint.name), f"{entry.name} cannot be read: {error}") from error
-    return digest.hexdigest()
 
 
 class _PinnedBuffer(threading.local):

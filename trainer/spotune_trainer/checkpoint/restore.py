@@ -1,34 +1,40 @@
-"""Restore a rank's fragments: from its node's shared memory where that holds the checkpoint's files, else the volume.
+"""Restore a rank's fragments: each file from its node's memory, else from another node's, else from the volume.
 
 The checkpoint is one that was committed on the volume; memory only saves reading it. A segment is used for a file if
 its bytes have the checksum that the manifest records for that file. It is verified while it is read, like files are.
-Whatever is wrong with a segment, the rank reads the file instead.
+What only another node has in memory, a rank copies from there into a segment of its own, if it needs it. Whatever is
+wrong with a segment, or with another node, the rank reads the file instead.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from spotune_trainer.checkpoint.fragment import Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, file_label
+from spotune_trainer.checkpoint.memory.digests import SegmentDigests
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
-from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, is_intact, verify
+from spotune_trainer.checkpoint.memory.peer_connection import PeerError
+from spotune_trainer.checkpoint.memory.peer_reader import PeerFile
+from spotune_trainer.checkpoint.memory.segment import Segment
+from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
 
 logger = logging.getLogger("spotune.worker")
 
 
 @dataclass(frozen=True)
 class RestoredBytes:
-    """How many bytes of its fragments a rank read from shared memory, and from the volume."""
+    """How many bytes of its fragments a rank read from its node's memory, from other nodes', and from the volume."""
 
     memory: int = 0
+    peer: int = 0
     volume: int = 0
 
     def __add__(self, other: RestoredBytes) -> RestoredBytes:
-        return RestoredBytes(self.memory + other.memory, self.volume + other.volume)
+        return RestoredBytes(self.memory + other.memory, self.peer + other.peer, self.volume + other.volume)
 
 
 class Restore:
@@ -37,7 +43,7 @@ class Restore:
     Args:
         checkpoint: the checkpoint.
         fragments: the fragments to fill.
-        memory: shared memory of the node; None without.
+        memory: shared memory of the node, and access to that of others; None without.
 
     Raises:
         CorruptCheckpointError: the files do not cover the fragments, or their headers cannot be read.
@@ -45,16 +51,23 @@ class Restore:
 
     def __init__(self, checkpoint: Checkpoint, fragments: Sequence[Fragment], memory: RankMemory | None) -> None:
         self._checkpoint = checkpoint
+        self._digests = memory.digests if memory is not None else SegmentDigests()
         self._fragments = fragments
         self._entries = {entry.name: entry for entry in checkpoint.manifest.files}
         labels = [file_label(checkpoint.name, entry) for entry in checkpoint.manifest.files]
         self._segments = memory.holding(labels) if memory is not None else {}
+        self._peers = memory.peers if memory is not None else None
+        self._at_peers: dict[str, list[PeerFile]] = {}
+        self._copied: set[str] = set()
+        if self._peers is not None:
+            self._at_peers = self._peers.find([label for label in labels if label.file not in self._segments])
         try:
             self._open()
+            self._copy_from_peers()
         except CorruptCheckpointError as error:
-            if not self._segments:
+            if not self._segments and not self._at_peers:
                 raise
-            self._distrust(list(self._segments), error.reason)
+            self._distrust([*self._segments, *self._at_peers], error.reason)
             self._open()
 
     @property
@@ -71,40 +84,79 @@ class Restore:
         Raises:
             CorruptCheckpointError: a file is missing, truncated or changed.
         """
-        used = {file: segment for file, segment in self._segments.items() if file in self._bytes}
-        damaged: list[str] = []
-        with ThreadPoolExecutor(1 + len(used), thread_name_prefix="verify") as verifier:
+        used = {  # what another node sent has been verified as it arrived
+            file: segment
+            for file, segment in self._segments.items()
+            if file in self._bytes and file not in self._copied
+        }
+        from_volume = self.volume_files
+        for segment in used.values():
+            self._digests.begin(segment)
+        with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
             verified = verifier.submit(verify, self._checkpoint, [self._entries[file] for file in share])
-            intact = {file: verifier.submit(is_intact, used[file], self._entries[file]) for file in used}
             try:
                 self._reader.restore(self._fragments)
             except CorruptCheckpointError:
-                if all(each.result() for each in intact.values()):
+                if not (damaged := self._damaged(used)):
                     raise
-            damaged = [file for file, each in intact.items() if not each.result()]
+            else:
+                damaged = self._damaged(used)
             verified.result()
         if damaged:
             self._distrust(damaged, "its bytes do not have the checksum that the manifest records")
             self._open()
-            verify(self._checkpoint, [self._entries[file] for file in damaged])
+            verify(self._checkpoint, [self._entries[file] for file in self.volume_files - from_volume])
             self._reader.restore(self._fragments)
         return self._report()
 
+    def _damaged(self, used: Mapping[str, Segment]) -> list[str]:
+        """The files whose segment does not have the bytes that were committed."""
+        entries = [(self._entries[file], segment) for file, segment in used.items()]
+        return [e.name for e, segment in entries if not self._digests.is_intact(segment, e.size, e.xxh3)]
+
     def _open(self) -> None:
-        self._reader = CheckpointReader(self._checkpoint, self._segments)
+        headers = {file: holders[0].header for file, holders in self._at_peers.items()}
+        self._reader = CheckpointReader(self._checkpoint, self._segments, headers)
         self._bytes = self._reader.bytes_by_file(self._fragments)
+
+    def _copy_from_peers(self) -> None:
+        """Copy the files that this rank needs, and that only other nodes have in memory, to segments of its own."""
+        while files := [file for file in self._bytes if file in self._at_peers and file not in self._segments]:
+            for file in files:
+                segment = self._copy(file)
+                if segment is None:
+                    del self._at_peers[file]  # the volume is read
+                else:
+                    self._segments[file] = segment
+                    self._copied.add(file)
+            self._open()
+
+    def _copy(self, file: str) -> Segment | None:
+        """A copy of a file from the first node that sends it whole; None if none does."""
+        assert self._peers is not None, "it has found the file"
+        for held in self._at_peers[file]:
+            try:
+                return self._peers.read(held)
+            except (PeerError, OSError) as error:
+                logger.warning("%s is not read from the memory of node %s: %s", file, held.holder, error)
+        return None
 
     def _distrust(self, files: Sequence[str], reason: str) -> None:
         """Read files from the volume which shared memory holds damaged."""
         logger.warning("shared memory of %s is damaged (%s): reading the volume", ", ".join(files), reason)
         self._segments = {file: segment for file, segment in self._segments.items() if file not in files}
+        self._at_peers = {file: holders for file, holders in self._at_peers.items() if file not in files}
 
     def _report(self) -> RestoredBytes:
         """Log the source of each file, and return the sums."""
         found = RestoredBytes()
         for file, count in self._bytes.items():
-            in_memory = file in self._segments
-            source = "memory of this node" if in_memory else "the volume"
+            if file not in self._segments:
+                source, read = "the volume", RestoredBytes(volume=count)
+            elif file in self._copied:
+                source, read = "memory of another node", RestoredBytes(peer=count)
+            else:
+                source, read = "memory of this node", RestoredBytes(memory=count)
             logger.info("restored %d bytes of %s/%s from %s", count, self._checkpoint.name, file, source)
-            found += RestoredBytes(memory=count) if in_memory else RestoredBytes(volume=count)
+            found += read
         return found

@@ -27,7 +27,7 @@ from spotune_trainer.checkpoint.generations import (
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.node_watch import NodeWatch
-from spotune_trainer.driver.planning import memory_copies, plan_run, save_plan, unprepared_sources
+from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
 from spotune_trainer.driver.results import write_result
 from spotune_trainer.driver.scaling import choose_world_size
@@ -254,6 +254,7 @@ class Driver:
             seconds_to_preemption=seconds_to_preemption(self.ledger.worker_seconds(), self.ledger.workers_lost()),
             commit_seconds=self.ledger.last_commit_seconds(),
             memory_copies=memory_copies(self.job, plan, world_size),
+            peer_copy_rate=peer_copy_rate(self.job, plan, world_size),
         )
 
     def _worker_memory_bytes(self) -> int:

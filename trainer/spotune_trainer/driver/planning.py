@@ -23,6 +23,8 @@ from spotune_trainer.models.pretrained import load_config
 
 logger = logging.getLogger("spotune.driver")
 
+MEGABYTE = 10**6
+
 
 def unprepared_sources(job: FinetuneJob, directory: JobDirectory) -> dict[str, PrepareSpec]:
     """Raw data that is to be converted to shards, by the name of its source in a mixture; empty without a mixture.
@@ -83,6 +85,16 @@ def memory_copies(job: FinetuneJob, plan: RunPlan, world_size: int) -> int:
     return 2 if plan.second_copy_from is not None and world_size >= plan.second_copy_from else 1
 
 
+def peer_copy_rate(job: FinetuneJob, plan: RunPlan, world_size: int) -> int:
+    """Bytes per second at which the nodes of `world_size` workers copy commits to one another; 0: they do not."""
+    checkpoint, planned = job.spec.checkpoint, plan.peer_copy_from
+    fits = planned is not None and world_size >= planned
+    copies = memory_copies(job, plan, world_size) > 0 and (
+        fits if checkpoint.peer_copy == "auto" else checkpoint.peer_copy
+    )
+    return checkpoint.peer_copy_rate * MEGABYTE if copies else 0
+
+
 def save_plan(directory: JobDirectory, plan: RunPlan) -> None:
     """Write `plan.json`."""
     files.write_json(directory.plan, plan.to_json())
@@ -114,6 +126,7 @@ def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_
         whole_gradients=execution.whole_gradients,
         min_world_size=minimum.world_size,
         second_copy_from=minimum.second_copy_from,
+        peer_copy_from=minimum.peer_copy_from,
         reason=execution.reason,
         data=datasets.index_hashes,
         requested=asked,

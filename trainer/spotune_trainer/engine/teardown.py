@@ -40,7 +40,8 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 _THREADS_SECONDS = 1.0
-"""How long threads that belong to the generation may take to end."""
+"""How long threads that belong to the generation may take to end, and to give up what they refer to."""
+_RETRY_SECONDS = 0.05
 _TCP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _PARAMS_TO_RELEASE = "_PartitionedParameterCoordinator__params_to_release"
 _aborting = threading.Lock()
@@ -108,7 +109,6 @@ class ProcessBaseline:
         inspect.getclosurevars(getattr(PartitionedParameterCoordinator, _PARAMS_TO_RELEASE)).nonlocals[
             "func"
         ].cache_clear()
-        gc.collect()
         problem = _remaining_modules() or self._remaining_threads() or _changed_mode()
         if problem is None:
             torch.manual_seed(self.seed)
@@ -154,9 +154,19 @@ def _forget_process_groups() -> None:
 
 
 def _remaining_modules() -> str | None:
-    """Message about parts of a model or an engine that something still refers to; None if there are none."""
-    kinds = {type(each).__name__ for each in _of_kind(torch.nn.Module)}
-    return f"parts of the model are still in memory: {', '.join(sorted(kinds))}" if kinds else None
+    """Message about parts of a model or an engine that something still refers to; None if there are none.
+
+    Waits a moment for threads that leave what they were doing, as autograd's own thread does on a GPU.
+    """
+    until = time.monotonic() + _THREADS_SECONDS
+    while True:
+        gc.collect()
+        kinds = {type(each).__name__ for each in _of_kind(torch.nn.Module)}
+        if not kinds:
+            return None
+        if time.monotonic() > until:
+            return f"parts of the model are still in memory: {', '.join(sorted(kinds))}"
+        time.sleep(_RETRY_SECONDS)
 
 
 def _changed_mode() -> str | None:

@@ -40,6 +40,8 @@ class RunPlan:
             a worker group has at least as many.
         second_copy_from: number of workers from which each keeps a second commit in memory, if
             `checkpoint.memoryCopies` is auto; None: none does, as in older plans.
+        peer_copy_from: number of workers from which each has memory for a commit of another node, if
+            `checkpoint.peerCopy` is auto; None: none has, as in older plans.
         reason: explanation of these values for people.
         data: hash of each data set's index by role (train, eval).
         requested: `execution` of the job as last applied.
@@ -62,6 +64,7 @@ class RunPlan:
     whole_gradients: bool = False
     min_world_size: int = 1
     second_copy_from: int | None = None
+    peer_copy_from: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

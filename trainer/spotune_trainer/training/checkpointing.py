@@ -93,6 +93,7 @@ class Checkpointing:
             step=name.step,
             checkpoint=str(name),
             memoryBytes=restored.memory,
+            peerBytes=restored.peer,
             volumeBytes=restored.volume,
         )
         reporter.record_startup("restore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -99,6 +100,11 @@ class RankResult:
     killed: bool = False
     is_kept: bool = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether something else than its agent killed it."""
+        return self.status == -signal.SIGKILL and not self.killed
+
 
 @dataclass(frozen=True)
 class WorkerTask:
@@ -113,6 +119,7 @@ class WorkerTask:
         seconds_to_preemption: mean time until a worker is preempted, estimated from this run.
         commit_seconds: how long the last commit took until it was durable; None if there was none.
         memory_copies: number of snapshots of commits that each rank keeps in shared memory of its node, 0 to 2.
+        peer_copy_rate: bytes per second at which a node copies each commit to another node; 0: it does not.
     """
 
     directory: str
@@ -123,6 +130,7 @@ class WorkerTask:
     seconds_to_preemption: float = SECONDS_TO_PREEMPTION
     commit_seconds: float | None = None
     memory_copies: int = 0
+    peer_copy_rate: int = 0
 
     @property
     def job_directory(self) -> JobDirectory:

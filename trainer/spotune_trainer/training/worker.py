@@ -112,6 +112,8 @@ class Worker:
 
     def set_up(self) -> None:
         """Build data, model and engine, and what works on them: checkpointing, training loop, profiler."""
+        if self.memory is not None and self.task.restore is not None:
+            self.memory.begin_to_verify(self.task.restore)
         self.context = context = build_context(self.task, self.job, self.rank, self.world_size, self.reporter)
         bad_steps = BadSteps(self.job.spec.training.max_bad_steps, loss_is_scaled=context.engine.fp16_enabled())
         self.evaluations = Evaluations(context, partial(run_evaluation, context), partial(run_tasks, context))
@@ -120,7 +122,6 @@ class Worker:
         self.profile = FlopsProfile(
             context.directory, self.job.spec.execution.flops_profile, self.rank, context.control
         )
-        self.checkpointing.reserve()
         self.reporter.record_startup("engine")
 
     def restore(self) -> None:
@@ -183,6 +184,7 @@ class Worker:
                 if step.number == first_step + 1:
                     self.reporter.record_startup("firstStep")
                     self._save_compiled()
+                    self.checkpointing.reserve()  # not before: while pages are locked, all that allocates waits
                     self.reporter.set_phase(Phase.TRAINING)
                 self.checkpointing.poll()
                 if step.flags.commit:

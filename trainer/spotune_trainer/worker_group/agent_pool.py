@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +19,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from spotune.errors import InfrastructureError
 from spotune.retry import FailureCause
+from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
-from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, GRACE_SECONDS_OF_KEPT, NodeAgent, NodeInfo
+from spotune_trainer.worker_group.node_agent import (
+    GRACE_SECONDS,
+    GRACE_SECONDS_OF_KEPT,
+    NodeAgent,
+    NodeInfo,
+    OtherNodes,
+)
 from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Yielded, classify_exit
 
 
@@ -122,6 +130,7 @@ class AgentPool:
         self._not_before: dict[str, float] = {}
         self._lock = threading.RLock()
         self._reuse_processes = False
+        self._secret = secrets.token_bytes(32)
 
     def ensure(self, gpus: bool) -> Slots:
         """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
@@ -140,7 +149,7 @@ class AgentPool:
                     self._kill(agent)
             for node, slots in slots_of.items():
                 if node not in self._agents and time.monotonic() >= self._not_before.get(node, 0.0):
-                    self._agents[node] = _start(node, slots, gpus)
+                    self._agents[node] = _start(node, slots, gpus, self._secret)
             ready = [agent.slots for agent in self._agents.values() if agent.node in slots_of and agent.is_ready()]
             return Slots(sum(slots_of.values()), sum(ready))
 
@@ -223,11 +232,16 @@ class AgentPool:
             Ray's last error about a lost agent; empty if none was lost.
         """
         with self._lock:
-            hosts = [agent for agent in self._agents.values() if agent.placements]
+            hosts = sorted(
+                (a for a in self._agents.values() if a.placements), key=lambda agent: agent.placements[0].rank
+            )
+            idle = [agent for agent in self._agents.values() if not agent.placements and agent.is_ready()]
+        others = others_of([agent.info().peer for agent in hosts], [agent.info().peer for agent in idle])
         keep = os.environ.get(_KEEP_PROCESSES) == "1"
         reuse = keep and self._reuse_processes
         running = {
-            agent.handle.run_ranks.remote(task, agent.placements, keep=keep, reuse=reuse): agent for agent in hosts
+            agent.handle.run_ranks.remote(task, agent.placements, other, keep=keep, reuse=reuse): agent
+            for agent, other in zip(hosts, others, strict=True)
         }
         ray_error, timeout = "", None
         while running:
@@ -237,15 +251,16 @@ class AgentPool:
                 try:
                     finished: list[RankResult] = ray.get(call, timeout=0)
                     failed = any(result.status for result in finished)
+                    was_lost = any(result.is_lost for result in finished)
                     results += finished
                 except RayError as error:
-                    ray_error, failed = str(error), True
+                    ray_error, failed, was_lost = str(error), True, True
                     lost |= {place.rank: type(error).__name__ for place in agent.placements}
                     self._kill(agent)
                 if failed and timeout is None:
                     timeout = (GRACE_SECONDS_OF_KEPT if keep else GRACE_SECONDS) + _REPLY_SECONDS
                     for other in running.values():
-                        other.handle.abort.remote(task.generation)
+                        other.handle.abort.remote(task.generation, lost=was_lost)
         return ray_error
 
     def _kill(self, agent: _Agent) -> None:
@@ -265,12 +280,29 @@ class AgentPool:
         self._not_before[agent.node] = time.monotonic() + _RESTART_SECONDS
 
 
+def others_of(hosts: Sequence[PeerAddress | None], idle: Sequence[PeerAddress | None]) -> list[OtherNodes]:
+    """The other nodes for each node of a group, in the order of their ranks: a ring, in which each has a next one.
+
+    Args:
+        hosts: the agents of the group's nodes; None: its memory cannot be reached.
+        idle: those of nodes without ranks, which may have some since an earlier group.
+    """
+    ring = [host for host in hosts if host is not None]
+    found = []
+    for host in hosts:
+        start = ring.index(host) + 1 if host is not None else 0
+        following = [peer for peer in ring[start:] + ring[:start] if peer != host]
+        after = following[0] if host is not None and following else None
+        found.append(OtherNodes((*following, *(peer for peer in idle if peer is not None)), after))
+    return found
+
+
 def _leaves_processes(result: GroupResult) -> bool:
     """Whether the next group may use processes of the group with this result."""
     return isinstance(result, Yielded) or (isinstance(result, Failed) and result.cause is FailureCause.WORKER_LOST)
 
 
-def _start(node: str, slots: int, gpus: bool) -> _Agent:
+def _start(node: str, slots: int, gpus: bool, secret: bytes) -> _Agent:
     """Start an agent that occupies all slots of a node. Ray would drain a node without work at once."""
     actor: Any = ray.remote(NodeAgent)
     handle = actor.options(
@@ -278,5 +310,5 @@ def _start(node: str, slots: int, gpus: bool) -> _Agent:
         num_gpus=slots if gpus else 0,
         max_concurrency=_CALLS_AT_ONCE,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(gpus)
+    ).remote(gpus, secret)
     return _Agent(node, slots, gpus, handle, info_ref=handle.info.remote(), death_ref=handle.block_forever.remote())

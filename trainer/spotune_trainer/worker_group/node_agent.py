@@ -2,29 +2,41 @@
 
 Starting a rank is slow because of the imports of torch, DeepSpeed and transformers. A fork server on each node imports
 them once, while the driver plans. Ranks are processes forked from it, so their exit frees everything they hold: GPU
-memory as well as broken process groups. Only the snapshots of their commits stay in memory: the agent owns that.
+memory as well as broken process groups. Only the snapshots of their commits stay in memory: the agent owns that. It
+also copies them to the agent of another node, and keeps the copies of a third one's.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
 
 import ray.util
 
 from spotune.plan.devices import machine_memory_bytes
-from spotune_trainer.checkpoint.memory.node_memory import NodeMemory
+from spotune_trainer.checkpoint.layout import newest_complete
+from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
+from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
+from spotune_trainer.checkpoint.memory.peer_copies import PeerCopies
+from spotune_trainer.checkpoint.memory.peer_reader import PeerReader
+from spotune_trainer.checkpoint.memory.peer_sender import PeerSender
+from spotune_trainer.checkpoint.memory.peer_server import PeerServer
+from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.rank_process import Abort, Assignment, has_hung, run_rank
+
+logger = logging.getLogger("spotune.worker")
 
 GRACE_SECONDS = 2.0
 """Once a rank has failed, the others have this long to report their own failure; then they are killed."""
@@ -42,10 +54,25 @@ class NodeInfo:
     Attributes:
         address: IP address that other nodes reach it by.
         memory_bytes: of the node, or of its container.
+        peer: where other agents reach its memory; None: they cannot.
     """
 
     address: str
     memory_bytes: int
+    peer: PeerAddress | None = None
+
+
+@dataclass(frozen=True)
+class OtherNodes:
+    """The other nodes whose agents run, as one agent sees them.
+
+    Attributes:
+        peers: their agents.
+        next: the one that keeps copies of this node's commits; None if the group has only one node.
+    """
+
+    peers: tuple[PeerAddress, ...] = ()
+    next: PeerAddress | None = None
 
 
 class NodeAgent:
@@ -53,22 +80,27 @@ class NodeAgent:
 
     Args:
         gpus: whether the ranks train on GPUs.
+        secret: by which agents and ranks of one driver know each other.
     """
 
-    def __init__(self, gpus: bool) -> None:
+    def __init__(self, gpus: bool, secret: bytes) -> None:
         os.environ["DS_ACCELERATOR"] = "cuda" if gpus else "cpu"
         os.environ["OMP_NUM_THREADS"] = "1"  # a rank has one slot; Ray set as many as the whole node has
         vars(sys.modules["__main__"]).pop("__file__", None)  # or every rank begins by running Ray's worker program
         _FORKING.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
         forkserver.ensure_running()
         self._deadlines: dict[int, float] = {}
+        self._secret = secret
         self._memory = NodeMemory()
+        self._copies = PeerCopies()
+        self._server = self._start_server()
         self._standing_by: dict[int, _Rank] = {}
-        self._grace_seconds = GRACE_SECONDS
+        self._keeps = False
 
     def info(self) -> NodeInfo:
         """Address and memory of this node."""
-        return NodeInfo(ray.util.get_node_ip_address(), machine_memory_bytes())
+        peer = self._server.address if self._server is not None else None
+        return NodeInfo(ray.util.get_node_ip_address(), machine_memory_bytes(), peer)
 
     def gpu_memory_bytes(self) -> int:
         """Memory of the node's first GPU. A separate process reads it, so that the agent itself uses no GPU memory."""
@@ -87,27 +119,84 @@ class NodeAgent:
         threading.Event().wait()
 
     def run_ranks(
-        self, task: WorkerTask, placements: Sequence[RankPlacement], *, keep: bool = False, reuse: bool = False
+        self,
+        task: WorkerTask,
+        placements: Sequence[RankPlacement],
+        others: OtherNodes = OtherNodes(),
+        *,
+        keep: bool = False,
+        reuse: bool = False,
     ) -> list[RankResult]:
         """Run ranks on this node until none takes part any more. Once one fails, the others have a grace period.
 
         Args:
             task: of the generation.
             placements: of the ranks.
+            others: the nodes whose memory the ranks may read, and the one that commits are copied to.
             keep: let processes wait for another generation, if a rank is lost elsewhere or the group yields.
             reuse: use processes that wait since an earlier generation; otherwise fork them all.
         """
-        self._grace_seconds = GRACE_SECONDS_OF_KEPT if keep else GRACE_SECONDS
-        memories = self._memory.share(len(placements), task.memory_copies, task.restore)
-        ranks = self._start_ranks(
-            [Assignment(task, place, memory, keep) for place, memory in zip(placements, memories, strict=True)],
-            reuse=reuse,
+        self._keeps = keep
+        with self._copying_commits(task, placements, others):
+            memories = self._share_memory(task, len(placements), others)
+            ranks = self._start_ranks(
+                [Assignment(task, place, memory, keep) for place, memory in zip(placements, memories, strict=True)],
+                reuse=reuse,
+            )
+            self._wait_for(ranks, task)
+        results = [rank.result() for rank in ranks]
+        self._standing_by |= {rank.local_rank: rank for rank in ranks if rank.is_kept}
+        if any(result.exit in (RankExit.TRAINED, RankExit.STOPPED) for result in results):  # no group follows
+            self._memory.free()
+            self._copies.free()
+        return results
+
+    def _share_memory(self, task: WorkerTask, ranks: int, others: OtherNodes) -> list[RankMemory | None]:
+        """The memory of each rank: its own segments, those of the node, and access to other nodes'."""
+        copies = self._copies.begin(task.generation, task.restore if task.memory_copies else None)
+        memories = self._memory.share(
+            ranks, task.memory_copies, task.restore, copies, others_are_replaced=_sends(task, others)
         )
+        for memory in memories:
+            if memory is not None and others.peers:
+                memory.peers = PeerReader(others.peers, self._secret, ranks)
+        return memories
+
+    @contextmanager
+    def _copying_commits(
+        self, task: WorkerTask, placements: Sequence[RankPlacement], others: OtherNodes
+    ) -> Iterator[None]:
+        """Copy each complete commit to the next node meanwhile. What happens to the copies is in a rank's log."""
+        if not _sends(task, others):
+            yield
+            return
+        assert others.next is not None
+        complete = partial(newest_complete, task.job_directory.checkpoints, task.generation)
+        sender = PeerSender(
+            self._memory, task.generation, complete, others.next, self._secret, bytes_per_second=task.peer_copy_rate
+        )
+        with ExitStack() as stack:
+            with suppress(OSError):  # the volume is needed for the log only
+                task.logs.root.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(logging_to_file(task.logs.worker(placements[0].rank)))
+            sender.start()
+            stack.callback(sender.stop)
+            yield
+
+    def _start_server(self) -> PeerServer | None:
+        try:
+            return PeerServer(ray.util.get_node_ip_address(), self._secret, self._memory, self._copies)
+        except OSError as error:
+            logger.warning("other nodes cannot read the memory of this one: %s", error)
+            return None
+
+    def _wait_for(self, ranks: Sequence[_Rank], task: WorkerTask) -> None:
+        """Wait until no rank takes part in the generation any more."""
         while running := [rank for rank in ranks if rank.status is None]:
             for rank in running:
                 rank.poll()
                 if rank.status:
-                    self.abort(task.generation)
+                    self.abort(task.generation, lost=rank.result().is_lost)
             deadline = self._deadlines.get(task.generation)
             if deadline is not None:
                 is_over = time.monotonic() >= deadline
@@ -116,13 +205,9 @@ class NodeAgent:
                         rank.kill()
                     else:
                         rank.abort()
-            connection.wait([handle for rank in running for handle in rank.wait_handles()], _POLL_SECONDS)
+            if handles := [handle for rank in running if rank.status is None for handle in rank.wait_handles()]:
+                connection.wait(handles, _POLL_SECONDS)
         self._deadlines.pop(task.generation, None)
-        results = [rank.result() for rank in ranks]
-        self._standing_by |= {rank.local_rank: rank for rank in ranks if rank.is_kept}
-        if any(result.exit in (RankExit.TRAINED, RankExit.STOPPED) for result in results):  # no group follows
-            self._memory.free()
-        return results
 
     def _start_ranks(self, assignments: Sequence[Assignment], *, reuse: bool) -> list[_Rank]:
         """Start each rank in the process that had its local rank before, or in a new one. Ends all other processes."""
@@ -140,9 +225,17 @@ class NodeAgent:
             rank.kill()
         return ranks
 
-    def abort(self, generation: int) -> None:
-        """A rank of this generation has failed, here or elsewhere: the others leave it within a grace period."""
-        self._deadlines.setdefault(generation, time.monotonic() + self._grace_seconds)
+    def abort(self, generation: int, *, lost: bool = False) -> None:
+        """A rank of this generation has failed, here or elsewhere: the others leave it within a grace period.
+
+        Args:
+            generation: of the rank.
+            lost: the rank or its node is gone. Then the others know nothing of the cause, and have no grace period
+                unless their processes are kept.
+        """
+        grace_seconds = GRACE_SECONDS_OF_KEPT if self._keeps else 0.0 if lost else GRACE_SECONDS
+        deadline = time.monotonic() + grace_seconds
+        self._deadlines[generation] = min(deadline, self._deadlines.get(generation, deadline))
 
 
 class _Rank:
@@ -218,6 +311,11 @@ class _Rank:
         rank, logs = self._assignment.place.rank, self._assignment.task.logs
         reported = self._reported or RankResult(rank, self.status)
         return replace(reported, status=self.status, hung=has_hung(logs, rank), killed=self._killed)
+
+
+def _sends(task: WorkerTask, others: OtherNodes) -> bool:
+    """Whether nodes copy their commits in this generation."""
+    return others.next is not None and task.memory_copies > 0 and task.peer_copy_rate > 0
 
 
 def _send_gpu_memory(sender: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Shared memory of a node: commits alternate between two segments, and what no group can start from is freed."""
+"""Shared memory of a node: commits alternate between two segments, and what no group can start from is overwritten."""
 
 from __future__ import annotations
 
@@ -54,17 +54,28 @@ def test_the_next_group_keeps_what_it_starts_from_and_writes_beside_it() -> None
     first, second = commit(memory, 5), commit(memory, 10)
     (following,) = share(node, restore=5)
     assert following.node == (first,)
-    assert second.content_bytes == 0, "nothing can start from a commit that the next group does not start from"
+    assert second.label is None, "nothing can start from a commit that the next group does not start from"
     assert following.begin(SIZE) is second
     assert first.label == label(5)
 
 
 def test_a_group_that_starts_from_elsewhere_finds_nothing() -> None:
     node = NodeMemory()
-    commit(share(node)[0], 5)
+    segment = commit(share(node)[0], 5)
     (following,) = share(node, restore=7)
     assert following.node == ()
-    assert allocated(node) == 0
+    assert commit(following, 10) is segment
+    assert allocated(node) == SIZE
+
+
+def test_a_rank_that_is_gone_leaves_no_memory_behind_that_nothing_starts_from() -> None:
+    node = NodeMemory()
+    for rank, memory in enumerate(share(node, 2)):
+        commit(memory, 5, rank)
+        commit(memory, 10, rank)
+    (following,) = share(node, 1, restore=10)
+    assert len(following.node) == 2
+    assert allocated(node) == 3 * SIZE, "its own two, and the one of the other rank that it starts from"
 
 
 def test_nothing_is_kept_without_copies() -> None:

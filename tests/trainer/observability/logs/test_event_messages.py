@@ -30,6 +30,10 @@ from spotune_trainer.observability.logs.event_messages import event_message
             "data of source sql is prepared: 8 rows read",
         ),
         ({"event": "restored", "step": 9}, None),
+        (
+            {"event": "restored", "step": 9, "memoryBytes": 3_000_000, "peerBytes": 1_500_000_000, "volumeBytes": 0},
+            "restored step 9: 3 MB from memory, 1,500 MB from other nodes' memory",
+        ),
     ],
 )
 def test_message_of_an_event(event: dict[str, Any], text: str | None) -> None:

@@ -7,16 +7,16 @@ next one is written. Where memory is short, it has one segment, and nothing is i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from spotune.plan.devices import free_memory_bytes, machine_memory_bytes
+from spotune.plan.devices import free_memory_bytes
+from spotune_trainer.checkpoint.memory.digests import SegmentDigests
+from spotune_trainer.checkpoint.memory.peer_reader import PeerReader
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segment
+from spotune_trainer.checkpoint.memory.spare_memory import shortage
 
 logger = logging.getLogger("spotune.worker")
-
-_SPARE_FRACTION = 0.1
-"""Share of the node's memory that a second snapshot must leave free: later steps may need more than those so far."""
 
 
 @dataclass
@@ -26,9 +26,10 @@ class RankMemory:
     Attributes:
         own: the two segments that it writes to in turn.
         node: all segments of the node that hold a file of the checkpoint to start from, for reading.
-        surplus: segments of ranks that the node no longer has; this rank frees them once its own commits replace them.
+        surplus: segments that nothing on the node replaces; this rank frees them once its own commits replace them.
         copies: number of snapshots that it may keep, 1 or 2.
         ranks: number of ranks on the node, which share its free memory.
+        peers: access to the memory of other nodes; None without.
         free_bytes: returns the free memory of the node.
     """
 
@@ -37,12 +38,27 @@ class RankMemory:
     surplus: tuple[Segment, ...]
     copies: int
     ranks: int
+    peers: PeerReader | None = None
     free_bytes: Callable[[], int] = free_memory_bytes
+    _digests: SegmentDigests | None = field(default=None, init=False)
     _newest: Segment | None = field(default=None, init=False)
     _has_committed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._newest = next((segment for segment in self.own if segment.label is not None), None)
+
+    @property
+    def digests(self) -> SegmentDigests:
+        """Checksums of the segments; made in the process of the rank, since threads cannot be sent there."""
+        self._digests = self._digests or SegmentDigests()
+        return self._digests
+
+    def begin_to_verify(self, checkpoint: str) -> None:
+        """Start to compute the checksum of this rank's own file of a checkpoint, which it probably restores from."""
+        for segment in self.own:
+            label = segment.label
+            if label is not None and label.checkpoint == checkpoint:
+                self.digests.begin(segment)
 
     def holding(self, files: Iterable[Label]) -> dict[str, Segment]:
         """The segments with the labels of these files, by the name of the file. Their content is not verified."""
@@ -100,14 +116,10 @@ class RankMemory:
         other = self._other_than(self._newest)
         if self.copies == 2:
             needed = (LABEL_BYTES + content_bytes - other.allocated_bytes) * self.ranks
-            if needed <= 0:
+            reason = shortage(needed, self.free_bytes)
+            if reason is None:
                 return other
-            free = self.free_bytes()
-            if free - needed >= _SPARE_FRACTION * machine_memory_bytes():
-                return other
-            self._keep_one(
-                f"a second one of each of {self.ranks} ranks needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
-            )
+            self._keep_one(f"a second one of each of {self.ranks} ranks {reason}")
         return self._newest
 
     def _keep_one(self, reason: str) -> None:
@@ -123,26 +135,44 @@ class RankMemory:
 
 
 class NodeMemory:
-    """The segments of one node. Not thread-safe: the ranks of one group end before those of the next start."""
+    """The segments of one node. Not thread-safe: the ranks of one group end before those of the next start.
+
+    Attributes:
+        ranks: number of ranks on the node.
+    """
 
     def __init__(self) -> None:
         self._by_rank: list[tuple[Segment, Segment]] = []
+        self.ranks = 0
 
-    def share(self, ranks: int, copies: int, restore: str | None) -> list[RankMemory | None]:
-        """Distribute the segments over the ranks of the next group. Frees those that it cannot start from.
+    def share(
+        self,
+        ranks: int,
+        copies: int,
+        restore: str | None,
+        others: Sequence[Segment] = (),
+        *,
+        others_are_replaced: bool = False,
+    ) -> list[RankMemory | None]:
+        """Distribute the segments over the ranks of the next group, which overwrites those that it cannot start from.
 
         Args:
             ranks: number of ranks on this node.
             copies: number of snapshots that each of them may keep; 0 frees everything.
             restore: name of the checkpoint that the group starts from.
+            others: segments with copies of other nodes' files of that checkpoint.
+            others_are_replaced: another node sends its commits in their place; otherwise the ranks free them.
 
         Returns:
             The memory of each rank by its local rank; None without shared memory.
         """
+        self.ranks = ranks
         for segment in self._segments():
             label = segment.label
-            if copies == 0 or label is None or label.checkpoint != restore:
+            if copies == 0:
                 segment.free()
+            elif label is None or label.checkpoint != restore:
+                segment.label = None  # its memory stays: to free gigabytes takes a second, and to allocate them again
         if copies == 0:
             return [None] * ranks
         try:
@@ -152,17 +182,26 @@ class NodeMemory:
             logger.warning("snapshots of commits are not kept in shared memory: %s", error)
             return [None] * ranks
         held = tuple(segment for segment in self._segments() if segment.label is not None)
-        gone = self._by_rank[ranks:]
+        gone = [segment for pair in self._by_rank[ranks:] for segment in pair]
+        for segment in gone:
+            if segment.label is None:
+                segment.free()
+        surplus = gone if others_are_replaced else [*gone, *others]
         return [
             RankMemory(
                 own=self._by_rank[rank],
-                node=held,
-                surplus=tuple(segment for pair in gone[rank::ranks] for segment in pair),
+                node=(*held, *others),
+                surplus=tuple(surplus[rank::ranks]),
                 copies=copies,
                 ranks=ranks,
             )
             for rank in range(ranks)
         ]
+
+    def labelled(self) -> list[tuple[Label, Segment]]:
+        """The segments that hold a whole file, and which one. May be called from any thread."""
+        labels = ((segment.label, segment) for segment in self._segments())
+        return [(label, segment) for label, segment in labels if label is not None]
 
     def free(self) -> None:
         """Give all memory back."""
@@ -170,4 +209,4 @@ class NodeMemory:
             segment.free()
 
     def _segments(self) -> list[Segment]:
-        return [segment for pair in self._by_rank for segment in pair]
+        return [segment for pair in tuple(self._by_rank) for segment in pair]

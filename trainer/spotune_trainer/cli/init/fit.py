@@ -80,7 +80,7 @@ def _problem(content: dict[str, Any], model: ModelProfile, machine: MachineProfi
     assert model.architecture is not None, "the plan knows this model"
     job = parse_job(Document(content))
     try:
-        choose_layout(training_setup(model.architecture, job), count, machine.memory_bytes, layout_request(job))
+        choose_layout(training_setup(model.architecture, job), count, machine.memory_bytes, layout_request(job, count))
     except JobError as error:
         return str(error)
     return ""
@@ -90,7 +90,7 @@ def _auto(content: dict[str, Any], model: ModelProfile, machine: MachineProfile)
     assert model.architecture is not None, "the plan knows this model"
     job = parse_job(Document(content))
     setup = training_setup(model.architecture, job)
-    choice = choose_layout(setup, machine.workers, machine.memory_bytes, layout_request(job))
+    choice = choose_layout(setup, machine.workers, machine.memory_bytes, layout_request(job, machine.workers))
     reason = f"The memory plan decides at the start of a run. On {machine.description}: {choice.reason}."
     return (Choice("spec.execution.zeroStage", "auto", reason), Choice("spec.execution.microBatchSize", "auto"))
 

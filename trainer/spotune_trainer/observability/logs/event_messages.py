@@ -46,6 +46,12 @@ def _committed(event: Mapping[str, Any]) -> str:
     return f"committed step {event['step']} ({event['bytes'] / 1e6:,.0f} MB in {event['seconds']:.1f} s)"
 
 
+def _restored(event: Mapping[str, Any]) -> str | None:
+    sources = {"memoryBytes": "memory", "peerBytes": "other nodes' memory", "volumeBytes": "the volume"}
+    read = [f"{event[key] / 1e6:,.0f} MB from {source}" for key, source in sources.items() if event.get(key)]
+    return f"restored step {event['step']}: {', '.join(read)}" if read else None
+
+
 def _failure(event: Mapping[str, Any]) -> str:
     return f"failure at step {event['step']} ({event['cause']}): {event['message']}"
 
@@ -68,6 +74,7 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "prepared": _prepared,
     "generation-started": _generation_started,
     "checkpoint-skipped": lambda event: f"checkpoint {event['checkpoint']} is skipped: {event['reason']}",
+    "restored": _restored,
     "committed": _committed,
     "failure": _failure,
     "step-skipped": lambda event: (

@@ -1,0 +1,161 @@
+"""A real Ray of one or more nodes on this machine, its agent pool, and worker groups on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private import ray_constants
+
+from spotune.job import FinetuneJob
+from spotune_trainer import files
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.ray_head import local as local_ray
+from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
+from spotune_trainer.training.task import WorkerTask
+from spotune_trainer.worker_group.agent_pool import AgentPool
+from spotune_trainer.worker_group.result import GroupResult
+from tests.trainer.support.live import held_segments, process_name
+from tests.trainer.support.runs import Layout, Runs, make_task, start_generation
+from tests.trainer.support.waiting import wait_until
+
+LAYOUT = Layout(2, 2)
+_PATIENCE_SECONDS = 90.0
+_NODE = """
+import sys
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+
+parameters = RayParams(
+    gcs_address=sys.argv[1], node_ip_address="127.0.0.1", num_cpus=int(sys.argv[2]), num_gpus=0,
+    object_store_memory=80 * 1024 * 1024, node_manager_port=0, dashboard_agent_listen_port=None,
+    include_log_monitor=False,
+)
+node = Node(parameters, head=False, shutdown_at_exit=True, spawn_reaper=False)
+sys.stdin.read()
+"""
+"""Starts a further node. `ray start` would not: it takes 127.0.0.1 for the address of another laptop."""
+
+
+@dataclass
+class Cluster:
+    """A Ray, its agent pool, and worker groups on it."""
+
+    runs: Runs
+    family: ProcessFamily
+    slots: int
+    draining: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.agents = AgentPool(draining=lambda: self.draining)
+
+    def ranks(self) -> dict[str, Process]:
+        """Processes of the ranks, by name."""
+        return self.named("spotune-rank-")
+
+    def agent(self) -> Process:
+        """The process of the only agent."""
+        (found,) = self.named("ray::NodeAgent").values()
+        return found
+
+    def agent_memory_bytes(self) -> int:
+        """Memory of the segments that the agent holds."""
+        return sum(segment.stat().st_blocks * 512 for segment in held_segments(self.agent()))
+
+    def named(self, start: str) -> dict[str, Process]:
+        """Processes whose names start with this, by name."""
+        named = {process_name(process): process for process in self.family.members()}
+        return {name: process for name, process in named.items() if name.startswith(start)}
+
+    def ensure(self) -> None:
+        """Wait until all agents are ready."""
+        until(lambda: self.agents.ensure(gpus=False).ready == self.slots)
+
+    def task(self, epochs: int = 2) -> WorkerTask:
+        """The task of the first generation of a new job."""
+        directory = self.runs.empty("agents")
+        job = self.runs.job(training={"epochs": epochs}, workers={"count": 2, "gpus": 0})
+        return next_task(directory, job)
+
+    def start(self) -> Group:
+        """Start a group that trains for a long time, and wait for its first steps."""
+        self.ensure()
+        group = Group(self.agents, self.task(epochs=10_000))
+        until(lambda: len(list(files.read_lines(group.task.logs.steps))) > 3)
+        return group
+
+
+class Group:
+    """A worker group that runs in the background."""
+
+    def __init__(self, agents: AgentPool, task: WorkerTask, world_size: int = LAYOUT.world_size) -> None:
+        self.task = task
+        self._results: list[GroupResult] = []
+        self._thread = threading.Thread(target=lambda: self._results.append(agents.run_group(task, world_size)))
+        self._thread.start()
+
+    def result(self) -> GroupResult:
+        """Wait for the group to exit; returns its result."""
+        self._thread.join(_PATIENCE_SECONDS)
+        (result,) = self._results
+        return result
+
+
+def next_task(directory: JobDirectory, job: FinetuneJob) -> WorkerTask:
+    """Claim the next generation of a job; returns its task."""
+    return make_task(directory, job, LAYOUT, start_generation(directory))
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition; an error if it does not become true in time."""
+    assert wait_until(lambda: bool(condition()), _PATIENCE_SECONDS), "the condition did not become true in time"
+
+
+def kill(process: Process, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process."""
+    os.kill(process.pid, number)
+
+
+@contextmanager
+def started_cluster(runs: Runs, folder: Path, *slots: int) -> Iterator[Cluster]:
+    """A local Ray without a token (which has to be set before the import), to which this process connects.
+
+    Args:
+        runs: data and jobs.
+        folder: for its files.
+        slots: number of ranks that each of its nodes can run.
+    """
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        environment = local_ray._environment
+        patch.setattr(local_ray, "_environment", lambda *given: environment(*given) | {"RAY_AUTH_MODE": "disabled"})
+        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # as in that environment
+        head = local_ray.LocalRay(folder, slots[0], gpus=False)
+        head.start()
+        assert head.running is not None
+        stack.callback(head.shut_down)
+        for further in slots[1:]:
+            stack.enter_context(_started_node(head.running, further))
+        stack.callback(ray.shutdown)
+        ray.init(address=head.running.address, log_to_driver=False)
+        yield Cluster(runs, head.running.family, sum(slots))
+
+
+@contextmanager
+def _started_node(head: local_ray.RunningRay, slots: int) -> Iterator[None]:
+    name, value = head.family.marker.split("=", 1)
+    environment = {name: value, "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    command = [sys.executable, "-c", _NODE, head.address, str(slots)]
+    with subprocess.Popen(
+        command, env={**os.environ, **environment}, stdin=subprocess.PIPE, start_new_session=True
+    ) as node:
+        yield
+        node.kill()  # its children end with the head
