@@ -97,7 +97,7 @@ class Cluster:
             "startup": {"engine": 3.0, "reference": 500.0, "firstStep": 1.0},
         }
         files.write_json(self.logs.progress, progress)
-        self.ledger.append("committed", step=150, seconds=2.0, stallSeconds=0.25)
+        self.ledger.append("committed", generation=1, step=150, seconds=2.0, stallSeconds=0.25)
 
     def job(self) -> FinetuneJob:
         self.reads += 1

@@ -33,16 +33,15 @@ def measured_times(ledger: Ledger, logs: GenerationLogs, generation: int) -> Mea
         logs: folder of the running generation.
         generation: its number.
     """
-    records = ledger.records("generation-started", "generation-ended", "committed")
-    started = next(record for record in reversed(records) if record.get("generation") == generation)
-    commits = [record for record in records if record["event"] == "committed"]
+    started = next(record for record in ledger.records("generation-started") if record["generation"] == generation)
+    commits = ledger.records("committed")
     progress = files.read_json(logs.progress) or {}
     steps = progress.get("step", 0) - started["step"]
     if steps < _MIN_STEPS:
         return f"the workers have made fewer than {_MIN_STEPS} steps since their start"
     if not commits:
         return "there was no commit yet"
-    ended = [record for record in records if record["event"] == "generation-ended"]
+    ended = ledger.records("generation-ended")
     seconds = dict(_step_seconds(ended))
     running = sum(progress["seconds"].get(part, 0.0) for part in _STEP_PARTS) / steps
     if running <= 0:
@@ -68,9 +67,8 @@ def steps_left(logs: GenerationLogs) -> float:
 
 def lost_early_share(ledger: Ledger) -> float:
     """Share of notices with a deadline before which the node was lost. One more notice counts as kept."""
-    notices = {
-        record["generation"] for record in ledger.records("leaving") if record["seconds"] is not None
-    }  # a group may get several
+    # A group may get several.
+    notices = {record["generation"] for record in ledger.records("leaving") if record["seconds"] is not None}
     lost = sum(bool(record.get("beforeDeadline")) for record in ledger.records("failure"))
     return lost / (len(notices) + 1)
 

@@ -24,6 +24,8 @@ from spotune_trainer.worker_group.result import NodeAgents, Slots
 logger = logging.getLogger("spotune.driver")
 
 _CHECK_SECONDS = 1.0
+_DECIDE_AGAIN_SECONDS = 5.0
+"""How often a larger group of the same size is decided on anew, after it was postponed."""
 
 
 class NodeWatch:
@@ -62,6 +64,7 @@ class NodeWatch:
         self._slots_since: float | None = None
         self._noticed: set[str] = set()
         self._postponed: Grow | None = None
+        self._decided: tuple[int, float] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self.yield_reason: str | None = None
@@ -118,6 +121,9 @@ class NodeWatch:
             self._slots_since = now
         if now - self._slots_since < STEADY_SECONDS or now - self._started < workers.resize_cooldown.seconds:
             return
+        if self._decided is not None and self._decided[0] == size and now - self._decided[1] < _DECIDE_AGAIN_SECONDS:
+            return
+        self._decided = size, now
         reason = f"there are slots for {size} workers, {self.world_size} train"
         decision, values = self._resizing.on_more_slots(slots, workers, now)
         if decision.choice is Grow.GROW:
