@@ -87,6 +87,30 @@ def test_next_group_waits_for_a_replacement_as_long_as_was_decided(
     assert cluster.now == pytest.approx(waits, abs=8)
 
 
+def test_node_that_has_joined_is_waited_for_even_if_no_wait_was_decided(runs: Runs, directory: JobDirectory) -> None:
+    """A smaller group would have to leave for a larger one soon."""
+    cluster = SimulatedCluster(
+        [ScriptedGroup(Yielded(), last_step=6, commits=[6]), ScriptedGroup(TRAINED, last_step=10)]
+    )
+    drain = drain_during_group(cluster, directory, "n1")
+
+    def drain_and_join() -> None:
+        drain()
+        cluster.slots, cluster.ready = 3, 1
+
+    def become_ready() -> None:
+        cluster.ready = 2 if cluster.now >= 8 else 1
+
+    cluster.groups[0].before_exit = measured_group(cluster, directory, drain_and_join)
+    cluster.while_sleeping = become_ready
+    Ledger(directory).append("replaced", seconds=5000.0)
+    driver = make_driver(runs, directory, cluster)
+    driver.run()
+    assert events(driver, "leaving")[0]["choice"] == "trainOn"
+    assert cluster.sizes == [2, 2]
+    assert cluster.now == pytest.approx(8, abs=1)
+
+
 def test_replacement_is_measured_for_the_next_notice(runs: Runs, directory: JobDirectory) -> None:
     cluster = SimulatedCluster(
         [ScriptedGroup(Yielded(), last_step=6, commits=[6]), ScriptedGroup(TRAINED, last_step=10)]

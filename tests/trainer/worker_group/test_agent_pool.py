@@ -10,19 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-import ray
 import torch
-from ray._private import ray_constants
 
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import choose_checkpoint
 from spotune_trainer.job_directory.notice import write_notice
-from spotune_trainer.supervisor.ray_head import local as local_ray
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
 from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.agent_pool import AgentPool
 from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Stopped, Trained, Yielded
+from tests.trainer.support.connected_ray import connected_ray
 from tests.trainer.support.live import held_segments, process_name
 from tests.trainer.support.runs import (
     STEPS,
@@ -110,20 +108,9 @@ def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Start a local Ray without a token, and connect this process to it (a token has to be set before the import)."""
-    with pytest.MonkeyPatch.context() as patch:
-        environment = local_ray._environment
-        patch.setattr(local_ray, "_environment", lambda *given: environment(*given) | {"RAY_AUTH_MODE": "disabled"})
-        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # as in that environment
-        head = local_ray.LocalRay(tmp_path_factory.mktemp("ray"), SLOTS, gpus=False)
-        head.start()
-        assert head.running is not None
-        try:
-            ray.init(address=head.running.address, log_to_driver=False)
-            yield Cluster(runs, head.running.family)
-        finally:
-            ray.shutdown()
-            head.shut_down()
+    """A local Ray to which this process is connected."""
+    with connected_ray(tmp_path_factory.mktemp("ray"), SLOTS) as family:
+        yield Cluster(runs, family)
 
 
 def kill(process: Process, number: int = signal.SIGKILL) -> None:

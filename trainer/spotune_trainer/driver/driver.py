@@ -17,7 +17,6 @@ from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
 from spotune.plan.checkpoint_interval import seconds_to_preemption
 from spotune.resize.leaving import DEFAULT_PATIENCE_SECONDS, Leave
-from spotune.resize.replacements import ReplacementTimes
 from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import (
@@ -32,7 +31,7 @@ from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import memory_copies, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
-from spotune_trainer.driver.resizing import Resizing, RunningGroup
+from spotune_trainer.driver.resizing import Resizing, RunningGroup, replacement_times
 from spotune_trainer.driver.results import write_result
 from spotune_trainer.driver.scaling import choose_world_size
 from spotune_trainer.driver.status_publisher import StatusPublisher
@@ -106,10 +105,7 @@ class Driver:
         self._patience_seconds = DEFAULT_PATIENCE_SECONDS
         self._enough: int | None = None
         self._planned_minimum = 1
-        self._replacements = ReplacementTimes(
-            self.ledger.replacement_seconds(),
-            lambda seconds: self.ledger.append("replaced", seconds=round(seconds, 3)),
-        )
+        self._replacements = replacement_times(self.ledger)
 
     def run(self) -> None:
         """Train until the model is trained and exported.
@@ -189,8 +185,10 @@ class Driver:
             reason = " for the memory of the model" if minimum > workers.min_world_size else ""
             slots = self.dependencies.agents.ensure(workers.gpus > 0)
             self._replacements.observe(nodes=slots.nodes, ready=slots.ready, desired=desired, now=clock())
-            waited = clock() - started
-            size = choose_world_size(slots.ready, minimum, desired, waited, self._patience_seconds, self._enough)
+            waited, patience = clock() - started, self._patience_seconds
+            if slots.nodes > slots.ready:  # a node has joined, and will be ready soon
+                patience = max(patience, DEFAULT_PATIENCE_SECONDS)
+            size = choose_world_size(slots.ready, minimum, desired, waited, patience, self._enough)
             if size is not None:
                 self._patience_seconds, self._enough = DEFAULT_PATIENCE_SECONDS, None
                 return size

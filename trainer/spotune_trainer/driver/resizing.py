@@ -42,6 +42,15 @@ class RunningGroup:
     planned_minimum: int
 
 
+def replacement_times(ledger: Ledger) -> ReplacementTimes:
+    """How long replacements took so far; further ones are recorded in the ledger."""
+
+    def record(seconds: float) -> None:
+        ledger.append("replaced", seconds=round(seconds, 3))
+
+    return ReplacementTimes(ledger.replacement_seconds(), record)
+
+
 class Resizing:
     """Decides for one worker group.
 
@@ -80,7 +89,7 @@ class Resizing:
             workers=group.world_size,
             slots=remaining,
             minimum=group.planned_minimum if workers.min == "auto" else workers.min_world_size,
-            deadline_seconds=seconds,
+            deadline_seconds=None if seconds is None else max(0.0, seconds),
             steps=steps_left(group.logs),
             arrivals=self.replacements.arrivals(max(1, group.world_size - remaining), now),
             regrow_seconds=workers.resize_cooldown.seconds,
