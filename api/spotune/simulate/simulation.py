@@ -1,9 +1,7 @@
 """A discrete-event simulation of one job on a trace: its driver, worker groups and checkpoints.
 
 Between two events there are only equal steps, so steps are not simulated one by one. All durations (of a step, a start,
-a restore, a commit) are inputs, given in ``Timings``. When a group leaves before a node is lost, and when it grows, is
-decided by the driver's own functions. They get the simulated durations, once there was a commit, and how long earlier
-replacements took on the trace.
+a restore, a commit) are inputs, given in ``Timings``.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ from random import Random
 
 from spotune.goodput import Part
 from spotune.plan.checkpoint_interval import seconds_to_preemption
-from spotune.resize.growing import Grow, MoreSlots, decide_growing
-from spotune.resize.leaving import Leave, Notice, decide_leaving
-from spotune.resize.replacements import ReplacementTimes
-from spotune.resize.times import MeasuredTimes, seconds_before_deadline
+from spotune.resize.leaving import Leave
+from spotune.resize.times import seconds_before_deadline
 from spotune.retry import backoff_seconds
 from spotune.simulate.commits import CommitSchedule, SavedState
+from spotune.simulate.resizing import ResizeDecisions
 from spotune.simulate.supply import NodeSupply, supply
 from spotune.simulate.terms import NEVER, Scenario, SimulationResult, Timings
 from spotune.simulate.trace import Trace
@@ -85,8 +82,8 @@ class _Simulation:
         self._patience = times.patience
         self._enough = scenario.workers
         self._left_for: NodeSupply | None = None
-        self._replacements = ReplacementTimes()
-        self._count_slots()
+        self._resizing = ResizeDecisions(scenario, times)
+        self._resizing.count_slots(self._current)
 
     def run(self) -> None:
         """Run until all steps are done or the horizon is reached."""
@@ -116,12 +113,8 @@ class _Simulation:
         while (coming := self._peek(0)) is not None and coming.seconds <= until:
             self._accrue_node_seconds(coming.seconds)
             self._current = self._upcoming.popleft()
-            self._count_slots()
+            self._resizing.count_slots(self._current)
         self._accrue_node_seconds(until)
-
-    def _count_slots(self) -> None:
-        slots, desired = self._current.workers, self._scenario.workers
-        self._replacements.observe(nodes=slots, ready=slots, desired=desired, now=self._current.seconds)
 
     def _slots(self, moment: NodeSupply) -> int:
         """Workers that a group can have, without those on a node that the last group has left."""
@@ -287,21 +280,7 @@ class _Simulation:
             return NEVER
         slots = max(0, min(workers, self._current.workers - loss.lost))
         deadline = loss.seconds - self._now
-        missing = max(1, workers - slots)
-        # A slot counts as lost when its node is, so a replacement is expected as long after the deadline.
-        later = deadline if missing > self._replacements.missing() else 0.0
-        notice = Notice(
-            workers=workers,
-            slots=slots,
-            minimum=self._scenario.min_workers,
-            deadline_seconds=deadline,
-            steps=self._steps_left(),
-            arrivals=tuple(later + seconds for seconds in self._replacements.arrivals(missing, self._now)),
-            regrow_seconds=self._scenario.resize_cooldown,
-            steady_seconds=self._times.steady,
-            patience_seconds=self._times.patience,
-        )
-        decision = decide_leaving(notice, self._measured())
+        decision = self._resizing.on_notice(workers, slots, deadline, self._steps_left(), self._now)
         if decision.choice is not Leave.DEFAULT:
             self._patience, self._enough = decision.patience_seconds, workers
             after = decision.leave_after_seconds
@@ -313,18 +292,7 @@ class _Simulation:
     def _grows(self, workers: int) -> bool:
         """Whether a group leaves for a larger one now."""
         slots = min(self._slots(self._current), self._scenario.workers)
-        if slots <= workers:
-            return False
-        more = MoreSlots(
-            workers=workers,
-            slots=slots,
-            desired=self._scenario.workers,
-            steps=self._steps_left(),
-            arrivals=self._replacements.arrivals(1, self._now) if self._replacements.missing() else (),
-            regrow_seconds=self._scenario.resize_cooldown,
-            steady_seconds=self._times.steady,
-        )
-        return decide_growing(more, self._measured()).choice is Grow.GROW
+        return self._resizing.grows(workers, slots, self._steps_left(), self._now)
 
     def _recheck_at(self, workers: int, began: float, until: float) -> float:
         """When a resize that was postponed is decided on anew; NEVER if there is no time for it before ``until``."""
@@ -333,15 +301,6 @@ class _Simulation:
 
     def _steps_left(self) -> float:
         return NEVER if self._steps is None else self._steps - self.outcome.steps
-
-    def _measured(self) -> MeasuredTimes | str:
-        """What a run would have measured by now; or what it would not."""
-        if self._committed is None:
-            return "there was no commit yet"
-        times = self._times
-        sizes = range(1, self._scenario.workers + 1)
-        step = {workers: times.step_seconds(workers) + times.data_wait for workers in sizes}
-        return MeasuredTimes(step, times.commit, times.stall, {"start": times.start_up, "restore": times.restore})
 
     def _wait_for_commit(self, until: float) -> None:
         durable = self._now + max(self._times.stall, self._times.commit)
@@ -365,7 +324,9 @@ class _Simulation:
         return False
 
     def _record_commit(self, durable: SavedState | None) -> None:
-        self._committed = durable or self._committed
+        if durable is not None:
+            self._committed = durable
+            self._resizing.record_commit()
 
     def _seconds_to_preemption(self) -> float:
         return seconds_to_preemption(self._worker_seconds, self._losses)

@@ -54,7 +54,10 @@ def measured_times(ledger: Ledger, logs: GenerationLogs, generation: int) -> Mea
         **{part: float(value) for part, value in progress["startup"].items() if part not in _ONCE},
     }
     return MeasuredTimes(
-        {**seconds, started["worldSize"]: running}, float(commit["seconds"]), float(commit.get("stallSeconds", 0.0)), change
+        {**seconds, started["worldSize"]: running},
+        float(commit["seconds"]),
+        float(commit.get("stallSeconds", 0.0)),
+        change,
     )
 
 
